@@ -1,0 +1,2 @@
+//! The `march` command.
+fn main() {}

@@ -1,0 +1,229 @@
+//! The fast f32 engine's machine: its threads, instruction set, buffers and settings.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::{Error, Result};
+use crate::simd::Level;
+use crate::tensor::{Lines, Pool, Tensor};
+
+/// How matrix products with weights are formed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Products {
+    /// Whatever is fastest for the call's shape: for training.
+    #[default]
+    Fastest,
+    /// A row's bits do not depend on how many rows the call has: for inference.
+    BatchInvariant,
+}
+
+/// Settings of the fast engine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CpuOptions {
+    /// Threads; 0 takes as many as the machine has.
+    pub threads: usize,
+    /// Use plain arrays even where the processor has better.
+    pub portable: bool,
+    /// How products with weights are formed.
+    pub products: Products,
+}
+
+/// The fast f32 engine.
+pub struct Cpu {
+    pool: rayon::ThreadPool,
+    threads: usize,
+    level: Level,
+    buffers: Arc<Pool<f32>>,
+    products: Products,
+}
+
+impl std::fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu {{ threads: {}, level: {:?}, products: {:?} }}", self.threads, self.level, self.products)
+    }
+}
+
+impl Cpu {
+    /// An engine with the given settings.
+    pub fn new(options: CpuOptions) -> Result<Self> {
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if options.threads == 0 { available } else { options.threads };
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("march-{i}"))
+            .build()
+            .map_err(|e| Error::Value { operation: "Cpu::new", message: format!("{threads} threads: {e}") })?;
+        let level = if options.portable { Level::Portable } else { Level::detect() };
+        Ok(Self { pool, threads, level, buffers: Arc::default(), products: options.products })
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Instruction set in use.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// How products with weights are formed.
+    pub fn products(&self) -> Products {
+        self.products
+    }
+
+    /// Gives unused buffers back to the system.
+    pub fn trim(&self) {
+        self.buffers.trim();
+    }
+
+    /// Bytes of unused buffers that are kept for the next step.
+    pub fn free_bytes(&self) -> usize {
+        self.buffers.free_bytes()
+    }
+
+    /// Runs `f` on one of the engine's threads: operations called inside start without a change of thread.
+    pub fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(f)
+    }
+
+    /// An output whose every element the caller writes.
+    pub(crate) fn uninit(&self, shape: &[usize]) -> Tensor<f32> {
+        Tensor::uninit(&self.buffers, shape)
+    }
+
+    pub(crate) fn zeros(&self, shape: &[usize]) -> Tensor<f32> {
+        Tensor::zeros(&self.buffers, shape)
+    }
+
+    pub(crate) fn from_slice(&self, data: &[f32], shape: &[usize]) -> Result<Tensor<f32>> {
+        Tensor::from_slice(&self.buffers, data, shape)
+    }
+
+    /// Runs `task(0..count)`, each once, on all threads. Tasks must be independent; which thread takes which
+    /// is not fixed, so results may not depend on it.
+    pub(crate) fn parallel(&self, count: usize, task: impl Fn(usize) + Sync) {
+        if self.threads == 1 || count <= 1 {
+            (0..count).for_each(task);
+            return;
+        }
+        let next = AtomicUsize::new(0);
+        let work = || {
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= count {
+                    break;
+                }
+                task(i);
+            }
+        };
+        self.pool.install(|| {
+            rayon::scope(|scope| {
+                for _ in 1..self.threads.min(count) {
+                    scope.spawn(|_| work());
+                }
+                work();
+            });
+        });
+    }
+
+    /// Splits rows of work into at most 64 parts, fewer when the whole is small. `cost` is the work of a row in
+    /// numbers touched. The split depends on nothing but the shape, so sums over parts have the same bits for
+    /// any thread count.
+    pub(crate) fn row_parts(&self, rows: usize, cost: usize) -> RowParts {
+        const SMALL: usize = 16 * 1024;
+        let per_part = (SMALL / cost.max(1)).max(rows.div_ceil(64)).max(1);
+        RowParts { rows, per_part }
+    }
+
+    /// Runs `task(part, start..end)` for every part.
+    pub(crate) fn for_rows(&self, parts: RowParts, task: impl Fn(usize, std::ops::Range<usize>) + Sync) {
+        self.parallel(parts.count(), |p| task(p, parts.range(p)));
+    }
+
+    /// The products of faer use this many threads of the pool.
+    pub(crate) fn par(&self) -> faer::Par {
+        if self.threads == 1 { faer::Par::Seq } else { faer::Par::rayon(self.threads) }
+    }
+}
+
+/// A split of rows into parts of equal size.
+#[derive(Clone, Copy)]
+pub(crate) struct RowParts {
+    rows: usize,
+    per_part: usize,
+}
+
+impl RowParts {
+    pub(crate) fn count(self) -> usize {
+        self.rows.div_ceil(self.per_part)
+    }
+
+    pub(crate) fn range(self, part: usize) -> std::ops::Range<usize> {
+        part * self.per_part..((part + 1) * self.per_part).min(self.rows)
+    }
+}
+
+/// A slice that several tasks write, each its own part.
+pub(crate) struct Shared<'a> {
+    p: *mut f32,
+    len: usize,
+    life: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+#[allow(unsafe_code)]
+// SAFETY: `Shared` only hands out disjoint parts, by the promise of `part`'s callers.
+unsafe impl Sync for Shared<'_> {}
+#[allow(unsafe_code)]
+// SAFETY: as above.
+unsafe impl Send for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    pub(crate) fn new(data: &'a mut [f32]) -> Self {
+        Self { p: data.as_mut_ptr(), len: data.len(), life: std::marker::PhantomData }
+    }
+
+    /// A part to write.
+    /// # Safety
+    /// No two parts that live at the same time may overlap.
+    #[allow(unsafe_code, clippy::mut_from_ref)]
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [f32] {
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "part out of bounds");
+        // SAFETY: in bounds by the assertion, disjoint by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.p.add(start), len) }
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<Lines<f32>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `f` with `len` scratch numbers of unspecified contents that this thread keeps for the next call.
+pub(crate) fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    let kept = SCRATCH.with(|s| s.borrow_mut().pop());
+    let mut lines = match kept {
+        Some(lines) if lines.capacity() >= len => lines,
+        _ => Lines::zeroed(len),
+    };
+    let result = f(&mut lines.as_mut_slice()[..len]);
+    SCRATCH.with(|s| s.borrow_mut().push(lines));
+    result
+}
+
+/// Cuts scratch memory into named pieces that each start on a cache line.
+pub(crate) struct Carve<'a>(pub &'a mut [f32]);
+
+impl<'a> Carve<'a> {
+    /// The length that a piece of `len` takes.
+    pub(crate) fn size(len: usize) -> usize {
+        len.next_multiple_of(16)
+    }
+
+    pub(crate) fn take(&mut self, len: usize) -> &'a mut [f32] {
+        let rest = std::mem::take(&mut self.0);
+        let (piece, rest) = rest.split_at_mut(Self::size(len));
+        self.0 = rest;
+        &mut piece[..len]
+    }
+}

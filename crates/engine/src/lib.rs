@@ -1,0 +1,23 @@
+//! Tensors on the CPU, a small reverse-mode tape over coarse fused operations, and the operations themselves,
+//! each with a hand-written backward pass.
+//!
+//! Model code holds a [`Tape`] and calls operations on it; the tape runs them on an [`Engine`]. Two engines
+//! exist: [`Cpu`], f32, SIMD and threads, and [`Reference`], f64, the equations as they stand.
+
+mod cpu;
+mod engine;
+mod error;
+mod fast_engine;
+pub mod ops;
+mod reference_engine;
+mod simd;
+mod tape;
+mod tensor;
+
+pub use cpu::{Cpu, CpuOptions, Products};
+pub use engine::Engine;
+pub use error::{Error, Result};
+pub use reference_engine::Reference;
+pub use simd::Level;
+pub use tape::{Tape, Var};
+pub use tensor::{Real, Tensor};

@@ -1,0 +1,6 @@
+//! The operations. Each folder has `mod` (what it computes, its shapes, its entry on the tape), `reference`
+//! (the equation, in f32 or f64) and `fast` (SIMD, threads, tiles).
+
+pub mod adamw;
+pub mod linear;
+pub mod rms_norm;

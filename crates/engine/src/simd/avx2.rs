@@ -1,0 +1,175 @@
+//! AVX2 with FMA. Every method is one or a few instructions; `Avx2` exists only where they do.
+#![cfg(target_arch = "x86_64")]
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Simd};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+/// # Safety
+/// The processor must have AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+#[inline(never)]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2(()))
+}
+
+// SAFETY of all blocks below: an `Avx2` value is only made in `run`, on processors with AVX2 and FMA; slices
+// are checked for their length, and pointer methods carry their caller's promise.
+impl Simd for Avx2 {
+    type V = __m256;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, p: &[f32]) -> __m256 {
+        assert!(p.len() >= 8);
+        // SAFETY: see above.
+        unsafe { _mm256_loadu_ps(p.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, p: &mut [f32], v: __m256) {
+        assert!(p.len() >= 8);
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_ps(p.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, p: *const f32) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, p: *mut f32, v: __m256) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sqrt(self, a: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_sqrt_ps(a) }
+    }
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn round(self, a: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+    #[inline(always)]
+    fn pow2(self, n: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe {
+            let i = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(i))
+        }
+    }
+    #[inline(always)]
+    fn select_lt(self, a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn sum(self, a: __m256) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self, a: __m256) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    fn load_bf16(self, p: &[u16]) -> __m256 {
+        assert!(p.len() >= 8);
+        // SAFETY: see above.
+        unsafe {
+            let half = _mm_loadu_si128(p.as_ptr().cast());
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
+        }
+    }
+    #[inline(always)]
+    fn load_i8(self, p: &[i8]) -> __m256 {
+        assert!(p.len() >= 8);
+        // SAFETY: see above.
+        unsafe {
+            let bytes = _mm_loadl_epi64(p.as_ptr().cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize) {
+        // SAFETY: the caller's promise covers all reads and writes.
+        unsafe {
+            let r: [__m256; 8] = std::array::from_fn(|i| _mm256_loadu_ps(a.add(i * lda)));
+            let mut u = r;
+            for i in 0..4 {
+                u[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                u[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            let mut w = u;
+            for h in 0..2 {
+                let o = 4 * h;
+                w[o] = _mm256_shuffle_ps::<0x44>(u[o], u[o + 2]);
+                w[o + 1] = _mm256_shuffle_ps::<0xEE>(u[o], u[o + 2]);
+                w[o + 2] = _mm256_shuffle_ps::<0x44>(u[o + 1], u[o + 3]);
+                w[o + 3] = _mm256_shuffle_ps::<0xEE>(u[o + 1], u[o + 3]);
+            }
+            for j in 0..4 {
+                _mm256_storeu_ps(b.add(j * ldb), _mm256_permute2f128_ps::<0x20>(w[j], w[j + 4]));
+                _mm256_storeu_ps(b.add((j + 4) * ldb), _mm256_permute2f128_ps::<0x31>(w[j], w[j + 4]));
+            }
+        }
+    }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` proves the features.
+        unsafe { run(kernel) }
+    }
+}

@@ -1,0 +1,249 @@
+//! The small matrix product that all chunk and tile kernels share: C ← epilogue(C, A·B).
+//!
+//! A is read element by element (any two strides, so also transposed for free); B and C are read in panels
+//! of 16 columns. Every element of C is one chain of multiply-adds over k in ascending order, whatever the
+//! tile: a row's bits do not depend on which other rows are in the call.
+#![allow(unsafe_code)]
+
+use super::{Kernel, LANES, Simd};
+
+/// Columns of a panel.
+pub(crate) const PANEL: usize = 16;
+const ROWS: usize = 6;
+
+/// A left operand: element (i, l) is `data[i·row + l·col]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Strided<'a> {
+    pub data: &'a [f32],
+    pub row: usize,
+    pub col: usize,
+}
+
+impl<'a> Strided<'a> {
+    /// A row-major matrix.
+    #[inline(always)]
+    pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
+        Self { data, row: width, col: 1 }
+    }
+
+    /// The transpose of a row-major matrix.
+    #[inline(always)]
+    pub(crate) fn transposed(data: &'a [f32], width: usize) -> Self {
+        Self { data, row: 1, col: width }
+    }
+}
+
+/// A right operand: element (l, j) is `data[l·row + (j / 16)·panel + j % 16]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Block<'a> {
+    pub data: &'a [f32],
+    pub row: usize,
+    pub panel: usize,
+}
+
+impl<'a> Block<'a> {
+    /// A row-major matrix.
+    #[inline(always)]
+    pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
+        Self { data, row: width, panel: PANEL }
+    }
+
+    /// Panels of 16 columns, one after the other, each `rows` × 16.
+    #[inline(always)]
+    pub(crate) fn panels(data: &'a [f32], rows: usize) -> Self {
+        Self { data, row: PANEL, panel: rows * PANEL }
+    }
+}
+
+/// A result, laid out like a [`Block`].
+pub(crate) struct BlockMut<'a> {
+    pub data: &'a mut [f32],
+    pub row: usize,
+    pub panel: usize,
+}
+
+impl<'a> BlockMut<'a> {
+    /// A row-major matrix.
+    #[inline(always)]
+    pub(crate) fn rows(data: &'a mut [f32], width: usize) -> Self {
+        Self { data, row: width, panel: PANEL }
+    }
+
+    /// Panels of 16 columns.
+    #[inline(always)]
+    pub(crate) fn panels(data: &'a mut [f32], rows: usize) -> Self {
+        Self { data, row: PANEL, panel: rows * PANEL }
+    }
+}
+
+/// What becomes of the product.
+#[derive(Clone, Copy)]
+pub(crate) enum Epilogue<'a> {
+    /// C = AB
+    Set,
+    /// C += AB
+    Add,
+    /// C −= AB
+    Sub,
+    /// C = factor·C + AB
+    Decay(f32),
+    /// C += diag(weights) AB
+    Weighted(&'a [f32]),
+}
+
+/// Which elements of A are not zero.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Band {
+    Full,
+    /// A(i, l) = 0 for l > i.
+    Lower,
+    /// A(i, l) = 0 for l < i.
+    Upper,
+}
+
+struct Product<'a> {
+    size: [usize; 3],
+    band: Band,
+    a: Strided<'a>,
+    b: Block<'a>,
+    c: BlockMut<'a>,
+    epilogue: Epilogue<'a>,
+}
+
+/// C ← epilogue(C, A·B) with `size` = [rows of C, columns of C (a multiple of 16), columns of A].
+#[inline(always)]
+pub(crate) fn gemm<S: Simd>(
+    s: S,
+    size: [usize; 3],
+    band: Band,
+    a: Strided<'_>,
+    b: Block<'_>,
+    c: BlockMut<'_>,
+    epilogue: Epilogue<'_>,
+) {
+    s.call(Product { size, band, a, b, c, epilogue });
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let [m, n, k] = self.size;
+        let Self { a, b, c, epilogue, band, .. } = self;
+        if m == 0 || n == 0 {
+            return;
+        }
+        let panels = n / PANEL;
+        assert!(n.is_multiple_of(PANEL));
+        if k > 0 {
+            assert!((m - 1) * a.row + (k - 1) * a.col < a.data.len());
+            assert!((k - 1) * b.row + (panels - 1) * b.panel + PANEL <= b.data.len());
+        }
+        assert!((m - 1) * c.row + (panels - 1) * c.panel + PANEL <= c.data.len());
+        if let Epilogue::Weighted(w) = epilogue {
+            assert!(w.len() >= m);
+        }
+        // Rows are dealt out evenly, so that 16 rows are 6 + 5 + 5 and no tile is thin.
+        let tiles = m.div_ceil(ROWS);
+        for p in 0..panels {
+            let mut i = 0;
+            for t in 0..tiles {
+                let rows = (m - i).div_ceil(tiles - t);
+                let (k0, k1) = match band {
+                    Band::Full => (0, k),
+                    Band::Lower => (0, k.min(i + rows)),
+                    Band::Upper => (i.min(k), k),
+                };
+                // SAFETY: the assertions above bound every address the tile touches: rows i..i+rows ≤ m,
+                // columns k0..k1 ≤ k, panel p < panels.
+                unsafe {
+                    let a = Operand { p: a.data.as_ptr().add(i * a.row), row: a.row, col: a.col };
+                    let b = (b.data.as_ptr().add(p * b.panel), b.row);
+                    let c_at = (c.data.as_mut_ptr().add(p * c.panel + i * c.row), c.row);
+                    let e = match epilogue {
+                        Epilogue::Weighted(w) => Epilogue::Weighted(&w[i..i + rows]),
+                        other => other,
+                    };
+                    match rows {
+                        1 => tile::<S, 1>(s, k0, k1, a, b, c_at, e),
+                        2 => tile::<S, 2>(s, k0, k1, a, b, c_at, e),
+                        3 => tile::<S, 3>(s, k0, k1, a, b, c_at, e),
+                        4 => tile::<S, 4>(s, k0, k1, a, b, c_at, e),
+                        5 => tile::<S, 5>(s, k0, k1, a, b, c_at, e),
+                        _ => tile::<S, 6>(s, k0, k1, a, b, c_at, e),
+                    }
+                }
+                i += rows;
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Operand {
+    p: *const f32,
+    row: usize,
+    col: usize,
+}
+
+/// # Safety
+/// All addressed elements must be in bounds.
+#[inline(always)]
+unsafe fn tile<S: Simd, const M: usize>(
+    s: S,
+    k0: usize,
+    k1: usize,
+    a: Operand,
+    b: (*const f32, usize),
+    c: (*mut f32, usize),
+    epilogue: Epilogue<'_>,
+) {
+    let zero = s.splat(0.0);
+    let mut acc = [[zero; 2]; M];
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut pa = a.p.add(k0 * a.col);
+        let mut pb = b.0.add(k0 * b.1);
+        for _ in k0..k1 {
+            let b0 = s.load_ptr(pb);
+            let b1 = s.load_ptr(pb.add(LANES));
+            for i in 0..M {
+                let x = s.splat(*pa.add(i * a.row));
+                acc[i][0] = s.fma(x, b0, acc[i][0]);
+                acc[i][1] = s.fma(x, b1, acc[i][1]);
+            }
+            pa = pa.add(a.col);
+            pb = pb.add(b.1);
+        }
+        for i in 0..M {
+            for h in 0..2 {
+                let p = c.0.add(i * c.1 + h * LANES);
+                let y = match epilogue {
+                    Epilogue::Set => acc[i][h],
+                    Epilogue::Add => s.add(s.load_ptr(p), acc[i][h]),
+                    Epilogue::Sub => s.sub(s.load_ptr(p), acc[i][h]),
+                    Epilogue::Decay(factor) => s.fma(s.splat(factor), s.load_ptr(p), acc[i][h]),
+                    Epilogue::Weighted(w) => s.fma(s.splat(w[i]), acc[i][h], s.load_ptr(p)),
+                };
+                s.store_ptr(p, y);
+            }
+        }
+    }
+}
+
+/// Writes the transpose of the row-major `rows` × `cols` matrix `a` (row stride `lda`) to `b`, whose rows
+/// are `ldb` apart. Both counts are multiples of 8.
+#[inline(always)]
+pub(crate) fn transpose<S: Simd>(s: S, rows: usize, cols: usize, a: &[f32], lda: usize, b: &mut [f32], ldb: usize) {
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    assert!(rows.is_multiple_of(LANES) && cols.is_multiple_of(LANES));
+    assert!((rows - 1) * lda + cols <= a.len() && (cols - 1) * ldb + rows <= b.len());
+    for i in (0..rows).step_by(LANES) {
+        for j in (0..cols).step_by(LANES) {
+            // SAFETY: the assertions bound both blocks.
+            unsafe { s.transpose8(a.as_ptr().add(i * lda + j), lda, b.as_mut_ptr().add(j * ldb + i), ldb) };
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Eight lanes as a plain array, for processors without a level of their own.
+#![allow(unsafe_code)]
+
+use super::{Kernel, Simd};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+type V = [f32; 8];
+
+#[inline(always)]
+fn each(f: impl FnMut(usize) -> f32) -> V {
+    std::array::from_fn(f)
+}
+
+impl Simd for Portable {
+    type V = V;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        [x; 8]
+    }
+    #[inline(always)]
+    fn load(self, p: &[f32]) -> V {
+        each(|i| p[i])
+    }
+    #[inline(always)]
+    fn store(self, p: &mut [f32], v: V) {
+        p[..8].copy_from_slice(&v);
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, p: *const f32) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { p.cast::<V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, p: *mut f32, v: V) {
+        // SAFETY: the caller's promise.
+        unsafe { p.cast::<V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        each(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        each(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        each(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        each(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn sqrt(self, a: V) -> V {
+        each(|i| a[i].sqrt())
+    }
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        // On AArch64 a fused instruction is always there; elsewhere `mul_add` could be a slow library call.
+        if cfg!(target_arch = "aarch64") {
+            each(|i| a[i].mul_add(b[i], c[i]))
+        } else {
+            each(|i| a[i] * b[i] + c[i])
+        }
+    }
+    #[inline(always)]
+    fn round(self, a: V) -> V {
+        // Adding and taking away 1.5·2^23 rounds |x| < 2^22 to the nearest integer, ties to even.
+        const SHIFT: f32 = 12_582_912.0;
+        each(|i| (a[i] + SHIFT) - SHIFT)
+    }
+    #[inline(always)]
+    fn pow2(self, n: V) -> V {
+        each(|i| f32::from_bits((((n[i] as i32) + 127) << 23) as u32))
+    }
+    #[inline(always)]
+    fn select_lt(self, a: V, b: V, yes: V, no: V) -> V {
+        each(|i| if a[i] < b[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    fn sum(self, a: V) -> f32 {
+        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+    }
+    #[inline(always)]
+    fn largest(self, a: V) -> f32 {
+        a.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
+    }
+    #[inline(always)]
+    fn load_bf16(self, p: &[u16]) -> V {
+        each(|i| f32::from_bits(u32::from(p[i]) << 16))
+    }
+    #[inline(always)]
+    fn load_i8(self, p: &[i8]) -> V {
+        each(|i| f32::from(p[i]))
+    }
+    #[inline(always)]
+    unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize) {
+        for i in 0..8 {
+            for j in 0..8 {
+                // SAFETY: the caller's promise covers eight rows of eight numbers on both sides.
+                unsafe { *b.add(j * ldb + i) = *a.add(i * lda + j) };
+            }
+        }
+    }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+}

@@ -1,0 +1,240 @@
+//! Dense tensors and the pool their buffers come from and return to.
+//!
+//! A tensor is always contiguous and row-major. Cloning one copies a pointer. When the last clone is
+//! dropped, the buffer goes back to its pool, so a training step that repeats the shapes of the step
+//! before it asks the system for no memory.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
+
+use crate::error::{Result, bad_value};
+
+/// The number types that references run in: `f32` and `f64`.
+pub trait Real:
+    Float + FloatConst + FromPrimitive + NumAssign + std::iter::Sum + std::fmt::Debug + Default + Send + Sync + 'static
+{
+    /// The nearest value of this type.
+    fn of(value: f64) -> Self;
+    /// This value as `f64`.
+    fn as_f64(self) -> f64;
+}
+
+impl Real for f32 {
+    fn of(value: f64) -> Self {
+        value as f32
+    }
+    fn as_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Real for f64 {
+    fn of(value: f64) -> Self {
+        value
+    }
+    fn as_f64(self) -> f64 {
+        self
+    }
+}
+
+/// A cache line, so that every buffer starts on one.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u64; 8]);
+
+/// Numbers in memory that starts on a cache line.
+pub(crate) struct Lines<R> {
+    lines: Vec<Line>,
+    kind: std::marker::PhantomData<R>,
+}
+
+impl<R: Real> Lines<R> {
+    const PER_LINE: usize = 64 / size_of::<R>();
+
+    pub(crate) fn zeroed(len: usize) -> Self {
+        Self { lines: vec![Line([0; 8]); len.div_ceil(Self::PER_LINE)], kind: std::marker::PhantomData }
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.lines.len() * Self::PER_LINE
+    }
+
+    #[allow(unsafe_code)]
+    pub(crate) fn as_slice(&self) -> &[R] {
+        // SAFETY: lines are initialised memory of 64-byte alignment, and every bit pattern is a float.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast::<R>(), self.capacity()) }
+    }
+
+    #[allow(unsafe_code)]
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [R] {
+        // SAFETY: as above; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<R>(), self.capacity()) }
+    }
+}
+
+/// Buffers that are free to be used again, by capacity.
+#[derive(Default)]
+pub(crate) struct Pool<R> {
+    free: Mutex<BTreeMap<usize, Vec<Lines<R>>>>,
+}
+
+impl<R: Real> Pool<R> {
+    /// A buffer of at least `len` numbers with unspecified (but initialised) contents.
+    fn take(&self, len: usize) -> Lines<R> {
+        let class = size_class(len);
+        let found = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            free.get_mut(&class).and_then(Vec::pop)
+        };
+        found.unwrap_or_else(|| Lines::zeroed(class))
+    }
+
+    fn give(&self, lines: Lines<R>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.entry(lines.capacity()).or_default().push(lines);
+    }
+
+    /// Gives all free buffers back to the system.
+    pub(crate) fn trim(&self) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Bytes that lie free in the pool.
+    pub(crate) fn free_bytes(&self) -> usize {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.iter().map(|(class, list)| class * size_of::<R>() * list.len()).sum()
+    }
+}
+
+/// Rounds a length up so that lengths within an eighth of each other share buffers.
+fn size_class(len: usize) -> usize {
+    let step = (len.next_power_of_two() / 16).max(16);
+    len.div_ceil(step).max(1) * step
+}
+
+struct Buffer<R: Real> {
+    lines: Option<Lines<R>>,
+    pool: Weak<Pool<R>>,
+}
+
+impl<R: Real> Drop for Buffer<R> {
+    fn drop(&mut self) {
+        if let (Some(lines), Some(pool)) = (self.lines.take(), self.pool.upgrade()) {
+            pool.give(lines);
+        }
+    }
+}
+
+/// A contiguous row-major tensor.
+pub struct Tensor<R: Real> {
+    buffer: Arc<Buffer<R>>,
+    shape: Vec<usize>,
+}
+
+impl<R: Real> Clone for Tensor<R> {
+    fn clone(&self) -> Self {
+        Self { buffer: Arc::clone(&self.buffer), shape: self.shape.clone() }
+    }
+}
+
+impl<R: Real> std::fmt::Debug for Tensor<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tensor{:?}", self.shape)
+    }
+}
+
+impl<R: Real> Tensor<R> {
+    /// A tensor whose contents are unspecified: the caller writes every element.
+    pub(crate) fn uninit(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
+        let lines = pool.take(shape.iter().product());
+        let buffer = Buffer { lines: Some(lines), pool: Arc::downgrade(pool) };
+        Self { buffer: Arc::new(buffer), shape: shape.to_vec() }
+    }
+
+    /// A tensor of zeros.
+    pub(crate) fn zeros(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
+        let mut tensor = Self::uninit(pool, shape);
+        tensor.data_mut().fill(R::zero());
+        tensor
+    }
+
+    /// A tensor with the given contents.
+    pub(crate) fn from_slice(pool: &Arc<Pool<R>>, data: &[R], shape: &[usize]) -> Result<Self> {
+        let len = element_count("tensor", shape)?;
+        if len != data.len() {
+            return bad_value("tensor", format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()));
+        }
+        let mut tensor = Self::uninit(pool, shape);
+        tensor.data_mut().copy_from_slice(data);
+        Ok(tensor)
+    }
+
+    /// Without a pool: for references and tests.
+    pub(crate) fn detached(data: Vec<R>, shape: &[usize]) -> Self {
+        debug_assert_eq!(data.len(), shape.iter().product::<usize>());
+        let mut lines = Lines::zeroed(data.len());
+        lines.as_mut_slice()[..data.len()].copy_from_slice(&data);
+        let buffer = Buffer { lines: Some(lines), pool: Weak::new() };
+        Self { buffer: Arc::new(buffer), shape: shape.to_vec() }
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// How many numbers.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether some dimension is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The last dimension (1 for a scalar).
+    pub(crate) fn width(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// The product of all dimensions but the last.
+    pub(crate) fn rows(&self) -> usize {
+        self.shape.split_last().map_or(1, |(_, rest)| rest.iter().product())
+    }
+
+    /// The numbers.
+    pub fn data(&self) -> &[R] {
+        let len = self.len();
+        self.buffer.lines.as_ref().map_or(&[], |lines| &lines.as_slice()[..len])
+    }
+
+    /// The numbers, to be written. Only for a tensor that nobody else holds.
+    pub(crate) fn data_mut(&mut self) -> &mut [R] {
+        let len = self.len();
+        let buffer = Arc::get_mut(&mut self.buffer).expect("a tensor is written only while nobody else holds it");
+        buffer.lines.as_mut().map_or(&mut [], |lines| &mut lines.as_mut_slice()[..len])
+    }
+
+    /// Whether this is the only handle on the buffer.
+    pub(crate) fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.buffer).is_some()
+    }
+
+    /// The same numbers under another shape of the same size.
+    pub(crate) fn with_shape(&self, shape: &[usize]) -> Self {
+        debug_assert_eq!(self.len(), shape.iter().product::<usize>());
+        Self { buffer: Arc::clone(&self.buffer), shape: shape.to_vec() }
+    }
+}
+
+/// The number of elements of a shape, refused when it overflows.
+pub(crate) fn element_count(operation: &'static str, shape: &[usize]) -> Result<usize> {
+    let count = shape.iter().try_fold(1usize, |acc, &dim| acc.checked_mul(dim));
+    match count {
+        Some(count) if count <= isize::MAX as usize / 8 => Ok(count),
+        _ => bad_value(operation, format!("shape {shape:?} is too large")),
+    }
+}
