@@ -168,6 +168,11 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: a prefetch touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY: `self` proves the features.
         unsafe { run(kernel) }

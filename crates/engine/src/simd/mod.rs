@@ -105,6 +105,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Both must be valid for eight rows of eight numbers.
     #[allow(unsafe_code)]
     unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize);
+    /// Asks for the cache line of `p`; any address is allowed.
+    fn prefetch(self, p: *const f32);
     /// Enters `kernel` as a function of its own, compiled for this level.
     fn call<K: Kernel>(self, kernel: K) -> K::Output;
 }

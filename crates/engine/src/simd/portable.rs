@@ -115,6 +115,8 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
+    fn prefetch(self, _: *const f32) {}
+    #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }

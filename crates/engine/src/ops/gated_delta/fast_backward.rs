@@ -314,6 +314,7 @@ impl Head<'_> {
             let at = ((self.first_boundary + m) * value_heads + h) * sizes.state();
             simd::add_rows(s, key_dim, value_dim, &g.data()[at..at + sizes.state()], work.dstate);
         }
+        self.ask_ahead(s, row, len);
         work.prepared.fill(s, gates, len, key_dim, kq, scale);
         let p = &work.prepared;
         let (keys, queries) = kq.split_at(len * pad.key);
@@ -494,6 +495,27 @@ impl Head<'_> {
             // SAFETY: this head's columns of this token belong to this task alone.
             let dv = unsafe { self.out.value.part(value_at + t * value_stride, value_dim) };
             simd::scale_to(s, dv, gates.write[t], &work.h_do[t * pad.value..][..value_dim]);
+        }
+    }
+
+    /// Asks for what the chunk before this one and the block before this one will read.
+    #[inline(always)]
+    fn ask_ahead<S: Simd>(&self, s: S, row: usize, len: usize) {
+        let Sizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
+        let (key_stride, value_stride) = (key_heads * key_dim, value_heads * value_dim);
+        let (key_head, h) = (self.sizes.key_head(self.h), self.h);
+        if let Some(row) = row.checked_sub(CHUNK) {
+            let at = row * value_stride + h * value_dim;
+            simd::prefetch_rows(s, self.input.value.data(), at, value_stride, CHUNK, value_dim);
+            if let Some(g) = self.gradient.readout {
+                simd::prefetch_rows(s, g.data(), at, value_stride, CHUNK, value_dim);
+            }
+        }
+        if let Some(row) = row.checked_sub(KEPT_EVERY) {
+            let at = row * key_stride + key_head * key_dim;
+            simd::prefetch_rows(s, self.input.key.data(), at, key_stride, len, key_dim);
+            simd::prefetch_rows(s, self.input.query.data(), at, key_stride, len, key_dim);
+            simd::prefetch_rows(s, self.writes, row * value_stride + h * value_dim, value_stride, len, value_dim);
         }
     }
 
