@@ -108,6 +108,11 @@ impl Simd for Avx2 {
         unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
     }
     #[inline(always)]
+    fn all_lt(self, a: __m256, b: __m256) -> bool {
+        // SAFETY: see above.
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) == 0xFF }
+    }
+    #[inline(always)]
     fn sum(self, a: __m256) -> f32 {
         // SAFETY: see above.
         unsafe {

@@ -92,6 +92,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn pow2(self, n: Self::V) -> Self::V;
     /// Lanes of `yes` where a < b, of `no` elsewhere (and where either is NaN).
     fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// Whether a < b in every lane.
+    fn all_lt(self, a: Self::V, b: Self::V) -> bool;
     /// Sum of the lanes, in one fixed order: ((0+4)+(2+6)) + ((1+5)+(3+7)).
     fn sum(self, a: Self::V) -> f32;
     /// The largest lane.

@@ -187,7 +187,14 @@ impl Kernel for Head<'_> {
             for tensor in [input.key, input.query] {
                 simd::prefetch_rows(s, tensor.data(), key_at + len * key_stride, key_stride, CHUNK, key_dim);
             }
-            simd::prefetch_rows(s, input.value.data(), value_at + len * value_stride, value_stride, CHUNK, value_dim);
+            simd::prefetch_rows(
+                s,
+                input.value.data(),
+                value_at + len * value_stride,
+                value_stride,
+                CHUNK,
+                value_dim,
+            );
             prepared.fill(s, &g, len, key_dim, kq, scale);
             // [K; Q] S
             gemm(

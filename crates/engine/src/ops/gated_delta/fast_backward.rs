@@ -515,7 +515,14 @@ impl Head<'_> {
             let at = row * key_stride + key_head * key_dim;
             simd::prefetch_rows(s, self.input.key.data(), at, key_stride, len, key_dim);
             simd::prefetch_rows(s, self.input.query.data(), at, key_stride, len, key_dim);
-            simd::prefetch_rows(s, self.writes, row * value_stride + h * value_dim, value_stride, len, value_dim);
+            simd::prefetch_rows(
+                s,
+                self.writes,
+                row * value_stride + h * value_dim,
+                value_stride,
+                len,
+                value_dim,
+            );
         }
     }
 
@@ -546,8 +553,8 @@ impl Head<'_> {
             let sigma = gates.write[t] / self.gates.write_scale;
             // SAFETY: one number that belongs to this head and token alone.
             unsafe {
-                self.out.retention_input.part(at, 1)[0] = dz;
-                self.out.write_input.part(at, 1)[0] = dwrite[t] * gates.write[t] * (1.0 - sigma);
+                self.out.retention_input.set(at, dz);
+                self.out.write_input.set(at, dwrite[t] * gates.write[t] * (1.0 - sigma));
             }
             work.dt_bias += dz;
             work.a_log += dlog[t] * gates.log_retention[t];
@@ -590,8 +597,8 @@ impl Head<'_> {
         let at = self.b * sizes.value_heads + self.h;
         // SAFETY: each batch row and head has its own places.
         unsafe {
-            self.out.sums.part(at, 1)[0] = work.a_log;
-            self.out.sums.part(sizes.batch * sizes.value_heads + at, 1)[0] = work.dt_bias;
+            self.out.sums.set(at, work.a_log);
+            self.out.sums.set(sizes.batch * sizes.value_heads + at, work.dt_bias);
             if let Some(initial) = &self.out.initial_state {
                 let out = initial.part(at * sizes.state(), sizes.state());
                 simd::unpack(sizes.key_dim, sizes.value_dim, work.dstate, out);
