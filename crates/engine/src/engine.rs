@@ -10,6 +10,7 @@ use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage};
 use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::Linear;
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use crate::ops::state_read::StateRead;
 
 /// A device that can run every operation of the models, forward and backward.
 pub trait Engine: Sized + 'static {
@@ -128,4 +129,14 @@ pub trait Engine: Sized + 'static {
         input: AnchorRead<&Self::Tensor>,
         options: &AnchorReadOptions,
     ) -> Result<Self::Tensor>;
+
+    /// Each row reads its own state.
+    fn state_read(&self, input: StateRead<&Self::Tensor>, key_heads: usize) -> Result<Self::Tensor>;
+    /// Gradients of [`Engine::state_read`].
+    fn state_read_backward(
+        &self,
+        input: StateRead<&Self::Tensor>,
+        key_heads: usize,
+        gradient: &Self::Tensor,
+    ) -> Result<StateRead<Self::Tensor>>;
 }

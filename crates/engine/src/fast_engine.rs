@@ -8,6 +8,7 @@ use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, Stor
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::{self, Linear};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::state_read::{self, StateRead};
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::{Tensor, element_count};
 
@@ -126,6 +127,17 @@ impl Engine for Cpu {
     }
     fn routing_weights(&self, input: AnchorRead<&T>, options: &AnchorReadOptions) -> Result<T> {
         anchor_read::fast::weights(self, input, options)
+    }
+    fn state_read(&self, input: StateRead<&T>, key_heads: usize) -> Result<T> {
+        state_read::fast::forward(self, input, key_heads)
+    }
+    fn state_read_backward(
+        &self,
+        input: StateRead<&T>,
+        key_heads: usize,
+        gradient: &T,
+    ) -> Result<StateRead<T>> {
+        state_read::fast::backward(self, input, key_heads, gradient)
     }
 }
 

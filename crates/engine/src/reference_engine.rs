@@ -7,6 +7,7 @@ use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, Stor
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::{self, Linear};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::state_read::{self, StateRead};
 use crate::tensor::{Tensor, element_count};
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
@@ -135,5 +136,16 @@ impl Engine for Reference {
     }
     fn routing_weights(&self, input: AnchorRead<&T>, options: &AnchorReadOptions) -> Result<T> {
         anchor_read::reference::weights(input, options)
+    }
+    fn state_read(&self, input: StateRead<&T>, key_heads: usize) -> Result<T> {
+        state_read::reference::forward(input, key_heads)
+    }
+    fn state_read_backward(
+        &self,
+        input: StateRead<&T>,
+        key_heads: usize,
+        gradient: &T,
+    ) -> Result<StateRead<T>> {
+        state_read::reference::backward(input, key_heads, gradient)
     }
 }

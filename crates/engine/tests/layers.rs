@@ -5,6 +5,7 @@ mod common;
 use common::{Input, Program, Random, compare, finite_differences};
 use march_engine::ops::linear::Linear;
 use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use march_engine::ops::state_read::StateRead;
 use march_engine::{Engine, Result, Tape, Var};
 
 struct LinearProgram;
@@ -63,6 +64,34 @@ fn norms() {
         compare(&format!("norms {rows}×{heads}×{width}"), &Norms, &inputs);
         if rows * heads * width < 400 {
             finite_differences("norms", &Norms, &inputs, 6);
+        }
+    }
+}
+
+struct OwnState(usize);
+impl Program for OwnState {
+    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
+        Ok(vec![tape.state_read(StateRead { query: &v[0], states: &v[1] }, self.0)?])
+    }
+}
+
+#[test]
+fn state_read() {
+    let mut random = Random(3);
+    for (rows, key_heads, value_heads, key_dim, value_dim) in
+        [(0, 1, 1, 4, 4), (1, 1, 1, 1, 1), (5, 2, 4, 12, 24), (70, 1, 3, 20, 9), (33, 2, 2, 64, 32)]
+    {
+        let inputs = vec![
+            random.input("query", &[rows, key_heads * key_dim], 1.0),
+            random.input("states", &[rows, value_heads, key_dim, value_dim], 1.0),
+        ];
+        compare(
+            &format!("state_read {rows}×{value_heads}×{key_dim}×{value_dim}"),
+            &OwnState(key_heads),
+            &inputs,
+        );
+        if rows * key_dim * value_dim < 2000 {
+            finite_differences("state_read", &OwnState(key_heads), &inputs, 6);
         }
     }
 }

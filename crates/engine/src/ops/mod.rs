@@ -6,3 +6,4 @@ pub mod anchor_read;
 pub mod gated_delta;
 pub mod linear;
 pub mod rms_norm;
+pub mod state_read;
