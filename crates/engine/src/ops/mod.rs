@@ -2,5 +2,11 @@
 //! (the equation, in f32 or f64) and `fast` (SIMD, threads, tiles).
 
 pub mod adamw;
+pub mod elementwise;
+pub mod embedding;
+pub mod layout;
 pub mod linear;
+pub mod matmul;
+pub mod reduce;
 pub mod rms_norm;
+pub mod softmax;
