@@ -1,5 +1,6 @@
 //! Copies of whole runs, split over threads. A reordering first merges dimensions that stay neighbours; if
-//! the last one then stays last it copies runs, else it transposes 8×8 blocks. A new shape copies nothing.
+//! the last one then stays last it copies runs, else it transposes 8×8 blocks, strips of 32 rows of the result
+//! at a time, so that what is read of a row of x is whole cache lines. A new shape copies nothing.
 
 use std::ops::Range;
 
@@ -163,13 +164,12 @@ fn runs(cpu: &Cpu, dims: &[Dim], x: &[f32], y: &Shared<'_>) {
 fn blocks(cpu: &Cpu, dims: &[Dim], row: Dim, x: &[f32], y: &Shared<'_>) {
     let Some((&last, outer)) = dims.split_last() else { return };
     let count: usize = outer.iter().map(|d| d.size).product();
-    // A task is eight rows of y, or the last few: row.size is what y's rows are counted in.
-    let strips = row.size.div_ceil(LANES);
-    cpu.for_rows(cpu.row_parts(count * strips, LANES * last.size), |_, range| {
+    let strips = row.size.div_ceil(STRIP);
+    cpu.for_rows(cpu.row_parts(count * strips, STRIP * last.size), |_, range| {
         for task in range {
             let [from, to] = offsets(outer, task / strips);
-            let first = task % strips * LANES;
-            let rows = LANES.min(row.size - first);
+            let first = task % strips * STRIP;
+            let rows = STRIP.min(row.size - first);
             cpu.level().run(Strip {
                 last,
                 rows,
@@ -182,7 +182,10 @@ fn blocks(cpu: &Cpu, dims: &[Dim], row: Dim, x: &[f32], y: &Shared<'_>) {
     });
 }
 
-/// y[to + r·step + c] = x[r + c·last.x], r < rows ≤ 8, c < last.size.
+/// Rows of y that are written together.
+const STRIP: usize = 32;
+
+/// y[to + r·step + c] = x[r + c·last.x], r < rows ≤ 32, c < last.size.
 struct Strip<'a> {
     last: Dim,
     rows: usize,
@@ -198,12 +201,12 @@ impl Kernel for Strip<'_> {
     #[allow(unsafe_code)]
     fn run<S: Simd>(self, s: S) {
         let Self { last, rows, step, x, y, to } = self;
-        let mut block = [0.0; LANES * LANES];
+        let mut block = [0.0; STRIP * LANES];
         for c in (0..last.size).step_by(LANES) {
             let columns = LANES.min(last.size - c);
             let x = &x[c * last.x..];
-            if rows == LANES && columns == LANES {
-                simd::transpose(s, LANES, LANES, x, last.x, &mut block, LANES);
+            if rows == STRIP && columns == LANES {
+                simd::transpose(s, LANES, STRIP, x, last.x, &mut block, LANES);
             } else {
                 for j in 0..columns {
                     for r in 0..rows {

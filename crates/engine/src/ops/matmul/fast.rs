@@ -1,7 +1,7 @@
 //! faer's matrix product. A shared B makes one product of the whole batch; small or many products are dealt
 //! out to threads, each on one; few large ones use all threads each. For inference, every element is one
-//! chain of multiply-adds over k in ascending order, from packed columns of B, so that its bits depend on
-//! nothing but its row of A and column of B.
+//! chain of multiply-adds over k in ascending order, so that its bits depend on nothing but its row of A and
+//! column of B: from packed columns of B, or for a row or two from B as it lies.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use faer::{Accum, MatMut, MatRef, Par};
 use super::{MatMul, Sizes, Transpose, check};
 use crate::cpu::{Carve, Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
-use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, Simd, Strided, gemm};
+use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
 /// A batch of equal matrices in memory, one after the other, or one matrix for all.
@@ -167,6 +167,9 @@ fn invariant(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32])
         c.fill(0.0);
         return;
     }
+    if m <= 2 && !b.transposed {
+        return few_rows(cpu, sizes, a, b, c);
+    }
     let (strips, blocks) = (n.div_ceil(COLUMNS), m.div_ceil(ROWS));
     let out = Shared::new(c);
     let scratch = Carve::size(k * COLUMNS) + Carve::size(TILE * COLUMNS);
@@ -196,6 +199,86 @@ fn invariant(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32])
             });
         }
     });
+}
+
+/// panel[l, j] = b[j, l] for j < used ≤ 16, l < k.
+#[inline(always)]
+fn pack_transposed<S: Simd>(s: S, k: usize, used: usize, b: &[f32], panel: &mut [f32]) {
+    let whole = [used / LANES * LANES, k / LANES * LANES];
+    transpose(s, whole[0], whole[1], b, k, panel, 16);
+    for j in 0..used {
+        let done = if j < whole[0] { whole[1] } else { 0 };
+        for l in done..k {
+            panel[l * 16 + j] = b[j * k + l];
+        }
+    }
+}
+
+/// Columns that one task forms when B is read as it lies.
+const SPAN: usize = 512;
+
+/// Few rows: each row of B is added to the sums as it goes by, so B is read once and in order.
+#[allow(unsafe_code)]
+fn few_rows(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32]) {
+    let Sizes { batch, m, n, k, .. } = sizes;
+    let spans = n.div_ceil(SPAN);
+    let out = Shared::new(c);
+    cpu.for_rows(cpu.row_parts(batch * spans, m * k * n.min(SPAN) / 2), |_, range| {
+        for task in range {
+            let (entry, first) = (task / spans, task % spans * SPAN);
+            let width = SPAN.min(n - first);
+            let (a_data, b) = (a.entry(entry), &b.entry(entry)[first..]);
+            for i in 0..m {
+                // SAFETY: these rows and columns belong to this task alone.
+                let c = unsafe { out.part((entry * m + i) * n + first, width) };
+                let a = match a.transposed {
+                    false => Strided { data: &a_data[i * k..], row: k, col: 1 },
+                    true => Strided { data: &a_data[i..], row: 1, col: m },
+                };
+                cpu.level().run(Row { k, a, b, step: n, c });
+            }
+        }
+    });
+}
+
+/// c = Σ_l a_l b_l, rows b_l `step` apart.
+struct Row<'a> {
+    k: usize,
+    a: Strided<'a>,
+    b: &'a [f32],
+    step: usize,
+    c: &'a mut [f32],
+}
+
+impl Kernel for Row<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { k, a, b, step, c } = self;
+        let whole = c.len() / LANES * LANES;
+        // The last columns in a vector of their own: fused like all others.
+        let (c, rest) = c.split_at_mut(whole);
+        let mut last = s.splat(0.0);
+        c.fill(0.0);
+        for l in 0..k {
+            let x = s.splat(a.data[l * a.col]);
+            let b = &b[l * step..];
+            let mut j = 0;
+            while j < whole {
+                let sum = s.fma(x, s.load(&b[j..]), s.load(&c[j..]));
+                s.store(&mut c[j..], sum);
+                j += LANES;
+            }
+            if !rest.is_empty() {
+                let mut v = [0.0; LANES];
+                v[..rest.len()].copy_from_slice(&b[whole..][..rest.len()]);
+                last = s.fma(x, s.load(&v), last);
+            }
+        }
+        let mut v = [0.0; LANES];
+        s.store(&mut v, last);
+        rest.copy_from_slice(&v[..rest.len()]);
+    }
 }
 
 /// Some rows and at most 32 columns of one product.
@@ -229,11 +312,7 @@ impl Kernel for Chains<'_> {
                 panel.fill(0.0);
             }
             if b_transposed {
-                for j in 0..used {
-                    for (l, &v) in b[(first + j) * k..][..k].iter().enumerate() {
-                        panel[l * 16 + j] = v;
-                    }
-                }
+                pack_transposed(s, k, used, &b[first * k..], panel);
             } else {
                 for (l, row) in panel.chunks_exact_mut(16).enumerate() {
                     row[..used].copy_from_slice(&b[l * n + first..][..used]);
