@@ -4,11 +4,16 @@
 //! the fast f32 engine; [`crate::Reference`] computes the same in f64 by the equations themselves. Forward
 //! and backward come in pairs; the tape joins them.
 
+use std::ops::Range;
+
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
 use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage};
 use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
+use crate::ops::elementwise::{Map, Zip};
+use crate::ops::embedding::Embedding;
 use crate::ops::linear::Linear;
+use crate::ops::matmul::{MatMul, Transpose};
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 use crate::ops::state_read::StateRead;
 
@@ -139,4 +144,63 @@ pub trait Engine: Sized + 'static {
         key_heads: usize,
         gradient: &Self::Tensor,
     ) -> Result<StateRead<Self::Tensor>>;
+    // ---- plain operations ----
+
+    /// y = f(x) on every element.
+    fn map(&self, kind: Map, x: &Self::Tensor) -> Result<Self::Tensor>;
+    /// Gradient of [`Engine::map`], from its input x and its output y.
+    fn map_backward(
+        &self,
+        kind: Map,
+        x: &Self::Tensor,
+        y: &Self::Tensor,
+        gradient: &Self::Tensor,
+    ) -> Result<Self::Tensor>;
+    /// y = f(a, b) on every element, broadcasting as numpy does.
+    fn zip(&self, kind: Zip, a: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor>;
+    /// Gradients of [`Engine::zip`]; `needs` says which of a, b are wanted.
+    fn zip_backward(
+        &self,
+        kind: Zip,
+        a: &Self::Tensor,
+        b: &Self::Tensor,
+        gradient: &Self::Tensor,
+        needs: [bool; 2],
+    ) -> Result<[Option<Self::Tensor>; 2]>;
+    /// C = A B for each index of the leading dimensions.
+    fn matmul(&self, input: MatMul<&Self::Tensor>, transpose: Transpose) -> Result<Self::Tensor>;
+    /// Gradients of [`Engine::matmul`]; `needs` says which of a, b are wanted.
+    fn matmul_backward(
+        &self,
+        input: MatMul<&Self::Tensor>,
+        transpose: Transpose,
+        gradient: &Self::Tensor,
+        needs: [bool; 2],
+    ) -> Result<[Option<Self::Tensor>; 2]>;
+    /// Softmax over the last dimension; a row of −inf gives zeros.
+    fn softmax(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+    /// Gradient of [`Engine::softmax`], from its output y.
+    fn softmax_backward(&self, y: &Self::Tensor, gradient: &Self::Tensor) -> Result<Self::Tensor>;
+    /// x[.., range, ..] along dimension `axis`.
+    fn slice(&self, x: &Self::Tensor, axis: usize, range: Range<usize>) -> Result<Self::Tensor>;
+    /// x from `start` on along dimension `axis` of size `size`, zeros around it.
+    fn place(&self, x: &Self::Tensor, axis: usize, start: usize, size: usize) -> Result<Self::Tensor>;
+    /// Joins tensors along dimension `axis`.
+    fn concat(&self, parts: &[&Self::Tensor], axis: usize) -> Result<Self::Tensor>;
+    /// Dimension i of the result is dimension `axes[i]` of x.
+    fn permute(&self, x: &Self::Tensor, axes: &[usize]) -> Result<Self::Tensor>;
+    /// The same numbers under another shape.
+    fn reshape(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor>;
+    /// Σ over dimension `axis`, which is gone from the result.
+    fn sum(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor>;
+    /// The mean over dimension `axis`, which is gone from the result and must not be empty.
+    fn mean(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor>;
+    /// Repeats x `count` times along a new dimension `axis`.
+    fn expand(&self, x: &Self::Tensor, axis: usize, count: usize) -> Result<Self::Tensor>;
+    /// Sums x over the dimensions that broadcasting `shape` to x's shape repeats.
+    fn sum_to(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor>;
+    /// The rows of a table that `ids` name.
+    fn embedding(&self, input: Embedding<'_, &Self::Tensor>) -> Result<Self::Tensor>;
+    /// Gradient of [`Engine::embedding`] with respect to its table of `rows` rows.
+    fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &Self::Tensor) -> Result<Self::Tensor>;
 }

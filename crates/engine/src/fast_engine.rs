@@ -1,14 +1,22 @@
 //! [`Cpu`] as an [`Engine`]: each method is the `fast` function of its operation.
 
+use std::ops::Range;
+
 use crate::cpu::{Cpu, Shared};
 use crate::engine::Engine;
 use crate::error::{Result, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
+use crate::ops::elementwise::{self, Map, Zip};
+use crate::ops::embedding::{self, Embedding};
+use crate::ops::layout;
 use crate::ops::linear::{self, Linear};
+use crate::ops::matmul::{self, MatMul, Transpose};
+use crate::ops::reduce;
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::ops::state_read::{self, StateRead};
+use crate::ops::softmax;
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::{Tensor, element_count};
 
@@ -138,6 +146,77 @@ impl Engine for Cpu {
         gradient: &T,
     ) -> Result<StateRead<T>> {
         state_read::fast::backward(self, input, key_heads, gradient)
+    // ---- plain operations ----
+
+    fn map(&self, kind: Map, x: &T) -> Result<T> {
+        Ok(elementwise::fast::map(self, kind, x))
+    }
+    fn map_backward(&self, kind: Map, x: &T, y: &T, gradient: &T) -> Result<T> {
+        elementwise::fast::map_backward(self, kind, x, y, gradient)
+    }
+    fn zip(&self, kind: Zip, a: &T, b: &T) -> Result<T> {
+        elementwise::fast::zip(self, kind, a, b)
+    }
+    fn zip_backward(
+        &self,
+        kind: Zip,
+        a: &T,
+        b: &T,
+        gradient: &T,
+        needs: [bool; 2],
+    ) -> Result<[Option<T>; 2]> {
+        elementwise::fast::zip_backward(self, kind, a, b, gradient, needs)
+    }
+    fn matmul(&self, input: MatMul<&T>, transpose: Transpose) -> Result<T> {
+        matmul::fast::forward(self, input, transpose)
+    }
+    fn matmul_backward(
+        &self,
+        input: MatMul<&T>,
+        transpose: Transpose,
+        gradient: &T,
+        needs: [bool; 2],
+    ) -> Result<[Option<T>; 2]> {
+        matmul::fast::backward(self, input, transpose, gradient, needs)
+    }
+    fn softmax(&self, x: &T) -> Result<T> {
+        softmax::fast::forward(self, x)
+    }
+    fn softmax_backward(&self, y: &T, gradient: &T) -> Result<T> {
+        softmax::fast::backward(self, y, gradient)
+    }
+    fn slice(&self, x: &T, axis: usize, range: Range<usize>) -> Result<T> {
+        layout::fast::slice(self, x, axis, range)
+    }
+    fn place(&self, x: &T, axis: usize, start: usize, size: usize) -> Result<T> {
+        layout::fast::place(self, x, axis, start, size)
+    }
+    fn concat(&self, parts: &[&T], axis: usize) -> Result<T> {
+        layout::fast::concat(self, parts, axis)
+    }
+    fn permute(&self, x: &T, axes: &[usize]) -> Result<T> {
+        layout::fast::permute(self, x, axes)
+    }
+    fn reshape(&self, x: &T, shape: &[usize]) -> Result<T> {
+        layout::fast::reshape(x, shape)
+    }
+    fn sum(&self, x: &T, axis: usize) -> Result<T> {
+        reduce::fast::sum(self, x, axis)
+    }
+    fn mean(&self, x: &T, axis: usize) -> Result<T> {
+        reduce::fast::mean(self, x, axis)
+    }
+    fn expand(&self, x: &T, axis: usize, count: usize) -> Result<T> {
+        reduce::fast::expand(self, x, axis, count)
+    }
+    fn sum_to(&self, x: &T, shape: &[usize]) -> Result<T> {
+        reduce::fast::sum_to(self, x, shape)
+    }
+    fn embedding(&self, input: Embedding<'_, &T>) -> Result<T> {
+        embedding::fast::forward(self, input)
+    }
+    fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &T) -> Result<T> {
+        embedding::fast::backward(self, ids, rows, gradient)
     }
 }
 

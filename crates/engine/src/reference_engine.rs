@@ -1,13 +1,21 @@
 //! The engine of the equations: every operation as its `reference` states it, in f64.
 
+use std::ops::Range;
+
 use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
+use crate::ops::elementwise::{self, Map, Zip};
+use crate::ops::embedding::{self, Embedding};
+use crate::ops::layout;
 use crate::ops::linear::{self, Linear};
+use crate::ops::matmul::{self, MatMul, Transpose};
+use crate::ops::reduce;
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::ops::state_read::{self, StateRead};
+use crate::ops::softmax;
 use crate::tensor::{Tensor, element_count};
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
@@ -147,5 +155,76 @@ impl Engine for Reference {
         gradient: &T,
     ) -> Result<StateRead<T>> {
         state_read::reference::backward(input, key_heads, gradient)
+    // ---- plain operations ----
+
+    fn map(&self, kind: Map, x: &T) -> Result<T> {
+        Ok(elementwise::reference::map(kind, x))
+    }
+    fn map_backward(&self, kind: Map, x: &T, y: &T, gradient: &T) -> Result<T> {
+        elementwise::reference::map_backward(kind, x, y, gradient)
+    }
+    fn zip(&self, kind: Zip, a: &T, b: &T) -> Result<T> {
+        elementwise::reference::zip(kind, a, b)
+    }
+    fn zip_backward(
+        &self,
+        kind: Zip,
+        a: &T,
+        b: &T,
+        gradient: &T,
+        needs: [bool; 2],
+    ) -> Result<[Option<T>; 2]> {
+        elementwise::reference::zip_backward(kind, a, b, gradient, needs)
+    }
+    fn matmul(&self, input: MatMul<&T>, transpose: Transpose) -> Result<T> {
+        matmul::reference::forward(input, transpose)
+    }
+    fn matmul_backward(
+        &self,
+        input: MatMul<&T>,
+        transpose: Transpose,
+        gradient: &T,
+        needs: [bool; 2],
+    ) -> Result<[Option<T>; 2]> {
+        matmul::reference::backward(input, transpose, gradient, needs)
+    }
+    fn softmax(&self, x: &T) -> Result<T> {
+        softmax::reference::forward(x)
+    }
+    fn softmax_backward(&self, y: &T, gradient: &T) -> Result<T> {
+        softmax::reference::backward(y, gradient)
+    }
+    fn slice(&self, x: &T, axis: usize, range: Range<usize>) -> Result<T> {
+        layout::reference::slice(x, axis, range)
+    }
+    fn place(&self, x: &T, axis: usize, start: usize, size: usize) -> Result<T> {
+        layout::reference::place(x, axis, start, size)
+    }
+    fn concat(&self, parts: &[&T], axis: usize) -> Result<T> {
+        layout::reference::concat(parts, axis)
+    }
+    fn permute(&self, x: &T, axes: &[usize]) -> Result<T> {
+        layout::reference::permute(x, axes)
+    }
+    fn reshape(&self, x: &T, shape: &[usize]) -> Result<T> {
+        layout::reference::reshape(x, shape)
+    }
+    fn sum(&self, x: &T, axis: usize) -> Result<T> {
+        reduce::reference::sum(x, axis)
+    }
+    fn mean(&self, x: &T, axis: usize) -> Result<T> {
+        reduce::reference::mean(x, axis)
+    }
+    fn expand(&self, x: &T, axis: usize, count: usize) -> Result<T> {
+        reduce::reference::expand(x, axis, count)
+    }
+    fn sum_to(&self, x: &T, shape: &[usize]) -> Result<T> {
+        reduce::reference::sum_to(x, shape)
+    }
+    fn embedding(&self, input: Embedding<'_, &T>) -> Result<T> {
+        embedding::reference::forward(input)
+    }
+    fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &T) -> Result<T> {
+        embedding::reference::backward(ids, rows, gradient)
     }
 }

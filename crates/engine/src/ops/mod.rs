@@ -4,6 +4,12 @@
 pub mod adamw;
 pub mod anchor_read;
 pub mod gated_delta;
+pub mod elementwise;
+pub mod embedding;
+pub mod layout;
 pub mod linear;
+pub mod matmul;
+pub mod reduce;
 pub mod rms_norm;
 pub mod state_read;
+pub mod softmax;

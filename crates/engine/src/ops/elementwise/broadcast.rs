@@ -1,0 +1,110 @@
+//! Shapes that meet: how two tensors line up as numpy's broadcasting says, dimension by dimension from the
+//! last, where a dimension of one (or a missing one) is repeated.
+
+use crate::error::{Result, bad_shape};
+use crate::tensor::element_count;
+
+/// The shape that two shapes make together.
+pub(crate) fn broadcast(operation: &'static str, a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let mut shape = Vec::with_capacity(rank);
+    for i in 0..rank {
+        let size = match (aligned(a, rank, i), aligned(b, rank, i)) {
+            (x, y) if x == y || y == 1 => x,
+            (1, y) => y,
+            _ => return bad_shape(operation, "b", b, format!("a shape that broadcasts with {a:?}")),
+        };
+        shape.push(size);
+    }
+    element_count(operation, &shape)?;
+    Ok(shape)
+}
+
+/// Dimension `i` of `shape` once ones are put before it up to `rank` dimensions.
+fn aligned(shape: &[usize], rank: usize, i: usize) -> usize {
+    (i + shape.len()).checked_sub(rank).map_or(1, |at| shape[at])
+}
+
+/// Refuses `shape` unless broadcasting it with `full` gives `full`.
+pub(crate) fn check_broadcasts_to(operation: &'static str, shape: &[usize], full: &[usize]) -> Result<()> {
+    let rank = full.len();
+    let fits = shape.len() <= rank && (0..rank).all(|i| [1, full[i]].contains(&aligned(shape, rank, i)));
+    if fits {
+        Ok(())
+    } else {
+        bad_shape(operation, "shape", shape, format!("a shape that broadcasts to {full:?}"))
+    }
+}
+
+/// One dimension of the result, with the steps that two operands take along it (0: repeated).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dim {
+    pub size: usize,
+    pub a: usize,
+    pub b: usize,
+}
+
+/// The fewest dimensions that describe the walk over `shape` by operands of shapes `a` and `b`: neighbours
+/// that both operands pass through alike are one. At least one dimension.
+pub(crate) fn dims(shape: &[usize], a: &[usize], b: &[usize]) -> Vec<Dim> {
+    let rank = shape.len();
+    let mut found: Vec<Dim> = Vec::with_capacity(rank);
+    let mut step = [1, 1];
+    for i in (0..rank).rev() {
+        let sizes = [aligned(a, rank, i), aligned(b, rank, i)];
+        if shape[i] != 1 {
+            let stride = |which: usize| if sizes[which] == 1 { 0 } else { step[which] };
+            let dim = Dim { size: shape[i], a: stride(0), b: stride(1) };
+            match found.last_mut() {
+                Some(last) if dim.a == last.a * last.size && dim.b == last.b * last.size => {
+                    last.size *= dim.size
+                }
+                _ => found.push(dim),
+            }
+        }
+        step = [step[0] * sizes[0], step[1] * sizes[1]];
+    }
+    if found.is_empty() {
+        found.push(Dim { size: 1, a: 1, b: 1 });
+    }
+    found.reverse();
+    found
+}
+
+/// Where the operands stand at index `at` of the row-major walk over `dims`.
+#[inline(always)]
+pub(crate) fn offsets(dims: &[Dim], mut at: usize) -> [usize; 2] {
+    let mut found = [0, 0];
+    for dim in dims.iter().rev() {
+        let i = at % dim.size;
+        at /= dim.size;
+        found[0] += i * dim.a;
+        found[1] += i * dim.b;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_merge() {
+        let dim = |size, a, b| Dim { size, a, b };
+        assert_eq!(dims(&[2, 3, 4], &[2, 3, 4], &[2, 3, 4]), [dim(24, 1, 1)]);
+        assert_eq!(dims(&[2, 3, 4], &[2, 3, 4], &[4]), [dim(6, 4, 0), dim(4, 1, 1)]);
+        assert_eq!(dims(&[2, 3, 4], &[2, 1, 4], &[3, 1]), [dim(2, 4, 0), dim(3, 0, 1), dim(4, 1, 0)]);
+        assert_eq!(dims(&[], &[], &[1]), [dim(1, 1, 1)]);
+        assert_eq!(dims(&[2, 3], &[2, 3], &[]), [dim(6, 1, 0)]);
+    }
+
+    #[test]
+    fn shapes_meet() {
+        assert_eq!(broadcast("test", &[2, 1, 4], &[3, 1]).unwrap(), [2, 3, 4]);
+        assert_eq!(broadcast("test", &[0, 1], &[1, 3]).unwrap(), [0, 3]);
+        assert!(broadcast("test", &[2, 3], &[2]).is_err());
+        assert!(broadcast("test", &[0], &[2]).is_err());
+        assert!(check_broadcasts_to("test", &[3, 1], &[2, 3, 4]).is_ok());
+        assert!(check_broadcasts_to("test", &[2, 3, 4], &[3, 1]).is_err());
+    }
+}

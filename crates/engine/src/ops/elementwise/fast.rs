@@ -1,0 +1,355 @@
+//! Eight elements at a time, the flat result split over threads. The last few elements go through the same
+//! vector code in a padded vector, so an element's bits do not depend on where it stands. Gradients of
+//! repeated operands are formed whole and then summed as `reduce` sums.
+
+use std::ops::Range;
+
+use super::broadcast::{Dim, broadcast, dims, offsets};
+use super::{Map, Zip};
+use crate::cpu::{Cpu, Shared};
+use crate::error::{Result, expect_shape};
+use crate::ops::reduce;
+use crate::simd::{self, Kernel, LANES, Simd};
+use crate::tensor::Tensor;
+
+#[allow(unsafe_code)]
+pub(crate) fn map(cpu: &Cpu, kind: Map, x: &Tensor<f32>) -> Tensor<f32> {
+    let mut y = cpu.uninit(x.shape());
+    let out = Shared::new(y.data_mut());
+    cpu.for_rows(cpu.row_parts(x.len(), 1), |_, range| {
+        // SAFETY: parts are disjoint ranges.
+        let y = unsafe { out.part(range.start, range.len()) };
+        cpu.level().run(MapForward { kind, x: &x.data()[range], y });
+    });
+    y
+}
+
+struct MapForward<'a> {
+    kind: Map,
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Kernel for MapForward<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { kind, x, y } = self;
+        let whole = y.len() / LANES * LANES;
+        let mut i = 0;
+        while i < whole {
+            s.store(&mut y[i..], value(s, kind, s.load(&x[i..])));
+            i += LANES;
+        }
+        if whole < y.len() {
+            let mut last = padded(&x[whole..]);
+            let v = value(s, kind, s.load(&last));
+            s.store(&mut last, v);
+            let rest = y.len() - whole;
+            y[whole..].copy_from_slice(&last[..rest]);
+        }
+    }
+}
+
+/// Fewer than eight numbers as a vector; ones fill it, which every function takes.
+#[inline(always)]
+fn padded(x: &[f32]) -> [f32; LANES] {
+    let mut vector = [1.0; LANES];
+    vector[..x.len()].copy_from_slice(x);
+    vector
+}
+
+/// f(x)
+#[inline(always)]
+fn value<S: Simd>(s: S, kind: Map, x: S::V) -> S::V {
+    let zero = s.splat(0.0);
+    match kind {
+        Map::Neg => s.mul(s.splat(-1.0), x),
+        Map::Exp => simd::exp(s, x),
+        Map::Ln => scalar(s, x, f32::ln),
+        Map::Sigmoid => simd::sigmoid(s, x),
+        Map::Silu => s.mul(x, simd::sigmoid(s, x)),
+        Map::Tanh => tanh(s, x),
+        // In this order NaN comes through.
+        Map::Relu => s.max(zero, x),
+        Map::Softplus => simd::softplus(s, x),
+        Map::Square => s.mul(x, x),
+        Map::Sqrt => s.sqrt(x),
+        Map::Reciprocal => s.div(s.splat(1.0), x),
+        Map::Scale(c) => s.mul(s.splat(c as f32), x),
+        Map::Shift(c) => s.add(s.splat(c as f32), x),
+    }
+}
+
+/// tanh x: an odd polynomial of degree 11 below 0.625, 1 − 2 / (e^2|x| + 1) with the sign of x above.
+#[inline(always)]
+fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    let z = s.mul(x, x);
+    let mut p = s.splat(-5.704_988_7e-3);
+    for c in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+        p = s.fma(p, z, s.splat(c));
+    }
+    let small = s.fma(s.mul(p, z), x, x);
+    let minus = s.sub(zero, x);
+    let abs = s.max(minus, x);
+    let large = s.sub(one, s.div(s.splat(2.0), s.add(simd::exp(s, s.add(abs, abs)), one)));
+    let large = s.select_lt(x, zero, s.sub(zero, large), large);
+    s.select_lt(abs, s.splat(0.625), small, large)
+}
+
+/// A function that has no vector form here.
+#[inline(always)]
+fn scalar<S: Simd>(s: S, x: S::V, f: fn(f32) -> f32) -> S::V {
+    let mut lanes = [0.0; LANES];
+    s.store(&mut lanes, x);
+    s.load(&lanes.map(f))
+}
+
+pub(crate) fn map_backward(
+    cpu: &Cpu,
+    kind: Map,
+    x: &Tensor<f32>,
+    y: &Tensor<f32>,
+    gradient: &Tensor<f32>,
+) -> Result<Tensor<f32>> {
+    expect_shape("map", "y", y.shape(), x.shape(), "the shape of x")?;
+    expect_shape("map", "gradient", gradient.shape(), x.shape(), "the shape of x")?;
+    Ok(match kind.reads() {
+        super::Reads::Nothing if matches!(kind, Map::Shift(_)) => gradient.clone(),
+        super::Reads::Nothing => map(cpu, kind, gradient),
+        super::Reads::Input => slopes(cpu, kind, x, gradient),
+        super::Reads::Output => slopes(cpu, kind, y, gradient),
+    })
+}
+
+#[allow(unsafe_code)]
+fn slopes(cpu: &Cpu, kind: Map, kept: &Tensor<f32>, gradient: &Tensor<f32>) -> Tensor<f32> {
+    let mut dx = cpu.uninit(gradient.shape());
+    let out = Shared::new(dx.data_mut());
+    cpu.for_rows(cpu.row_parts(gradient.len(), 1), |_, range| {
+        // SAFETY: parts are disjoint ranges.
+        let dx = unsafe { out.part(range.start, range.len()) };
+        let (kept, dy) = (&kept.data()[range.clone()], &gradient.data()[range]);
+        cpu.level().run(MapBackward { kind, kept, dy, dx });
+    });
+    dx
+}
+
+struct MapBackward<'a> {
+    kind: Map,
+    kept: &'a [f32],
+    dy: &'a [f32],
+    dx: &'a mut [f32],
+}
+
+impl Kernel for MapBackward<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { kind, kept, dy, dx } = self;
+        let whole = dx.len() / LANES * LANES;
+        let mut i = 0;
+        while i < whole {
+            s.store(&mut dx[i..], slope(s, kind, s.load(&kept[i..]), s.load(&dy[i..])));
+            i += LANES;
+        }
+        if whole < dx.len() {
+            let mut last = padded(&dy[whole..]);
+            let v = slope(s, kind, s.load(&padded(&kept[whole..])), s.load(&last));
+            s.store(&mut last, v);
+            let rest = dx.len() - whole;
+            dx[whole..].copy_from_slice(&last[..rest]);
+        }
+    }
+}
+
+/// dy f', from what the function's backward reads: x or y.
+#[inline(always)]
+fn slope<S: Simd>(s: S, kind: Map, kept: S::V, dy: S::V) -> S::V {
+    let one = s.splat(1.0);
+    match kind {
+        Map::Exp => s.mul(dy, kept),
+        Map::Ln => s.div(dy, kept),
+        Map::Sigmoid => s.mul(dy, s.mul(kept, s.sub(one, kept))),
+        Map::Silu => {
+            let sig = simd::sigmoid(s, kept);
+            s.mul(dy, s.mul(sig, s.fma(kept, s.sub(one, sig), one)))
+        }
+        Map::Tanh => s.mul(dy, s.mul(s.sub(one, kept), s.add(one, kept))),
+        Map::Relu => s.select_lt(s.splat(0.0), kept, dy, s.splat(0.0)),
+        Map::Softplus => s.mul(dy, simd::sigmoid(s, kept)),
+        Map::Square => s.mul(dy, s.add(kept, kept)),
+        Map::Sqrt => s.div(dy, s.add(kept, kept)),
+        Map::Reciprocal => s.mul(s.mul(s.splat(-1.0), dy), s.mul(kept, kept)),
+        Map::Neg | Map::Scale(_) | Map::Shift(_) => value(s, kind, dy),
+    }
+}
+
+#[allow(unsafe_code)]
+pub(crate) fn zip(cpu: &Cpu, kind: Zip, a: &Tensor<f32>, b: &Tensor<f32>) -> Result<Tensor<f32>> {
+    let shape = broadcast(kind.name(), a.shape(), b.shape())?;
+    let dims = dims(&shape, a.shape(), b.shape());
+    let mut y = cpu.uninit(&shape);
+    let len = y.len();
+    let out = Shared::new(y.data_mut());
+    cpu.for_rows(cpu.row_parts(len, 1), |_, range| {
+        // SAFETY: parts are disjoint ranges.
+        let y = unsafe { out.part(range.start, range.len()) };
+        cpu.level().run(Pairs { kind, dims: &dims, range, a: a.data(), b: b.data(), y });
+    });
+    Ok(y)
+}
+
+struct Pairs<'a> {
+    kind: Zip,
+    dims: &'a [Dim],
+    range: Range<usize>,
+    a: &'a [f32],
+    b: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Kernel for Pairs<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { kind, dims, range, a, b, y } = self;
+        let Some((&inner, outer)) = dims.split_last() else { return };
+        let mut at = range.start;
+        while at < range.end {
+            let (row, column) = (at / inner.size, at % inner.size);
+            let n = (inner.size - column).min(range.end - at);
+            let [start_a, start_b] = offsets(outer, row);
+            let a = &a[start_a + column * inner.a..];
+            let b = &b[start_b + column * inner.b..];
+            let y = &mut y[at - range.start..][..n];
+            match (inner.a, inner.b) {
+                (1, 1) => both(s, kind, &a[..n], &b[..n], y),
+                (1, _) => right(s, kind, &a[..n], b[0], y),
+                (_, _) => left(s, kind, a[0], &b[..n], y),
+            }
+            at += n;
+        }
+    }
+}
+
+#[inline(always)]
+fn meet<S: Simd>(s: S, kind: Zip, a: S::V, b: S::V) -> S::V {
+    match kind {
+        Zip::Add => s.add(a, b),
+        Zip::Sub => s.sub(a, b),
+        Zip::Mul => s.mul(a, b),
+        Zip::Div => s.div(a, b),
+    }
+}
+
+// The four operations round the same in scalar and vector form, so the last few elements may be scalar.
+#[inline(always)]
+fn meet_one(kind: Zip, a: f32, b: f32) -> f32 {
+    match kind {
+        Zip::Add => a + b,
+        Zip::Sub => a - b,
+        Zip::Mul => a * b,
+        Zip::Div => a / b,
+    }
+}
+
+#[inline(always)]
+fn both<S: Simd>(s: S, kind: Zip, a: &[f32], b: &[f32], y: &mut [f32]) {
+    let whole = y.len() / LANES * LANES;
+    let mut i = 0;
+    while i < whole {
+        s.store(&mut y[i..], meet(s, kind, s.load(&a[i..]), s.load(&b[i..])));
+        i += LANES;
+    }
+    for i in whole..y.len() {
+        y[i] = meet_one(kind, a[i], b[i]);
+    }
+}
+
+#[inline(always)]
+fn right<S: Simd>(s: S, kind: Zip, a: &[f32], b: f32, y: &mut [f32]) {
+    let whole = y.len() / LANES * LANES;
+    let vector = s.splat(b);
+    let mut i = 0;
+    while i < whole {
+        s.store(&mut y[i..], meet(s, kind, s.load(&a[i..]), vector));
+        i += LANES;
+    }
+    for i in whole..y.len() {
+        y[i] = meet_one(kind, a[i], b);
+    }
+}
+
+#[inline(always)]
+fn left<S: Simd>(s: S, kind: Zip, a: f32, b: &[f32], y: &mut [f32]) {
+    let whole = y.len() / LANES * LANES;
+    let vector = s.splat(a);
+    let mut i = 0;
+    while i < whole {
+        s.store(&mut y[i..], meet(s, kind, vector, s.load(&b[i..])));
+        i += LANES;
+    }
+    for i in whole..y.len() {
+        y[i] = meet_one(kind, a, b[i]);
+    }
+}
+
+pub(crate) fn zip_backward(
+    cpu: &Cpu,
+    kind: Zip,
+    a: &Tensor<f32>,
+    b: &Tensor<f32>,
+    gradient: &Tensor<f32>,
+    needs: [bool; 2],
+) -> Result<[Option<Tensor<f32>>; 2]> {
+    let shape = broadcast(kind.name(), a.shape(), b.shape())?;
+    expect_shape(kind.name(), "gradient", gradient.shape(), &shape, "the shape of the result")?;
+    let mut found = [None, None];
+    if needs[0] {
+        let whole = match kind {
+            Zip::Add | Zip::Sub => gradient.clone(),
+            Zip::Mul | Zip::Div => zip(cpu, kind, gradient, b)?,
+        };
+        found[0] = Some(reduce::fast::sum_to(cpu, &whole, a.shape())?);
+    }
+    if needs[1] {
+        let whole = match kind {
+            Zip::Add | Zip::Sub => gradient.clone(),
+            Zip::Mul => zip(cpu, Zip::Mul, gradient, a)?,
+            // dy a / b², in an order in which b² cannot overflow.
+            Zip::Div => zip(cpu, Zip::Div, &zip(cpu, Zip::Mul, &zip(cpu, Zip::Div, gradient, b)?, a)?, b)?,
+        };
+        let sum = reduce::fast::sum_to(cpu, &whole, b.shape())?;
+        found[1] = Some(match kind {
+            Zip::Add | Zip::Mul => sum,
+            Zip::Sub | Zip::Div => map(cpu, Map::Neg, &sum),
+        });
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Level;
+
+    #[test]
+    fn tanh_is_close_to_f64() {
+        let x: Vec<f32> = (-120_000..120_000).map(|i| i as f32 * 1e-4).collect();
+        for level in [Level::detect(), Level::Portable] {
+            let mut y = vec![0.0; x.len()];
+            level.run(MapForward { kind: Map::Tanh, x: &x, y: &mut y });
+            for (&x, &y) in x.iter().zip(&y) {
+                let want = f64::from(x).tanh();
+                assert!((f64::from(y) - want).abs() <= 4e-7 * want.abs(), "tanh {x}: {y} for {want}");
+            }
+            let x = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0];
+            let mut y = [0.0; 4];
+            level.run(MapForward { kind: Map::Tanh, x: &x, y: &mut y });
+            assert_eq!([y[0], y[1], y[3]], [1.0, -1.0, 0.0]);
+            assert!(y[2].is_nan());
+        }
+    }
+}

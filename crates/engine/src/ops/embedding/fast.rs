@@ -1,0 +1,120 @@
+//! Rows copied on all threads. The gradient first sorts the positions by id, keeping their order; then ranges
+//! of table rows with about equal work, cut into strips of columns, are dealt out to threads. Each table row
+//! adds its positions in ascending order, so the bits do not depend on the split.
+
+use super::{Embedding, check, check_backward};
+use crate::cpu::{Cpu, Shared};
+use crate::error::Result;
+use crate::simd::{self, Kernel, Simd};
+use crate::tensor::Tensor;
+
+#[allow(unsafe_code)]
+pub(crate) fn forward(cpu: &Cpu, input: Embedding<'_, &Tensor<f32>>) -> Result<Tensor<f32>> {
+    let Embedding { table, ids, shape } = input;
+    let mut y = cpu.uninit(&check(table.shape(), ids, shape)?);
+    let width = table.width();
+    if y.is_empty() {
+        return Ok(y);
+    }
+    let out = Shared::new(y.data_mut());
+    cpu.for_rows(cpu.row_parts(ids.len(), width), |_, range| {
+        // SAFETY: parts are disjoint row ranges.
+        let y = unsafe { out.part(range.start * width, range.len() * width) };
+        for (y, &id) in y.chunks_exact_mut(width).zip(&ids[range]) {
+            y.copy_from_slice(&table.data()[id as usize * width..][..width]);
+        }
+    });
+    Ok(y)
+}
+
+pub(crate) fn backward(cpu: &Cpu, ids: &[u32], rows: usize, gradient: &Tensor<f32>) -> Result<Tensor<f32>> {
+    /// Columns of a strip: one frequent id then occupies no thread alone.
+    const STRIP: usize = 512;
+    let width = check_backward(ids, rows, gradient.shape())?;
+    let mut sums = cpu.uninit(&[rows, width]);
+    if sums.is_empty() {
+        return Ok(sums);
+    }
+    let sorted = Sorted::new(ids, rows);
+    let ranges = sorted.even_ranges(if ids.len() + rows < 64 { 1 } else { 32 });
+    let strips = width.div_ceil(STRIP);
+    let out = Shared::new(sums.data_mut());
+    cpu.parallel(ranges.len() * strips, |task| {
+        let strip = task % strips;
+        let columns = strip * STRIP..((strip + 1) * STRIP).min(width);
+        let rows = ranges[task / strips].clone();
+        cpu.level().run(Gather { sorted: &sorted, rows, columns, width, dy: gradient.data(), sums: &out });
+    });
+    Ok(sums)
+}
+
+/// Positions by id: those of id v are `positions[starts[v]..starts[v + 1]]`, ascending.
+struct Sorted {
+    starts: Vec<usize>,
+    positions: Vec<usize>,
+}
+
+impl Sorted {
+    fn new(ids: &[u32], rows: usize) -> Self {
+        let mut starts = vec![0; rows + 1];
+        ids.iter().for_each(|&id| starts[id as usize + 1] += 1);
+        for v in 0..rows {
+            starts[v + 1] += starts[v];
+        }
+        let mut next = starts.clone();
+        let mut positions = vec![0; ids.len()];
+        for (i, &id) in ids.iter().enumerate() {
+            positions[next[id as usize]] = i;
+            next[id as usize] += 1;
+        }
+        Self { starts, positions }
+    }
+
+    /// At most `count` ranges of ids, with about as many rows to write plus rows to add in each.
+    fn even_ranges(&self, count: usize) -> Vec<std::ops::Range<usize>> {
+        let rows = self.starts.len() - 1;
+        let target = (rows + self.positions.len()).div_ceil(count);
+        let mut ranges = Vec::with_capacity(count);
+        let mut start = 0;
+        for v in 0..rows {
+            let work = v + 1 - start + self.starts[v + 1] - self.starts[start];
+            if work >= target || v + 1 == rows {
+                ranges.push(start..v + 1);
+                start = v + 1;
+            }
+        }
+        ranges
+    }
+}
+
+struct Gather<'a> {
+    sorted: &'a Sorted,
+    rows: std::ops::Range<usize>,
+    columns: std::ops::Range<usize>,
+    width: usize,
+    dy: &'a [f32],
+    sums: &'a Shared<'a>,
+}
+
+impl Kernel for Gather<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Sorted { starts, positions } = self.sorted;
+        for v in self.rows {
+            // SAFETY: these rows and columns belong to this task alone.
+            let sum = unsafe { self.sums.part(v * self.width + self.columns.start, self.columns.len()) };
+            let row = |i: usize| &self.dy[i * self.width..][self.columns.clone()];
+            match &positions[starts[v]..starts[v + 1]] {
+                [] => sum.fill(0.0),
+                [first, others @ ..] => {
+                    sum.copy_from_slice(row(*first));
+                    for &i in others {
+                        simd::add_scaled(s, sum, 1.0, row(i));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Rows of a table, by number.
+//!
+//! ```text
+//! y[i..] = table[ids[i..]]        table [V, D]   ids of any shape, each below V   y [ids' shape, D]
+//! dtable[v] = Σ_{i: ids[i] = v} dy[i]
+//! ```
+
+pub(crate) mod fast;
+pub(crate) mod reference;
+
+use crate::engine::Engine;
+use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::tape::{Tape, Var};
+use crate::tensor::element_count;
+
+/// Inputs of [`Tape::embedding`].
+#[derive(Clone, Copy, Debug)]
+pub struct Embedding<'a, T> {
+    /// The rows, [V, D].
+    pub table: T,
+    /// Which rows, in row-major order.
+    pub ids: &'a [u32],
+    /// The shape of the ids.
+    pub shape: &'a [usize],
+}
+
+/// The shape of the result.
+pub(crate) fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec<usize>> {
+    let &[rows, width] = table else {
+        return bad_shape("embedding", "table", table, "two dimensions [V, D]");
+    };
+    let count = element_count("embedding", shape)?;
+    if count != ids.len() {
+        return bad_value(
+            "embedding",
+            format!("{} ids came for shape {shape:?}, which holds {count}", ids.len()),
+        );
+    }
+    if let Some(at) = ids.iter().position(|&id| id as usize >= rows) {
+        return bad_value("embedding", format!("id {} at position {at}; the table has {rows} rows", ids[at]));
+    }
+    let mut result = shape.to_vec();
+    result.push(width);
+    element_count("embedding", &result)?;
+    Ok(result)
+}
+
+/// Refuses gradients and ids that do not fit a table of `rows` rows; gives the width of a row.
+pub(crate) fn check_backward(ids: &[u32], rows: usize, gradient: &[usize]) -> Result<usize> {
+    let Some((&width, shape)) = gradient.split_last() else {
+        return bad_shape("embedding", "gradient", gradient, "[ids' shape, D]");
+    };
+    let result = check(&[rows, width], ids, shape)?;
+    element_count("embedding", &[rows, width])?;
+    expect_shape("embedding", "gradient", gradient, &result, "[ids' shape, D]")?;
+    Ok(width)
+}
+
+impl<'e, E: Engine> Tape<'e, E> {
+    /// The rows of a table that `ids` name.
+    pub fn embedding(&self, input: Embedding<'_, &Var<E::Tensor>>) -> Result<Var<E::Tensor>> {
+        let Embedding { table, ids, shape } = input;
+        let y = self.engine().embedding(Embedding { table: table.value(), ids, shape })?;
+        let rows = self.engine().shape(table.value())[0];
+        let ids = if self.records(&[table]) { ids.to_vec() } else { Vec::new() };
+        Ok(self.record_one(&[table], y, move |tape, dy| {
+            Ok(vec![Some(tape.engine().embedding_backward(&ids, rows, &dy)?)])
+        }))
+    }
+}

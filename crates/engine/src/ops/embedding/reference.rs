@@ -1,0 +1,23 @@
+//! The equations as they stand.
+
+use super::{Embedding, check, check_backward};
+use crate::error::Result;
+use crate::tensor::{Real, Tensor};
+
+pub(crate) fn forward<R: Real>(input: Embedding<'_, &Tensor<R>>) -> Result<Tensor<R>> {
+    let shape = check(input.table.shape(), input.ids, input.shape)?;
+    let width = input.table.width();
+    let rows = input.ids.iter().map(|&id| &input.table.data()[id as usize * width..][..width]);
+    Ok(Tensor::detached(rows.flatten().copied().collect(), &shape))
+}
+
+pub(crate) fn backward<R: Real>(ids: &[u32], rows: usize, gradient: &Tensor<R>) -> Result<Tensor<R>> {
+    let width = check_backward(ids, rows, gradient.shape())?;
+    let mut sums = vec![R::zero(); rows * width];
+    for (i, &id) in ids.iter().enumerate() {
+        for j in 0..width {
+            sums[id as usize * width + j] += gradient.data()[i * width + j];
+        }
+    }
+    Ok(Tensor::detached(sums, &[rows, width]))
+}

@@ -1,0 +1,224 @@
+//! Copies of whole runs, split over threads. A reordering first merges dimensions that stay neighbours; if
+//! the last one then stays last it copies runs, else it transposes 8×8 blocks, strips of 32 rows of the result
+//! at a time, so that what is read of a row of x is whole cache lines. A new shape copies nothing.
+
+use std::ops::Range;
+
+use super::{Around, check_concat, check_permute, check_place, check_reshape, check_slice, resized};
+use crate::cpu::{Cpu, Shared};
+use crate::error::Result;
+use crate::simd::{self, Kernel, LANES, Simd};
+use crate::tensor::Tensor;
+
+pub(crate) fn slice(cpu: &Cpu, x: &Tensor<f32>, axis: usize, range: Range<usize>) -> Result<Tensor<f32>> {
+    let Around { outer, size, inner } = check_slice(x.shape(), axis, &range)?;
+    let shape = resized(x.shape(), axis, range.len());
+    if shape == x.shape() {
+        return Ok(x.clone());
+    }
+    let mut y = cpu.uninit(&shape);
+    let len = range.len() * inner;
+    let from = Runs { start: range.start * inner, step: size * inner };
+    copy(cpu, outer, len, x.data(), from, &Shared::new(y.data_mut()), Runs { start: 0, step: len });
+    Ok(y)
+}
+
+pub(crate) fn place(
+    cpu: &Cpu,
+    x: &Tensor<f32>,
+    axis: usize,
+    start: usize,
+    size: usize,
+) -> Result<Tensor<f32>> {
+    let Around { outer, inner, .. } = check_place(x.shape(), axis, start, size)?;
+    if size == x.shape()[axis] {
+        return Ok(x.clone());
+    }
+    let mut y = cpu.zeros(&resized(x.shape(), axis, size));
+    let len = x.shape()[axis] * inner;
+    let to = Runs { start: start * inner, step: size * inner };
+    copy(cpu, outer, len, x.data(), Runs { start: 0, step: len }, &Shared::new(y.data_mut()), to);
+    Ok(y)
+}
+
+pub(crate) fn concat(cpu: &Cpu, parts: &[&Tensor<f32>], axis: usize) -> Result<Tensor<f32>> {
+    let shapes: Vec<&[usize]> = parts.iter().map(|p| p.shape()).collect();
+    let shape = check_concat(&shapes, axis)?;
+    let Around { outer, size, inner } = Around::new("concat", &shape, axis)?;
+    let mut y = cpu.uninit(&shape);
+    let out = Shared::new(y.data_mut());
+    let mut start = 0;
+    for part in parts {
+        let len = part.shape()[axis] * inner;
+        copy(
+            cpu,
+            outer,
+            len,
+            part.data(),
+            Runs { start: 0, step: len },
+            &out,
+            Runs { start, step: size * inner },
+        );
+        start += len;
+    }
+    Ok(y)
+}
+
+/// Run i of some memory begins at `start + i·step`.
+#[derive(Clone, Copy)]
+struct Runs {
+    start: usize,
+    step: usize,
+}
+
+/// Copies `count` runs of `len` numbers.
+#[allow(unsafe_code)]
+fn copy(cpu: &Cpu, count: usize, len: usize, x: &[f32], from: Runs, y: &Shared<'_>, to: Runs) {
+    if len == 0 {
+        return;
+    }
+    cpu.for_rows(cpu.row_parts(count * len, 1), |_, range| {
+        let mut at = range.start;
+        while at < range.end {
+            let (run, skip) = (at / len, at % len);
+            let n = (len - skip).min(range.end - at);
+            // SAFETY: the runs are disjoint, and parts are disjoint ranges of what they hold.
+            let y = unsafe { y.part(to.start + run * to.step + skip, n) };
+            y.copy_from_slice(&x[from.start + run * from.step + skip..][..n]);
+            at += n;
+        }
+    });
+}
+
+pub(crate) fn reshape(x: &Tensor<f32>, shape: &[usize]) -> Result<Tensor<f32>> {
+    check_reshape(x.shape(), shape)?;
+    Ok(x.with_shape(shape))
+}
+
+/// A dimension of the result: its size, and the steps along it in x and in y.
+#[derive(Clone, Copy)]
+struct Dim {
+    size: usize,
+    x: usize,
+    y: usize,
+}
+
+pub(crate) fn permute(cpu: &Cpu, x: &Tensor<f32>, axes: &[usize]) -> Result<Tensor<f32>> {
+    let shape = check_permute(x.shape(), axes)?;
+    let mut dims: Vec<Dim> = Vec::new();
+    let mut step = 1;
+    for (&axis, &size) in axes.iter().zip(&shape).rev() {
+        let dim = Dim { size, x: x.shape()[axis + 1..].iter().product(), y: step };
+        step *= size;
+        match dims.last_mut() {
+            _ if size == 1 => {}
+            Some(last) if dim.x == last.x * last.size => last.size *= size,
+            _ => dims.push(dim),
+        }
+    }
+    dims.reverse();
+    if dims.len() <= 1 || x.is_empty() {
+        return Ok(x.with_shape(&shape));
+    }
+    let mut y = cpu.uninit(&shape);
+    let out = Shared::new(y.data_mut());
+    // One of the dimensions has step 1 in x: rows of x run along it, rows of y along the last.
+    match dims.iter().position(|d| d.x == 1) {
+        Some(row) if row + 1 < dims.len() => {
+            let row = dims.remove(row);
+            blocks(cpu, &dims, row, x.data(), &out);
+        }
+        _ => runs(cpu, &dims, x.data(), &out),
+    }
+    Ok(y)
+}
+
+/// Steps in x and y at index `at` of the walk over `dims`.
+#[inline(always)]
+fn offsets(dims: &[Dim], mut at: usize) -> [usize; 2] {
+    let mut found = [0, 0];
+    for dim in dims.iter().rev() {
+        found[0] += at % dim.size * dim.x;
+        found[1] += at % dim.size * dim.y;
+        at /= dim.size;
+    }
+    found
+}
+
+/// The last dimension of y is the last of x.
+#[allow(unsafe_code)]
+fn runs(cpu: &Cpu, dims: &[Dim], x: &[f32], y: &Shared<'_>) {
+    let Some((last, outer)) = dims.split_last() else { return };
+    let count = outer.iter().map(|d| d.size).product();
+    cpu.for_rows(cpu.row_parts(count, last.size), |_, range| {
+        for at in range {
+            let from = offsets(outer, at)[0];
+            // SAFETY: each run of y is written once.
+            let y = unsafe { y.part(at * last.size, last.size) };
+            y.copy_from_slice(&x[from..][..last.size]);
+        }
+    });
+}
+
+/// The last of `dims` is the last dimension of y, `row` the last of x.
+fn blocks(cpu: &Cpu, dims: &[Dim], row: Dim, x: &[f32], y: &Shared<'_>) {
+    let Some((&last, outer)) = dims.split_last() else { return };
+    let count: usize = outer.iter().map(|d| d.size).product();
+    let strips = row.size.div_ceil(STRIP);
+    cpu.for_rows(cpu.row_parts(count * strips, STRIP * last.size), |_, range| {
+        for task in range {
+            let [from, to] = offsets(outer, task / strips);
+            let first = task % strips * STRIP;
+            let rows = STRIP.min(row.size - first);
+            cpu.level().run(Strip {
+                last,
+                rows,
+                step: row.y,
+                x: &x[from + first..],
+                y,
+                to: to + first * row.y,
+            });
+        }
+    });
+}
+
+/// Rows of y that are written together.
+const STRIP: usize = 32;
+
+/// y[to + r·step + c] = x[r + c·last.x], r < rows ≤ 32, c < last.size.
+struct Strip<'a> {
+    last: Dim,
+    rows: usize,
+    step: usize,
+    x: &'a [f32],
+    y: &'a Shared<'a>,
+    to: usize,
+}
+
+impl Kernel for Strip<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { last, rows, step, x, y, to } = self;
+        let mut block = [0.0; STRIP * LANES];
+        for c in (0..last.size).step_by(LANES) {
+            let columns = LANES.min(last.size - c);
+            let x = &x[c * last.x..];
+            if rows == STRIP && columns == LANES {
+                simd::transpose(s, LANES, STRIP, x, last.x, &mut block, LANES);
+            } else {
+                for j in 0..columns {
+                    for r in 0..rows {
+                        block[r * LANES + j] = x[j * last.x + r];
+                    }
+                }
+            }
+            for r in 0..rows {
+                // SAFETY: each element of y is written by one task, once.
+                let y = unsafe { y.part(to + r * step + c, columns) };
+                y.copy_from_slice(&block[r * LANES..][..columns]);
+            }
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! faer's matrix product. A shared B makes one product of the whole batch; small or many products are dealt
+//! out to threads, each on one; few large ones use all threads each. For inference, every element is one
+//! chain of multiply-adds over k in ascending order, so that its bits depend on nothing but its row of A and
+//! column of B: from packed columns of B, or for a row or two from B as it lies.
+
+use std::ops::Range;
+
+use faer::{Accum, MatMut, MatRef, Par};
+
+use super::{MatMul, Sizes, Transpose, check};
+use crate::cpu::{Carve, Cpu, Products, Shared, with_scratch};
+use crate::error::{Result, expect_shape};
+use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm, transpose};
+use crate::tensor::Tensor;
+
+/// A batch of equal matrices in memory, one after the other, or one matrix for all.
+#[derive(Clone, Copy)]
+struct Batch<'a> {
+    data: &'a [f32],
+    /// Rows and columns as stored.
+    size: [usize; 2],
+    transposed: bool,
+    shared: bool,
+}
+
+impl<'a> Batch<'a> {
+    fn entry(self, i: usize) -> &'a [f32] {
+        let len = self.size[0] * self.size[1];
+        if self.shared { self.data } else { &self.data[i * len..][..len] }
+    }
+
+    fn matrix(self, i: usize) -> MatRef<'a, f32> {
+        let matrix = MatRef::from_row_major_slice(self.entry(i), self.size[0], self.size[1]);
+        if self.transposed { matrix.transpose() } else { matrix }
+    }
+
+    /// The same memory, read the other way round.
+    fn t(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+}
+
+/// A, B and C (or its gradient) of a call. A shared B and an A with rows in order are one tall product.
+fn batches<'a>(
+    sizes: Sizes,
+    transpose: Transpose,
+    a: &'a [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+) -> (Sizes, [Batch<'a>; 3]) {
+    let mut sizes = sizes;
+    if sizes.shared && !transpose.a {
+        sizes = Sizes { batch: 1, m: sizes.batch * sizes.m, shared: false, ..sizes };
+    }
+    let Sizes { m, n, k, shared, .. } = sizes;
+    let stored = |data, rows, columns, transposed: bool| {
+        let size = if transposed { [columns, rows] } else { [rows, columns] };
+        Batch { data, size, transposed, shared: false }
+    };
+    let b = Batch { shared, ..stored(b, k, n, transpose.b) };
+    (sizes, [stored(a, m, k, transpose.a), b, stored(c, m, n, false)])
+}
+
+pub(crate) fn forward(cpu: &Cpu, input: MatMul<&Tensor<f32>>, transpose: Transpose) -> Result<Tensor<f32>> {
+    let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
+    let mut c = cpu.uninit(&shape);
+    let (sizes, [a, b, _]) = batches(sizes, transpose, input.a.data(), input.b.data(), &[]);
+    match cpu.products() {
+        Products::Fastest => products(cpu, sizes.batch, c.data_mut(), [sizes.m, sizes.n, sizes.k], a, b),
+        Products::BatchInvariant => invariant(cpu, sizes, a, b, c.data_mut()),
+    }
+    Ok(c)
+}
+
+pub(crate) fn backward(
+    cpu: &Cpu,
+    input: MatMul<&Tensor<f32>>,
+    transpose: Transpose,
+    gradient: &Tensor<f32>,
+    needs: [bool; 2],
+) -> Result<[Option<Tensor<f32>>; 2]> {
+    let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
+    expect_shape("matmul", "gradient", gradient.shape(), &shape, "[.., m, n]")?;
+    let (sizes, [a, b, dc]) = batches(sizes, transpose, input.a.data(), input.b.data(), gradient.data());
+    let Sizes { batch, m, n, k, shared } = sizes;
+    // dA = dC Bᵀ or, as A is stored, its transpose B dCᵀ; dB likewise.
+    let da = needs[0].then(|| {
+        let mut da = cpu.uninit(input.a.shape());
+        match transpose.a {
+            false => products(cpu, batch, da.data_mut(), [m, k, n], dc, b.t()),
+            true => products(cpu, batch, da.data_mut(), [k, m, n], b, dc.t()),
+        }
+        da
+    });
+    let db = needs[1].then(|| {
+        let mut db = cpu.uninit(input.b.shape());
+        let (size, left, right) = if transpose.b { ([n, k, m], dc.t(), a) } else { ([k, n, m], a.t(), dc) };
+        if shared {
+            sum_of_products(cpu, batch, db.data_mut(), size, left, right);
+        } else {
+            products(cpu, batch, db.data_mut(), size, left, right);
+        }
+        db
+    });
+    Ok([da, db])
+}
+
+/// cᵢ = aᵢ bᵢ for `count` entries of `size` = [rows, columns, inner], one after the other in c.
+#[allow(unsafe_code)]
+fn products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: Batch<'_>, b: Batch<'_>) {
+    /// Multiply-adds for which a second thread pays.
+    const LARGE: usize = 128 * 128 * 128;
+    let [rows, columns, inner] = size;
+    if c.is_empty() || inner == 0 {
+        c.fill(0.0);
+        return;
+    }
+    let work = rows * columns * inner;
+    let one = |c: &mut [f32], i: usize, par: Par| {
+        let c = MatMut::from_row_major_slice_mut(c, rows, columns);
+        faer::linalg::matmul::matmul(c, Accum::Replace, a.matrix(i), b.matrix(i), 1.0, par);
+    };
+    if work < LARGE || (count >= 2 * cpu.threads() && cpu.threads() > 1) {
+        let out = Shared::new(c);
+        cpu.for_rows(cpu.row_parts(count, work), |_, range| {
+            for i in range {
+                // SAFETY: each entry is written by one task.
+                one(unsafe { out.part(i * rows * columns, rows * columns) }, i, Par::Seq);
+            }
+        });
+    } else {
+        on_pool(cpu, || {
+            c.chunks_exact_mut(rows * columns).enumerate().for_each(|(i, c)| one(c, i, cpu.par()))
+        });
+    }
+}
+
+/// c = Σᵢ aᵢ bᵢ, in order.
+fn sum_of_products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: Batch<'_>, b: Batch<'_>) {
+    if count == 0 || size[2] == 0 || c.is_empty() {
+        c.fill(0.0);
+        return;
+    }
+    on_pool(cpu, || {
+        for i in 0..count {
+            let c = MatMut::from_row_major_slice_mut(&mut *c, size[0], size[1]);
+            let accum = if i == 0 { Accum::Replace } else { Accum::Add };
+            faer::linalg::matmul::matmul(c, accum, a.matrix(i), b.matrix(i), 1.0, cpu.par());
+        }
+    });
+}
+
+fn on_pool(cpu: &Cpu, f: impl FnOnce() + Send) {
+    if cpu.threads() == 1 { f() } else { cpu.install(f) }
+}
+
+/// Columns of B that are packed together.
+const COLUMNS: usize = 32;
+/// Rows of A that one packing serves.
+const ROWS: usize = 256;
+/// Rows of C that are formed before they are copied out.
+const TILE: usize = 24;
+
+fn invariant(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32]) {
+    let Sizes { batch, m, n, k, .. } = sizes;
+    if c.is_empty() || k == 0 {
+        c.fill(0.0);
+        return;
+    }
+    if m <= 2 && !b.transposed {
+        return few_rows(cpu, sizes, a, b, c);
+    }
+    let (strips, blocks) = (n.div_ceil(COLUMNS), m.div_ceil(ROWS));
+    let out = Shared::new(c);
+    let scratch = Carve::size(k * COLUMNS) + Carve::size(TILE * COLUMNS);
+    let parts = cpu.row_parts(batch * strips * blocks, m.min(ROWS) * n.min(COLUMNS) * k / 8);
+    cpu.for_rows(parts, |_, range| {
+        for task in range {
+            let (entry, rest) = (task / (strips * blocks), task % (strips * blocks));
+            let (block, strip) = (rest / strips, rest % strips);
+            with_scratch(scratch, |scratch| {
+                let mut carve = Carve(scratch);
+                cpu.level().run(Chains {
+                    k,
+                    n,
+                    rows: block * ROWS..((block + 1) * ROWS).min(m),
+                    columns: strip * COLUMNS..((strip + 1) * COLUMNS).min(n),
+                    a: match a.transposed {
+                        false => Strided::rows(a.entry(entry), k),
+                        true => Strided::transposed(a.entry(entry), m),
+                    },
+                    b: b.entry(entry),
+                    b_transposed: b.transposed,
+                    packed: carve.take(k * COLUMNS),
+                    tile: carve.take(TILE * COLUMNS),
+                    c: &out,
+                    at: entry * m * n,
+                });
+            });
+        }
+    });
+}
+
+/// panel[l, j] = b[j, l] for j < used ≤ 16, l < k.
+#[inline(always)]
+fn pack_transposed<S: Simd>(s: S, k: usize, used: usize, b: &[f32], panel: &mut [f32]) {
+    let whole = [used / LANES * LANES, k / LANES * LANES];
+    transpose(s, whole[0], whole[1], b, k, panel, 16);
+    for j in 0..used {
+        let done = if j < whole[0] { whole[1] } else { 0 };
+        for l in done..k {
+            panel[l * 16 + j] = b[j * k + l];
+        }
+    }
+}
+
+/// Columns that one task forms when B is read as it lies.
+const SPAN: usize = 512;
+
+/// Few rows: each row of B is added to the sums as it goes by, so B is read once and in order.
+#[allow(unsafe_code)]
+fn few_rows(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32]) {
+    let Sizes { batch, m, n, k, .. } = sizes;
+    let spans = n.div_ceil(SPAN);
+    let out = Shared::new(c);
+    cpu.for_rows(cpu.row_parts(batch * spans, m * k * n.min(SPAN) / 2), |_, range| {
+        for task in range {
+            let (entry, first) = (task / spans, task % spans * SPAN);
+            let width = SPAN.min(n - first);
+            let (a_data, b) = (a.entry(entry), &b.entry(entry)[first..]);
+            for i in 0..m {
+                // SAFETY: these rows and columns belong to this task alone.
+                let c = unsafe { out.part((entry * m + i) * n + first, width) };
+                let a = match a.transposed {
+                    false => Strided { data: &a_data[i * k..], row: k, col: 1 },
+                    true => Strided { data: &a_data[i..], row: 1, col: m },
+                };
+                cpu.level().run(Row { k, a, b, step: n, c });
+            }
+        }
+    });
+}
+
+/// c = Σ_l a_l b_l, rows b_l `step` apart.
+struct Row<'a> {
+    k: usize,
+    a: Strided<'a>,
+    b: &'a [f32],
+    step: usize,
+    c: &'a mut [f32],
+}
+
+impl Kernel for Row<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { k, a, b, step, c } = self;
+        let whole = c.len() / LANES * LANES;
+        // The last columns in a vector of their own: fused like all others.
+        let (c, rest) = c.split_at_mut(whole);
+        let mut last = s.splat(0.0);
+        c.fill(0.0);
+        for l in 0..k {
+            let x = s.splat(a.data[l * a.col]);
+            let b = &b[l * step..];
+            let mut j = 0;
+            while j < whole {
+                let sum = s.fma(x, s.load(&b[j..]), s.load(&c[j..]));
+                s.store(&mut c[j..], sum);
+                j += LANES;
+            }
+            if !rest.is_empty() {
+                let mut v = [0.0; LANES];
+                v[..rest.len()].copy_from_slice(&b[whole..][..rest.len()]);
+                last = s.fma(x, s.load(&v), last);
+            }
+        }
+        let mut v = [0.0; LANES];
+        s.store(&mut v, last);
+        rest.copy_from_slice(&v[..rest.len()]);
+    }
+}
+
+/// Some rows and at most 32 columns of one product.
+struct Chains<'a> {
+    k: usize,
+    n: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    a: Strided<'a>,
+    b: &'a [f32],
+    b_transposed: bool,
+    packed: &'a mut [f32],
+    tile: &'a mut [f32],
+    c: &'a Shared<'a>,
+    /// Where this product's C begins.
+    at: usize,
+}
+
+impl Kernel for Chains<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { k, n, rows, columns, a, b, b_transposed, packed, tile, c, at } = self;
+        let width = columns.len().next_multiple_of(16);
+        // Panels of 16 columns, zeros beyond the last.
+        for (p, panel) in packed[..k * width].chunks_exact_mut(k * 16).enumerate() {
+            let first = columns.start + p * 16;
+            let used = (columns.end - first).min(16);
+            if used < 16 {
+                panel.fill(0.0);
+            }
+            if b_transposed {
+                pack_transposed(s, k, used, &b[first * k..], panel);
+            } else {
+                for (l, row) in panel.chunks_exact_mut(16).enumerate() {
+                    row[..used].copy_from_slice(&b[l * n + first..][..used]);
+                }
+            }
+        }
+        let mut first = rows.start;
+        while first < rows.end {
+            let count = TILE.min(rows.end - first);
+            let a = Strided { data: &a.data[first * a.row..], ..a };
+            let size = [count, width, k];
+            gemm(
+                s,
+                size,
+                Band::Full,
+                a,
+                Block::panels(packed, k),
+                BlockMut::rows(tile, width),
+                Epilogue::Set,
+            );
+            for i in 0..count {
+                // SAFETY: these rows and columns belong to this task alone.
+                let c = unsafe { c.part(at + (first + i) * n + columns.start, columns.len()) };
+                c.copy_from_slice(&tile[i * width..][..columns.len()]);
+            }
+            first += count;
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The equations as they stand.
+
+use super::{check_expand, check_mean, check_sum};
+use crate::error::Result;
+use crate::ops::elementwise::broadcast::{check_broadcasts_to, dims, offsets};
+use crate::ops::layout::Around;
+use crate::tensor::{Real, Tensor};
+
+fn sums<R: Real>(x: &[R], around: Around) -> Vec<R> {
+    let Around { outer, size, inner } = around;
+    let mut y = Vec::with_capacity(outer * inner);
+    for o in 0..outer {
+        for i in 0..inner {
+            y.push((0..size).map(|n| x[(o * size + n) * inner + i]).sum());
+        }
+    }
+    y
+}
+
+pub(crate) fn sum<R: Real>(x: &Tensor<R>, axis: usize) -> Result<Tensor<R>> {
+    let (shape, around) = check_sum("sum", x.shape(), axis)?;
+    Ok(Tensor::detached(sums(x.data(), around), &shape))
+}
+
+pub(crate) fn mean<R: Real>(x: &Tensor<R>, axis: usize) -> Result<Tensor<R>> {
+    let (shape, around) = check_mean(x.shape(), axis)?;
+    let count = R::of(around.size as f64);
+    Ok(Tensor::detached(sums(x.data(), around).into_iter().map(|s| s / count).collect(), &shape))
+}
+
+pub(crate) fn expand<R: Real>(x: &Tensor<R>, axis: usize, count: usize) -> Result<Tensor<R>> {
+    let (shape, Around { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
+    let mut y = Vec::with_capacity(outer * size * inner);
+    for o in 0..outer {
+        for _ in 0..size {
+            y.extend_from_slice(&x.data()[o * inner..(o + 1) * inner]);
+        }
+    }
+    Ok(Tensor::detached(y, &shape))
+}
+
+pub(crate) fn sum_to<R: Real>(x: &Tensor<R>, shape: &[usize]) -> Result<Tensor<R>> {
+    check_broadcasts_to("sum_to", shape, x.shape())?;
+    let dims = dims(x.shape(), x.shape(), shape);
+    let mut y = vec![R::zero(); shape.iter().product()];
+    for i in 0..x.len() {
+        let [from, to] = offsets(&dims, i);
+        y[to] += x.data()[from];
+    }
+    Ok(Tensor::detached(y, shape))
+}

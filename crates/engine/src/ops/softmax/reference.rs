@@ -1,0 +1,32 @@
+//! The equations as they stand.
+
+use super::check;
+use crate::error::{Result, expect_shape};
+use crate::tensor::{Real, Tensor};
+
+pub(crate) fn forward<R: Real>(x: &Tensor<R>) -> Result<Tensor<R>> {
+    let width = check(x.shape())?;
+    let mut y = x.data().to_vec();
+    for row in y.chunks_exact_mut(width.max(1)) {
+        let max = row.iter().fold(R::neg_infinity(), |m, &v| if v > m { v } else { m });
+        // With nothing to subtract, a masked row is e^−inf = 0 throughout.
+        let shift = if max == R::neg_infinity() { R::zero() } else { max };
+        row.iter_mut().for_each(|v| *v = (*v - shift).exp());
+        let sum = row.iter().copied().sum::<R>();
+        if sum != R::zero() {
+            row.iter_mut().for_each(|v| *v /= sum);
+        }
+    }
+    Ok(Tensor::detached(y, x.shape()))
+}
+
+pub(crate) fn backward<R: Real>(y: &Tensor<R>, gradient: &Tensor<R>) -> Result<Tensor<R>> {
+    let width = check(y.shape())?.max(1);
+    expect_shape("softmax", "gradient", gradient.shape(), y.shape(), "the shape of x")?;
+    let mut dx = Vec::with_capacity(y.len());
+    for (y, dy) in y.data().chunks_exact(width).zip(gradient.data().chunks_exact(width)) {
+        let mean = y.iter().zip(dy).map(|(&y, &dy)| y * dy).sum::<R>();
+        dx.extend(y.iter().zip(dy).map(|(&y, &dy)| y * (dy - mean)));
+    }
+    Ok(Tensor::detached(dx, y.shape()))
+}
