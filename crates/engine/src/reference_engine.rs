@@ -3,8 +3,11 @@
 use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
+use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::linear::{self, Linear};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
+use crate::ops::swiglu::{self, SwiGlu};
 use crate::tensor::{Tensor, element_count};
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
@@ -23,7 +26,10 @@ impl Engine for Reference {
     fn from_f64(&self, data: &[f64], shape: &[usize]) -> Result<T> {
         let len = element_count("tensor", shape)?;
         if len != data.len() {
-            return bad_value("tensor", format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()));
+            return bad_value(
+                "tensor",
+                format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()),
+            );
         }
         Ok(Tensor::detached(data.to_vec(), shape))
     }
@@ -70,5 +76,35 @@ impl Engine for Reference {
     }
     fn gated_rms_norm_backward(&self, input: GatedRmsNorm<&T>, eps: f64, gradient: &T) -> Result<GatedRmsNorm<T>> {
         rms_norm::reference::gated_backward(input, eps, gradient)
+    }
+
+    // ---- fused layers ----
+
+    fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
+        swiglu::reference::forward(input)
+    }
+    fn swiglu_backward(&self, input: SwiGlu<&T>, gradient: &T) -> Result<SwiGlu<T>> {
+        swiglu::reference::backward(input, gradient)
+    }
+    fn short_conv(&self, input: ShortConv<&T>) -> Result<(T, T)> {
+        short_conv::reference::forward(input)
+    }
+    fn short_conv_backward(&self, input: ShortConv<&T>, gradient: &T) -> Result<ShortConvGradients<T>> {
+        short_conv::reference::backward(input, gradient)
+    }
+    fn linear_cross_entropy(
+        &self,
+        input: LinearCrossEntropy<&T>,
+        targets: &[u32],
+        normaliser: Option<f64>,
+        needs: [bool; 2],
+    ) -> Result<CrossEntropy<T>> {
+        cross_entropy::reference::forward(input, targets, normaliser, needs)
+    }
+    fn linear_cross_entropy_backward(&self, kept: [Option<T>; 2], gradient: &T) -> Result<[Option<T>; 2]> {
+        cross_entropy::reference::backward(kept, gradient)
+    }
+    fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
+        cross_entropy::reference::token_losses(x, weight, targets)
     }
 }

@@ -2,5 +2,8 @@
 //! (the equation, in f32 or f64) and `fast` (SIMD, threads, tiles).
 
 pub mod adamw;
+pub mod cross_entropy;
 pub mod linear;
 pub mod rms_norm;
+pub mod short_conv;
+pub mod swiglu;
