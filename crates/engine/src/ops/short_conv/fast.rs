@@ -1,8 +1,8 @@
 //! Eight channels at a time. Weights are packed so that the K taps of eight channels lie together; tokens go
-//! by in groups of eight with the last K inputs in registers, so that a group reads each input once. Blocks
-//! of tokens go to threads. The backward pass recomputes z, keeps the last K values of dz the same way, and
-//! computes the K − 1 values that a block needs from the next block a second time. Weight gradients are
-//! summed per part and then over the parts in order; parts depend on the shape only.
+//! by in groups whose inputs are in registers, so that a group reads each input once. Blocks of tokens go to
+//! threads. The backward pass recomputes z, carries the last K − 1 values of dz from group to group, and
+//! computes those that a block needs from the next block a second time. Weight gradients are summed per part
+//! and then over the parts in order; parts depend on the shape only.
 //!
 //! K = 4 is compiled for; other kernels use the loops of [`super::any_kernel`].
 
@@ -13,8 +13,12 @@ use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
 use crate::tensor::Tensor;
 
+/// The kernel width that is compiled for.
+const K: usize = 4;
 /// Tokens that go by together.
-const GROUP: usize = 8;
+const GROUP: usize = 4;
+/// Inputs that a group reads.
+const SEEN: usize = GROUP + K - 1;
 
 #[allow(unsafe_code)]
 pub(crate) fn forward(cpu: &Cpu, input: ShortConv<&Tensor<f32>>) -> Result<(Tensor<f32>, Tensor<f32>)> {
@@ -36,7 +40,7 @@ pub(crate) fn forward(cpu: &Cpu, input: ShortConv<&Tensor<f32>>) -> Result<(Tens
             // SAFETY: blocks are disjoint ranges of tokens.
             let y = unsafe { out.part((b * sizes.tokens + start) * width, (end - start) * width) };
             match kernel {
-                4 => cpu.level().run(Forward::<4> { width, rows: &rows, packed, y }),
+                K => cpu.level().run(Forward { width, rows: &rows, packed, y }),
                 _ => cpu.level().run(AnyForward { width, kernel, rows: &rows, packed, y }),
             }
         });
@@ -83,7 +87,7 @@ pub(crate) fn backward(
                 let dx = unsafe { out.part(at, (end - start) * width) };
                 let span = Span { width, own: end - start, rows: &rows, packed, dy };
                 match kernel {
-                    4 => with_scratch(len, |carry| cpu.level().run(Backward::<4> { span, carry, dx, dw })),
+                    K => with_scratch(len, |carry| cpu.level().run(Backward { span, carry, dx, dw })),
                     _ => with_scratch(ahead * width.next_multiple_of(LANES), |dz| {
                         cpu.level().run(AnyBackward { span, kernel, dz, dx, dw });
                     }),
@@ -174,29 +178,30 @@ fn packed_len(sizes: Sizes) -> usize {
     sizes.width.next_multiple_of(LANES) * sizes.kernel
 }
 
-/// Where weight (d, j) lies in packed weights.
-fn place(kernel: usize, d: usize, j: usize) -> usize {
-    (d / LANES * kernel + j) * LANES + d % LANES
-}
-
 fn pack(sizes: Sizes, weight: &[f32], packed: &mut [f32]) {
     packed.fill(0.0);
-    for d in 0..sizes.width {
-        for j in 0..sizes.kernel {
-            packed[place(sizes.kernel, d, j)] = weight[d * sizes.kernel + j];
+    let eight = sizes.kernel * LANES;
+    for (packed, weight) in packed.chunks_exact_mut(eight).zip(weight.chunks(eight)) {
+        for (lane, taps) in weight.chunks_exact(sizes.kernel).enumerate() {
+            for (j, &w) in taps.iter().enumerate() {
+                packed[j * LANES + lane] = w;
+            }
         }
     }
 }
 
 fn unpack_add(sizes: Sizes, packed: &[f32], weight: &mut [f32]) {
-    for d in 0..sizes.width {
-        for j in 0..sizes.kernel {
-            weight[d * sizes.kernel + j] += packed[place(sizes.kernel, d, j)];
+    let eight = sizes.kernel * LANES;
+    for (packed, weight) in packed.chunks_exact(eight).zip(weight.chunks_mut(eight)) {
+        for (lane, taps) in weight.chunks_exact_mut(sizes.kernel).enumerate() {
+            for (j, w) in taps.iter_mut().enumerate() {
+                *w += packed[j * LANES + lane];
+            }
         }
     }
 }
 
-struct Forward<'a, const K: usize> {
+struct Forward<'a> {
     width: usize,
     /// K − 1 rows before the block, then its rows.
     rows: &'a [&'a [f32]],
@@ -204,66 +209,74 @@ struct Forward<'a, const K: usize> {
     y: &'a mut [f32],
 }
 
-impl<const K: usize> Forward<'_, K> {
-    /// The outputs of some tokens in channels c .. c + 8 N.
+impl Forward<'_> {
+    /// G tokens from `start`, all channels.
     #[inline(always)]
-    fn strip<S: Simd, const N: usize, const PART: bool>(
-        &mut self,
-        s: S,
-        tokens: std::ops::Range<usize>,
-        c: usize,
-    ) {
-        let packed = &self.packed[c * K..][..K * N * LANES];
-        let w: [[S::V; K]; N] =
-            std::array::from_fn(|n| std::array::from_fn(|j| s.load(&packed[(n * K + j) * LANES..])));
-        // x[n][j] is the input that tap j of the current token reads.
-        let mut x = [[s.splat(0.0); K]; N];
-        for j in 1..K {
-            for n in 0..N {
-                x[n][j] = load_or_part::<S, PART>(s, &self.rows[tokens.start + j - 1][c + n * LANES..]);
-            }
+    fn group<S: Simd, const G: usize>(&mut self, s: S, start: usize) {
+        let width = self.width;
+        let rows: [&[f32]; SEEN] = std::array::from_fn(|i| &self.rows[start + i.min(G + K - 2)][..width]);
+        let mut out = self.y[start * width..][..G * width].chunks_exact_mut(width);
+        let mut y: [&mut [f32]; G] = std::array::from_fn(|_| out.next().unwrap_or_default());
+        let mut c = 0;
+        while c + LANES <= width {
+            strip::<S, G, false>(s, &rows, &self.packed[c * K..], &mut y, c);
+            c += LANES;
         }
-        for t in tokens {
-            let row = &self.rows[t + K - 1][c..];
-            let y = &mut self.y[t * self.width..][..self.width][c..];
-            for n in 0..N {
-                for j in 1..K {
-                    x[n][j - 1] = x[n][j];
-                }
-                x[n][K - 1] = load_or_part::<S, PART>(s, &row[n * LANES..]);
-                let z = taps(s, &w[n], &x[n]);
-                store_or_part::<S, PART>(s, &mut y[n * LANES..], simd::silu(s, z));
-            }
+        if c < width {
+            strip::<S, G, true>(s, &rows, &self.packed[c * K..], &mut y, c);
         }
     }
 }
 
-/// Σ_j w_j x_j, j upwards.
+/// The outputs of G tokens in eight channels; `rows` begins with what tap 0 of the first token reads.
 #[inline(always)]
-fn taps<S: Simd, const K: usize>(s: S, w: &[S::V; K], x: &[S::V; K]) -> S::V {
-    let mut z = s.mul(w[0], x[0]);
+fn strip<S: Simd, const G: usize, const PART: bool>(
+    s: S,
+    rows: &[&[f32]; SEEN],
+    packed: &[f32],
+    y: &mut [&mut [f32]; G],
+    c: usize,
+) {
+    let w: [S::V; K] = load_taps(s, packed);
+    let mut x = [w[0]; SEEN];
+    for i in 0..G + K - 1 {
+        x[i] = load_or_part::<S, PART>(s, &rows[i][c..]);
+    }
+    for t in 0..G {
+        let z = taps(s, &w, &x, t);
+        store_or_part::<S, PART>(s, &mut y[t][c..], simd::silu(s, z));
+    }
+}
+
+#[inline(always)]
+fn load_taps<S: Simd>(s: S, packed: &[f32]) -> [S::V; K] {
+    let packed = &packed[..K * LANES];
+    std::array::from_fn(|j| s.load(&packed[j * LANES..]))
+}
+
+/// Σ_j w_j x_(t + j), j upwards.
+#[inline(always)]
+fn taps<S: Simd>(s: S, w: &[S::V; K], x: &[S::V; SEEN], t: usize) -> S::V {
+    let mut z = s.mul(w[0], x[t]);
     for j in 1..K {
-        z = s.fma(w[j], x[j], z);
+        z = s.fma(w[j], x[t + j], z);
     }
     z
 }
 
-impl<const K: usize> Kernel for Forward<'_, K> {
+impl Kernel for Forward<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let count = self.rows.len() - (K - 1);
-        for start in (0..count).step_by(GROUP) {
-            let tokens = start..(start + GROUP).min(count);
-            let mut c = 0;
-            while c + 2 * LANES <= self.width {
-                self.strip::<S, 2, false>(s, tokens.clone(), c);
-                c += 2 * LANES;
-            }
-            while c < self.width {
-                self.strip::<S, 1, true>(s, tokens.clone(), c);
-                c += LANES;
-            }
+        let mut t = 0;
+        while t + GROUP <= count {
+            self.group::<S, GROUP>(s, t);
+            t += GROUP;
+        }
+        while t < count {
+            self.group::<S, 1>(s, t);
+            t += 1;
         }
     }
 }
@@ -279,78 +292,94 @@ pub(super) struct Span<'a> {
     pub dy: &'a [f32],
 }
 
-struct Backward<'a, const K: usize> {
+struct Backward<'a> {
     span: Span<'a>,
-    /// The last K values of dz of every channel between groups, [⌈D / 8⌉, K, 8]; the first is not used.
+    /// The last K − 1 values of dz of every channel between groups, [⌈D / 8⌉, K − 1, 8].
     carry: &'a mut [f32],
     dx: &'a mut [f32],
     dw: &'a mut [f32],
 }
 
-impl<const K: usize> Backward<'_, K> {
-    /// Steps t of some channels: dz of token t, its part of dw, and dx of token t − K + 1, which it completes.
+impl Backward<'_> {
+    /// dz of tokens start .. start + GROUP, their part of dw, and dx of the tokens that they complete: those
+    /// K − 1 earlier. `WHOLE`: all these tokens are the block's own.
     #[inline(always)]
-    fn strip<S: Simd, const PART: bool>(&mut self, s: S, steps: std::ops::Range<usize>, c: usize) {
-        let Span { width, own, rows, packed, dy } = self.span;
-        let known = rows.len() - (K - 1);
-        let (at, len) = (c * K, K * LANES);
-        let load = |p: &[f32]| -> [S::V; K] { std::array::from_fn(|j| s.load(&p[j * LANES..])) };
-        let w = load(&packed[at..at + len]);
-        let mut dw = load(&self.dw[at..at + len]);
-        // dz[j] is that of token t − K + 1 + j; x[j] is what tap j of token t reads.
-        let mut dz = if steps.start == 0 { [s.splat(0.0); K] } else { load(&self.carry[at..at + len]) };
-        let mut x = [s.splat(0.0); K];
-        for j in 1..K {
-            if let Some(row) = rows.get(steps.start + j - 1) {
-                x[j] = load_or_part::<S, PART>(s, &row[c..]);
+    fn group<S: Simd, const WHOLE: bool>(&mut self, s: S, start: usize) {
+        let width = self.span.width;
+        let last = self.span.rows.len() - 1;
+        let rows: [&[f32]; SEEN] = std::array::from_fn(|i| &self.span.rows[(start + i).min(last)][..width]);
+        let mut c = 0;
+        while c + LANES <= width {
+            self.strip::<S, WHOLE, false>(s, &rows, start, c);
+            c += LANES;
+        }
+        if c < width {
+            self.strip::<S, WHOLE, true>(s, &rows, start, c);
+        }
+    }
+
+    #[inline(always)]
+    fn strip<S: Simd, const WHOLE: bool, const PART: bool>(
+        &mut self,
+        s: S,
+        rows: &[&[f32]; SEEN],
+        start: usize,
+        c: usize,
+    ) {
+        let Span { width, own, rows: all, packed, dy } = self.span;
+        let known = all.len() - (K - 1);
+        let w = load_taps(s, &packed[c * K..]);
+        let x: [S::V; SEEN] = std::array::from_fn(|i| load_or_part::<S, PART>(s, &rows[i][c..]));
+        // dz[i] is that of token start − K + 1 + i.
+        let mut dz = [s.splat(0.0); SEEN];
+        let carry = &mut self.carry[c * (K - 1)..][..(K - 1) * LANES];
+        for i in 0..K - 1 {
+            dz[i] = s.load(&carry[i * LANES..]);
+        }
+        for i in 0..GROUP {
+            if WHOLE || start + i < known {
+                let (_, slope) = simd::silu_and_slope(s, taps(s, &w, &x, i));
+                let dy = load_or_part::<S, PART>(s, &dy[(start + i) * width..][..width][c..]);
+                dz[K - 1 + i] = s.mul(dy, slope);
             }
         }
-        for t in steps {
-            for j in 1..K {
-                x[j - 1] = x[j];
-                dz[j - 1] = dz[j];
-            }
-            if t < known {
-                x[K - 1] = load_or_part::<S, PART>(s, &rows[t + K - 1][c..]);
-                let (_, slope) = simd::silu_and_slope(s, taps(s, &w, &x));
-                dz[K - 1] = s.mul(load_or_part::<S, PART>(s, &dy[t * width..][..width][c..]), slope);
-            } else {
-                dz[K - 1] = s.splat(0.0);
-            }
-            if t < own {
-                for j in 0..K {
-                    dw[j] = s.fma(dz[K - 1], x[j], dw[j]);
-                }
-            }
-            if t + 1 >= K {
-                let mut sum = s.mul(w[0], dz[K - 1]);
-                for j in 1..K {
-                    sum = s.fma(w[j], dz[K - 1 - j], sum);
-                }
-                store_or_part::<S, PART>(s, &mut self.dx[(t + 1 - K) * width..][..width][c..], sum);
-            }
+        for i in 0..K - 1 {
+            s.store(&mut carry[i * LANES..], dz[GROUP + i]);
         }
+        let sums = &mut self.dw[c * K..][..K * LANES];
         for j in 0..K {
-            s.store(&mut self.dw[at + j * LANES..], dw[j]);
-            s.store(&mut self.carry[at + j * LANES..], dz[j]);
+            let mut sum = s.load(&sums[j * LANES..]);
+            for i in 0..GROUP {
+                if WHOLE || start + i < own {
+                    sum = s.fma(dz[K - 1 + i], x[i + j], sum);
+                }
+            }
+            s.store(&mut sums[j * LANES..], sum);
+        }
+        for i in 0..GROUP {
+            if WHOLE || (start + i >= K - 1 && start + i < own + K - 1) {
+                let mut sum = s.mul(w[0], dz[K - 1 + i]);
+                for j in 1..K {
+                    sum = s.fma(w[j], dz[K - 1 + i - j], sum);
+                }
+                let dx = &mut self.dx[(start + i - (K - 1)) * width..][..width];
+                store_or_part::<S, PART>(s, &mut dx[c..], sum);
+            }
         }
     }
 }
 
-impl<const K: usize> Kernel for Backward<'_, K> {
+impl Kernel for Backward<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let steps = self.span.own + K - 1;
-        for start in (0..steps).step_by(GROUP) {
-            let group = start..(start + GROUP).min(steps);
-            let mut c = 0;
-            while c + LANES <= self.span.width {
-                self.strip::<S, false>(s, group.clone(), c);
-                c += LANES;
-            }
-            if c < self.span.width {
-                self.strip::<S, true>(s, group.clone(), c);
+        self.carry.fill(0.0);
+        let own = self.span.own;
+        for start in (0..own + K - 1).step_by(GROUP) {
+            if start >= K - 1 && start + GROUP <= own {
+                self.group::<S, true>(s, start);
+            } else {
+                self.group::<S, false>(s, start);
             }
         }
     }
