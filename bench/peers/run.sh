@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # The engine's operations and the same in PyTorch, on this machine, one after the other; prints a table.
 #
-#   bench/peers/run.sh [THREADS]        (default 2)
-#
 # PEERS_PYTHON names a Python that has torch; without it, one is set up in bench/peers/.venv.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
-threads="${1:-2}"
+# As many as the engine takes by itself.
+threads="$(getconf _NPROCESSORS_ONLN)"
 
 python="${PEERS_PYTHON:-}"
 if [ -z "$python" ]; then
@@ -20,7 +19,7 @@ fi
 
 results="$(mktemp -d)"
 trap 'rm -rf "$results"' EXIT
-(cd "$root" && MARCH_THREADS="$threads" cargo bench -q -p march-engine -- --json "$results/march.json" >&2)
+(cd "$root" && cargo bench -q -p march-engine -- --json "$results/march.json" >&2)
 "$python" -W ignore "$here/engine.py" --check >&2
 "$python" -W ignore "$here/engine.py" --threads "$threads" >"$results/torch.json"
 "$python" "$here/table.py" "$results/march.json" "$results/torch.json"
