@@ -12,10 +12,13 @@ use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage};
 use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::elementwise::{Map, Zip};
 use crate::ops::embedding::Embedding;
+use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::linear::Linear;
 use crate::ops::matmul::{MatMul, Transpose};
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 use crate::ops::state_read::StateRead;
+use crate::ops::short_conv::{ShortConv, ShortConvGradients};
+use crate::ops::swiglu::SwiGlu;
 
 /// A device that can run every operation of the models, forward and backward.
 pub trait Engine: Sized + 'static {
@@ -203,4 +206,38 @@ pub trait Engine: Sized + 'static {
     fn embedding(&self, input: Embedding<'_, &Self::Tensor>) -> Result<Self::Tensor>;
     /// Gradient of [`Engine::embedding`] with respect to its table of `rows` rows.
     fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &Self::Tensor) -> Result<Self::Tensor>;
+    // ---- fused layers ----
+
+    /// y = SiLU(gate) ∘ up.
+    fn swiglu(&self, input: SwiGlu<&Self::Tensor>) -> Result<Self::Tensor>;
+    /// Gradients of [`Engine::swiglu`].
+    fn swiglu_backward(
+        &self,
+        input: SwiGlu<&Self::Tensor>,
+        gradient: &Self::Tensor,
+    ) -> Result<SwiGlu<Self::Tensor>>;
+    /// Depthwise causal convolution, then SiLU; also the tail for the next call.
+    fn short_conv(&self, input: ShortConv<&Self::Tensor>) -> Result<(Self::Tensor, Self::Tensor)>;
+    /// Gradients of [`Engine::short_conv`]; the tail is a constant.
+    fn short_conv_backward(
+        &self,
+        input: ShortConv<&Self::Tensor>,
+        gradient: &Self::Tensor,
+    ) -> Result<ShortConvGradients<Self::Tensor>>;
+    /// Σ nll / normaliser of softmax(x Wᵀ), and at once the gradients of x and W that `needs` asks for.
+    fn linear_cross_entropy(
+        &self,
+        input: LinearCrossEntropy<&Self::Tensor>,
+        targets: &[u32],
+        normaliser: Option<f64>,
+        needs: [bool; 2],
+    ) -> Result<CrossEntropy<Self::Tensor>>;
+    /// The kept gradients of [`Engine::linear_cross_entropy`] times the gradient of the loss.
+    fn linear_cross_entropy_backward(
+        &self,
+        kept: [Option<Self::Tensor>; 2],
+        gradient: &Self::Tensor,
+    ) -> Result<[Option<Self::Tensor>; 2]>;
+    /// The loss of each token and its most probable target, for evaluation.
+    fn token_losses(&self, x: &Self::Tensor, weight: &Self::Tensor, targets: &[u32]) -> Result<TokenLosses>;
 }

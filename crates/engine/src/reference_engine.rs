@@ -10,12 +10,15 @@ use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOp
 use crate::ops::elementwise::{self, Map, Zip};
 use crate::ops::embedding::{self, Embedding};
 use crate::ops::layout;
+use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::linear::{self, Linear};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::ops::state_read::{self, StateRead};
 use crate::ops::softmax;
+use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
+use crate::ops::swiglu::{self, SwiGlu};
 use crate::tensor::{Tensor, element_count};
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
@@ -226,5 +229,33 @@ impl Engine for Reference {
     }
     fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &T) -> Result<T> {
         embedding::reference::backward(ids, rows, gradient)
+    // ---- fused layers ----
+
+    fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
+        swiglu::reference::forward(input)
+    }
+    fn swiglu_backward(&self, input: SwiGlu<&T>, gradient: &T) -> Result<SwiGlu<T>> {
+        swiglu::reference::backward(input, gradient)
+    }
+    fn short_conv(&self, input: ShortConv<&T>) -> Result<(T, T)> {
+        short_conv::reference::forward(input)
+    }
+    fn short_conv_backward(&self, input: ShortConv<&T>, gradient: &T) -> Result<ShortConvGradients<T>> {
+        short_conv::reference::backward(input, gradient)
+    }
+    fn linear_cross_entropy(
+        &self,
+        input: LinearCrossEntropy<&T>,
+        targets: &[u32],
+        normaliser: Option<f64>,
+        needs: [bool; 2],
+    ) -> Result<CrossEntropy<T>> {
+        cross_entropy::reference::forward(input, targets, normaliser, needs)
+    }
+    fn linear_cross_entropy_backward(&self, kept: [Option<T>; 2], gradient: &T) -> Result<[Option<T>; 2]> {
+        cross_entropy::reference::backward(kept, gradient)
+    }
+    fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
+        cross_entropy::reference::token_losses(x, weight, targets)
     }
 }

@@ -1,0 +1,252 @@
+//! Tokens that have a target are taken in blocks whose logits stay in cache: one product for the logits, the
+//! softmax in place, and two products for the gradients, all before the next block. Rows of a block go to
+//! threads for the softmax; sums over the vocabulary and over tokens are in f64, in order.
+
+use faer::{Accum, MatMut, MatRef};
+
+use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
+use crate::cpu::{Cpu, Shared};
+use crate::error::Result;
+use crate::ops::linear::{self, Linear};
+use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
+use crate::tensor::Tensor;
+
+/// Numbers of logits in a block: 16 MB.
+const BLOCK: usize = 4 * 1024 * 1024;
+/// Tokens of a block at most.
+const TOKENS: usize = 512;
+
+/// Tokens per block: as many as fit, the same in all blocks but the last.
+fn block_tokens(call: &Call) -> usize {
+    let most = (BLOCK / call.vocabulary.max(1)).clamp(1, TOKENS);
+    let blocks = call.counted.len().div_ceil(most).max(1);
+    call.counted.len().div_ceil(blocks).max(1)
+}
+
+pub(crate) fn forward(
+    cpu: &Cpu,
+    input: LinearCrossEntropy<&Tensor<f32>>,
+    targets: &[u32],
+    normaliser: Option<f64>,
+    needs: [bool; 2],
+) -> Result<CrossEntropy<Tensor<f32>>> {
+    let call = check("linear_cross_entropy", input.x.shape(), input.weight.shape(), targets)?;
+    let factor = factor(&call, normaliser)?;
+    let Call { width, vocabulary, .. } = call;
+    let whole = call.counted.len() == targets.len();
+    let mut dx =
+        needs[0].then(|| if whole { cpu.uninit(input.x.shape()) } else { cpu.zeros(input.x.shape()) });
+    let mut dw = needs[1].then(|| cpu.uninit(input.weight.shape()));
+    if call.counted.is_empty() {
+        dw = needs[1].then(|| cpu.zeros(input.weight.shape()));
+    }
+    let keep = needs[0] || needs[1];
+    let weight = MatRef::from_row_major_slice(input.weight.data(), vocabulary, width);
+    let mut total = 0.0;
+    let mut accumulate = Accum::Replace;
+    for rows in call.counted.chunks(block_tokens(&call)) {
+        let x = gather(cpu, input.x, width, rows);
+        let mut logits = linear::fast::forward(cpu, Linear { x: &x, weight: input.weight, bias: None })?;
+        let scale = keep.then_some(factor as f32);
+        let seen = softmax_rows(cpu, &mut logits, rows, targets, scale, false);
+        total += seen.iter().map(|row| row.nll).sum::<f64>();
+        let dl = MatRef::from_row_major_slice(logits.data(), rows.len(), vocabulary);
+        if let Some(dx) = &mut dx {
+            let mut block = cpu.uninit(x.shape());
+            product(cpu, block.data_mut(), [rows.len(), width], Accum::Replace, dl, weight);
+            let out = dx.data_mut();
+            for (i, &row) in rows.iter().enumerate() {
+                out[row * width..][..width].copy_from_slice(&block.data()[i * width..][..width]);
+            }
+        }
+        if let Some(dw) = &mut dw {
+            let x = MatRef::from_row_major_slice(x.data(), rows.len(), width);
+            product(cpu, dw.data_mut(), [vocabulary, width], accumulate, dl.transpose(), x);
+            accumulate = Accum::Add;
+        }
+    }
+    let loss = cpu.from_slice(&[(total * factor) as f32], &[])?;
+    Ok(CrossEntropy { loss, gradients: [dx, dw] })
+}
+
+pub(crate) fn backward(
+    cpu: &Cpu,
+    kept: [Option<Tensor<f32>>; 2],
+    gradient: &Tensor<f32>,
+) -> Result<[Option<Tensor<f32>>; 2]> {
+    check_gradient(gradient.shape())?;
+    let factor = gradient.data()[0];
+    if factor == 1.0 {
+        return Ok(kept);
+    }
+    let [dx, dw] = kept;
+    Ok([scale(cpu, dx, factor)?, scale(cpu, dw, factor)?])
+}
+
+#[allow(unsafe_code)]
+fn scale(cpu: &Cpu, tensor: Option<Tensor<f32>>, factor: f32) -> Result<Option<Tensor<f32>>> {
+    let Some(mut tensor) = tensor else { return Ok(None) };
+    if !tensor.is_unique() {
+        tensor = cpu.from_slice(tensor.data(), tensor.shape())?;
+    }
+    let len = tensor.len();
+    let out = Shared::new(tensor.data_mut());
+    cpu.for_rows(cpu.row_parts(len, 1), |_, range| {
+        // SAFETY: parts are disjoint ranges.
+        cpu.level().run(Scale(unsafe { out.part(range.start, range.len()) }, factor));
+    });
+    Ok(Some(tensor))
+}
+
+struct Scale<'a>(&'a mut [f32], f32);
+impl Kernel for Scale<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        simd::scale(s, self.0, self.1);
+    }
+}
+
+pub(crate) fn token_losses(
+    cpu: &Cpu,
+    x: &Tensor<f32>,
+    weight: &Tensor<f32>,
+    targets: &[u32],
+) -> Result<TokenLosses> {
+    let call = check("token_losses", x.shape(), weight.shape(), targets)?;
+    let mut result = TokenLosses { nll: vec![0.0; targets.len()], greedy: vec![IGNORE; targets.len()] };
+    for rows in call.counted.chunks(block_tokens(&call)) {
+        let x = gather(cpu, x, call.width, rows);
+        let mut logits = linear::fast::forward(cpu, Linear { x: &x, weight, bias: None })?;
+        let seen = softmax_rows(cpu, &mut logits, rows, targets, None, true);
+        for (&row, seen) in rows.iter().zip(seen) {
+            result.nll[row] = seen.nll as f32;
+            result.greedy[row] = seen.greedy;
+        }
+    }
+    Ok(result)
+}
+
+/// Some rows of x, one after another.
+fn gather(cpu: &Cpu, x: &Tensor<f32>, width: usize, rows: &[usize]) -> Tensor<f32> {
+    let mut block = cpu.uninit(&[rows.len(), width]);
+    let out = block.data_mut();
+    for (i, &row) in rows.iter().enumerate() {
+        out[i * width..][..width].copy_from_slice(&x.data()[row * width..][..width]);
+    }
+    block
+}
+
+/// c = a·b or c += a·b, row-major, on all threads.
+fn product(
+    cpu: &Cpu,
+    c: &mut [f32],
+    size: [usize; 2],
+    accumulate: Accum,
+    a: MatRef<'_, f32>,
+    b: MatRef<'_, f32>,
+) {
+    let mut run = || {
+        let c = MatMut::from_row_major_slice_mut(c, size[0], size[1]);
+        faer::linalg::matmul::matmul(c, accumulate, a, b, 1.0, cpu.par());
+    };
+    if cpu.threads() == 1 { run() } else { cpu.install(run) }
+}
+
+/// What one row of logits says of its target.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    nll: f64,
+    greedy: u32,
+}
+
+/// The loss of each row of a block. With `scale`, the logits become scale · (softmax − onehot).
+#[allow(unsafe_code)]
+fn softmax_rows(
+    cpu: &Cpu,
+    logits: &mut Tensor<f32>,
+    rows: &[usize],
+    targets: &[u32],
+    scale: Option<f32>,
+    greedy: bool,
+) -> Vec<Seen> {
+    let width = logits.width();
+    let seen: Vec<std::sync::OnceLock<Seen>> = vec![std::sync::OnceLock::new(); rows.len()];
+    let out = Shared::new(logits.data_mut());
+    cpu.for_rows(cpu.row_parts(rows.len(), width), |_, range| {
+        for i in range {
+            // SAFETY: each row belongs to one task.
+            let logits = unsafe { out.part(i * width, width) };
+            let target = targets[rows[i]] as usize;
+            let _ = seen[i].set(cpu.level().run(SoftmaxRow { logits, target, scale, greedy }));
+        }
+    });
+    seen.into_iter().map(|s| s.into_inner().unwrap_or_default()).collect()
+}
+
+struct SoftmaxRow<'a> {
+    logits: &'a mut [f32],
+    target: usize,
+    scale: Option<f32>,
+    greedy: bool,
+}
+
+impl Kernel for SoftmaxRow<'_> {
+    type Output = Seen;
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Seen {
+        let Self { logits, target, scale, greedy } = self;
+        let top = simd::largest(s, logits);
+        let hit = logits[target];
+        let best = if greedy { logits.iter().position(|&v| v == top).unwrap_or(0) } else { 0 };
+        // Σ over all but the target: neither p − 1 nor a small loss is then a difference of near equals. A sum
+        // of each 1024 numbers in f32, of these sums in f64.
+        logits[target] = f32::NEG_INFINITY;
+        let mut others = 0.0;
+        for chunk in logits.chunks_mut(1024) {
+            let sum = if scale.is_some() {
+                exps::<S, true>(s, chunk, top)
+            } else {
+                exps::<S, false>(s, chunk, top)
+            };
+            others += f64::from(sum);
+        }
+        let below = f64::from(hit) - f64::from(top);
+        let own = below.exp();
+        let total = others + own;
+        if let Some(scale) = scale {
+            simd::scale(s, logits, (f64::from(scale) / total) as f32);
+            logits[target] = (-f64::from(scale) * (others / total)) as f32;
+        }
+        let nll = if own > 0.5 { (others / own).ln_1p() } else { total.ln() - below };
+        Seen { nll, greedy: best as u32 }
+    }
+}
+
+/// Σ e^(x − top) over at most 1024 numbers; with `KEEP`, x becomes e^(x − top).
+#[inline(always)]
+fn exps<S: Simd, const KEEP: bool>(s: S, x: &mut [f32], top: f32) -> f32 {
+    let shift = s.splat(top);
+    let mut sums = [s.splat(0.0); 2];
+    let mut chunks = x.chunks_exact_mut(2 * LANES);
+    for chunk in &mut chunks {
+        for i in 0..2 {
+            let e = simd::exp(s, s.sub(s.load(&chunk[i * LANES..]), shift));
+            sums[i] = s.add(sums[i], e);
+            if KEEP {
+                s.store(&mut chunk[i * LANES..], e);
+            }
+        }
+    }
+    let mut total = s.sum(s.add(sums[0], sums[1]));
+    for chunk in chunks.into_remainder().chunks_mut(LANES) {
+        let mut lanes = [0.0; LANES];
+        let e = simd::exp(s, s.sub(load_or_part::<S, true>(s, chunk), shift));
+        s.store(&mut lanes, e);
+        total += lanes[..chunk.len()].iter().sum::<f32>();
+        if KEEP {
+            store_or_part::<S, true>(s, chunk, e);
+        }
+    }
+    total
+}

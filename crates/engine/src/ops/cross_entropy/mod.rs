@@ -1,0 +1,116 @@
+//! The output layer and its loss in one operation, so that the logits of all tokens never exist at once.
+//!
+//! ```text
+//! L = x Wᵀ,   nll_t = ln Σ_v exp(L_tv) − L_t,target          x [.., D]   W [V, D]   one target per row of x
+//! loss = Σ nll_t / n                                         over the tokens that have a target
+//! dL = (softmax(L) − onehot(target)) / n,   dx = dL W,   dW = dLᵀ x
+//! ```
+//!
+//! n is the given normaliser or, without one, the number of tokens that have a target ([`IGNORE`] is none).
+//! Where no token has one, the loss and all gradients are 0. The gradients need nothing from later layers but
+//! one factor, so the forward pass computes them while it has the logits, and the backward pass scales them.
+
+pub(crate) mod fast;
+pub(crate) mod reference;
+
+use crate::engine::Engine;
+use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::tape::{Tape, Var};
+
+/// The target of a token that has none.
+pub const IGNORE: u32 = u32::MAX;
+
+/// Inputs of [`Tape::linear_cross_entropy`].
+#[derive(Clone, Copy, Debug)]
+pub struct LinearCrossEntropy<T> {
+    /// The last layer's outputs, [.., D].
+    pub x: T,
+    /// The output layer's weights, [V, D].
+    pub weight: T,
+}
+
+/// What [`Engine::linear_cross_entropy`] computes.
+#[derive(Clone, Debug)]
+pub struct CrossEntropy<T> {
+    /// The loss, a scalar.
+    pub loss: T,
+    /// Its gradients with respect to x and the weights, where they were asked for.
+    pub gradients: [Option<T>; 2],
+}
+
+/// What [`Engine::token_losses`] says of each token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenLosses {
+    /// −ln of the target's probability; 0 for a token without a target.
+    pub nll: Vec<f32>,
+    /// The most probable target, of equals the first; [`IGNORE`] for a token without a target.
+    pub greedy: Vec<u32>,
+}
+
+/// A call, once it is known to fit.
+pub(crate) struct Call {
+    pub width: usize,
+    pub vocabulary: usize,
+    /// Rows of x that have a target.
+    pub counted: Vec<usize>,
+}
+
+pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize], targets: &[u32]) -> Result<Call> {
+    let &[vocabulary, width] = weight else {
+        return bad_shape(operation, "weight", weight, "two dimensions [V, D]");
+    };
+    let Some((&last, rows)) = x.split_last() else {
+        return bad_shape(operation, "x", x, format!("[.., {width}]"));
+    };
+    if last != width {
+        return bad_shape(operation, "x", x, format!("[.., {width}] (the weight's second dimension)"));
+    }
+    let rows: usize = rows.iter().product();
+    if targets.len() != rows {
+        return bad_value(operation, format!("{} targets came for the {rows} rows of x", targets.len()));
+    }
+    let bad = targets.iter().position(|&t| t != IGNORE && t as usize >= vocabulary);
+    if let Some(at) = bad {
+        let message = format!(
+            "target {} at position {at} is not below the {vocabulary} of the vocabulary",
+            targets[at]
+        );
+        return bad_value(operation, message);
+    }
+    let counted = (0..rows).filter(|&row| targets[row] != IGNORE).collect();
+    Ok(Call { width, vocabulary, counted })
+}
+
+/// 1 / n.
+pub(crate) fn factor(call: &Call, normaliser: Option<f64>) -> Result<f64> {
+    match normaliser {
+        Some(n) if n.is_finite() && n > 0.0 => Ok(1.0 / n),
+        Some(n) => {
+            bad_value("linear_cross_entropy", format!("the normaliser is {n}; it must be above 0 and finite"))
+        }
+        None => Ok(1.0 / (call.counted.len().max(1) as f64)),
+    }
+}
+
+/// Refuses an upstream gradient that is not one number.
+pub(crate) fn check_gradient(gradient: &[usize]) -> Result<()> {
+    expect_shape("linear_cross_entropy", "gradient", gradient, &[], "a scalar")
+}
+
+impl<'e, E: Engine> Tape<'e, E> {
+    /// Σ nll / normaliser over the tokens that have a target; the normaliser is their number when not given.
+    pub fn linear_cross_entropy(
+        &self,
+        input: LinearCrossEntropy<&Var<E::Tensor>>,
+        targets: &[u32],
+        normaliser: Option<f64>,
+    ) -> Result<Var<E::Tensor>> {
+        let needs = [self.records(&[input.x]), self.records(&[input.weight])];
+        let values = LinearCrossEntropy { x: input.x.value(), weight: input.weight.value() };
+        let CrossEntropy { loss, gradients } =
+            self.engine().linear_cross_entropy(values, targets, normaliser, needs)?;
+        Ok(self.record_one(&[input.x, input.weight], loss, move |tape, gradient| {
+            Ok(tape.engine().linear_cross_entropy_backward(gradients, &gradient)?.into())
+        }))
+    }
+}

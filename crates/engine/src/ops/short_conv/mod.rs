@@ -1,0 +1,87 @@
+//! Depthwise causal convolution over a short kernel, then SiLU.
+//!
+//! ```text
+//! z[t, d] = Σ_j w[d, j] x[t − K + 1 + j, d],   y = SiLU(z)        x, y [B, T, D]   w [D, K] or [D, 1, K]
+//! x[−K + 1 .. 0] = tail                                           tail [B, K − 1, D], none = zeros
+//!
+//! dz = dy ∘ SiLU'(z),   dx[t, d] = Σ_j w[d, j] dz[t + K − 1 − j, d]   (dz = 0 past the end)
+//! dw[d, j] = Σ_t dz[t, d] x[t − K + 1 + j, d]
+//! ```
+//!
+//! Besides y comes the new tail, the last K − 1 inputs with the old tail before them: text that is cut into
+//! several calls, each given the tail of the one before, has the bits of one call. The tail is a constant:
+//! no gradient flows through it into an earlier call.
+
+mod any_kernel;
+pub(crate) mod fast;
+pub(crate) mod reference;
+
+use crate::engine::Engine;
+use crate::error::{Result, bad_shape, expect_shape};
+use crate::tape::{Tape, Var};
+
+/// Inputs of [`Tape::short_conv`].
+#[derive(Clone, Copy, Debug)]
+pub struct ShortConv<T> {
+    /// Tokens, [B, T, D].
+    pub x: T,
+    /// The kernel of each channel, oldest token first, [D, K] or [D, 1, K].
+    pub weight: T,
+    /// The last K − 1 inputs before this call, [B, K − 1, D]; none means zeros.
+    pub tail: Option<T>,
+}
+
+/// Gradients of [`Tape::short_conv`].
+#[derive(Clone, Debug)]
+pub struct ShortConvGradients<T> {
+    /// Of `x`.
+    pub x: T,
+    /// Of `weight`.
+    pub weight: T,
+}
+
+/// Sizes of a call, once they are known to fit.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    pub batch: usize,
+    pub tokens: usize,
+    pub width: usize,
+    pub kernel: usize,
+}
+
+pub(crate) fn check(x: &[usize], weight: &[usize], tail: Option<&[usize]>) -> Result<Sizes> {
+    let &[batch, tokens, width] = x else {
+        return bad_shape("short_conv", "x", x, "three dimensions [B, T, D]");
+    };
+    let (&[channels, kernel] | &[channels, 1, kernel]) = weight else {
+        return bad_shape("short_conv", "weight", weight, "[D, K] or [D, 1, K]");
+    };
+    if channels != width || kernel == 0 {
+        let expected = format!("[{width}, K] or [{width}, 1, K] with K ≥ 1 (x has {width} channels)");
+        return bad_shape("short_conv", "weight", weight, expected);
+    }
+    if let Some(tail) = tail {
+        expect_shape("short_conv", "tail", tail, &[batch, kernel - 1, width], "B, K − 1, D")?;
+    }
+    Ok(Sizes { batch, tokens, width, kernel })
+}
+
+pub(crate) fn check_gradient(x: &[usize], gradient: &[usize]) -> Result<()> {
+    expect_shape("short_conv", "gradient", gradient, x, "the shape of x")
+}
+
+impl<'e, E: Engine> Tape<'e, E> {
+    /// y = SiLU(w ∗ x), and the tail for the next call. No gradient flows through either tail.
+    pub fn short_conv(&self, input: ShortConv<&Var<E::Tensor>>) -> Result<(Var<E::Tensor>, Var<E::Tensor>)> {
+        let (x, weight) = (input.x.value().clone(), input.weight.value().clone());
+        let tail = input.tail.map(|tail| tail.value().clone());
+        let (y, new_tail) =
+            self.engine().short_conv(ShortConv { x: &x, weight: &weight, tail: tail.as_ref() })?;
+        let y = self.record_one(&[input.x, input.weight], y, move |tape, dy| {
+            let input = ShortConv { x: &x, weight: &weight, tail: tail.as_ref() };
+            let d = tape.engine().short_conv_backward(input, &dy)?;
+            Ok(vec![Some(d.x), Some(d.weight)])
+        });
+        Ok((y, self.constant(new_tail)))
+    }
+}
