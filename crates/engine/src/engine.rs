@@ -6,8 +6,10 @@
 
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
+use crate::ops::attention::Attention;
 use crate::ops::linear::Linear;
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use crate::ops::rotary::Rotary;
 
 /// A device that can run every operation of the models, forward and backward.
 pub trait Engine: Sized + 'static {
@@ -67,4 +69,26 @@ pub trait Engine: Sized + 'static {
         eps: f64,
         gradient: &Self::Tensor,
     ) -> Result<GatedRmsNorm<Self::Tensor>>;
+
+    // ---- attention ----
+
+    /// Each pair of each head of x [B, T, H·d] turned by an angle proportional to the position.
+    fn rotary(&self, x: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor>;
+    /// Gradient of [`Engine::rotary`].
+    fn rotary_backward(&self, gradient: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor>;
+    /// Causal softmax attention: the output and, with `keep`, what [`Engine::attention_backward`] reads.
+    fn attention(
+        &self,
+        input: Attention<&Self::Tensor>,
+        heads: usize,
+        keep: bool,
+    ) -> Result<(Self::Tensor, Vec<Self::Tensor>)>;
+    /// Gradients of [`Engine::attention`]; `saved` is what it kept.
+    fn attention_backward(
+        &self,
+        input: Attention<&Self::Tensor>,
+        heads: usize,
+        saved: &[Self::Tensor],
+        gradient: &Self::Tensor,
+    ) -> Result<Attention<Self::Tensor>>;
 }

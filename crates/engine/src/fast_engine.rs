@@ -4,8 +4,10 @@ use crate::cpu::{Cpu, Shared};
 use crate::engine::Engine;
 use crate::error::{Result, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
+use crate::ops::attention::{self, Attention};
 use crate::ops::linear::{self, Linear};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::rotary::{self, Rotary};
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::{Tensor, element_count};
 
@@ -64,6 +66,21 @@ impl Engine for Cpu {
     }
     fn gated_rms_norm_backward(&self, input: GatedRmsNorm<&T>, eps: f64, gradient: &T) -> Result<GatedRmsNorm<T>> {
         rms_norm::fast::gated_backward(self, input, eps, gradient)
+    }
+
+    // ---- attention ----
+
+    fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {
+        rotary::fast::forward(self, x, rotary)
+    }
+    fn rotary_backward(&self, gradient: &T, rotary: Rotary) -> Result<T> {
+        rotary::fast::backward(self, gradient, rotary)
+    }
+    fn attention(&self, input: Attention<&T>, heads: usize, keep: bool) -> Result<(T, Vec<T>)> {
+        attention::fast::forward(self, input, heads, keep)
+    }
+    fn attention_backward(&self, input: Attention<&T>, heads: usize, saved: &[T], gradient: &T) -> Result<Attention<T>> {
+        attention::fast::backward(self, input, heads, saved, gradient)
     }
 }
 

@@ -3,8 +3,10 @@
 use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
+use crate::ops::attention::{self, Attention};
 use crate::ops::linear::{self, Linear};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::rotary::{self, Rotary};
 use crate::tensor::{Tensor, element_count};
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
@@ -70,5 +72,20 @@ impl Engine for Reference {
     }
     fn gated_rms_norm_backward(&self, input: GatedRmsNorm<&T>, eps: f64, gradient: &T) -> Result<GatedRmsNorm<T>> {
         rms_norm::reference::gated_backward(input, eps, gradient)
+    }
+
+    // ---- attention ----
+
+    fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {
+        rotary::reference::forward(x, rotary)
+    }
+    fn rotary_backward(&self, gradient: &T, rotary: Rotary) -> Result<T> {
+        rotary::reference::backward(gradient, rotary)
+    }
+    fn attention(&self, input: Attention<&T>, heads: usize, _keep: bool) -> Result<(T, Vec<T>)> {
+        Ok((attention::reference::forward(input, heads)?, Vec::new()))
+    }
+    fn attention_backward(&self, input: Attention<&T>, heads: usize, _saved: &[T], gradient: &T) -> Result<Attention<T>> {
+        attention::reference::backward(input, heads, gradient)
     }
 }

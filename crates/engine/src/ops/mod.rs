@@ -2,5 +2,7 @@
 //! (the equation, in f32 or f64) and `fast` (SIMD, threads, tiles).
 
 pub mod adamw;
+pub mod attention;
 pub mod linear;
 pub mod rms_norm;
+pub mod rotary;
