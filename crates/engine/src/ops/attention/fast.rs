@@ -214,6 +214,22 @@ impl Kernel for Forward<'_> {
         for k0 in (0..end).step_by(TILE) {
             let count = TILE.min(end - k0);
             key.pack_transposed(s, k0, count, kt);
+            if rows.len() == 1 {
+                // Decoding: every number of the cache is read for one query, so values are not packed.
+                let scores = &mut scores[..count.next_multiple_of(PANEL)];
+                row_product(s, q, Block::panels(kt, dk), scores, Epilogue::Set);
+                scores[count..].fill(f32::NEG_INFINITY);
+                let decay = weights(s, scores, &mut largest[0], &mut total[0]);
+                simd::scale(s, o, decay);
+                let v = if wide == z.dv {
+                    Block::rows(&value.data[k0 * value.stride..], value.stride)
+                } else {
+                    value.pack_panels(k0, count, v);
+                    Block::panels(v, TILE)
+                };
+                row_product(s, &scores[..count], v, o, Epilogue::Add);
+                continue;
+            }
             value.pack_panels(k0, count, v);
             // Rows of the chunk before this one are before the tile.
             let first = k0.saturating_sub(offset + rows.start);
@@ -273,4 +289,38 @@ fn weights<S: Simd>(s: S, scores: &mut [f32], largest: &mut f32, total: &mut f32
     }
     *total = *total * decay + s.sum(s.add(sums[0], sums[1]));
     decay
+}
+
+/// y ← epilogue(y, a B) for one row: the sums of [`gemm`] in its order, but up to eight vectors of them side
+/// by side, so that they do not wait for one another. The length of y is a multiple of 16.
+#[inline(always)]
+fn row_product<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32], epilogue: Epilogue<'_>) {
+    let mut p = 0;
+    for wide in y.chunks_mut(4 * PANEL) {
+        let b = Block { data: &b.data[p * b.panel..], ..b };
+        let (size, a) = ([1, wide.len(), a.len()], Strided::rows(a, a.len()));
+        if let Ok(y) = <&mut [f32; 4 * PANEL]>::try_from(&mut *wide) {
+            four_panels(s, a.data, b, y, matches!(epilogue, Epilogue::Add));
+        } else {
+            gemm(s, size, Band::Full, a, b, BlockMut::rows(wide, PANEL), epilogue);
+        }
+        p += 4;
+    }
+}
+
+/// y (+)= a B for 64 columns.
+#[inline(always)]
+fn four_panels<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32; 4 * PANEL], add: bool) {
+    let mut sums = [[s.splat(0.0); 2]; 4];
+    for (l, &x) in a.iter().enumerate() {
+        let x = s.splat(x);
+        for (p, [low, high]) in sums.iter_mut().enumerate() {
+            let b = &b.data[l * b.row + p * b.panel..][..PANEL];
+            *low = s.fma(x, s.load(b), *low);
+            *high = s.fma(x, s.load(&b[LANES..]), *high);
+        }
+    }
+    for (y, sum) in y.chunks_exact_mut(LANES).zip(sums.as_flattened()) {
+        s.store(y, if add { s.add(s.load(y), *sum) } else { *sum });
+    }
 }
