@@ -13,7 +13,7 @@
 use std::f64::consts::{LN_2, LOG2_E};
 
 pub(crate) use super::fast_backward::backward;
-use super::{Attention, Sizes, check};
+use super::{Attention, Sizes, check, fast_decode};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
@@ -28,7 +28,7 @@ pub(super) const BLOCK: usize = 48;
 /// Queries of a task.
 const CHUNK: usize = 8 * BLOCK;
 /// Columns of a panel.
-const PANEL: usize = 16;
+pub(super) const PANEL: usize = 16;
 
 pub(super) fn shapes(input: Attention<&Tensor<f32>>) -> Attention<&[usize]> {
     Attention { query: input.query.shape(), key: input.key.shape(), value: input.value.shape() }
@@ -47,26 +47,33 @@ pub(crate) fn forward(
     {
         let out = Shared::new(output.data_mut());
         let sums = sums.as_mut().map(|l| Shared::new(l.data_mut()));
-        let chunks = z.queries.div_ceil(CHUNK);
-        let task = |t: usize| {
-            // The last chunks see the most keys: they go first, so that no thread is left with one.
-            let (chunk, head) = (chunks - 1 - t / (z.batch * heads), t % (z.batch * heads));
-            let rows = chunk * CHUNK..((chunk + 1) * CHUNK).min(z.queries);
-            let (b, h) = (head / heads, head % heads);
-            with_scratch(Forward::scratch(z, rows.len()), |scratch| {
-                let task = Forward { z, input, b, h, rows, out: &out, sums: sums.as_ref(), scratch };
-                cpu.level().run(task);
-            });
-        };
-        let tasks = chunks * z.batch * heads;
-        if z.batch * heads * z.queries * z.keys * (z.dk + z.dv) < 64 * 1024 {
-            (0..tasks).for_each(task);
+        let sums = sums.as_ref();
+        if z.queries == 1 {
+            fast_decode::run(cpu, z, input, &out, sums);
         } else {
-            cpu.parallel(tasks, task);
+            run(cpu, z, input, &out, sums);
         }
     }
     let saved = sums.map_or_else(Vec::new, |sums| vec![output.clone(), sums]);
     Ok((output, saved))
+}
+
+fn run(cpu: &Cpu, z: Sizes, input: Attention<&Tensor<f32>>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
+    let (chunks, heads) = (z.queries.div_ceil(CHUNK), z.batch * z.heads);
+    let task = |t: usize| {
+        // The last chunks see the most keys: they go first, so that no thread is left with one.
+        let (chunk, head) = (chunks - 1 - t / heads, t % heads);
+        let rows = chunk * CHUNK..((chunk + 1) * CHUNK).min(z.queries);
+        let (b, h) = (head / z.heads, head % z.heads);
+        with_scratch(Forward::scratch(z, rows.len()), |scratch| {
+            cpu.level().run(Forward { z, input, b, h, rows, out, sums, scratch });
+        });
+    };
+    if heads * z.queries * z.keys * (z.dk + z.dv) < 64 * 1024 {
+        (0..chunks * heads).for_each(task);
+    } else {
+        cpu.parallel(chunks * heads, task);
+    }
 }
 
 /// 2^x for x ≤ 127: 0 below −126.5. 2^x = 2^n (1 + r·p(r)) with n = round(x), |r| ≤ ½.
@@ -214,22 +221,6 @@ impl Kernel for Forward<'_> {
         for k0 in (0..end).step_by(TILE) {
             let count = TILE.min(end - k0);
             key.pack_transposed(s, k0, count, kt);
-            if rows.len() == 1 {
-                // Decoding: every number of the cache is read for one query, so values are not packed.
-                let scores = &mut scores[..count.next_multiple_of(PANEL)];
-                row_product(s, q, Block::panels(kt, dk), scores, Epilogue::Set);
-                scores[count..].fill(f32::NEG_INFINITY);
-                let decay = weights(s, scores, &mut largest[0], &mut total[0]);
-                simd::scale(s, o, decay);
-                let v = if wide == z.dv {
-                    Block::rows(&value.data[k0 * value.stride..], value.stride)
-                } else {
-                    value.pack_panels(k0, count, v);
-                    Block::panels(v, TILE)
-                };
-                row_product(s, &scores[..count], v, o, Epilogue::Add);
-                continue;
-            }
             value.pack_panels(k0, count, v);
             // Rows of the chunk before this one are before the tile.
             let first = k0.saturating_sub(offset + rows.start);
@@ -257,21 +248,32 @@ impl Kernel for Forward<'_> {
         for (r, i) in rows.enumerate() {
             let at = (b * z.queries + i) * z.heads + h;
             // SAFETY: this task alone has head h of rows `rows` of batch entry b.
-            let y = unsafe { self.out.part(at * z.dv, z.dv) };
-            simd::scale_to(s, y, 1.0 / total[r], &o[r * wide..(r + 1) * wide]);
-            if let Some(sums) = self.sums {
-                // SAFETY: as above.
-                let sum = unsafe { sums.part(at, 1) };
-                sum[0] = (largest[r] + total[r].log2()) * LN_2 as f32;
-            }
+            let (y, sum) = unsafe { (self.out.part(at * z.dv, z.dv), self.sums.map(|l| l.part(at, 1))) };
+            finish(s, &o[r * wide..], largest[r], total[r], y, sum);
         }
+    }
+}
+
+/// O = weighted sum / sum of weights, and L.
+#[inline(always)]
+pub(super) fn finish<S: Simd>(
+    s: S,
+    o: &[f32],
+    largest: f32,
+    total: f32,
+    y: &mut [f32],
+    sum: Option<&mut [f32]>,
+) {
+    simd::scale_to(s, y, 1.0 / total, o);
+    if let Some(sum) = sum {
+        sum[0] = (largest + total.log2()) * LN_2 as f32;
     }
 }
 
 /// One row of a tile: scores become weights 2^(score − largest), `largest` and `total` take them in. Returns
 /// the factor by which the earlier weights shrink. The length is a multiple of 16.
 #[inline(always)]
-fn weights<S: Simd>(s: S, scores: &mut [f32], largest: &mut f32, total: &mut f32) -> f32 {
+pub(super) fn weights<S: Simd>(s: S, scores: &mut [f32], largest: &mut f32, total: &mut f32) -> f32 {
     let found = simd::largest(s, scores);
     let mut decay = 1.0;
     if found > *largest {
@@ -289,38 +291,4 @@ fn weights<S: Simd>(s: S, scores: &mut [f32], largest: &mut f32, total: &mut f32
     }
     *total = *total * decay + s.sum(s.add(sums[0], sums[1]));
     decay
-}
-
-/// y ← epilogue(y, a B) for one row: the sums of [`gemm`] in its order, but up to eight vectors of them side
-/// by side, so that they do not wait for one another. The length of y is a multiple of 16.
-#[inline(always)]
-fn row_product<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32], epilogue: Epilogue<'_>) {
-    let mut p = 0;
-    for wide in y.chunks_mut(4 * PANEL) {
-        let b = Block { data: &b.data[p * b.panel..], ..b };
-        let (size, a) = ([1, wide.len(), a.len()], Strided::rows(a, a.len()));
-        if let Ok(y) = <&mut [f32; 4 * PANEL]>::try_from(&mut *wide) {
-            four_panels(s, a.data, b, y, matches!(epilogue, Epilogue::Add));
-        } else {
-            gemm(s, size, Band::Full, a, b, BlockMut::rows(wide, PANEL), epilogue);
-        }
-        p += 4;
-    }
-}
-
-/// y (+)= a B for 64 columns.
-#[inline(always)]
-fn four_panels<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32; 4 * PANEL], add: bool) {
-    let mut sums = [[s.splat(0.0); 2]; 4];
-    for (l, &x) in a.iter().enumerate() {
-        let x = s.splat(x);
-        for (p, [low, high]) in sums.iter_mut().enumerate() {
-            let b = &b.data[l * b.row + p * b.panel..][..PANEL];
-            *low = s.fma(x, s.load(b), *low);
-            *high = s.fma(x, s.load(&b[LANES..]), *high);
-        }
-    }
-    for (y, sum) in y.chunks_exact_mut(LANES).zip(sums.as_flattened()) {
-        s.store(y, if add { s.add(s.load(y), *sum) } else { *sum });
-    }
 }

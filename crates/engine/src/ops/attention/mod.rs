@@ -11,6 +11,7 @@
 
 pub(crate) mod fast;
 mod fast_backward;
+mod fast_decode;
 pub(crate) mod reference;
 
 use crate::engine::Engine;
