@@ -79,7 +79,13 @@ impl Engine for Cpu {
     fn attention(&self, input: Attention<&T>, heads: usize, keep: bool) -> Result<(T, Vec<T>)> {
         attention::fast::forward(self, input, heads, keep)
     }
-    fn attention_backward(&self, input: Attention<&T>, heads: usize, saved: &[T], gradient: &T) -> Result<Attention<T>> {
+    fn attention_backward(
+        &self,
+        input: Attention<&T>,
+        heads: usize,
+        saved: &[T],
+        gradient: &T,
+    ) -> Result<Attention<T>> {
         attention::fast::backward(self, input, heads, saved, gradient)
     }
 }

@@ -85,7 +85,13 @@ impl Engine for Reference {
     fn attention(&self, input: Attention<&T>, heads: usize, _keep: bool) -> Result<(T, Vec<T>)> {
         Ok((attention::reference::forward(input, heads)?, Vec::new()))
     }
-    fn attention_backward(&self, input: Attention<&T>, heads: usize, _saved: &[T], gradient: &T) -> Result<Attention<T>> {
+    fn attention_backward(
+        &self,
+        input: Attention<&T>,
+        heads: usize,
+        _saved: &[T],
+        gradient: &T,
+    ) -> Result<Attention<T>> {
         attention::reference::backward(input, heads, gradient)
     }
 }

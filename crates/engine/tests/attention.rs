@@ -174,6 +174,19 @@ fn gradients_have_the_same_bits_on_any_thread_count() {
     assert!(one == run(2) && one == run(3));
 }
 
+/// Buffers of a whole step, inputs included: twice the tokens, about twice the bytes.
+#[test]
+fn memory_grows_linearly() {
+    let bytes = |tokens: usize| {
+        let cpu = Cpu::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+        let case = Case { batch: 1, queries: tokens, keys: tokens, heads: 2, dk: 16, dv: 16 };
+        common::outcome(&cpu, &AttentionProgram(2), &inputs(&mut Random(17), &case, 1.0)).unwrap();
+        cpu.free_bytes() as f64
+    };
+    let (short, long) = (bytes(512), bytes(1024));
+    assert!(long <= 2.2 * short, "{short} bytes at 512 tokens, {long} at 1024");
+}
+
 fn names<T>(result: Result<T>, argument: &str) {
     match result {
         Err(Error::Shape { argument: found, .. }) => assert_eq!(found, argument),

@@ -25,7 +25,7 @@ pub(super) const TILE: usize = 128;
 pub(super) const STRIDE: usize = TILE + 16;
 /// Queries of a product.
 pub(super) const BLOCK: usize = 48;
-/// Queries of a task.
+/// Queries of a task, at most.
 const CHUNK: usize = 8 * BLOCK;
 /// Columns of a panel.
 pub(super) const PANEL: usize = 16;
@@ -59,11 +59,14 @@ pub(crate) fn forward(
 }
 
 fn run(cpu: &Cpu, z: Sizes, input: Attention<&Tensor<f32>>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
-    let (chunks, heads) = (z.queries.div_ceil(CHUNK), z.batch * z.heads);
+    let heads = z.batch * z.heads;
+    // Short calls with few heads are cut finer, so that every thread has work.
+    let chunk = (z.queries * heads / (4 * cpu.threads())).next_multiple_of(BLOCK).clamp(BLOCK, CHUNK);
+    let chunks = z.queries.div_ceil(chunk);
     let task = |t: usize| {
         // The last chunks see the most keys: they go first, so that no thread is left with one.
-        let (chunk, head) = (chunks - 1 - t / heads, t % heads);
-        let rows = chunk * CHUNK..((chunk + 1) * CHUNK).min(z.queries);
+        let (c, head) = (chunks - 1 - t / heads, t % heads);
+        let rows = c * chunk..((c + 1) * chunk).min(z.queries);
         let (b, h) = (head / z.heads, head % z.heads);
         with_scratch(Forward::scratch(z, rows.len()), |scratch| {
             cpu.level().run(Forward { z, input, b, h, rows, out, sums, scratch });

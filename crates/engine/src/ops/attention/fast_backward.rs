@@ -8,16 +8,15 @@
 
 use std::f64::consts::{LN_2, LOG2_E};
 
-use super::fast::{BLOCK, Head, STRIDE, TILE, exp2, shapes};
+use super::fast::{BLOCK, Head, PANEL, STRIDE, TILE, exp2, shapes};
 use super::{Attention, Sizes, check};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value, expect_shape};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
 use crate::tensor::Tensor;
 
-/// Positions of a span: a multiple of [`TILE`].
-const SPAN: usize = 512;
-const PANEL: usize = 16;
+/// Positions of a span, at most.
+const SPAN: usize = 4 * TILE;
 
 pub(crate) fn backward(
     cpu: &Cpu,
@@ -44,12 +43,14 @@ pub(crate) fn backward(
         let (query, key, value) =
             (Shared::new(query.data_mut()), Shared::new(key.data_mut()), Shared::new(value.data_mut()));
         let into = Attention { query: &query, key: &key, value: &value };
-        let spans = z.keys.div_ceil(SPAN);
+        // Short calls with few heads are cut finer, so that there is work for threads; by the shape alone.
+        let size = (z.keys * z.batch * heads / 16).next_multiple_of(TILE).clamp(TILE, SPAN);
+        let spans = z.keys.div_ceil(size);
         for wave in 0..spans {
             cpu.parallel((spans - wave) * z.batch * heads, |t| {
                 let (c, head) = (t / (z.batch * heads), t % (z.batch * heads));
                 let (b, h) = (head / heads, head % heads);
-                let span = |i: usize| i * SPAN..((i + 1) * SPAN).min(z.keys);
+                let span = |i: usize| i * size..((i + 1) * size).min(z.keys);
                 let (keys, positions) = (span(c), span(c + wave));
                 // Queries are the last positions.
                 let queries =
