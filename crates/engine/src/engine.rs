@@ -13,12 +13,14 @@ use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions,
 use crate::ops::elementwise::{Map, Zip};
 use crate::ops::embedding::Embedding;
 use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
+use crate::ops::attention::Attention;
 use crate::ops::linear::Linear;
 use crate::ops::matmul::{MatMul, Transpose};
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 use crate::ops::state_read::StateRead;
 use crate::ops::short_conv::{ShortConv, ShortConvGradients};
 use crate::ops::swiglu::SwiGlu;
+use crate::ops::rotary::Rotary;
 
 /// A device that can run every operation of the models, forward and backward.
 pub trait Engine: Sized + 'static {
@@ -240,4 +242,25 @@ pub trait Engine: Sized + 'static {
     ) -> Result<[Option<Self::Tensor>; 2]>;
     /// The loss of each token and its most probable target, for evaluation.
     fn token_losses(&self, x: &Self::Tensor, weight: &Self::Tensor, targets: &[u32]) -> Result<TokenLosses>;
+    // ---- attention ----
+
+    /// Each pair of each head of x [B, T, H·d] turned by an angle proportional to the position.
+    fn rotary(&self, x: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor>;
+    /// Gradient of [`Engine::rotary`].
+    fn rotary_backward(&self, gradient: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor>;
+    /// Causal softmax attention: the output and, with `keep`, what [`Engine::attention_backward`] reads.
+    fn attention(
+        &self,
+        input: Attention<&Self::Tensor>,
+        heads: usize,
+        keep: bool,
+    ) -> Result<(Self::Tensor, Vec<Self::Tensor>)>;
+    /// Gradients of [`Engine::attention`]; `saved` is what it kept.
+    fn attention_backward(
+        &self,
+        input: Attention<&Self::Tensor>,
+        heads: usize,
+        saved: &[Self::Tensor],
+        gradient: &Self::Tensor,
+    ) -> Result<Attention<Self::Tensor>>;
 }

@@ -12,6 +12,7 @@ use crate::ops::elementwise::{self, Map, Zip};
 use crate::ops::embedding::{self, Embedding};
 use crate::ops::layout;
 use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
+use crate::ops::attention::{self, Attention};
 use crate::ops::linear::{self, Linear};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
@@ -20,6 +21,7 @@ use crate::ops::state_read::{self, StateRead};
 use crate::ops::softmax;
 use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
 use crate::ops::swiglu::{self, SwiGlu};
+use crate::ops::rotary::{self, Rotary};
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::{Tensor, element_count};
 
@@ -248,6 +250,25 @@ impl Engine for Cpu {
     }
     fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
         cross_entropy::fast::token_losses(self, x, weight, targets)
+    // ---- attention ----
+
+    fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {
+        rotary::fast::forward(self, x, rotary)
+    }
+    fn rotary_backward(&self, gradient: &T, rotary: Rotary) -> Result<T> {
+        rotary::fast::backward(self, gradient, rotary)
+    }
+    fn attention(&self, input: Attention<&T>, heads: usize, keep: bool) -> Result<(T, Vec<T>)> {
+        attention::fast::forward(self, input, heads, keep)
+    }
+    fn attention_backward(
+        &self,
+        input: Attention<&T>,
+        heads: usize,
+        saved: &[T],
+        gradient: &T,
+    ) -> Result<Attention<T>> {
+        attention::fast::backward(self, input, heads, saved, gradient)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::ops::elementwise::{self, Map, Zip};
 use crate::ops::embedding::{self, Embedding};
 use crate::ops::layout;
 use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
+use crate::ops::attention::{self, Attention};
 use crate::ops::linear::{self, Linear};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
@@ -19,6 +20,7 @@ use crate::ops::state_read::{self, StateRead};
 use crate::ops::softmax;
 use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
 use crate::ops::swiglu::{self, SwiGlu};
+use crate::ops::rotary::{self, Rotary};
 use crate::tensor::{Tensor, element_count};
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
@@ -257,5 +259,24 @@ impl Engine for Reference {
     }
     fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
         cross_entropy::reference::token_losses(x, weight, targets)
+    // ---- attention ----
+
+    fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {
+        rotary::reference::forward(x, rotary)
+    }
+    fn rotary_backward(&self, gradient: &T, rotary: Rotary) -> Result<T> {
+        rotary::reference::backward(gradient, rotary)
+    }
+    fn attention(&self, input: Attention<&T>, heads: usize, _keep: bool) -> Result<(T, Vec<T>)> {
+        Ok((attention::reference::forward(input, heads)?, Vec::new()))
+    }
+    fn attention_backward(
+        &self,
+        input: Attention<&T>,
+        heads: usize,
+        _saved: &[T],
+        gradient: &T,
+    ) -> Result<Attention<T>> {
+        attention::reference::backward(input, heads, gradient)
     }
 }

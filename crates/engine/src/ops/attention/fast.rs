@@ -1,0 +1,297 @@
+//! Tiles of keys with a running softmax: no [Tq, Tk] matrix exists.
+//!
+//! A task takes a head and a chunk of its queries and goes over the keys in tiles. A tile's Kᵀ and V are
+//! packed into panels once for all queries of the chunk; each block of queries then forms its scores, turns
+//! them into weights relative to its largest score so far, and adds weights·V to its sum. Powers are of 2:
+//! queries are scaled by d^-½ log2 e.
+//!
+//! Tiles lie on the grid of key 0, and everything else is per query in one order, so a query's bits depend
+//! on the query and the keys it sees, not on the other queries of the call.
+//!
+//! Bytes beyond the outputs: scratch of a fixed size per thread.
+
+use std::f64::consts::{LN_2, LOG2_E};
+
+pub(crate) use super::fast_backward::backward;
+use super::{Attention, Sizes, check, fast_decode};
+use crate::cpu::{Carve, Cpu, Shared, with_scratch};
+use crate::error::Result;
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
+use crate::tensor::Tensor;
+
+/// Keys of a tile.
+pub(super) const TILE: usize = 128;
+/// Numbers from one row of scores to the next: nine cache lines, so that rows spread over the cache's sets.
+pub(super) const STRIDE: usize = TILE + 16;
+/// Queries of a product.
+pub(super) const BLOCK: usize = 48;
+/// Queries of a task, at most.
+const CHUNK: usize = 8 * BLOCK;
+/// Columns of a panel.
+pub(super) const PANEL: usize = 16;
+
+pub(super) fn shapes(input: Attention<&Tensor<f32>>) -> Attention<&[usize]> {
+    Attention { query: input.query.shape(), key: input.key.shape(), value: input.value.shape() }
+}
+
+/// The output and, with `keep`, what the backward pass reads: the output and L [B, Tq, H].
+pub(crate) fn forward(
+    cpu: &Cpu,
+    input: Attention<&Tensor<f32>>,
+    heads: usize,
+    keep: bool,
+) -> Result<(Tensor<f32>, Vec<Tensor<f32>>)> {
+    let z = check(shapes(input), heads)?;
+    let mut output = cpu.uninit(&z.output());
+    let mut sums = keep.then(|| cpu.uninit(&[z.batch, z.queries, heads]));
+    {
+        let out = Shared::new(output.data_mut());
+        let sums = sums.as_mut().map(|l| Shared::new(l.data_mut()));
+        let sums = sums.as_ref();
+        if z.queries == 1 {
+            fast_decode::run(cpu, z, input, &out, sums);
+        } else {
+            run(cpu, z, input, &out, sums);
+        }
+    }
+    let saved = sums.map_or_else(Vec::new, |sums| vec![output.clone(), sums]);
+    Ok((output, saved))
+}
+
+fn run(cpu: &Cpu, z: Sizes, input: Attention<&Tensor<f32>>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
+    let heads = z.batch * z.heads;
+    // Short calls with few heads are cut finer, so that every thread has work.
+    let chunk = (z.queries * heads / (4 * cpu.threads())).next_multiple_of(BLOCK).clamp(BLOCK, CHUNK);
+    let chunks = z.queries.div_ceil(chunk);
+    let task = |t: usize| {
+        // The last chunks see the most keys: they go first, so that no thread is left with one.
+        let (c, head) = (chunks - 1 - t / heads, t % heads);
+        let rows = c * chunk..((c + 1) * chunk).min(z.queries);
+        let (b, h) = (head / z.heads, head % z.heads);
+        with_scratch(Forward::scratch(z, rows.len()), |scratch| {
+            cpu.level().run(Forward { z, input, b, h, rows, out, sums, scratch });
+        });
+    };
+    if heads * z.queries * z.keys * (z.dk + z.dv) < 64 * 1024 {
+        (0..chunks * heads).for_each(task);
+    } else {
+        cpu.parallel(chunks * heads, task);
+    }
+}
+
+/// 2^x for x ≤ 127: 0 below −126.5. 2^x = 2^n (1 + r·p(r)) with n = round(x), |r| ≤ ½.
+#[inline(always)]
+pub(super) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
+    // `max` returns its second operand where one is NaN, so NaN comes through; 2^−127 comes out as 0.
+    let x = s.max(s.splat(-127.0), x);
+    let n = s.round(x);
+    let r = s.sub(x, n);
+    let mut p = s.splat(1.535_336_2e-4);
+    for c in [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1] {
+        p = s.fma(p, r, s.splat(c));
+    }
+    s.mul(s.fma(p, r, s.splat(1.0)), s.pow2(n))
+}
+
+/// [`exp2`] of one number.
+#[inline(always)]
+fn exp2_one<S: Simd>(s: S, x: f32) -> f32 {
+    s.largest(exp2(s, s.splat(x)))
+}
+
+/// Rows of head `h` of x [B, T, H·width]: row t of batch entry b is at `start + t·stride`.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a> {
+    pub data: &'a [f32],
+    pub width: usize,
+    pub stride: usize,
+}
+
+impl<'a> Head<'a> {
+    #[inline(always)]
+    pub(super) fn new(x: &'a Tensor<f32>, tokens: usize, heads: usize, b: usize, h: usize) -> Self {
+        let (stride, width) = (x.width(), x.width() / heads);
+        Self { data: &x.data()[b * tokens * stride + h * width..], width, stride }
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, t: usize) -> &'a [f32] {
+        &self.data[t * self.stride..][..self.width]
+    }
+
+    /// Copies rows `first..first + count`, times `factor`, to rows of `to` that are `padded` ≥ width apart;
+    /// the rest of a row becomes 0.
+    #[inline(always)]
+    pub(super) fn copy_rows<S: Simd>(
+        &self,
+        s: S,
+        first: usize,
+        count: usize,
+        factor: f32,
+        to: &mut [f32],
+        padded: usize,
+    ) {
+        for (i, to) in to.chunks_exact_mut(padded).take(count).enumerate() {
+            simd::scale_to(s, to, factor, self.row(first + i));
+            to[self.width..].fill(0.0);
+        }
+    }
+
+    /// Rows `first..first + count` as panels of 16 columns with TILE rows each; columns beyond the width
+    /// are 0.
+    #[inline(always)]
+    pub(super) fn pack_panels(&self, first: usize, count: usize, to: &mut [f32]) {
+        for (p, panel) in to.chunks_exact_mut(TILE * PANEL).enumerate() {
+            let columns = p * PANEL..((p + 1) * PANEL).min(self.width);
+            for (i, to) in panel.chunks_exact_mut(PANEL).take(count).enumerate() {
+                let from = &self.row(first + i)[columns.clone()];
+                if let Ok(from) = <&[f32; PANEL]>::try_from(from) {
+                    to.copy_from_slice(from);
+                } else {
+                    to[..from.len()].copy_from_slice(from);
+                    to[from.len()..].fill(0.0);
+                }
+            }
+        }
+    }
+
+    /// The transpose of rows `first..first + count` as panels of 16 columns (16 rows of x), each panel
+    /// `width` × 16; columns beyond `count` are 0.
+    #[inline(always)]
+    pub(super) fn pack_transposed<S: Simd>(&self, s: S, first: usize, count: usize, to: &mut [f32]) {
+        let whole = self.width / LANES * LANES;
+        for (p, panel) in to.chunks_exact_mut(self.width * PANEL).enumerate() {
+            let Some(rows) = count.checked_sub(p * PANEL).filter(|&r| r > 0) else { break };
+            let (rows, first) = (rows.min(PANEL), first + p * PANEL);
+            let whole = if rows == PANEL { whole } else { 0 };
+            simd::transpose(s, PANEL, whole, &self.data[first * self.stride..], self.stride, panel, PANEL);
+            for (c, to) in panel.chunks_exact_mut(PANEL).enumerate().skip(whole) {
+                for (i, to) in to.iter_mut().enumerate() {
+                    *to = if i < rows { self.row(first + i)[c] } else { 0.0 };
+                }
+            }
+        }
+    }
+}
+
+struct Forward<'a> {
+    z: Sizes,
+    input: Attention<&'a Tensor<f32>>,
+    b: usize,
+    h: usize,
+    rows: std::ops::Range<usize>,
+    out: &'a Shared<'a>,
+    sums: Option<&'a Shared<'a>>,
+    scratch: &'a mut [f32],
+}
+
+impl Forward<'_> {
+    fn scratch(z: Sizes, rows: usize) -> usize {
+        let wide = z.dv.next_multiple_of(PANEL);
+        [rows * z.dk, rows * wide, rows, rows, TILE * z.dk, TILE * wide, BLOCK * STRIDE]
+            .map(Carve::size)
+            .iter()
+            .sum()
+    }
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { z, input, b, h, rows, .. } = self;
+        let (dk, wide, offset) = (z.dk, z.dv.next_multiple_of(PANEL), z.offset());
+        let mut carve = Carve(self.scratch);
+        // Scaled queries, weighted sums of values, largest scores, sums of weights of the chunk's rows;
+        // the tile's Kᵀ and V; the scores of a block.
+        let q = carve.take(rows.len() * dk);
+        let o = carve.take(rows.len() * wide);
+        let largest = carve.take(rows.len());
+        let total = carve.take(rows.len());
+        let kt = carve.take(TILE * dk);
+        let v = carve.take(TILE * wide);
+        let scores = carve.take(BLOCK * STRIDE);
+        let factor = (z.scale() * LOG2_E) as f32;
+        Head::new(input.query, z.queries, z.heads, b, h).copy_rows(s, rows.start, rows.len(), factor, q, dk);
+        o.fill(0.0);
+        largest.fill(f32::NEG_INFINITY);
+        total.fill(0.0);
+        let key = Head::new(input.key, z.keys, z.heads, b, h);
+        let value = Head::new(input.value, z.keys, z.heads, b, h);
+
+        let end = offset + rows.end;
+        for k0 in (0..end).step_by(TILE) {
+            let count = TILE.min(end - k0);
+            key.pack_transposed(s, k0, count, kt);
+            value.pack_panels(k0, count, v);
+            // Rows of the chunk before this one are before the tile.
+            let first = k0.saturating_sub(offset + rows.start);
+            for r0 in (first / BLOCK * BLOCK..rows.len()).step_by(BLOCK) {
+                let (r0, r1) = (r0.max(first), (r0 + BLOCK).min(rows.len()));
+                let seen = count.min(offset + rows.start + r1 - k0);
+                let columns = seen.next_multiple_of(PANEL);
+                let a = Strided::rows(&q[r0 * dk..], dk);
+                let c = BlockMut::rows(scores, STRIDE);
+                gemm(s, [r1 - r0, columns, dk], Band::Full, a, Block::panels(kt, dk), c, Epilogue::Set);
+                for (r, scores) in (r0..r1).zip(scores.chunks_exact_mut(STRIDE)) {
+                    let sees = seen.min(offset + rows.start + r + 1 - k0);
+                    scores[sees..columns].fill(f32::NEG_INFINITY);
+                    let decay = weights(s, &mut scores[..columns], &mut largest[r], &mut total[r]);
+                    if decay != 1.0 {
+                        simd::scale(s, &mut o[r * wide..(r + 1) * wide], decay);
+                    }
+                }
+                let c = BlockMut::rows(&mut o[r0 * wide..], wide);
+                let a = Strided::rows(scores, STRIDE);
+                gemm(s, [r1 - r0, wide, seen], Band::Full, a, Block::panels(v, TILE), c, Epilogue::Add);
+            }
+        }
+
+        for (r, i) in rows.enumerate() {
+            let at = (b * z.queries + i) * z.heads + h;
+            // SAFETY: this task alone has head h of rows `rows` of batch entry b.
+            let (y, sum) = unsafe { (self.out.part(at * z.dv, z.dv), self.sums.map(|l| l.part(at, 1))) };
+            finish(s, &o[r * wide..], largest[r], total[r], y, sum);
+        }
+    }
+}
+
+/// O = weighted sum / sum of weights, and L.
+#[inline(always)]
+pub(super) fn finish<S: Simd>(
+    s: S,
+    o: &[f32],
+    largest: f32,
+    total: f32,
+    y: &mut [f32],
+    sum: Option<&mut [f32]>,
+) {
+    simd::scale_to(s, y, 1.0 / total, o);
+    if let Some(sum) = sum {
+        sum[0] = (largest + total.log2()) * LN_2 as f32;
+    }
+}
+
+/// One row of a tile: scores become weights 2^(score − largest), `largest` and `total` take them in. Returns
+/// the factor by which the earlier weights shrink. The length is a multiple of 16.
+#[inline(always)]
+pub(super) fn weights<S: Simd>(s: S, scores: &mut [f32], largest: &mut f32, total: &mut f32) -> f32 {
+    let found = simd::largest(s, scores);
+    let mut decay = 1.0;
+    if found > *largest {
+        decay = exp2_one(s, *largest - found);
+        *largest = found;
+    }
+    let shift = s.splat(*largest);
+    let mut sums = [s.splat(0.0); 2];
+    for pair in scores.chunks_exact_mut(2 * LANES) {
+        for (half, sum) in pair.chunks_exact_mut(LANES).zip(&mut sums) {
+            let weight = exp2(s, s.sub(s.load(half), shift));
+            s.store(half, weight);
+            *sum = s.add(*sum, weight);
+        }
+    }
+    *total = *total * decay + s.sum(s.add(sums[0], sums[1]));
+    decay
+}

@@ -1,0 +1,140 @@
+//! One query: what decoding does with a cache. The same sums in the same order as for many queries, so that
+//! the bits agree, but arranged for reading the cache once, at the speed of memory: a task takes neighbouring
+//! heads, tile by tile, so that it reads long runs; values are used where they are.
+
+use std::f64::consts::LOG2_E;
+
+use super::fast::{Head, PANEL, TILE, finish, weights};
+use super::{Attention, Sizes};
+use crate::cpu::{Carve, Cpu, Shared, with_scratch};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
+use crate::tensor::Tensor;
+
+pub(super) fn run(
+    cpu: &Cpu,
+    z: Sizes,
+    input: Attention<&Tensor<f32>>,
+    out: &Shared<'_>,
+    sums: Option<&Shared<'_>>,
+) {
+    let groups = (2 * cpu.threads()).div_ceil(z.batch.max(1)).min(z.heads);
+    let task = |t: usize| {
+        let (b, group) = (t / groups, t % groups);
+        let heads = group * z.heads / groups..(group + 1) * z.heads / groups;
+        with_scratch(Decode::scratch(z, heads.len()), |scratch| {
+            cpu.level().run(Decode { z, input, b, heads, out, sums, scratch });
+        });
+    };
+    if z.batch * z.heads * z.keys * (z.dk + z.dv) < 64 * 1024 {
+        (0..z.batch * groups).for_each(task);
+    } else {
+        cpu.parallel(z.batch * groups, task);
+    }
+}
+
+struct Decode<'a> {
+    z: Sizes,
+    input: Attention<&'a Tensor<f32>>,
+    b: usize,
+    heads: std::ops::Range<usize>,
+    out: &'a Shared<'a>,
+    sums: Option<&'a Shared<'a>>,
+    scratch: &'a mut [f32],
+}
+
+impl Decode<'_> {
+    fn scratch(z: Sizes, heads: usize) -> usize {
+        let wide = z.dv.next_multiple_of(PANEL);
+        [heads * z.dk, heads * wide, heads, heads, TILE * z.dk, TILE * wide, TILE]
+            .map(Carve::size)
+            .iter()
+            .sum()
+    }
+}
+
+impl Kernel for Decode<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { z, input, b, heads, .. } = self;
+        let (dk, wide) = (z.dk, z.dv.next_multiple_of(PANEL));
+        let mut carve = Carve(self.scratch);
+        // Scaled query, weighted sum of values, largest score, sum of weights of each head; the tile's Kᵀ,
+        // V (where it must be packed) and scores.
+        let q = carve.take(heads.len() * dk);
+        let o = carve.take(heads.len() * wide);
+        let largest = carve.take(heads.len());
+        let total = carve.take(heads.len());
+        let kt = carve.take(TILE * dk);
+        let packed = carve.take(TILE * wide);
+        let scores = carve.take(TILE);
+        let factor = (z.scale() * LOG2_E) as f32;
+        let query = &input.query.data()[(b * z.heads + heads.start) * dk..][..heads.len() * dk];
+        simd::scale_to(s, q, factor, query);
+        o.fill(0.0);
+        largest.fill(f32::NEG_INFINITY);
+        total.fill(0.0);
+        for k0 in (0..z.keys).step_by(TILE) {
+            let count = TILE.min(z.keys - k0);
+            for (r, h) in heads.clone().enumerate() {
+                let key = Head::new(input.key, z.keys, z.heads, b, h);
+                let value = Head::new(input.value, z.keys, z.heads, b, h);
+                let o = &mut o[r * wide..(r + 1) * wide];
+                let scores = &mut scores[..count.next_multiple_of(PANEL)];
+                key.pack_transposed(s, k0, count, kt);
+                row_product(s, &q[r * dk..(r + 1) * dk], Block::panels(kt, dk), scores, Epilogue::Set);
+                scores[count..].fill(f32::NEG_INFINITY);
+                let decay = weights(s, scores, &mut largest[r], &mut total[r]);
+                simd::scale(s, o, decay);
+                let v = if wide == z.dv {
+                    Block::rows(&value.data[k0 * value.stride..], value.stride)
+                } else {
+                    value.pack_panels(k0, count, packed);
+                    Block::panels(packed, TILE)
+                };
+                row_product(s, &scores[..count], v, o, Epilogue::Add);
+            }
+        }
+        for (r, h) in heads.enumerate() {
+            let at = b * z.heads + h;
+            // SAFETY: this task alone has head h of batch entry b.
+            let (y, sum) = unsafe { (self.out.part(at * z.dv, z.dv), self.sums.map(|l| l.part(at, 1))) };
+            finish(s, &o[r * wide..], largest[r], total[r], y, sum);
+        }
+    }
+}
+
+/// y ← epilogue(y, a B) for one row: the sums of [`gemm`] in its order, but up to eight vectors of them side
+/// by side, so that they do not wait for one another. The length of y is a multiple of 16.
+#[inline(always)]
+fn row_product<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32], epilogue: Epilogue<'_>) {
+    let mut p = 0;
+    for wide in y.chunks_mut(4 * PANEL) {
+        let b = Block { data: &b.data[p * b.panel..], ..b };
+        let (size, a) = ([1, wide.len(), a.len()], Strided::rows(a, a.len()));
+        if let Ok(y) = <&mut [f32; 4 * PANEL]>::try_from(&mut *wide) {
+            four_panels(s, a.data, b, y, matches!(epilogue, Epilogue::Add));
+        } else {
+            gemm(s, size, Band::Full, a, b, BlockMut::rows(wide, PANEL), epilogue);
+        }
+        p += 4;
+    }
+}
+
+/// y (+)= a B for 64 columns.
+#[inline(always)]
+fn four_panels<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32; 4 * PANEL], add: bool) {
+    let mut sums = [[s.splat(0.0); 2]; 4];
+    for (l, &x) in a.iter().enumerate() {
+        let x = s.splat(x);
+        for (p, [low, high]) in sums.iter_mut().enumerate() {
+            let b = &b.data[l * b.row + p * b.panel..][..PANEL];
+            *low = s.fma(x, s.load(b), *low);
+            *high = s.fma(x, s.load(&b[LANES..]), *high);
+        }
+    }
+    for (y, sum) in y.chunks_exact_mut(LANES).zip(sums.as_flattened()) {
+        s.store(y, if add { s.add(s.load(y), *sum) } else { *sum });
+    }
+}

@@ -1,0 +1,106 @@
+//! Causal softmax attention.
+//!
+//! ```text
+//! Q [B, Tq, H·d]   K [B, Tk, H·d]   V [B, Tk, H·e]   Tk ≥ Tq; the queries are the last Tq of Tk positions,
+//!                                                    so query i sees keys j ≤ Tk − Tq + i
+//! per batch entry and head:
+//! S = d^-½ Q Kᵀ,   L_i = ln Σ_j e^S_ij,   P_ij = e^(S_ij − L_i) (0 where unseen),   O = P V   [B, Tq, H·e]
+//!
+//! D_i = Σ dO_i ∘ O_i,   dV = Pᵀ dO,   dS = P ∘ (dO Vᵀ − D),   dQ = d^-½ dS K,   dK = d^-½ dSᵀ Q
+//! ```
+
+pub(crate) mod fast;
+mod fast_backward;
+mod fast_decode;
+pub(crate) mod reference;
+
+use crate::engine::Engine;
+use crate::error::{Result, bad_shape, bad_value};
+use crate::tape::{Tape, Var};
+
+/// Inputs of [`Tape::attention`], or their gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<T> {
+    /// Queries, [B, Tq, H·d].
+    pub query: T,
+    /// Keys, [B, Tk, H·d].
+    pub key: T,
+    /// Values, [B, Tk, H·e].
+    pub value: T,
+}
+
+/// The sizes of a checked call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub batch: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub heads: usize,
+    /// Width of a query and a key.
+    pub dk: usize,
+    /// Width of a value.
+    pub dv: usize,
+}
+
+impl Sizes {
+    /// The position of the first query among the keys.
+    pub(crate) fn offset(&self) -> usize {
+        self.keys - self.queries
+    }
+
+    /// [B, Tq, H·e]
+    pub(crate) fn output(&self) -> [usize; 3] {
+        [self.batch, self.queries, self.heads * self.dv]
+    }
+
+    /// d^-½
+    pub(crate) fn scale(&self) -> f64 {
+        1.0 / (self.dk as f64).sqrt()
+    }
+}
+
+pub(crate) fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
+    const NAME: &str = "attention";
+    if heads == 0 {
+        return bad_value(NAME, "heads is 0; there must be at least one");
+    }
+    let &[batch, queries, width] = input.query else {
+        return bad_shape(NAME, "query", input.query, "three dimensions [B, Tq, H·d]");
+    };
+    if width == 0 || !width.is_multiple_of(heads) {
+        let expected = format!("a last dimension that is a multiple of {heads}, the heads");
+        return bad_shape(NAME, "query", input.query, expected);
+    }
+    let keys = match *input.key {
+        [b, keys, w] if b == batch && w == width && keys >= queries => keys,
+        _ => {
+            let expected = format!("[{batch}, Tk, {width}] with Tk ≥ Tq = {queries}");
+            return bad_shape(NAME, "key", input.key, expected);
+        }
+    };
+    match *input.value {
+        [b, t, w] if b == batch && t == keys && w > 0 && w.is_multiple_of(heads) => {
+            Ok(Sizes { batch, queries, keys, heads, dk: width / heads, dv: w / heads })
+        }
+        _ => {
+            let expected = format!("[{batch}, {keys}, H·e] (B, Tk) with H = {heads} heads");
+            bad_shape(NAME, "value", input.value, expected)
+        }
+    }
+}
+
+impl<'e, E: Engine> Tape<'e, E> {
+    /// Causal softmax attention, `heads` heads side by side in the last dimension.
+    pub fn attention(&self, input: Attention<&Var<E::Tensor>>, heads: usize) -> Result<Var<E::Tensor>> {
+        let inputs = [input.query, input.key, input.value];
+        let [query, key, value] = inputs.map(|v| v.value().clone());
+        let keep = self.records(&inputs);
+        let input = Attention { query: &query, key: &key, value: &value };
+        let (output, saved) = self.engine().attention(input, heads, keep)?;
+        Ok(self.record_one(&inputs, output, move |tape, gradient| {
+            let input = Attention { query: &query, key: &key, value: &value };
+            let d = tape.engine().attention_backward(input, heads, &saved, &gradient)?;
+            Ok(vec![Some(d.query), Some(d.key), Some(d.value)])
+        }))
+    }
+}

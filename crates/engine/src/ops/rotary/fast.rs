@@ -1,0 +1,116 @@
+//! Cosines and sines of all positions go into one table, then every row is turned in one pass.
+//!
+//! The table is f32 rounded from f64. Position p = 64a + b: e^(ip) = e^(i64a)·e^(ib), so that cosines are
+//! evaluated for the a and the b only; a position's bits depend on the position alone.
+
+use super::{Rotary, Sizes, check};
+use crate::cpu::{Cpu, Shared};
+use crate::error::Result;
+use crate::simd::{Kernel, LANES, Simd};
+use crate::tensor::Tensor;
+
+/// Positions that share one coarse angle.
+const SPAN: usize = 64;
+
+pub(crate) fn forward(cpu: &Cpu, x: &Tensor<f32>, rotary: Rotary) -> Result<Tensor<f32>> {
+    turn(cpu, "x", x, rotary, 1.0)
+}
+
+pub(crate) fn backward(cpu: &Cpu, gradient: &Tensor<f32>, rotary: Rotary) -> Result<Tensor<f32>> {
+    turn(cpu, "gradient", gradient, rotary, -1.0)
+}
+
+#[allow(unsafe_code)]
+fn turn(
+    cpu: &Cpu,
+    argument: &'static str,
+    x: &Tensor<f32>,
+    rotary: Rotary,
+    direction: f64,
+) -> Result<Tensor<f32>> {
+    let Sizes { tokens, head } = check(argument, x.shape(), &rotary)?;
+    let mut y = cpu.uninit(x.shape());
+    if x.is_empty() {
+        return Ok(y);
+    }
+    let table = table(cpu, tokens, head, rotary, direction);
+    let width = rotary.heads * head;
+    let out = Shared::new(y.data_mut());
+    cpu.for_rows(cpu.row_parts(x.len() / width, width), |_, range| {
+        let (start, len) = (range.start * width, range.len() * width);
+        // SAFETY: parts are disjoint row ranges.
+        let y = unsafe { out.part(start, len) };
+        let x = &x.data()[start..start + len];
+        cpu.level().run(Turn { width, head, first: range.start % tokens, table: table.data(), x, y });
+    });
+    Ok(y)
+}
+
+/// [T, d]: the cosines of a position's d/2 angles, then their sines.
+#[allow(unsafe_code)]
+fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) -> Tensor<f32> {
+    let half = head / 2;
+    let frequencies: Vec<f64> = (0..half).map(|i| direction * rotary.frequency(i, head)).collect();
+    let unit = |position: usize| frequencies.iter().map(move |f| (position as f64 * f).sin_cos());
+    let fine: Vec<(f64, f64)> = (0..SPAN).flat_map(unit).collect();
+    let mut table = cpu.uninit(&[tokens, head]);
+    let out = Shared::new(table.data_mut());
+    let first_span = rotary.offset / SPAN;
+    let spans = (rotary.offset + tokens).div_ceil(SPAN) - first_span;
+    cpu.parallel(spans, |span| {
+        let base = (first_span + span) * SPAN;
+        let coarse: Vec<(f64, f64)> = unit(base).collect();
+        let positions = base.max(rotary.offset)..(base + SPAN).min(rotary.offset + tokens);
+        // SAFETY: spans are disjoint ranges of positions.
+        let rows = unsafe { out.part((positions.start - rotary.offset) * head, positions.len() * head) };
+        for (row, p) in rows.chunks_exact_mut(head).zip(positions) {
+            let fine = &fine[(p - base) * half..][..half];
+            let (cos, sin) = row.split_at_mut(half);
+            for i in 0..half {
+                let ((s1, c1), (s2, c2)) = (coarse[i], fine[i]);
+                cos[i] = (c1 * c2 - s1 * s2) as f32;
+                sin[i] = (s1 * c2 + c1 * s2) as f32;
+            }
+        }
+    });
+    table
+}
+
+struct Turn<'a> {
+    width: usize,
+    head: usize,
+    /// The table's row of the first row of x.
+    first: usize,
+    table: &'a [f32],
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Kernel for Turn<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (head, half) = (self.head, self.head / 2);
+        let whole = half / LANES * LANES;
+        let mut angles = self.table.chunks_exact(head).cycle().skip(self.first);
+        for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
+            let Some(angle) = angles.next() else { return };
+            let (cos, sin) = angle.split_at(half);
+            for (x, y) in x.chunks_exact(head).zip(y.chunks_exact_mut(head)) {
+                let ((x1, x2), (y1, y2)) = (x.split_at(half), y.split_at_mut(half));
+                let mut i = 0;
+                while i < whole {
+                    let (c, n) = (s.load(&cos[i..]), s.load(&sin[i..]));
+                    let (a, b) = (s.load(&x1[i..]), s.load(&x2[i..]));
+                    s.store(&mut y1[i..], s.sub(s.mul(a, c), s.mul(b, n)));
+                    s.store(&mut y2[i..], s.fma(b, c, s.mul(a, n)));
+                    i += LANES;
+                }
+                for i in whole..half {
+                    y1[i] = x1[i] * cos[i] - x2[i] * sin[i];
+                    y2[i] = x2[i] * cos[i] + x1[i] * sin[i];
+                }
+            }
+        }
+    }
+}
