@@ -9,18 +9,18 @@ use std::ops::Range;
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
 use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage};
-use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
+use crate::ops::attention::Attention;
+use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{Map, Zip};
 use crate::ops::embedding::Embedding;
-use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
-use crate::ops::attention::Attention;
+use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::Linear;
 use crate::ops::matmul::{MatMul, Transpose};
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
-use crate::ops::state_read::StateRead;
-use crate::ops::short_conv::{ShortConv, ShortConvGradients};
-use crate::ops::swiglu::SwiGlu;
 use crate::ops::rotary::Rotary;
+use crate::ops::short_conv::{ShortConv, ShortConvGradients};
+use crate::ops::state_read::StateRead;
+use crate::ops::swiglu::SwiGlu;
 
 /// A device that can run every operation of the models, forward and backward.
 pub trait Engine: Sized + 'static {

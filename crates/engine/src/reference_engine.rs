@@ -6,21 +6,21 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
-use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
+use crate::ops::attention::{self, Attention};
+use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{self, Map, Zip};
 use crate::ops::embedding::{self, Embedding};
+use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::layout;
-use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
-use crate::ops::attention::{self, Attention};
 use crate::ops::linear::{self, Linear};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
-use crate::ops::state_read::{self, StateRead};
-use crate::ops::softmax;
-use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
-use crate::ops::swiglu::{self, SwiGlu};
 use crate::ops::rotary::{self, Rotary};
+use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
+use crate::ops::softmax;
+use crate::ops::state_read::{self, StateRead};
+use crate::ops::swiglu::{self, SwiGlu};
 use crate::tensor::{Tensor, element_count};
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
@@ -160,6 +160,8 @@ impl Engine for Reference {
         gradient: &T,
     ) -> Result<StateRead<T>> {
         state_read::reference::backward(input, key_heads, gradient)
+    }
+
     // ---- plain operations ----
 
     fn map(&self, kind: Map, x: &T) -> Result<T> {
@@ -231,6 +233,8 @@ impl Engine for Reference {
     }
     fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &T) -> Result<T> {
         embedding::reference::backward(ids, rows, gradient)
+    }
+
     // ---- fused layers ----
 
     fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
@@ -259,6 +263,8 @@ impl Engine for Reference {
     }
     fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
         cross_entropy::reference::token_losses(x, weight, targets)
+    }
+
     // ---- attention ----
 
     fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {

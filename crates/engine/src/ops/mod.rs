@@ -3,18 +3,18 @@
 
 pub mod adamw;
 pub mod anchor_read;
-pub mod gated_delta;
+pub mod attention;
+pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
+pub mod gated_delta;
 pub mod layout;
-pub mod cross_entropy;
-pub mod attention;
 pub mod linear;
 pub mod matmul;
 pub mod reduce;
 pub mod rms_norm;
-pub mod state_read;
-pub mod softmax;
-pub mod short_conv;
-pub mod swiglu;
 pub mod rotary;
+pub mod short_conv;
+pub mod softmax;
+pub mod state_read;
+pub mod swiglu;
