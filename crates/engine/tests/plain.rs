@@ -313,7 +313,7 @@ fn concats() {
 #[test]
 fn permutations() {
     let mut random = Random(21);
-    let cases: [(&[usize], &[usize]); 12] = [
+    let cases: [(&[usize], &[usize]); 13] = [
         (&[], &[]),
         (&[5], &[0]),
         (&[3, 4], &[1, 0]),
@@ -326,6 +326,7 @@ fn permutations() {
         (&[2, 40, 3, 24], &[0, 2, 1, 3]),
         (&[2, 40, 3, 24], &[0, 2, 3, 1]),
         (&[161, 203], &[1, 0]),
+        (&[128, 2, 64], &[1, 2, 0]),
     ];
     for (shape, axes) in cases {
         let inputs = [random.input("x", shape, 1.0)];

@@ -87,7 +87,7 @@ fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
     let z = s.mul(x, x);
     let mut p = s.splat(-5.704_988_7e-3);
-    for c in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+    for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
         p = s.fma(p, z, s.splat(c));
     }
     let small = s.fma(s.mul(p, z), x, x);

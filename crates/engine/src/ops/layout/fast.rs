@@ -1,6 +1,6 @@
 //! Copies of whole runs, split over threads. A reordering first merges dimensions that stay neighbours; if
-//! the last one then stays last it copies runs, else it transposes 8×8 blocks, strips of 32 rows of the result
-//! at a time, so that what is read of a row of x is whole cache lines. A new shape copies nothing.
+//! the last one then stays last it copies runs, else it transposes blocks of 64×64, so that whole
+//! cache lines are read and written. A new shape copies nothing.
 
 use std::ops::Range;
 
@@ -182,10 +182,10 @@ fn blocks(cpu: &Cpu, dims: &[Dim], row: Dim, x: &[f32], y: &Shared<'_>) {
     });
 }
 
-/// Rows of y that are written together.
-const STRIP: usize = 32;
+/// Rows and columns of y that are written together.
+const STRIP: usize = 64;
 
-/// y[to + r·step + c] = x[r + c·last.x], r < rows ≤ 32, c < last.size.
+/// y[to + r·step + c] = x[r + c·last.x], r < rows ≤ 64, c < last.size.
 struct Strip<'a> {
     last: Dim,
     rows: usize,
@@ -201,23 +201,22 @@ impl Kernel for Strip<'_> {
     #[allow(unsafe_code)]
     fn run<S: Simd>(self, s: S) {
         let Self { last, rows, step, x, y, to } = self;
-        let mut block = [0.0; STRIP * LANES];
-        for c in (0..last.size).step_by(LANES) {
-            let columns = LANES.min(last.size - c);
+        let mut block = [0.0; STRIP * STRIP];
+        for c in (0..last.size).step_by(STRIP) {
+            let columns = STRIP.min(last.size - c);
             let x = &x[c * last.x..];
-            if rows == STRIP && columns == LANES {
-                simd::transpose(s, LANES, STRIP, x, last.x, &mut block, LANES);
-            } else {
-                for j in 0..columns {
-                    for r in 0..rows {
-                        block[r * LANES + j] = x[j * last.x + r];
-                    }
+            let whole = [columns / LANES * LANES, rows / LANES * LANES];
+            simd::transpose(s, whole[0], whole[1], x, last.x, &mut block, STRIP);
+            for j in 0..columns {
+                let done = if j < whole[0] { whole[1] } else { 0 };
+                for r in done..rows {
+                    block[r * STRIP + j] = x[j * last.x + r];
                 }
             }
             for r in 0..rows {
                 // SAFETY: each element of y is written by one task, once.
                 let y = unsafe { y.part(to + r * step + c, columns) };
-                y.copy_from_slice(&block[r * LANES..][..columns]);
+                y.copy_from_slice(&block[r * STRIP..][..columns]);
             }
         }
     }
