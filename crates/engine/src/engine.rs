@@ -7,6 +7,7 @@
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
 use crate::ops::linear::Linear;
+use crate::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 
 /// A device that can run every operation of the models, forward and backward.
@@ -67,4 +68,25 @@ pub trait Engine: Sized + 'static {
         eps: f64,
         gradient: &Self::Tensor,
     ) -> Result<GatedRmsNorm<Self::Tensor>>;
+
+    // ---- log-linear gated delta rule ----
+
+    /// Readouts of the log-linear gated delta rule, the level states after the last token if wanted, and, with
+    /// `keep`, what the backward pass wants to see again.
+    fn log_linear_delta(
+        &self,
+        input: LogLinear<&Self::Tensor>,
+        options: &LogLinearOptions,
+        initial: Option<&Self::Tensor>,
+        keep: bool,
+    ) -> Result<LogLinearOutput<Self::Tensor>>;
+    /// Gradients of [`Engine::log_linear_delta`].
+    fn log_linear_delta_backward(
+        &self,
+        input: LogLinear<&Self::Tensor>,
+        options: &LogLinearOptions,
+        initial: Option<&Self::Tensor>,
+        saved: Option<&Self::Tensor>,
+        gradient: &Self::Tensor,
+    ) -> Result<LogLinear<Self::Tensor>>;
 }

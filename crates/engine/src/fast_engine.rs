@@ -5,6 +5,7 @@ use crate::engine::Engine;
 use crate::error::{Result, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::linear::{self, Linear};
+use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::{Tensor, element_count};
@@ -64,6 +65,28 @@ impl Engine for Cpu {
     }
     fn gated_rms_norm_backward(&self, input: GatedRmsNorm<&T>, eps: f64, gradient: &T) -> Result<GatedRmsNorm<T>> {
         rms_norm::fast::gated_backward(self, input, eps, gradient)
+    }
+
+    // ---- log-linear gated delta rule ----
+
+    fn log_linear_delta(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        keep: bool,
+    ) -> Result<LogLinearOutput<T>> {
+        log_linear::fast::forward(self, input, options, initial, keep)
+    }
+    fn log_linear_delta_backward(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        saved: Option<&T>,
+        gradient: &T,
+    ) -> Result<LogLinear<T>> {
+        log_linear::fast::backward(self, input, options, initial, saved, gradient)
     }
 }
 

@@ -4,6 +4,7 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::linear::{self, Linear};
+use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::tensor::{Tensor, element_count};
 
@@ -70,5 +71,27 @@ impl Engine for Reference {
     }
     fn gated_rms_norm_backward(&self, input: GatedRmsNorm<&T>, eps: f64, gradient: &T) -> Result<GatedRmsNorm<T>> {
         rms_norm::reference::gated_backward(input, eps, gradient)
+    }
+
+    // ---- log-linear gated delta rule ----
+
+    fn log_linear_delta(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        _keep: bool,
+    ) -> Result<LogLinearOutput<T>> {
+        log_linear::reference::forward(input, options, initial)
+    }
+    fn log_linear_delta_backward(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        _saved: Option<&T>,
+        gradient: &T,
+    ) -> Result<LogLinear<T>> {
+        log_linear::reference::backward(input, options, initial, gradient)
     }
 }

@@ -3,4 +3,5 @@
 
 pub mod adamw;
 pub mod linear;
+pub mod log_linear;
 pub mod rms_norm;
