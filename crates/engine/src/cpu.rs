@@ -40,7 +40,11 @@ pub struct Cpu {
 
 impl std::fmt::Debug for Cpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Cpu {{ threads: {}, level: {:?}, products: {:?} }}", self.threads, self.level, self.products)
+        write!(
+            f,
+            "Cpu {{ threads: {}, level: {:?}, products: {:?} }}",
+            self.threads, self.level, self.products
+        )
     }
 }
 
@@ -53,7 +57,10 @@ impl Cpu {
             .num_threads(threads)
             .thread_name(|i| format!("march-{i}"))
             .build()
-            .map_err(|e| Error::Value { operation: "Cpu::new", message: format!("{threads} threads: {e}") })?;
+            .map_err(|e| Error::Value {
+                operation: "Cpu::new",
+                message: format!("{threads} threads: {e}"),
+            })?;
         let level = if options.portable { Level::Portable } else { Level::detect() };
         Ok(Self { pool, threads, level, buffers: Arc::default(), products: options.products })
     }

@@ -6,6 +6,7 @@
 
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
+use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::Linear;
 use crate::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
@@ -37,7 +38,12 @@ pub trait Engine: Sized + 'static {
     /// Σ x², in f64.
     fn squared_norm(&self, x: &Self::Tensor) -> Result<f64>;
     /// One step of AdamW on a parameter and its two moments.
-    fn adamw(&self, state: AdamW<&mut Self::Tensor>, gradient: &Self::Tensor, step: &crate::ops::adamw::Step) -> Result<()>;
+    fn adamw(
+        &self,
+        state: AdamW<&mut Self::Tensor>,
+        gradient: &Self::Tensor,
+        step: &crate::ops::adamw::Step,
+    ) -> Result<()>;
 
     // ---- layers ----
 
@@ -68,6 +74,24 @@ pub trait Engine: Sized + 'static {
         eps: f64,
         gradient: &Self::Tensor,
     ) -> Result<GatedRmsNorm<Self::Tensor>>;
+
+    // ---- the gated delta rule ----
+
+    /// The gated delta rule; with `keep`, also what its backward pass needs.
+    fn gated_delta(
+        &self,
+        input: GatedDelta<&Self::Tensor>,
+        options: &GatedDeltaOptions,
+        keep: bool,
+    ) -> Result<(GatedDeltaOutput<Self::Tensor>, Vec<Self::Tensor>)>;
+    /// Gradients of [`Engine::gated_delta`] from what it kept.
+    fn gated_delta_backward(
+        &self,
+        input: GatedDelta<&Self::Tensor>,
+        options: &GatedDeltaOptions,
+        kept: &[Self::Tensor],
+        gradient: GatedDeltaGradient<&Self::Tensor>,
+    ) -> Result<GatedDelta<Self::Tensor>>;
 
     // ---- log-linear gated delta rule ----
 

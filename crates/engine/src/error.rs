@@ -39,7 +39,12 @@ pub(crate) fn expect_shape(
     if found == expected {
         return Ok(());
     }
-    Err(Error::Shape { operation, argument, found: found.to_vec(), expected: format!("{expected:?} ({names})") })
+    Err(Error::Shape {
+        operation,
+        argument,
+        found: found.to_vec(),
+        expected: format!("{expected:?} ({names})"),
+    })
 }
 
 /// A shape error whose expectation is words rather than numbers.

@@ -4,6 +4,7 @@ use crate::cpu::{Cpu, Shared};
 use crate::engine::Engine;
 use crate::error::{Result, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
+use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::{self, Linear};
 use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
@@ -63,8 +64,33 @@ impl Engine for Cpu {
     fn gated_rms_norm(&self, input: GatedRmsNorm<&T>, eps: f64) -> Result<T> {
         rms_norm::fast::gated_forward(self, input, eps)
     }
-    fn gated_rms_norm_backward(&self, input: GatedRmsNorm<&T>, eps: f64, gradient: &T) -> Result<GatedRmsNorm<T>> {
+    fn gated_rms_norm_backward(
+        &self,
+        input: GatedRmsNorm<&T>,
+        eps: f64,
+        gradient: &T,
+    ) -> Result<GatedRmsNorm<T>> {
         rms_norm::fast::gated_backward(self, input, eps, gradient)
+    }
+
+    // ---- the gated delta rule ----
+
+    fn gated_delta(
+        &self,
+        input: GatedDelta<&T>,
+        options: &GatedDeltaOptions,
+        keep: bool,
+    ) -> Result<(GatedDeltaOutput<T>, Vec<T>)> {
+        gated_delta::fast::forward(self, input, options, keep)
+    }
+    fn gated_delta_backward(
+        &self,
+        input: GatedDelta<&T>,
+        options: &GatedDeltaOptions,
+        kept: &[T],
+        gradient: GatedDeltaGradient<&T>,
+    ) -> Result<GatedDelta<T>> {
+        gated_delta::fast::backward(self, input, options, kept, gradient)
     }
 
     // ---- log-linear gated delta rule ----

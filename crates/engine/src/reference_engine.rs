@@ -3,6 +3,7 @@
 use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
+use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::{self, Linear};
 use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
@@ -24,7 +25,10 @@ impl Engine for Reference {
     fn from_f64(&self, data: &[f64], shape: &[usize]) -> Result<T> {
         let len = element_count("tensor", shape)?;
         if len != data.len() {
-            return bad_value("tensor", format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()));
+            return bad_value(
+                "tensor",
+                format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()),
+            );
         }
         Ok(Tensor::detached(data.to_vec(), shape))
     }
@@ -69,8 +73,33 @@ impl Engine for Reference {
     fn gated_rms_norm(&self, input: GatedRmsNorm<&T>, eps: f64) -> Result<T> {
         rms_norm::reference::gated_forward(input, eps)
     }
-    fn gated_rms_norm_backward(&self, input: GatedRmsNorm<&T>, eps: f64, gradient: &T) -> Result<GatedRmsNorm<T>> {
+    fn gated_rms_norm_backward(
+        &self,
+        input: GatedRmsNorm<&T>,
+        eps: f64,
+        gradient: &T,
+    ) -> Result<GatedRmsNorm<T>> {
         rms_norm::reference::gated_backward(input, eps, gradient)
+    }
+
+    // ---- the gated delta rule ----
+
+    fn gated_delta(
+        &self,
+        input: GatedDelta<&T>,
+        options: &GatedDeltaOptions,
+        _keep: bool,
+    ) -> Result<(GatedDeltaOutput<T>, Vec<T>)> {
+        Ok((gated_delta::reference::forward(input, options)?, Vec::new()))
+    }
+    fn gated_delta_backward(
+        &self,
+        input: GatedDelta<&T>,
+        options: &GatedDeltaOptions,
+        _kept: &[T],
+        gradient: GatedDeltaGradient<&T>,
+    ) -> Result<GatedDelta<T>> {
+        gated_delta::reference::backward(input, options, gradient)
     }
 
     // ---- log-linear gated delta rule ----

@@ -156,12 +156,11 @@ impl<'e, E: Engine> Tape<'e, E> {
         backward: impl FnOnce(&Tape<'e, E>, E::Tensor) -> Result<Gradients<E>> + 'e,
     ) -> Var<E::Tensor> {
         let count = inputs.len();
-        let mut vars = self.record(inputs, vec![output], move |tape, mut gradients| {
-            match gradients.pop().flatten() {
+        let mut vars =
+            self.record(inputs, vec![output], move |tape, mut gradients| match gradients.pop().flatten() {
                 Some(gradient) => backward(tape, gradient),
                 None => Ok(vec![None; count]),
-            }
-        });
+            });
         vars.remove(0)
     }
 
@@ -218,7 +217,10 @@ impl<'e, E: Engine> Tape<'e, E> {
         for (var, gradient) in seeds {
             let (want, came) = (self.engine.shape(&var.value), self.engine.shape(gradient));
             if want != came {
-                return bad_value("backward", format!("a gradient of shape {came:?} came for a value of shape {want:?}"));
+                return bad_value(
+                    "backward",
+                    format!("a gradient of shape {came:?} came for a value of shape {want:?}"),
+                );
             }
             if let Some(id) = var.id {
                 self.inner.borrow_mut().accumulate(self.engine, id, gradient.clone())?;
@@ -281,7 +283,9 @@ impl<E: Engine> Inner<'_, E> {
         let mut ids: Vec<u64> = self
             .parameters
             .iter()
-            .filter(|(id, p)| p.first_use.is_some_and(|first| first >= left) && self.gradients.contains_key(id))
+            .filter(|(id, p)| {
+                p.first_use.is_some_and(|first| first >= left) && self.gradients.contains_key(id)
+            })
             .map(|(&id, _)| id)
             .collect();
         ids.sort_unstable();

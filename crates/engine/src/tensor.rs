@@ -13,7 +13,16 @@ use crate::error::{Result, bad_value};
 
 /// The number types that references run in: `f32` and `f64`.
 pub trait Real:
-    Float + FloatConst + FromPrimitive + NumAssign + std::iter::Sum + std::fmt::Debug + Default + Send + Sync + 'static
+    Float
+    + FloatConst
+    + FromPrimitive
+    + NumAssign
+    + std::iter::Sum
+    + std::fmt::Debug
+    + Default
+    + Send
+    + Sync
+    + 'static
 {
     /// The nearest value of this type.
     fn of(value: f64) -> Self;
@@ -164,7 +173,10 @@ impl<R: Real> Tensor<R> {
     pub(crate) fn from_slice(pool: &Arc<Pool<R>>, data: &[R], shape: &[usize]) -> Result<Self> {
         let len = element_count("tensor", shape)?;
         if len != data.len() {
-            return bad_value("tensor", format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()));
+            return bad_value(
+                "tensor",
+                format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()),
+            );
         }
         let mut tensor = Self::uninit(pool, shape);
         tensor.data_mut().copy_from_slice(data);
@@ -214,7 +226,8 @@ impl<R: Real> Tensor<R> {
     /// The numbers, to be written. Only for a tensor that nobody else holds.
     pub(crate) fn data_mut(&mut self) -> &mut [R] {
         let len = self.len();
-        let buffer = Arc::get_mut(&mut self.buffer).expect("a tensor is written only while nobody else holds it");
+        let buffer =
+            Arc::get_mut(&mut self.buffer).expect("a tensor is written only while nobody else holds it");
         buffer.lines.as_mut().map_or(&mut [], |lines| &mut lines.as_mut_slice()[..len])
     }
 

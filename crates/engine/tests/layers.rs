@@ -17,9 +17,14 @@ impl Program for LinearProgram {
 #[test]
 fn linear() {
     let mut random = Random(1);
-    for (rows, inner, outer, bias) in
-        [(1, 1, 1, false), (0, 3, 4, true), (7, 13, 9, true), (2, 64, 33, false), (37, 100, 70, true), (600, 40, 17, false)]
-    {
+    for (rows, inner, outer, bias) in [
+        (1, 1, 1, false),
+        (0, 3, 4, true),
+        (7, 13, 9, true),
+        (2, 64, 33, false),
+        (37, 100, 70, true),
+        (600, 40, 17, false),
+    ] {
         let mut inputs =
             vec![random.input("x", &[rows, inner], 1.0), random.input("weight", &[outer, inner], 1.0)];
         if bias {

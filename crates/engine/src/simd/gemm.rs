@@ -234,7 +234,15 @@ unsafe fn tile<S: Simd, const M: usize>(
 /// Writes the transpose of the row-major `rows` × `cols` matrix `a` (row stride `lda`) to `b`, whose rows
 /// are `ldb` apart. Both counts are multiples of 8.
 #[inline(always)]
-pub(crate) fn transpose<S: Simd>(s: S, rows: usize, cols: usize, a: &[f32], lda: usize, b: &mut [f32], ldb: usize) {
+pub(crate) fn transpose<S: Simd>(
+    s: S,
+    rows: usize,
+    cols: usize,
+    a: &[f32],
+    lda: usize,
+    b: &mut [f32],
+    ldb: usize,
+) {
     if rows == 0 || cols == 0 {
         return;
     }

@@ -7,11 +7,13 @@
 mod avx2;
 mod gemm;
 mod math;
+mod panels;
 mod portable;
 mod rows;
 
-pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, Strided, gemm, transpose};
+pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, transpose};
 pub(crate) use math::{exp, sigmoid, softplus};
+pub(crate) use panels::{add_rows, pack, padded, transpose_panels, unpack};
 pub(crate) use portable::Portable;
 pub(crate) use rows::*;
 

@@ -19,7 +19,11 @@ pub struct Input {
 
 /// A computation on any engine: inputs in, outputs out.
 pub trait Program {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, inputs: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>>;
+    fn run<'e, E: Engine>(
+        &self,
+        tape: &Tape<'e, E>,
+        inputs: &[Var<E::Tensor>],
+    ) -> Result<Vec<Var<E::Tensor>>>;
 }
 
 /// A small deterministic generator (SplitMix64).
@@ -111,7 +115,10 @@ pub fn assert_close(what: &str, found: &[f64], want: &[f64], tolerance: f64) {
     for (i, (f, w)) in found.iter().zip(want).enumerate() {
         assert!(f.is_finite(), "{what}[{i}] is {f}, expected {w}");
         let error = (f - w).abs() / scale;
-        assert!(error <= tolerance, "{what}[{i}]: {f}, expected {w}; off by {error:.2e} of the largest, {scale:.3e}");
+        assert!(
+            error <= tolerance,
+            "{what}[{i}]: {f}, expected {w}; off by {error:.2e} of the largest, {scale:.3e}"
+        );
     }
 }
 
@@ -128,9 +135,13 @@ pub fn compare(label: &str, program: &impl Program, inputs: &[Input]) {
         }
         for (i, input) in inputs.iter().enumerate() {
             match (&found.gradients[i], &want.gradients[i]) {
-                (Some(f), Some(w)) => assert_close(&format!("{who}: gradient of {}", input.name), f, w, GRADIENT),
+                (Some(f), Some(w)) => {
+                    assert_close(&format!("{who}: gradient of {}", input.name), f, w, GRADIENT)
+                }
                 (None, None) => {}
-                (f, w) => panic!("{who}: gradient of {}: there {}, here {}", input.name, w.is_some(), f.is_some()),
+                (f, w) => {
+                    panic!("{who}: gradient of {}: there {}, here {}", input.name, w.is_some(), f.is_some())
+                }
             }
         }
         let again = outcome(&engine, program, inputs).unwrap();
@@ -138,7 +149,11 @@ pub fn compare(label: &str, program: &impl Program, inputs: &[Input]) {
             assert!(a.1 == b.1, "{who}: output {i} is not repeatable");
         }
         for (i, input) in inputs.iter().enumerate() {
-            assert!(again.gradients[i] == found.gradients[i], "{who}: gradient of {} is not repeatable", input.name);
+            assert!(
+                again.gradients[i] == found.gradients[i],
+                "{who}: gradient of {} is not repeatable",
+                input.name
+            );
         }
         bits.push((engine.threads(), engine.level() == march_engine::Level::Portable, found));
     }
@@ -175,7 +190,12 @@ pub fn finite_differences(label: &str, program: &impl Program, inputs: &[Input],
             let down = total(&moved);
             let want = (up - down) / (2.0 * step);
             let error = (gradient[at] - want).abs() / scale;
-            assert!(error < 1e-6, "{label}: gradient of {}[{at}]: {}, by differences {want}", input.name, gradient[at]);
+            assert!(
+                error < 1e-6,
+                "{label}: gradient of {}[{at}]: {}, by differences {want}",
+                input.name,
+                gradient[at]
+            );
         }
     }
 }

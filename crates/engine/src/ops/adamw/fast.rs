@@ -10,7 +10,12 @@ use crate::tensor::Tensor;
 const BLOCK: usize = 4096;
 
 #[allow(unsafe_code)]
-pub(crate) fn step(cpu: &Cpu, state: AdamW<&mut Tensor<f32>>, gradient: &Tensor<f32>, step: &Step) -> Result<()> {
+pub(crate) fn step(
+    cpu: &Cpu,
+    state: AdamW<&mut Tensor<f32>>,
+    gradient: &Tensor<f32>,
+    step: &Step,
+) -> Result<()> {
     let shapes = [state.parameter.shape(), state.first_moment.shape(), state.second_moment.shape()];
     check(shapes, gradient.shape(), step)?;
     for tensor in [&mut *state.parameter, &mut *state.first_moment, &mut *state.second_moment] {

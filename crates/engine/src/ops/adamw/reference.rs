@@ -9,14 +9,19 @@ pub(crate) fn step<R: Real>(state: AdamW<&mut Tensor<R>>, gradient: &Tensor<R>, 
     check(shapes, gradient.shape(), step)?;
     let [c1, c2] = step.corrections();
     let [b1, b2] = step.betas;
-    let (mut p, mut m, mut v) =
-        (state.parameter.data().to_vec(), state.first_moment.data().to_vec(), state.second_moment.data().to_vec());
+    let (mut p, mut m, mut v) = (
+        state.parameter.data().to_vec(),
+        state.first_moment.data().to_vec(),
+        state.second_moment.data().to_vec(),
+    );
     for i in 0..p.len() {
         let g = R::of(step.clip) * gradient.data()[i];
         m[i] = R::of(b1) * m[i] + R::of(1.0 - b1) * g;
         v[i] = R::of(b2) * v[i] + R::of(1.0 - b2) * g * g;
         let direction = m[i] / R::of(c1) / ((v[i] / R::of(c2)).sqrt() + R::of(step.eps));
-        p[i] = p[i] - R::of(step.learning_rate * step.weight_decay) * p[i] - R::of(step.learning_rate) * direction;
+        p[i] = p[i]
+            - R::of(step.learning_rate * step.weight_decay) * p[i]
+            - R::of(step.learning_rate) * direction;
     }
     let shape = state.parameter.shape().to_vec();
     *state.parameter = Tensor::detached(p, &shape);

@@ -78,7 +78,8 @@ fn invariant(cpu: &Cpu, sizes: Sizes, x: &[f32], w: &[f32], y: &mut [f32]) {
     }
     // Each task takes some rows of W, so that W is read once by all threads together.
     let per_task = sizes.outer.div_ceil(cpu.threads() * 4).next_multiple_of(COLUMNS).max(COLUMNS);
-    let tasks = if sizes.rows * sizes.inner * sizes.outer < 32 * 1024 { 1 } else { sizes.outer.div_ceil(per_task) };
+    let tasks =
+        if sizes.rows * sizes.inner * sizes.outer < 32 * 1024 { 1 } else { sizes.outer.div_ceil(per_task) };
     let per_task = if tasks == 1 { sizes.outer } else { per_task };
     let out = Shared::new(y);
     cpu.parallel(tasks, |t| {

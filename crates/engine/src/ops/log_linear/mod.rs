@@ -19,11 +19,14 @@
 //! bit_length(position) + 1, level m ≥ 1 is filled where bit m − 1 of `position` is set, all others are 0 (level 0
 //! always). States as they are right after the last token, not yet merged, mean the same and are taken too.
 
+mod chunk;
 pub(crate) mod fast;
+mod fast_backward;
 pub(crate) mod reference;
 
 use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::ops::gated_delta::{self, GatedDelta, check_heads};
 use crate::tape::{Tape, Var};
 
 const NAME: &str = "log_linear_delta";
@@ -72,6 +75,23 @@ impl<T> LogLinear<T> {
         }
     }
 
+    /// The inputs that the plain gated delta rule has too.
+    pub(crate) fn gated_delta(&self) -> GatedDelta<T>
+    where
+        T: Copy,
+    {
+        GatedDelta {
+            query: self.query,
+            key: self.key,
+            value: self.value,
+            retention_input: self.retention_input,
+            write_input: self.write_input,
+            a_log: self.a_log,
+            dt_bias: self.dt_bias,
+            initial_state: None,
+        }
+    }
+
     /// The inputs in the order of the fields.
     pub fn into_array(self) -> [T; 9] {
         [
@@ -117,13 +137,8 @@ pub struct LogLinearOutput<T> {
 /// Sizes of a call, once they are known to fit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    pub batch: usize,
-    pub time: usize,
-    pub key_heads: usize,
-    pub value_heads: usize,
-    pub key_dim: usize,
-    pub value_dim: usize,
-    /// Columns of L.
+    pub heads: gated_delta::Sizes,
+    /// NL, the columns of L.
     pub scales: usize,
     pub position: usize,
     /// Levels of the state before the first and after the last token.
@@ -140,52 +155,28 @@ pub(crate) fn check(
     options: &LogLinearOptions,
     initial: Option<&[usize]>,
 ) -> Result<Sizes> {
-    let &LogLinearOptions { key_heads, value_heads, position, .. } = options;
-    if key_heads == 0 || value_heads == 0 || !value_heads.is_multiple_of(key_heads) {
-        return bad_value(
-            NAME,
-            format!("{value_heads} value heads for {key_heads} key heads; they must be a multiple, at least one"),
-        );
-    }
-    let &[batch, time, keys] = input.query else {
-        return bad_shape(NAME, "query", input.query, "three dimensions [B, T, Hk·d_k]");
+    let position = options.position;
+    let heads = check_heads(NAME, &input.gated_delta(), options.key_heads, options.value_heads)?;
+    let gated_delta::Sizes { batch, tokens, value_heads, key_dim, value_dim, .. } = heads;
+    let scales = match input.level_scale {
+        &[h, scales] if h == value_heads && scales > 0 => scales,
+        found => {
+            let expected = format!("[{value_heads}, NL] (value_heads, at least one level)");
+            return bad_shape(NAME, "level_scale", found, expected);
+        }
     };
-    if keys == 0 || !keys.is_multiple_of(key_heads) {
-        let expected = format!("a last dimension that {key_heads} key heads divide");
-        return bad_shape(NAME, "query", input.query, expected);
-    }
-    let &[_, _, values] = input.value else {
-        return bad_shape(NAME, "value", input.value, "three dimensions [B, T, Hv·d_v]");
-    };
-    if values == 0 || !values.is_multiple_of(value_heads) {
-        let expected = format!("a last dimension that {value_heads} value heads divide");
-        return bad_shape(NAME, "value", input.value, expected);
-    }
-    let &[_, scales] = input.level_scale else {
-        return bad_shape(NAME, "level_scale", input.level_scale, "two dimensions [Hv, NL]");
-    };
-    if scales == 0 {
-        return bad_shape(NAME, "level_scale", input.level_scale, "at least one level");
-    }
-    expect_shape(NAME, "key", input.key, input.query, "the shape of query")?;
-    expect_shape(NAME, "value", input.value, &[batch, time, values], "B, T, Hv·d_v")?;
-    let per_head = [batch, time, value_heads];
-    expect_shape(NAME, "retention_input", input.retention_input, &per_head, "B, T, Hv")?;
-    expect_shape(NAME, "write_input", input.write_input, &per_head, "B, T, Hv")?;
-    expect_shape(NAME, "a_log", input.a_log, &[value_heads], "Hv")?;
-    expect_shape(NAME, "dt_bias", input.dt_bias, &[value_heads], "Hv")?;
-    expect_shape(NAME, "level_input", input.level_input, &[batch, time, value_heads * scales], "B, T, Hv·NL")?;
-    expect_shape(NAME, "level_scale", input.level_scale, &[value_heads, scales], "Hv, NL")?;
-    let Some(end) = position.checked_add(time).filter(|&end| end <= isize::MAX as usize) else {
+    let level_shape = [batch, tokens, value_heads * scales];
+    expect_shape(NAME, "level_input", input.level_input, &level_shape, "batch, tokens, value_heads·NL")?;
+    let Some(end) = position.checked_add(tokens).filter(|&end| end <= isize::MAX as usize) else {
         return bad_value(NAME, format!("position {position} is too large"));
     };
-    let (key_dim, value_dim) = (keys / key_heads, values / value_heads);
     let levels = [bit_length(position) + 1, bit_length(end) + 1];
     if let Some(initial) = initial {
         let expected = [batch, value_heads, levels[0], key_dim, value_dim];
-        expect_shape(NAME, "initial", initial, &expected, "B, Hv, bit_length(position) + 1, d_k, d_v")?;
+        let names = "batch, value_heads, bit_length(position) + 1, d_k, d_v";
+        expect_shape(NAME, "initial", initial, &expected, names)?;
     }
-    Ok(Sizes { batch, time, key_heads, value_heads, key_dim, value_dim, scales, position, levels })
+    Ok(Sizes { heads, scales, position, levels })
 }
 
 /// Refuses a gradient of the readouts that does not have their shape.

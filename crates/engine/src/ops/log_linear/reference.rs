@@ -28,13 +28,13 @@ struct Place {
 
 impl Sizes {
     fn place(&self, b: usize, h: usize, t: usize) -> Place {
-        let row = b * self.time + t;
-        let key_head = h / (self.value_heads / self.key_heads);
+        let n = &self.heads;
+        let row = b * n.tokens + t;
         Place {
-            key: (row * self.key_heads + key_head) * self.key_dim,
-            value: (row * self.value_heads + h) * self.value_dim,
-            gate: row * self.value_heads + h,
-            level: (row * self.value_heads + h) * self.scales,
+            key: (row * n.key_heads + n.key_head(h)) * n.key_dim,
+            value: (row * n.value_heads + h) * n.value_dim,
+            gate: row * n.value_heads + h,
+            level: (row * n.value_heads + h) * self.scales,
         }
     }
 }
@@ -64,8 +64,8 @@ impl<R: Real> Head<'_, R> {
     fn token(&self, t: usize) -> Token<R> {
         let (n, i) = (&self.sizes, &self.input);
         let at = n.place(self.b, self.h, t);
-        let (q, q_factor) = l2_norm(&i.query.data()[at.key..][..n.key_dim]);
-        let (k, k_factor) = l2_norm(&i.key.data()[at.key..][..n.key_dim]);
+        let (q, q_factor) = l2_norm(&i.query.data()[at.key..][..n.heads.key_dim]);
+        let (k, k_factor) = l2_norm(&i.key.data()[at.key..][..n.heads.key_dim]);
         let z = i.retention_input.data()[at.gate] + i.dt_bias.data()[self.h];
         let log_alpha = -i.a_log.data()[self.h].exp() * softplus(z);
         let levels = i.level_input.data()[at.level..][..n.scales].iter();
@@ -73,7 +73,7 @@ impl<R: Real> Head<'_, R> {
         Token {
             q,
             k,
-            v: i.value.data()[at.value..][..n.value_dim].to_vec(),
+            v: i.value.data()[at.value..][..n.heads.value_dim].to_vec(),
             q_factor,
             k_factor,
             log_alpha,
@@ -86,10 +86,10 @@ impl<R: Real> Head<'_, R> {
     /// The states before the first token, room for all levels of the call, [level][d_k·d_v].
     fn start(&self, initial: Option<&Tensor<R>>) -> Vec<Vec<R>> {
         let n = &self.sizes;
-        let size = n.key_dim * n.value_dim;
+        let size = n.heads.key_dim * n.heads.value_dim;
         let mut states = vec![vec![R::zero(); size]; n.levels[1]];
         if let Some(initial) = initial {
-            let at = (self.b * n.value_heads + self.h) * n.levels[0] * size;
+            let at = (self.b * n.heads.value_heads + self.h) * n.levels[0] * size;
             for (m, state) in states.iter_mut().take(n.levels[0]).enumerate() {
                 state.copy_from_slice(&initial.data()[at + m * size..][..size]);
             }
@@ -99,7 +99,7 @@ impl<R: Real> Head<'_, R> {
 
     /// Decay and delta update of all levels, the new write, and the readout.
     fn step(&self, token: &Token<R>, states: &mut [Vec<R>], out: &mut [R]) {
-        let (dk, dv) = (self.sizes.key_dim, self.sizes.value_dim);
+        let (dk, dv) = (self.sizes.heads.key_dim, self.sizes.heads.value_dim);
         for (m, s) in states.iter_mut().enumerate() {
             s.iter_mut().for_each(|v| *v *= token.alpha);
             let seen = if m == 0 { token.v.clone() } else { transposed_times(s, &token.k, dv) };
@@ -150,7 +150,7 @@ fn heads<'a, R: Real>(
     options: &LogLinearOptions,
 ) -> impl Iterator<Item = Head<'a, R>> {
     let beta_factor = if options.allow_neg_eigval { R::of(2.0) } else { R::one() };
-    let pairs = (0..sizes.batch).flat_map(move |b| (0..sizes.value_heads).map(move |h| (b, h)));
+    let pairs = (0..sizes.heads.batch).flat_map(move |b| (0..sizes.heads.value_heads).map(move |h| (b, h)));
     pairs.map(move |(b, h)| Head { input, sizes, beta_factor, b, h })
 }
 
@@ -164,15 +164,15 @@ pub(crate) fn forward<R: Real>(
     let mut last = Vec::new();
     for head in heads(input, n, options) {
         let mut states = head.start(initial);
-        for t in 0..n.time {
+        for t in 0..n.heads.tokens {
             merge(n.position + t, &mut states);
             let at = n.place(head.b, head.h, t).value;
-            head.step(&head.token(t), &mut states, &mut out[at..at + n.value_dim]);
+            head.step(&head.token(t), &mut states, &mut out[at..at + n.heads.value_dim]);
         }
-        merge(n.position + n.time, &mut states);
+        merge(n.position + n.heads.tokens, &mut states);
         last.extend(states.concat());
     }
-    let shape = [n.batch, n.value_heads, n.levels[1], n.key_dim, n.value_dim];
+    let shape = [n.heads.batch, n.heads.value_heads, n.levels[1], n.heads.key_dim, n.heads.value_dim];
     Ok(LogLinearOutput {
         readouts: Tensor::detached(out, input.value.shape()),
         state: options.want_state.then(|| Tensor::detached(last, &shape)),
@@ -192,14 +192,14 @@ pub(crate) fn backward<R: Real>(
     for head in heads(input, n, options) {
         let mut states = head.start(initial);
         let mut before = Vec::new();
-        for t in 0..n.time {
+        for t in 0..n.heads.tokens {
             merge(n.position + t, &mut states);
             before.push(states.clone());
-            head.step(&head.token(t), &mut states, &mut vec![R::zero(); n.value_dim]);
+            head.step(&head.token(t), &mut states, &mut vec![R::zero(); n.heads.value_dim]);
         }
         // Gradient of the states after token t.
-        let mut ds = vec![vec![R::zero(); n.key_dim * n.value_dim]; n.levels[1]];
-        for t in (0..n.time).rev() {
+        let mut ds = vec![vec![R::zero(); n.heads.key_dim * n.heads.value_dim]; n.levels[1]];
+        for t in (0..n.heads.tokens).rev() {
             token_backward(&head, t, &before[t], gradient.data(), &mut ds, &mut d);
             if n.position + t > 0 {
                 let z = (n.position + t).trailing_zeros() as usize;
@@ -223,7 +223,7 @@ fn token_backward<R: Real>(
     d: &mut LogLinear<Vec<R>>,
 ) {
     let (n, h) = (&head.sizes, head.h);
-    let (dk, dv) = (n.key_dim, n.value_dim);
+    let (dk, dv) = (n.heads.key_dim, n.heads.value_dim);
     let at = n.place(head.b, h, t);
     let x = head.token(t);
     let d_out = &gradient[at.value..][..dv];

@@ -130,7 +130,11 @@ fn run_backward(
             let (start, len) = (range.start * width, range.len() * width);
             // SAFETY: parts are disjoint row ranges, and each has its own row of sums.
             let (dx, dgate, dw) = unsafe {
-                (dx.part(start, len), dgate.as_ref().map(|g| g.part(start, len)), sums.part(part * width, width))
+                (
+                    dx.part(start, len),
+                    dgate.as_ref().map(|g| g.part(start, len)),
+                    sums.part(part * width, width),
+                )
             };
             cpu.level().run(Backward {
                 width,

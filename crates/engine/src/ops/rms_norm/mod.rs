@@ -43,7 +43,12 @@ pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize]) -> R
     };
     let last = x.last().copied().unwrap_or(1);
     if width == 0 || !last.is_multiple_of(width) {
-        return bad_shape(operation, "x", x, format!("a last dimension that is a multiple of {width}, the weight's"));
+        return bad_shape(
+            operation,
+            "x",
+            x,
+            format!("a last dimension that is a multiple of {width}, the weight's"),
+        );
     }
     Ok(width)
 }

@@ -1,0 +1,252 @@
+//! What a chunk of up to 16 tokens of one head needs before it meets the state: gates, normalised keys and
+//! queries, and the triangles
+//!
+//! ```text
+//! G = cumsum(log α),  e = exp G,  d = exp(G_B − G),  tot = exp G_B,  Γ_ij = exp(G_i − G_j) for i ≥ j
+//! N = (I + strict_tril(diag(β) K Kᵀ ∘ Γ))⁻¹,   P = s · tril(Q Kᵀ ∘ Γ)
+//! ```
+//! Every exponent is ≤ 0: the upper triangle is masked before it can overflow.
+
+use super::L2_EPS;
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, LANES, PANEL, Simd, Strided, gemm, transpose};
+
+/// Tokens of a full chunk.
+pub(crate) const CHUNK: usize = 16;
+/// Numbers in a triangle.
+pub(crate) const SQUARE: usize = CHUNK * CHUNK;
+
+/// A run of tokens that ends on the grid of 16, at a boundary, or with the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub start: usize,
+    pub len: usize,
+    /// The boundary that the chunk ends on, as an index into its row's list.
+    pub boundary: Option<usize>,
+}
+
+/// Cuts `tokens` tokens into chunks.
+pub(crate) fn chunks(tokens: usize, boundaries: &[usize]) -> Vec<Chunk> {
+    let mut list = Vec::with_capacity(tokens / CHUNK + boundaries.len() + 1);
+    let (mut start, mut next) = (0, 0);
+    while start < tokens {
+        let mut end = ((start / CHUNK + 1) * CHUNK).min(tokens);
+        let mut boundary = None;
+        if let Some(&b) = boundaries.get(next)
+            && b <= end
+        {
+            end = b;
+            boundary = Some(next);
+            next += 1;
+        }
+        list.push(Chunk { start, len: end - start, boundary });
+        start = end;
+    }
+    list
+}
+
+/// Gates of a chunk's tokens.
+#[derive(Clone, Copy)]
+pub(crate) struct Gates {
+    /// β
+    pub write: [f32; CHUNK],
+    /// log α
+    pub log_retention: [f32; CHUNK],
+    /// G
+    pub total_log: [f32; CHUNK],
+    /// e = exp G
+    pub since_start: [f32; CHUNK],
+    /// d = exp(G_B − G)
+    pub until_end: [f32; CHUNK],
+    /// tot = exp G_B
+    pub whole: f32,
+}
+
+/// One head's gate inputs: numbers `offset + t·stride` of both arrays.
+#[derive(Clone, Copy)]
+pub(crate) struct GateInput<'a> {
+    pub retention: &'a [f32],
+    pub write: &'a [f32],
+    pub stride: usize,
+    /// exp(a_log)
+    pub rate: f32,
+    pub dt_bias: f32,
+    /// 1, or 2 with negative eigenvalues.
+    pub write_scale: f32,
+}
+
+/// The gates of `len` tokens, the first at element `at` of the inputs.
+#[inline(always)]
+pub(crate) fn gates<S: Simd>(s: S, input: GateInput<'_>, at: usize, len: usize) -> Gates {
+    let mut g = Gates {
+        write: [0.0; CHUNK],
+        log_retention: [0.0; CHUNK],
+        total_log: [0.0; CHUNK],
+        since_start: [0.0; CHUNK],
+        until_end: [0.0; CHUNK],
+        whole: 1.0,
+    };
+    for t in 0..len {
+        g.log_retention[t] = input.retention[at + t * input.stride] + input.dt_bias;
+        g.write[t] = input.write[at + t * input.stride];
+    }
+    for i in [0, LANES] {
+        let z = s.load(&g.log_retention[i..]);
+        s.store(&mut g.log_retention[i..], s.mul(s.splat(-input.rate), simd::softplus(s, z)));
+        let w = s.load(&g.write[i..]);
+        s.store(&mut g.write[i..], s.mul(s.splat(input.write_scale), simd::sigmoid(s, w)));
+    }
+    let mut sum = 0.0;
+    for t in 0..CHUNK {
+        if t < len {
+            sum += g.log_retention[t];
+        } else {
+            g.log_retention[t] = 0.0;
+            g.write[t] = 0.0;
+        }
+        g.total_log[t] = sum;
+    }
+    for i in [0, LANES] {
+        let total = s.load(&g.total_log[i..]);
+        s.store(&mut g.since_start[i..], simd::exp(s, total));
+        s.store(&mut g.until_end[i..], simd::exp(s, s.sub(s.splat(sum), total)));
+    }
+    g.whole = g.since_start[CHUNK - 1];
+    g
+}
+
+/// Reads `len` rows of `width` numbers, `stride` apart, normalises them into rows of `padded(width)` numbers
+/// and returns their factors 1 / sqrt(Σx² + 1e-6).
+#[inline(always)]
+pub(crate) fn load_normalised<S: Simd>(
+    s: S,
+    len: usize,
+    width: usize,
+    from: &[f32],
+    stride: usize,
+    to: &mut [f32],
+) -> [f32; CHUNK] {
+    let wide = simd::padded(width);
+    let mut factors = [0.0; CHUNK];
+    for t in 0..len {
+        let x = &from[t * stride..][..width];
+        factors[t] = 1.0 / (simd::dot(s, x, x) + L2_EPS as f32).sqrt();
+        let y = &mut to[t * wide..][..wide];
+        simd::scale_to(s, y, factors[t], x);
+        y[width..].fill(0.0);
+    }
+    factors
+}
+
+/// Copies `len` rows of `width` numbers, `stride` apart, into rows of `padded(width)` numbers.
+#[inline(always)]
+pub(crate) fn load_rows(len: usize, width: usize, from: &[f32], stride: usize, to: &mut [f32]) {
+    let wide = simd::padded(width);
+    for t in 0..len {
+        let y = &mut to[t * wide..][..wide];
+        y[..width].copy_from_slice(&from[t * stride..][..width]);
+        y[width..].fill(0.0);
+    }
+}
+
+/// The triangles of a chunk, rows of 16.
+pub(crate) struct Prepared<'a> {
+    /// K Kᵀ (rows 0..len), then Q Kᵀ (rows len..2·len).
+    pub products: &'a mut [f32],
+    /// Γ, zero above the diagonal.
+    pub decay: &'a mut [f32],
+    /// N
+    pub inverse: &'a mut [f32],
+    /// P
+    pub scores: &'a mut [f32],
+    /// Kᵀ [padded(d_k), 16]
+    pub key_t: &'a mut [f32],
+}
+
+impl Prepared<'_> {
+    /// Fills the triangles from `kq`: `len` rows of keys, then `len` rows of queries, each `padded(key_dim)`
+    /// wide, in a buffer of at least 16 rows.
+    #[inline(always)]
+    pub(crate) fn fill<S: Simd>(
+        &mut self,
+        s: S,
+        gates: &Gates,
+        len: usize,
+        key_dim: usize,
+        kq: &[f32],
+        scale: f32,
+    ) {
+        let wide = simd::padded(key_dim);
+        // Columns past `len` of Kᵀ hold whatever follows the keys; nothing reads the products they make.
+        transpose(s, CHUNK, wide, kq, wide, self.key_t, PANEL);
+        gemm(
+            s,
+            [2 * len, CHUNK, key_dim],
+            Band::Full,
+            Strided::rows(kq, wide),
+            Block::rows(self.key_t, PANEL),
+            BlockMut::rows(self.products, CHUNK),
+            Epilogue::Set,
+        );
+        let g = [s.load(&gates.total_log), s.load(&gates.total_log[LANES..])];
+        let zero = s.splat(0.0);
+        for i in 0..len {
+            let gi = s.splat(gates.total_log[i]);
+            let strength = s.splat(gates.write[i]);
+            let mut lower = [0.0f32; CHUNK];
+            for (h, o) in [0, LANES].into_iter().enumerate() {
+                let mask = s.load(&MASK[CHUNK - 1 - i + o..]);
+                let fade = s.mul(mask, simd::exp(s, s.min(s.sub(gi, g[h]), zero)));
+                s.store(&mut self.decay[i * CHUNK + o..], fade);
+                let kk = s.load(&self.products[i * CHUNK + o..]);
+                let qk = s.load(&self.products[(len + i) * CHUNK + o..]);
+                // A product past the diagonal may be anything: choose zero, do not multiply by it.
+                let p = s.mul(s.mul(s.splat(scale), qk), fade);
+                s.store(&mut self.scores[i * CHUNK + o..], s.select_lt(zero, mask, p, zero));
+                s.store(&mut lower[o..], s.mul(s.mul(strength, kk), fade));
+            }
+            // Forward substitution: N_i = unit_i − Σ_{j<i} L_ij N_j.
+            let mut row = [s.load(&UNIT[CHUNK - 1 - i..]), s.load(&UNIT[CHUNK - 1 - i + LANES..])];
+            for (j, &l) in lower.iter().enumerate().take(i) {
+                let l = s.splat(-l);
+                row[0] = s.fma(l, s.load(&self.inverse[j * CHUNK..]), row[0]);
+                row[1] = s.fma(l, s.load(&self.inverse[j * CHUNK + LANES..]), row[1]);
+            }
+            s.store(&mut self.inverse[i * CHUNK..], row[0]);
+            s.store(&mut self.inverse[i * CHUNK + LANES..], row[1]);
+        }
+    }
+}
+
+/// Sixteen ones, then zeros: read from 15 − i, ones up to and with column i.
+static MASK: [f32; 2 * CHUNK] = {
+    let mut mask = [0.0; 2 * CHUNK];
+    let mut i = 0;
+    while i < CHUNK {
+        mask[i] = 1.0;
+        i += 1;
+    }
+    mask
+};
+
+/// One one: read from 15 − i, it stands in column i.
+static UNIT: [f32; 2 * CHUNK] = {
+    let mut unit = [0.0; 2 * CHUNK];
+    unit[CHUNK - 1] = 1.0;
+    unit
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_end_on_the_grid_and_at_boundaries() {
+        let cut = |tokens, boundaries: &[usize]| -> Vec<(usize, usize, Option<usize>)> {
+            chunks(tokens, boundaries).iter().map(|c| (c.start, c.len, c.boundary)).collect()
+        };
+        assert_eq!(cut(0, &[]), []);
+        assert_eq!(cut(33, &[]), [(0, 16, None), (16, 16, None), (32, 1, None)]);
+        assert_eq!(cut(20, &[16, 20]), [(0, 16, Some(0)), (16, 4, Some(1))]);
+        assert_eq!(cut(20, &[3, 18]), [(0, 3, Some(0)), (3, 13, None), (16, 2, Some(1)), (18, 2, None)]);
+    }
+}

@@ -1,0 +1,260 @@
+//! Chunks of 16 tokens instead of single tokens, so that the state meets matrices and not vectors:
+//!
+//! ```text
+//! Vn = N diag(β) (V − diag(e) K S)        (U − W S of the usual form, with one product by N instead of two)
+//! O  = s diag(e) Q S + P Vn,   S' = tot S + (diag(d) K)ᵀ Vn
+//! ```
+//! K S and Q S are one product. The state lies in panels of 16 columns. Heads go over threads. For the backward
+//! pass every 64 tokens a state is kept, and Vn.
+
+use super::chunk::{CHUNK, Chunk, GateInput, Prepared, SQUARE, chunks, gates, load_normalised, load_rows};
+use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check};
+use crate::cpu::{Carve, Cpu, Shared, with_scratch};
+use crate::error::Result;
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, Simd, Strided, gemm};
+use crate::tensor::Tensor;
+
+pub(crate) use super::fast_backward::backward;
+
+/// Tokens between the states that are kept for the backward pass.
+pub(crate) const KEPT_EVERY: usize = 64;
+
+/// Sizes of a head's matrices in panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Padded {
+    pub key: usize,
+    pub value: usize,
+}
+
+impl Padded {
+    pub(crate) fn of(sizes: &Sizes) -> Self {
+        Self { key: simd::padded(sizes.key_dim), value: simd::padded(sizes.value_dim) }
+    }
+    pub(crate) fn state(self) -> usize {
+        self.key * self.value
+    }
+}
+
+/// The rows of chunks and the number of boundaries before each batch row.
+pub(crate) struct Plan {
+    pub chunks: Vec<Vec<Chunk>>,
+    pub first_boundary: Vec<usize>,
+}
+
+impl Plan {
+    pub(crate) fn new(sizes: &Sizes, options: &GatedDeltaOptions) -> Self {
+        let mut plan = Self { chunks: Vec::new(), first_boundary: Vec::new() };
+        let mut first = 0;
+        for b in 0..sizes.batch {
+            let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
+            plan.chunks.push(chunks(sizes.tokens, boundaries));
+            plan.first_boundary.push(first);
+            first += boundaries.len();
+        }
+        plan
+    }
+}
+
+/// The gate inputs of a head in batch row `b`, from that row's first token.
+pub(crate) fn gate_input<'a>(
+    sizes: &Sizes,
+    input: &GatedDelta<&'a Tensor<f32>>,
+    neg: bool,
+    b: usize,
+    h: usize,
+) -> GateInput<'a> {
+    let from = b * sizes.tokens * sizes.value_heads + h;
+    GateInput {
+        retention: input.retention_input.data().get(from..).unwrap_or_default(),
+        write: input.write_input.data().get(from..).unwrap_or_default(),
+        stride: sizes.value_heads,
+        rate: input.a_log.data()[h].exp(),
+        dt_bias: input.dt_bias.data()[h],
+        write_scale: if neg { 2.0 } else { 1.0 },
+    }
+}
+
+pub(crate) fn forward(
+    cpu: &Cpu,
+    input: GatedDelta<&Tensor<f32>>,
+    options: &GatedDeltaOptions,
+    keep: bool,
+) -> Result<(GatedDeltaOutput<Tensor<f32>>, Vec<Tensor<f32>>)> {
+    let sizes = check(&input.map(Tensor::shape), options)?;
+    let (heads, dv) = (sizes.value_heads, sizes.value_dim);
+    let pad = Padded::of(&sizes);
+    let plan = Plan::new(&sizes, options);
+    let kept = if keep { sizes.tokens.div_ceil(KEPT_EVERY) } else { 0 };
+    let mut readout = cpu.uninit(&[sizes.batch, sizes.tokens, heads * dv]);
+    let mut final_state = cpu.uninit(&sizes.state_shape());
+    let mut boundary_states = cpu.uninit(&sizes.boundary_shape());
+    let mut writes = cpu.uninit(&[if keep { readout.len() } else { 0 }]);
+    let mut states = cpu.uninit(&[sizes.batch * heads * kept * pad.state()]);
+    {
+        let outputs = Outputs {
+            readout: Shared::new(readout.data_mut()),
+            final_state: Shared::new(final_state.data_mut()),
+            boundary_states: Shared::new(boundary_states.data_mut()),
+            writes: keep.then(|| Shared::new(writes.data_mut())),
+            states: Shared::new(states.data_mut()),
+        };
+        cpu.parallel(sizes.batch * heads, |task| {
+            let (b, h) = (task / heads, task % heads);
+            let gates = gate_input(&sizes, &input, options.allow_neg_eigval, b, h);
+            with_scratch(Head::scratch(pad), |scratch| {
+                let outputs = &outputs;
+                let (input, plan) = (&input, &plan);
+                cpu.level().run(Head { sizes, pad, input, gates, plan, b, h, kept, outputs, scratch });
+            });
+        });
+    }
+    let saved = if keep { vec![writes, states] } else { Vec::new() };
+    Ok((GatedDeltaOutput { readout, final_state, boundary_states }, saved))
+}
+
+struct Outputs<'a> {
+    readout: Shared<'a>,
+    final_state: Shared<'a>,
+    boundary_states: Shared<'a>,
+    writes: Option<Shared<'a>>,
+    states: Shared<'a>,
+}
+
+/// One head of one batch row, over all its tokens.
+struct Head<'a> {
+    sizes: Sizes,
+    pad: Padded,
+    input: &'a GatedDelta<&'a Tensor<f32>>,
+    gates: GateInput<'a>,
+    plan: &'a Plan,
+    b: usize,
+    h: usize,
+    kept: usize,
+    outputs: &'a Outputs<'a>,
+    scratch: &'a mut [f32],
+}
+
+impl Head<'_> {
+    fn scratch(pad: Padded) -> usize {
+        pad.state() + 2 * CHUNK * pad.key + CHUNK * pad.key + 4 * CHUNK * pad.value + 5 * SQUARE
+    }
+}
+
+impl Kernel for Head<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { sizes, pad, input, plan, b, h, outputs, .. } = self;
+        let Sizes { tokens, value_heads, key_dim, value_dim, .. } = sizes;
+        let scale = 1.0 / (key_dim as f32).sqrt();
+        let (key_stride, value_stride) = (sizes.key_heads * key_dim, value_heads * value_dim);
+        let mut carve = Carve(self.scratch);
+        let state = carve.take(pad.state());
+        let kq = carve.take(2 * CHUNK * pad.key);
+        let vn = carve.take(CHUNK * pad.value);
+        let rhs = carve.take(CHUNK * pad.value);
+        let read = carve.take(2 * CHUNK * pad.value);
+        let mut prepared = Prepared {
+            key_t: carve.take(CHUNK * pad.key),
+            products: carve.take(2 * SQUARE),
+            decay: carve.take(SQUARE),
+            inverse: carve.take(SQUARE),
+            scores: carve.take(SQUARE),
+        };
+        match input.initial_state {
+            Some(t) => {
+                let at = (b * value_heads + h) * sizes.state();
+                simd::pack(key_dim, value_dim, &t.data()[at..at + sizes.state()], state);
+            }
+            None => state.fill(0.0),
+        }
+        for chunk in &plan.chunks[b] {
+            let len = chunk.len;
+            let row = b * tokens + chunk.start;
+            if self.kept > 0 && chunk.start % KEPT_EVERY == 0 {
+                let at = ((b * value_heads + h) * self.kept + chunk.start / KEPT_EVERY) * pad.state();
+                // SAFETY: each head and each kept place has its own part.
+                unsafe { outputs.states.part(at, pad.state()) }.copy_from_slice(state);
+            }
+            let g = gates(s, self.gates, chunk.start * value_heads, len);
+            let key_at = row * key_stride + sizes.key_head(h) * key_dim;
+            load_normalised(s, len, key_dim, &input.key.data()[key_at..], key_stride, kq);
+            let queries = &mut kq[len * pad.key..];
+            load_normalised(s, len, key_dim, &input.query.data()[key_at..], key_stride, queries);
+            let value_at = row * value_stride + h * value_dim;
+            load_rows(len, value_dim, &input.value.data()[value_at..], value_stride, rhs);
+            prepared.fill(s, &g, len, key_dim, kq, scale);
+            // [K; Q] S
+            gemm(
+                s,
+                [2 * len, pad.value, key_dim],
+                Band::Full,
+                Strided::rows(kq, pad.key),
+                Block::panels(state, pad.key),
+                BlockMut::rows(read, pad.value),
+                Epilogue::Set,
+            );
+            // rhs = β (V − e K S)
+            let (held, current) = read.split_at_mut(len * pad.value);
+            for t in 0..len {
+                let row = t * pad.value..(t + 1) * pad.value;
+                let rhs = &mut rhs[row.clone()];
+                simd::add_scaled(s, rhs, -g.since_start[t], &held[row.clone()]);
+                simd::scale(s, rhs, g.write[t]);
+                simd::scale(s, &mut current[row], scale * g.since_start[t]);
+            }
+            let triangle = [len, pad.value, len];
+            gemm(
+                s,
+                triangle,
+                Band::Lower,
+                Strided::rows(prepared.inverse, CHUNK),
+                Block::rows(rhs, pad.value),
+                BlockMut::rows(vn, pad.value),
+                Epilogue::Set,
+            );
+            gemm(
+                s,
+                triangle,
+                Band::Lower,
+                Strided::rows(prepared.scores, CHUNK),
+                Block::rows(vn, pad.value),
+                BlockMut::rows(current, pad.value),
+                Epilogue::Add,
+            );
+            for t in 0..len {
+                // SAFETY: this head's columns of this token belong to this task alone.
+                let out = unsafe { outputs.readout.part(value_at + t * value_stride, value_dim) };
+                out.copy_from_slice(&current[t * pad.value..][..value_dim]);
+                if let Some(writes) = &outputs.writes {
+                    // SAFETY: as above.
+                    let out = unsafe { writes.part(value_at + t * value_stride, value_dim) };
+                    out.copy_from_slice(&vn[t * pad.value..][..value_dim]);
+                }
+            }
+            // S = tot S + (diag(d) K)ᵀ Vn
+            for t in 0..len {
+                simd::scale(s, &mut kq[t * pad.key..(t + 1) * pad.key], g.until_end[t]);
+            }
+            gemm(
+                s,
+                [key_dim, pad.value, len],
+                Band::Full,
+                Strided::transposed(kq, pad.key),
+                Block::rows(vn, pad.value),
+                BlockMut::panels(state, pad.key),
+                Epilogue::Decay(g.whole),
+            );
+            if let Some(m) = chunk.boundary {
+                let at = ((plan.first_boundary[b] + m) * value_heads + h) * sizes.state();
+                // SAFETY: each boundary and head has its own part.
+                let out = unsafe { outputs.boundary_states.part(at, sizes.state()) };
+                simd::unpack(key_dim, value_dim, state, out);
+            }
+        }
+        // SAFETY: each batch row and head has its own part.
+        let out = unsafe { outputs.final_state.part((b * value_heads + h) * sizes.state(), sizes.state()) };
+        simd::unpack(key_dim, value_dim, state, out);
+    }
+}

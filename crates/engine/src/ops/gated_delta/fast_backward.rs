@@ -1,0 +1,579 @@
+//! The backward pass by chunks, last to first. Blocks of 64 tokens start from a kept state; inside a block the
+//! states are formed again (transposed, which is how they are read here). With Vn kept and H = Nᵀ dVn, the
+//! inverse's own gradient never appears:
+//!
+//! ```text
+//! dVn = Pᵀ dO + diag(d) K dS';   H = Nᵀ dVn;   X = −strict_tril(H Vnᵀ ∘ Γ);   R = s · tril(dO Vnᵀ ∘ Γ)
+//! dKbe = −H Sᵀ;   dKs = diag(d) Vn dS'ᵀ;   dV = diag(β) H
+//! dQ = s diag(e) dO Sᵀ + R K;   dK = dKs + Rᵀ Q + diag(βe) dKbe + (βX + (βX)ᵀ) K
+//! dβ_i = e_i <dKbe_i, K_i> + <H_i, V_i> + Σ_j X_ij (K Kᵀ)_ij
+//! a_i = s e_i <(dO Sᵀ)_i, Q_i> + β_i e_i <dKbe_i, K_i>;   b_j = <dKs_j, K_j>
+//! Y = strict_tril(R ∘ Q Kᵀ) + βX ∘ K Kᵀ
+//! d log α_t = tot <S, dS'> + Σ_{i≥t} a_i + Σ_{j<t} b_j + Σ_{i≥t>j} Y_ij
+//! dS = tot dS' + [−diag(βe) K; s diag(e) Q]ᵀ [H; dO]
+//! ```
+
+use super::chunk::{CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, gates, load_normalised, load_rows};
+use super::fast::{KEPT_EVERY, Padded, Plan, gate_input};
+use super::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, Sizes, check, check_gradient};
+use crate::cpu::{Carve, Cpu, Shared, with_scratch};
+use crate::error::{Result, bad_value};
+use crate::simd::{
+    self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
+};
+use crate::tensor::Tensor;
+
+pub(crate) fn backward(
+    cpu: &Cpu,
+    input: GatedDelta<&Tensor<f32>>,
+    options: &GatedDeltaOptions,
+    saved: &[Tensor<f32>],
+    gradient: GatedDeltaGradient<&Tensor<f32>>,
+) -> Result<GatedDelta<Tensor<f32>>> {
+    let sizes = check(&input.map(Tensor::shape), options)?;
+    let shapes = GatedDeltaGradient {
+        readout: gradient.readout.map(Tensor::shape),
+        final_state: gradient.final_state.map(Tensor::shape),
+        boundary_states: gradient.boundary_states.map(Tensor::shape),
+    };
+    check_gradient(&sizes, &shapes)?;
+    let pad = Padded::of(&sizes);
+    let kept = sizes.tokens.div_ceil(KEPT_EVERY);
+    let (writes, states) = match saved {
+        [w, s]
+            if w.len() == input.value.len()
+                && s.len() == sizes.batch * sizes.value_heads * kept * pad.state() =>
+        {
+            (w, s)
+        }
+        _ => return bad_value("gated_delta", "the backward pass needs what the forward pass kept for it"),
+    };
+    let plan = Plan::new(&sizes, options);
+    let mut d = input.map(|t| cpu.uninit(t.shape()));
+    // Sums over tokens of one batch row; the rows are added in order below.
+    let mut sums = cpu.uninit(&[2, sizes.batch, sizes.value_heads]);
+    {
+        let out = Outputs {
+            query: Shared::new(d.query.data_mut()),
+            key: Shared::new(d.key.data_mut()),
+            value: Shared::new(d.value.data_mut()),
+            retention_input: Shared::new(d.retention_input.data_mut()),
+            write_input: Shared::new(d.write_input.data_mut()),
+            initial_state: d.initial_state.as_mut().map(|t| Shared::new(t.data_mut())),
+            sums: Shared::new(sums.data_mut()),
+        };
+        let group = sizes.value_heads / sizes.key_heads;
+        // A task is a key head: the value heads that share it add to the same gradients, in order.
+        cpu.parallel(sizes.batch * sizes.key_heads, |task| {
+            let (b, key_head) = (task / sizes.key_heads, task % sizes.key_heads);
+            let most = most_chunks(&plan.chunks[b]);
+            for h in key_head * group..(key_head + 1) * group {
+                let gates = gate_input(&sizes, &input, options.allow_neg_eigval, b, h);
+                with_scratch(Head::scratch(pad, most), |scratch| {
+                    let head = Head {
+                        sizes,
+                        pad,
+                        input: &input,
+                        gradient: &gradient,
+                        writes: writes.data(),
+                        states: &states.data()[(b * sizes.value_heads + h) * kept * pad.state()..],
+                        gates,
+                        chunks: &plan.chunks[b],
+                        first_boundary: plan.first_boundary[b],
+                        b,
+                        h,
+                        first_of_group: h % group == 0,
+                        most,
+                        out: &out,
+                        scratch,
+                    };
+                    cpu.level().run(head);
+                });
+            }
+        });
+    }
+    let (a_log, dt_bias) = sums.data().split_at(sizes.batch * sizes.value_heads);
+    for (to, from) in [(&mut d.a_log, a_log), (&mut d.dt_bias, dt_bias)] {
+        let to = to.data_mut();
+        to.fill(0.0);
+        for row in from.chunks_exact(sizes.value_heads) {
+            to.iter_mut().zip(row).for_each(|(s, v)| *s += v);
+        }
+    }
+    Ok(d)
+}
+
+/// The most chunks that a block of 64 tokens has.
+fn most_chunks(chunks: &[Chunk]) -> usize {
+    chunks
+        .chunk_by(|a, b| a.start / KEPT_EVERY == b.start / KEPT_EVERY)
+        .map(<[Chunk]>::len)
+        .max()
+        .unwrap_or(0)
+}
+
+struct Outputs<'a> {
+    query: Shared<'a>,
+    key: Shared<'a>,
+    value: Shared<'a>,
+    retention_input: Shared<'a>,
+    write_input: Shared<'a>,
+    initial_state: Option<Shared<'a>>,
+    sums: Shared<'a>,
+}
+
+struct Head<'a> {
+    sizes: Sizes,
+    pad: Padded,
+    input: &'a GatedDelta<&'a Tensor<f32>>,
+    gradient: &'a GatedDeltaGradient<&'a Tensor<f32>>,
+    writes: &'a [f32],
+    states: &'a [f32],
+    gates: GateInput<'a>,
+    chunks: &'a [Chunk],
+    first_boundary: usize,
+    b: usize,
+    h: usize,
+    first_of_group: bool,
+    most: usize,
+    out: &'a Outputs<'a>,
+    scratch: &'a mut [f32],
+}
+
+/// What a chunk keeps between the replay of its block and its own backward step.
+#[derive(Clone, Copy)]
+struct Step {
+    chunk: Chunk,
+    gates: Gates,
+    key_factors: [f32; CHUNK],
+    query_factors: [f32; CHUNK],
+}
+
+impl Head<'_> {
+    fn scratch(pad: Padded, most: usize) -> usize {
+        let per_chunk = pad.state() + 2 * CHUNK * pad.key + CHUNK * pad.value;
+        let rows = CHUNK * (pad.key * 6 + pad.value * 4);
+        most * per_chunk + 3 * pad.state() + rows + CHUNK * (pad.key + pad.value) + 9 * SQUARE
+    }
+}
+
+impl Kernel for Head<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let Self { sizes, pad, b, h, .. } = self;
+        let Sizes { value_heads, key_dim, value_dim, .. } = sizes;
+        let mut carve = Carve(std::mem::take(&mut self.scratch));
+        let mut work = Work {
+            dstate: carve.take(pad.state()),
+            dstate_t: carve.take(pad.state()),
+            scaled: carve.take(2 * CHUNK * pad.key),
+            h_do: carve.take(2 * CHUNK * pad.value),
+            dvn: carve.take(CHUNK * pad.value),
+            value: carve.take(CHUNK * pad.value),
+            hs: carve.take(2 * CHUNK * pad.key),
+            dq: carve.take(CHUNK * pad.key),
+            dk: carve.take(CHUNK * pad.key),
+            vn_t: carve.take(CHUNK * pad.value),
+            hv: carve.take(2 * SQUARE),
+            mixed: carve.take(SQUARE),
+            prepared: Prepared {
+                key_t: carve.take(CHUNK * pad.key),
+                products: carve.take(2 * SQUARE),
+                decay: carve.take(SQUARE),
+                inverse: carve.take(SQUARE),
+                scores: carve.take(SQUARE),
+            },
+            a_log: 0.0,
+            dt_bias: 0.0,
+        };
+        let states_t = carve.take((self.most + 1) * pad.state());
+        let keys = carve.take(self.most * 2 * CHUNK * pad.key);
+        let writes = carve.take(self.most * CHUNK * pad.value);
+        match self.gradient.final_state {
+            Some(g) => {
+                let at = (b * value_heads + h) * sizes.state();
+                simd::pack(key_dim, value_dim, &g.data()[at..at + sizes.state()], work.dstate);
+            }
+            None => work.dstate.fill(0.0),
+        }
+        let mut end = self.chunks.len();
+        while end > 0 {
+            let block = self.chunks[end - 1].start / KEPT_EVERY;
+            let mut begin = end - 1;
+            while begin > 0 && self.chunks[begin - 1].start / KEPT_EVERY == block {
+                begin -= 1;
+            }
+            let kept = &self.states[block * pad.state()..][..pad.state()];
+            simd::transpose_panels(s, pad.key, pad.value, kept, states_t);
+            let mut steps = [None; KEPT_EVERY];
+            for (i, &chunk) in self.chunks[begin..end].iter().enumerate() {
+                let kq = &mut keys[i * 2 * CHUNK * pad.key..][..2 * CHUNK * pad.key];
+                let vn = &mut writes[i * CHUNK * pad.value..][..CHUNK * pad.value];
+                let (before, after) =
+                    states_t[i * pad.state()..][..2 * pad.state()].split_at_mut(pad.state());
+                let last = begin + i + 1 == end;
+                steps[i] = Some(self.replay(s, chunk, kq, vn, before, after, work.scaled, last));
+            }
+            for i in (0..end - begin).rev() {
+                let Some(step) = &steps[i] else { continue };
+                let kq = &keys[i * 2 * CHUNK * pad.key..][..2 * CHUNK * pad.key];
+                let vn = &writes[i * CHUNK * pad.value..][..CHUNK * pad.value];
+                let state_t = &states_t[i * pad.state()..][..pad.state()];
+                self.step(s, step, kq, vn, state_t, &mut work);
+            }
+            end = begin;
+        }
+        self.finish(&work);
+    }
+}
+
+/// Scratch of one head's backward pass.
+struct Work<'a> {
+    /// dS', panels of [d_k, d_v]
+    dstate: &'a mut [f32],
+    /// dS'ᵀ, panels of [d_v, d_k]
+    dstate_t: &'a mut [f32],
+    /// [−diag(βe) K; s diag(e) Q]
+    scaled: &'a mut [f32],
+    /// [H; dO]
+    h_do: &'a mut [f32],
+    dvn: &'a mut [f32],
+    value: &'a mut [f32],
+    /// [H; dO] Sᵀ
+    hs: &'a mut [f32],
+    dq: &'a mut [f32],
+    dk: &'a mut [f32],
+    vn_t: &'a mut [f32],
+    /// [H; dO] Vnᵀ, then X and R
+    hv: &'a mut [f32],
+    mixed: &'a mut [f32],
+    prepared: Prepared<'a>,
+    a_log: f32,
+    dt_bias: f32,
+}
+
+impl Head<'_> {
+    /// Reads a chunk's keys, queries and Vn, and forms the transposed state after it from the one before.
+    #[inline(always)]
+    fn replay<S: Simd>(
+        &self,
+        s: S,
+        chunk: Chunk,
+        kq: &mut [f32],
+        vn: &mut [f32],
+        before: &[f32],
+        after: &mut [f32],
+        scaled: &mut [f32],
+        last: bool,
+    ) -> Step {
+        let Self { sizes, pad, input, .. } = self;
+        let (len, dk) = (chunk.len, sizes.key_dim);
+        let row = self.b * sizes.tokens + chunk.start;
+        let stride = sizes.key_heads * dk;
+        let at = row * stride + sizes.key_head(self.h) * dk;
+        let gates = gates(s, self.gates, chunk.start * sizes.value_heads, len);
+        let key_factors = load_normalised(s, len, dk, &input.key.data()[at..], stride, kq);
+        let queries = &mut kq[len * pad.key..];
+        let query_factors = load_normalised(s, len, dk, &input.query.data()[at..], stride, queries);
+        let value_stride = sizes.value_heads * sizes.value_dim;
+        let value_at = row * value_stride + self.h * sizes.value_dim;
+        load_rows(len, sizes.value_dim, &self.writes[value_at..], value_stride, vn);
+        if !last {
+            for t in 0..len {
+                let row = t * pad.key..(t + 1) * pad.key;
+                simd::scale_to(s, &mut scaled[row.clone()], gates.until_end[t], &kq[row]);
+            }
+            after.copy_from_slice(before);
+            gemm(
+                s,
+                [sizes.value_dim, pad.key, len],
+                Band::Full,
+                Strided::transposed(vn, pad.value),
+                Block::rows(scaled, pad.key),
+                BlockMut::panels(after, pad.value),
+                Epilogue::Decay(gates.whole),
+            );
+        }
+        Step { chunk, gates, key_factors, query_factors }
+    }
+
+    /// One chunk: from dS' to dS, and all gradients of its tokens.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn step<S: Simd>(&self, s: S, step: &Step, kq: &[f32], vn: &[f32], state_t: &[f32], work: &mut Work<'_>) {
+        let Self { sizes, pad, input, h, .. } = *self;
+        let Sizes { key_dim, value_dim, value_heads, .. } = sizes;
+        let Step { chunk, gates, .. } = step;
+        let len = chunk.len;
+        let scale = 1.0 / (key_dim as f32).sqrt();
+        let row = self.b * sizes.tokens + chunk.start;
+        let value_stride = value_heads * value_dim;
+        let value_at = row * value_stride + h * value_dim;
+        if let (Some(m), Some(g)) = (chunk.boundary, self.gradient.boundary_states) {
+            let at = ((self.first_boundary + m) * value_heads + h) * sizes.state();
+            simd::add_rows(s, key_dim, value_dim, &g.data()[at..at + sizes.state()], work.dstate);
+        }
+        work.prepared.fill(s, gates, len, key_dim, kq, scale);
+        let p = &work.prepared;
+        let (keys, queries) = kq.split_at(len * pad.key);
+        load_rows(len, value_dim, &input.value.data()[value_at..], value_stride, work.value);
+        simd::transpose_panels(s, pad.key, pad.value, work.dstate, work.dstate_t);
+        let through = simd::dot(s, state_t, work.dstate_t);
+        {
+            let dout = &mut work.h_do[len * pad.value..];
+            match self.gradient.readout {
+                Some(g) => load_rows(len, value_dim, &g.data()[value_at..], value_stride, dout),
+                None => dout[..len * pad.value].fill(0.0),
+            }
+        }
+        let (h_rows, dout) = work.h_do.split_at_mut(len * pad.value);
+        // dVn = diag(d) K dS' + Pᵀ dO
+        gemm(
+            s,
+            [len, pad.value, key_dim],
+            Band::Full,
+            Strided::rows(keys, pad.key),
+            Block::panels(work.dstate, pad.key),
+            BlockMut::rows(work.dvn, pad.value),
+            Epilogue::Set,
+        );
+        for t in 0..len {
+            simd::scale(s, &mut work.dvn[t * pad.value..(t + 1) * pad.value], gates.until_end[t]);
+        }
+        let triangle = [len, pad.value, len];
+        gemm(
+            s,
+            triangle,
+            Band::Upper,
+            Strided::transposed(p.scores, CHUNK),
+            Block::rows(dout, pad.value),
+            BlockMut::rows(work.dvn, pad.value),
+            Epilogue::Add,
+        );
+        // H = Nᵀ dVn
+        gemm(
+            s,
+            triangle,
+            Band::Upper,
+            Strided::transposed(p.inverse, CHUNK),
+            Block::rows(work.dvn, pad.value),
+            BlockMut::rows(h_rows, pad.value),
+            Epilogue::Set,
+        );
+        // [H; dO] Sᵀ and [H; dO] Vnᵀ
+        gemm(
+            s,
+            [2 * len, pad.key, value_dim],
+            Band::Full,
+            Strided::rows(work.h_do, pad.value),
+            Block::panels(state_t, pad.value),
+            BlockMut::rows(work.hs, pad.key),
+            Epilogue::Set,
+        );
+        transpose(s, CHUNK, pad.value, vn, pad.value, work.vn_t, PANEL);
+        gemm(
+            s,
+            [2 * len, CHUNK, value_dim],
+            Band::Full,
+            Strided::rows(work.h_do, pad.value),
+            Block::rows(work.vn_t, PANEL),
+            BlockMut::rows(work.hv, CHUNK),
+            Epilogue::Set,
+        );
+        // X, R and βX + (βX)ᵀ; the rows of Y feed d log α.
+        let mut dlog = [0.0f32; CHUNK + 1];
+        let mut dwrite = [0.0f32; CHUNK];
+        let (x, r) = work.hv.split_at_mut(len * CHUNK);
+        for i in 0..len {
+            let mut before = 0.0;
+            for j in 0..CHUNK {
+                let fade = p.decay[i * CHUNK + j];
+                let (xi, ri) = (&mut x[i * CHUNK + j], &mut r[i * CHUNK + j]);
+                // Past the diagonal the products may be anything.
+                *xi = if j < i { -*xi * fade } else { 0.0 };
+                *ri = if j <= i { scale * *ri * fade } else { 0.0 };
+                if j < i {
+                    let kk = *xi * p.products[i * CHUNK + j];
+                    dwrite[i] += kk;
+                    // Σ_{i≥t>j} Y_ij: row i gives to t = j+1..=i.
+                    before += *ri * p.products[(len + i) * CHUNK + j] + gates.write[i] * kk;
+                    dlog[j + 1] += before;
+                }
+            }
+        }
+        for i in 0..len {
+            for j in 0..CHUNK {
+                work.mixed[i * CHUNK + j] = match j {
+                    _ if j < i => gates.write[i] * x[i * CHUNK + j],
+                    _ if j > i && j < len => gates.write[j] * x[j * CHUNK + i],
+                    _ => 0.0,
+                };
+            }
+        }
+        // dKs = diag(d) Vn dS'ᵀ
+        gemm(
+            s,
+            [len, pad.key, value_dim],
+            Band::Full,
+            Strided::rows(vn, pad.value),
+            Block::panels(work.dstate_t, pad.value),
+            BlockMut::rows(work.dk, pad.key),
+            Epilogue::Set,
+        );
+        let mut suffix = [0.0f32; CHUNK];
+        let mut prefix = [0.0f32; CHUNK];
+        for t in 0..len {
+            let span = t * pad.key..(t + 1) * pad.key;
+            let (k, q) = (&keys[span.clone()], &queries[span.clone()]);
+            let (hs, ds) = (&work.hs[span.clone()], &work.hs[(len + t) * pad.key..(len + t + 1) * pad.key]);
+            let dk = &mut work.dk[span.clone()];
+            simd::scale(s, dk, gates.until_end[t]);
+            prefix[t] = simd::dot(s, dk, k);
+            let (beta, e) = (gates.write[t], gates.since_start[t]);
+            let back = -simd::dot(s, hs, k);
+            suffix[t] = scale * e * simd::dot(s, ds, q) + beta * e * back;
+            let rows = t * pad.value..(t + 1) * pad.value;
+            dwrite[t] += e * back + simd::dot(s, &work.h_do[rows.clone()], &work.value[rows]);
+            simd::add_scaled(s, dk, -beta * e, hs);
+            simd::scale_to(s, &mut work.dq[span.clone()], scale * e, ds);
+            // The rows that carry dO and H back into the state.
+            simd::scale_to(s, &mut work.scaled[span], -beta * e, k);
+            simd::scale_to(s, &mut work.scaled[(len + t) * pad.key..(len + t + 1) * pad.key], scale * e, q);
+        }
+        let square = [len, pad.key, len];
+        gemm(
+            s,
+            square,
+            Band::Lower,
+            Strided::rows(r, CHUNK),
+            Block::rows(keys, pad.key),
+            BlockMut::rows(work.dq, pad.key),
+            Epilogue::Add,
+        );
+        gemm(
+            s,
+            square,
+            Band::Upper,
+            Strided::transposed(r, CHUNK),
+            Block::rows(queries, pad.key),
+            BlockMut::rows(work.dk, pad.key),
+            Epilogue::Add,
+        );
+        gemm(
+            s,
+            square,
+            Band::Full,
+            Strided::rows(work.mixed, CHUNK),
+            Block::rows(keys, pad.key),
+            BlockMut::rows(work.dk, pad.key),
+            Epilogue::Add,
+        );
+        gemm(
+            s,
+            [key_dim, pad.value, 2 * len],
+            Band::Full,
+            Strided::transposed(work.scaled, pad.key),
+            Block::rows(work.h_do, pad.value),
+            BlockMut::panels(work.dstate, pad.key),
+            Epilogue::Decay(gates.whole),
+        );
+        // d log α_t
+        let mut sum = gates.whole * through;
+        let mut tail = [0.0f32; CHUNK + 1];
+        for t in (0..len).rev() {
+            tail[t] = tail[t + 1] + suffix[t];
+        }
+        for t in 0..len {
+            dlog[t] += sum + tail[t];
+            sum += prefix[t];
+        }
+        self.write_gates(s, gates, chunk, &dlog, &dwrite, work);
+        self.write_rows(s, step, kq, work);
+        for t in 0..len {
+            // SAFETY: this head's columns of this token belong to this task alone.
+            let dv = unsafe { self.out.value.part(value_at + t * value_stride, value_dim) };
+            simd::scale_to(s, dv, gates.write[t], &work.h_do[t * pad.value..][..value_dim]);
+        }
+    }
+
+    /// Gradients of the gates' inputs.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_gates<S: Simd>(
+        &self,
+        s: S,
+        gates: &Gates,
+        chunk: &Chunk,
+        dlog: &[f32; CHUNK + 1],
+        dwrite: &[f32; CHUNK],
+        work: &mut Work<'_>,
+    ) {
+        let heads = self.sizes.value_heads;
+        let mut slope = [0.0f32; CHUNK];
+        for t in 0..chunk.len {
+            slope[t] = self.gates.retention[(chunk.start + t) * heads] + self.gates.dt_bias;
+        }
+        for i in [0, LANES] {
+            let v = simd::sigmoid(s, s.load(&slope[i..]));
+            s.store(&mut slope[i..], v);
+        }
+        for t in 0..chunk.len {
+            let at = ((self.b * self.sizes.tokens) + chunk.start + t) * heads + self.h;
+            let dz = -dlog[t] * self.gates.rate * slope[t];
+            let sigma = gates.write[t] / self.gates.write_scale;
+            // SAFETY: one number that belongs to this head and token alone.
+            unsafe {
+                self.out.retention_input.part(at, 1)[0] = dz;
+                self.out.write_input.part(at, 1)[0] = dwrite[t] * gates.write[t] * (1.0 - sigma);
+            }
+            work.dt_bias += dz;
+            work.a_log += dlog[t] * gates.log_retention[t];
+        }
+    }
+
+    /// Gradients of queries and keys, through the L2 norm: dx = r (dy − y <dy, y>).
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_rows<S: Simd>(&self, s: S, step: &Step, kq: &[f32], work: &Work<'_>) {
+        let Self { sizes, pad, .. } = self;
+        let (dk, len) = (sizes.key_dim, step.chunk.len);
+        let stride = sizes.key_heads * dk;
+        let at = (self.b * sizes.tokens + step.chunk.start) * stride + sizes.key_head(self.h) * dk;
+        for t in 0..len {
+            let pairs = [
+                (&self.out.key, &kq[t * pad.key..][..dk], &work.dk[t * pad.key..][..dk], step.key_factors[t]),
+                (
+                    &self.out.query,
+                    &kq[(len + t) * pad.key..][..dk],
+                    &work.dq[t * pad.key..][..dk],
+                    step.query_factors[t],
+                ),
+            ];
+            for (out, y, dy, r) in pairs {
+                // SAFETY: this key head's columns of this token belong to this task alone.
+                let out = unsafe { out.part(at + t * stride, dk) };
+                if self.first_of_group {
+                    out.fill(0.0);
+                }
+                simd::add_scaled(s, out, r, dy);
+                simd::add_scaled(s, out, -r * simd::dot(s, y, dy), y);
+            }
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn finish(&self, work: &Work<'_>) {
+        let sizes = &self.sizes;
+        let at = self.b * sizes.value_heads + self.h;
+        // SAFETY: each batch row and head has its own places.
+        unsafe {
+            self.out.sums.part(at, 1)[0] = work.a_log;
+            self.out.sums.part(sizes.batch * sizes.value_heads + at, 1)[0] = work.dt_bias;
+            if let Some(initial) = &self.out.initial_state {
+                let out = initial.part(at * sizes.state(), sizes.state());
+                simd::unpack(sizes.key_dim, sizes.value_dim, work.dstate, out);
+            }
+        }
+    }
+}

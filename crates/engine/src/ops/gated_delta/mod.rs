@@ -1,0 +1,286 @@
+//! The gated delta rule with its L2 norms and gates, and the states at chosen boundaries.
+//!
+//! ```text
+//! per value head h (key head h / (value_heads / key_heads)), S [d_k, d_v], s = d_k^-½
+//! q ← q / sqrt(Σq² + 1e-6),   k ← k / sqrt(Σk² + 1e-6)
+//! β = σ(write_input)  (doubled with allow_neg_eigval)
+//! log α = −exp(a_log) · softplus(retention_input + dt_bias)
+//! S ← α S,   S ← S + β k (v − Sᵀk)ᵀ,   o = s Sᵀq
+//!
+//! query, key [B, T, key_heads·d_k]   value [B, T, value_heads·d_v]   retention_input, write_input [B, T, value_heads]
+//! a_log, dt_bias [value_heads]       initial_state [B, value_heads, d_k, d_v] or none (zero)
+//! readout [B, T, value_heads·d_v]    final_state [B, value_heads, d_k, d_v]
+//! boundary_states [N, value_heads, d_k, d_v]: the boundaries of row 0, then of row 1, …
+//! ```
+//! A boundary b of a row is the state after b of the call's tokens, 1 ≤ b ≤ T.
+
+pub(crate) mod chunk;
+pub(crate) mod fast;
+mod fast_backward;
+pub(crate) mod reference;
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::tape::{Tape, Var};
+
+/// Added to the squared length of queries and keys before the root.
+pub const L2_EPS: f64 = 1e-6;
+
+/// Inputs of [`Tape::gated_delta`], or their gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedDelta<T> {
+    /// Queries before normalisation, [B, T, key_heads·d_k].
+    pub query: T,
+    /// Keys before normalisation, [B, T, key_heads·d_k].
+    pub key: T,
+    /// Values, [B, T, value_heads·d_v].
+    pub value: T,
+    /// W_a x, [B, T, value_heads].
+    pub retention_input: T,
+    /// W_b x, [B, T, value_heads].
+    pub write_input: T,
+    /// Logarithm of the decay's rate, [value_heads].
+    pub a_log: T,
+    /// Added to `retention_input`, [value_heads].
+    pub dt_bias: T,
+    /// The state before the first token, [B, value_heads, d_k, d_v]; none is zero.
+    pub initial_state: Option<T>,
+}
+
+/// What does not carry a gradient.
+#[derive(Clone, Debug)]
+pub struct GatedDeltaOptions {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Write strengths up to 2, which allow negative eigenvalues.
+    pub allow_neg_eigval: bool,
+    /// For each batch row the boundaries, ascending; empty for none at all.
+    pub boundaries: Arc<Vec<Vec<usize>>>,
+}
+
+/// Results of [`Tape::gated_delta`].
+#[derive(Clone, Debug)]
+pub struct GatedDeltaOutput<T> {
+    /// o, [B, T, value_heads·d_v].
+    pub readout: T,
+    /// The state after the last token, [B, value_heads, d_k, d_v].
+    pub final_state: T,
+    /// The states at the boundaries, [N, value_heads, d_k, d_v].
+    pub boundary_states: T,
+}
+
+/// Gradients that arrive at the outputs; none is zero.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedDeltaGradient<T> {
+    /// Of `readout`.
+    pub readout: Option<T>,
+    /// Of `final_state`.
+    pub final_state: Option<T>,
+    /// Of `boundary_states`.
+    pub boundary_states: Option<T>,
+}
+
+impl<T> GatedDelta<T> {
+    /// The same inputs, each seen through `f`.
+    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDelta<U> {
+        GatedDelta {
+            query: f(self.query),
+            key: f(self.key),
+            value: f(self.value),
+            retention_input: f(self.retention_input),
+            write_input: f(self.write_input),
+            a_log: f(self.a_log),
+            dt_bias: f(self.dt_bias),
+            initial_state: self.initial_state.map(f),
+        }
+    }
+
+    pub(crate) fn as_ref(&self) -> GatedDelta<&T> {
+        GatedDelta {
+            query: &self.query,
+            key: &self.key,
+            value: &self.value,
+            retention_input: &self.retention_input,
+            write_input: &self.write_input,
+            a_log: &self.a_log,
+            dt_bias: &self.dt_bias,
+            initial_state: self.initial_state.as_ref(),
+        }
+    }
+
+    pub(crate) fn into_list(self) -> Vec<T> {
+        let mut list = vec![
+            self.query,
+            self.key,
+            self.value,
+            self.retention_input,
+            self.write_input,
+            self.a_log,
+            self.dt_bias,
+        ];
+        list.extend(self.initial_state);
+        list
+    }
+}
+
+/// Sizes of a call, once they are known to fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub batch: usize,
+    pub tokens: usize,
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    pub boundaries: usize,
+}
+
+impl Sizes {
+    /// The key head of a value head.
+    pub(crate) fn key_head(&self, value_head: usize) -> usize {
+        value_head / (self.value_heads / self.key_heads)
+    }
+    /// Numbers in a state.
+    pub(crate) fn state(&self) -> usize {
+        self.key_dim * self.value_dim
+    }
+    pub(crate) fn state_shape(&self) -> [usize; 4] {
+        [self.batch, self.value_heads, self.key_dim, self.value_dim]
+    }
+    pub(crate) fn boundary_shape(&self) -> [usize; 4] {
+        [self.boundaries, self.value_heads, self.key_dim, self.value_dim]
+    }
+}
+
+/// Checks what `gated_delta` and `log_linear_delta` share.
+pub(crate) fn check_heads(
+    operation: &'static str,
+    input: &GatedDelta<&[usize]>,
+    key_heads: usize,
+    value_heads: usize,
+) -> Result<Sizes> {
+    if key_heads == 0 || value_heads == 0 || !value_heads.is_multiple_of(key_heads) {
+        return bad_value(
+            operation,
+            format!(
+                "{value_heads} value heads and {key_heads} key heads came; the first must be a multiple of the second"
+            ),
+        );
+    }
+    let &[batch, tokens, width] = input.query else {
+        return bad_shape(operation, "query", input.query, "[batch, tokens, key_heads·d_k]");
+    };
+    if width == 0 || !width.is_multiple_of(key_heads) {
+        return bad_shape(
+            operation,
+            "query",
+            input.query,
+            format!("a last dimension that {key_heads} key heads divide"),
+        );
+    }
+    expect_shape(operation, "key", input.key, input.query, "the shape of query")?;
+    let value_width = match input.value {
+        &[b, t, w] if b == batch && t == tokens && w > 0 && w.is_multiple_of(value_heads) => w,
+        _ => {
+            return bad_shape(
+                operation,
+                "value",
+                input.value,
+                format!("[{batch}, {tokens}, value_heads·d_v] with {value_heads} value heads"),
+            );
+        }
+    };
+    let gate = [batch, tokens, value_heads];
+    expect_shape(operation, "retention_input", input.retention_input, &gate, "batch, tokens, value_heads")?;
+    expect_shape(operation, "write_input", input.write_input, &gate, "batch, tokens, value_heads")?;
+    expect_shape(operation, "a_log", input.a_log, &[value_heads], "value_heads")?;
+    expect_shape(operation, "dt_bias", input.dt_bias, &[value_heads], "value_heads")?;
+    let (key_dim, value_dim) = (width / key_heads, value_width / value_heads);
+    Ok(Sizes { batch, tokens, key_heads, value_heads, key_dim, value_dim, boundaries: 0 })
+}
+
+pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -> Result<Sizes> {
+    const NAME: &str = "gated_delta";
+    let mut sizes = check_heads(NAME, input, options.key_heads, options.value_heads)?;
+    if let Some(state) = input.initial_state {
+        expect_shape(NAME, "initial_state", state, &sizes.state_shape(), "batch, value_heads, d_k, d_v")?;
+    }
+    let lists = &options.boundaries;
+    if !lists.is_empty() && lists.len() != sizes.batch {
+        return bad_value(
+            NAME,
+            format!("{} boundary lists came for {} batch rows", lists.len(), sizes.batch),
+        );
+    }
+    for (row, list) in lists.iter().enumerate() {
+        let mut last = 0;
+        for &boundary in list {
+            if boundary <= last || boundary > sizes.tokens {
+                return bad_value(
+                    NAME,
+                    format!(
+                        "boundary {boundary} of row {row} must be above the one before it ({last}) and at most {}",
+                        sizes.tokens
+                    ),
+                );
+            }
+            last = boundary;
+        }
+        sizes.boundaries += list.len();
+    }
+    Ok(sizes)
+}
+
+pub(crate) fn check_gradient(sizes: &Sizes, gradient: &GatedDeltaGradient<&[usize]>) -> Result<()> {
+    let readout = [sizes.batch, sizes.tokens, sizes.value_heads * sizes.value_dim];
+    if let Some(g) = gradient.readout {
+        expect_shape("gated_delta", "gradient of readout", g, &readout, "batch, tokens, value_heads·d_v")?;
+    }
+    if let Some(g) = gradient.final_state {
+        expect_shape("gated_delta", "gradient of final_state", g, &sizes.state_shape(), "the state's")?;
+    }
+    if let Some(g) = gradient.boundary_states {
+        expect_shape(
+            "gated_delta",
+            "gradient of boundary_states",
+            g,
+            &sizes.boundary_shape(),
+            "the states'",
+        )?;
+    }
+    Ok(())
+}
+
+impl<'e, E: Engine> Tape<'e, E> {
+    /// The gated delta rule over a sequence, with the states at the boundaries.
+    pub fn gated_delta(
+        &self,
+        input: GatedDelta<&Var<E::Tensor>>,
+        options: &GatedDeltaOptions,
+    ) -> Result<GatedDeltaOutput<Var<E::Tensor>>> {
+        let vars = input.into_list();
+        let values = input.map(|v| v.value().clone());
+        let (out, saved) = self.engine().gated_delta(values.as_ref(), options, self.records(&vars))?;
+        let options = options.clone();
+        let outputs = vec![out.readout, out.final_state, out.boundary_states];
+        let mut vars = self.record(&vars, outputs, move |tape, mut gradients| {
+            let boundary_states = gradients.pop().flatten();
+            let final_state = gradients.pop().flatten();
+            let readout = gradients.pop().flatten();
+            let gradient = GatedDeltaGradient {
+                readout: readout.as_ref(),
+                final_state: final_state.as_ref(),
+                boundary_states: boundary_states.as_ref(),
+            };
+            let d = tape.engine().gated_delta_backward(values.as_ref(), &options, &saved, gradient)?;
+            Ok(d.into_list().into_iter().map(Some).collect())
+        });
+        let boundary_states = vars.remove(2);
+        let final_state = vars.remove(1);
+        Ok(GatedDeltaOutput { readout: vars.remove(0), final_state, boundary_states })
+    }
+}

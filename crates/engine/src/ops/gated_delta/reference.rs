@@ -1,0 +1,231 @@
+//! The recurrence, token by token, and its reverse.
+
+use super::{
+    GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput, L2_EPS, Sizes, check, check_gradient,
+};
+use crate::error::Result;
+use crate::tensor::{Real, Tensor};
+
+pub(crate) fn sigmoid<R: Real>(x: R) -> R {
+    R::one() / (R::one() + (-x).exp())
+}
+
+pub(crate) fn softplus<R: Real>(x: R) -> R {
+    x.max(R::zero()) + (-x.abs()).exp().ln_1p()
+}
+
+/// x / sqrt(Σx² + eps), and the factor.
+pub(crate) fn l2_norm<R: Real>(x: &[R]) -> (Vec<R>, R) {
+    let r = R::one() / (x.iter().map(|&v| v * v).sum::<R>() + R::of(L2_EPS)).sqrt();
+    (x.iter().map(|&v| r * v).collect(), r)
+}
+
+/// dx = r (dy − y <dy, y>), added to `dx`.
+pub(crate) fn l2_norm_backward<R: Real>(y: &[R], r: R, dy: &[R], dx: &mut [R]) {
+    let along = y.iter().zip(dy).map(|(&y, &d)| y * d).sum::<R>();
+    for i in 0..y.len() {
+        dx[i] += r * (dy[i] - y[i] * along);
+    }
+}
+
+/// One head's token: normalised query and key, value, and gates.
+struct Token<R> {
+    q: Vec<R>,
+    q_factor: R,
+    k: Vec<R>,
+    k_factor: R,
+    v: Vec<R>,
+    write_strength: R,
+    write_slope: R,
+    log_retention: R,
+    /// d log α / d retention_input
+    retention_slope: R,
+}
+
+fn token<R: Real>(
+    sizes: &Sizes,
+    input: &GatedDelta<&Tensor<R>>,
+    neg: bool,
+    at: usize,
+    head: usize,
+) -> Token<R> {
+    let (dk, dv) = (sizes.key_dim, sizes.value_dim);
+    let key_at = (at * sizes.key_heads + sizes.key_head(head)) * dk;
+    let (q, q_factor) = l2_norm(&input.query.data()[key_at..key_at + dk]);
+    let (k, k_factor) = l2_norm(&input.key.data()[key_at..key_at + dk]);
+    let v = input.value.data()[(at * sizes.value_heads + head) * dv..][..dv].to_vec();
+    let gate = at * sizes.value_heads + head;
+    let double = R::of(if neg { 2.0 } else { 1.0 });
+    let write = sigmoid(input.write_input.data()[gate]);
+    let z = input.retention_input.data()[gate] + input.dt_bias.data()[head];
+    let rate = -input.a_log.data()[head].exp();
+    Token {
+        q,
+        q_factor,
+        k,
+        k_factor,
+        v,
+        write_strength: double * write,
+        write_slope: double * write * (R::one() - write),
+        log_retention: rate * softplus(z),
+        retention_slope: rate * sigmoid(z),
+    }
+}
+
+/// S ← α S + β k (v − α Sᵀk)ᵀ
+fn update<R: Real>(state: &mut [R], t: &Token<R>) {
+    let dv = t.v.len();
+    let alpha = t.log_retention.exp();
+    state.iter_mut().for_each(|s| *s *= alpha);
+    for j in 0..dv {
+        let held = (0..t.k.len()).map(|i| state[i * dv + j] * t.k[i]).sum::<R>();
+        let write = t.write_strength * (t.v[j] - held);
+        for i in 0..t.k.len() {
+            state[i * dv + j] += t.k[i] * write;
+        }
+    }
+}
+
+pub(crate) fn forward<R: Real>(
+    input: GatedDelta<&Tensor<R>>,
+    options: &GatedDeltaOptions,
+) -> Result<GatedDeltaOutput<Tensor<R>>> {
+    let sizes = check(&input.map(Tensor::shape), options)?;
+    let (dv, heads) = (sizes.value_dim, sizes.value_heads);
+    let scale = R::of(1.0 / (sizes.key_dim as f64).sqrt());
+    let mut readout = vec![R::zero(); sizes.batch * sizes.tokens * heads * dv];
+    let mut final_state = vec![R::zero(); sizes.batch * heads * sizes.state()];
+    let mut boundary_states = vec![R::zero(); sizes.boundaries * heads * sizes.state()];
+    let mut first = 0;
+    for b in 0..sizes.batch {
+        let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
+        for h in 0..heads {
+            let mut state = initial(&input, &sizes, b, h);
+            for t in 0..sizes.tokens {
+                let at = b * sizes.tokens + t;
+                let token = token(&sizes, &input, options.allow_neg_eigval, at, h);
+                update(&mut state, &token);
+                for j in 0..dv {
+                    let read = (0..sizes.key_dim).map(|i| state[i * dv + j] * token.q[i]).sum::<R>();
+                    readout[(at * heads + h) * dv + j] = scale * read;
+                }
+                if let Ok(m) = boundaries.binary_search(&(t + 1)) {
+                    let to = ((first + m) * heads + h) * sizes.state();
+                    boundary_states[to..to + sizes.state()].copy_from_slice(&state);
+                }
+            }
+            final_state[(b * heads + h) * sizes.state()..][..sizes.state()].copy_from_slice(&state);
+        }
+        first += boundaries.len();
+    }
+    Ok(GatedDeltaOutput {
+        readout: Tensor::detached(readout, &[sizes.batch, sizes.tokens, heads * dv]),
+        final_state: Tensor::detached(final_state, &sizes.state_shape()),
+        boundary_states: Tensor::detached(boundary_states, &sizes.boundary_shape()),
+    })
+}
+
+fn initial<R: Real>(input: &GatedDelta<&Tensor<R>>, sizes: &Sizes, b: usize, h: usize) -> Vec<R> {
+    let at = (b * sizes.value_heads + h) * sizes.state();
+    input.initial_state.map_or(vec![R::zero(); sizes.state()], |s| s.data()[at..at + sizes.state()].to_vec())
+}
+
+pub(crate) fn backward<R: Real>(
+    input: GatedDelta<&Tensor<R>>,
+    options: &GatedDeltaOptions,
+    gradient: GatedDeltaGradient<&Tensor<R>>,
+) -> Result<GatedDelta<Tensor<R>>> {
+    let sizes = check(&input.map(Tensor::shape), options)?;
+    let shapes = GatedDeltaGradient {
+        readout: gradient.readout.map(Tensor::shape),
+        final_state: gradient.final_state.map(Tensor::shape),
+        boundary_states: gradient.boundary_states.map(Tensor::shape),
+    };
+    check_gradient(&sizes, &shapes)?;
+    let (dk, dv, heads) = (sizes.key_dim, sizes.value_dim, sizes.value_heads);
+    let scale = R::of(1.0 / (dk as f64).sqrt());
+    let mut d = input.map(|t| vec![R::zero(); t.len()]);
+    let mut first = 0;
+    for b in 0..sizes.batch {
+        let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
+        for h in 0..heads {
+            let tokens: Vec<Token<R>> = (0..sizes.tokens)
+                .map(|t| token(&sizes, &input, options.allow_neg_eigval, b * sizes.tokens + t, h))
+                .collect();
+            let mut states = vec![initial(&input, &sizes, b, h)];
+            for token in &tokens {
+                let mut next = states[states.len() - 1].clone();
+                update(&mut next, token);
+                states.push(next);
+            }
+            let state_at = (b * heads + h) * sizes.state();
+            let mut ds = gradient.final_state.map_or(vec![R::zero(); sizes.state()], |g| {
+                g.data()[state_at..state_at + sizes.state()].to_vec()
+            });
+            for t in (0..sizes.tokens).rev() {
+                let at = b * sizes.tokens + t;
+                let token = &tokens[t];
+                if let (Ok(m), Some(g)) = (boundaries.binary_search(&(t + 1)), gradient.boundary_states) {
+                    let from = ((first + m) * heads + h) * sizes.state();
+                    for (s, &g) in ds.iter_mut().zip(&g.data()[from..]) {
+                        *s += g;
+                    }
+                }
+                let (mut dq, mut dkey) = (vec![R::zero(); dk], vec![R::zero(); dk]);
+                // o = s Sᵀq
+                if let Some(g) = gradient.readout {
+                    let g = &g.data()[(at * heads + h) * dv..][..dv];
+                    for i in 0..dk {
+                        for j in 0..dv {
+                            dq[i] += scale * states[t + 1][i * dv + j] * g[j];
+                            ds[i * dv + j] += scale * token.q[i] * g[j];
+                        }
+                    }
+                }
+                // S = D + β k eᵀ with D = α S₋, e = v − Dᵀk
+                let alpha = token.log_retention.exp();
+                let decayed: Vec<R> = states[t].iter().map(|&s| alpha * s).collect();
+                let mut dwrite = R::zero();
+                for j in 0..dv {
+                    let held = (0..dk).map(|i| decayed[i * dv + j] * token.k[i]).sum::<R>();
+                    let error = token.v[j] - held;
+                    let along = (0..dk).map(|i| ds[i * dv + j] * token.k[i]).sum::<R>();
+                    dwrite += along * error;
+                    let derror = token.write_strength * along;
+                    d.value[(at * heads + h) * dv + j] += derror;
+                    for i in 0..dk {
+                        dkey[i] +=
+                            token.write_strength * ds[i * dv + j] * error - decayed[i * dv + j] * derror;
+                        ds[i * dv + j] -= token.k[i] * derror;
+                    }
+                }
+                let dlog = alpha * ds.iter().zip(&states[t]).map(|(&a, &b)| a * b).sum::<R>();
+                ds.iter_mut().for_each(|s| *s *= alpha);
+                let gate = at * heads + h;
+                let dz = dlog * token.retention_slope;
+                d.retention_input[gate] += dz;
+                d.dt_bias[h] += dz;
+                d.a_log[h] += dlog * token.log_retention;
+                d.write_input[gate] += dwrite * token.write_slope;
+                let key_at = (at * sizes.key_heads + sizes.key_head(h)) * dk;
+                l2_norm_backward(&token.q, token.q_factor, &dq, &mut d.query[key_at..key_at + dk]);
+                l2_norm_backward(&token.k, token.k_factor, &dkey, &mut d.key[key_at..key_at + dk]);
+            }
+            if let Some(initial) = &mut d.initial_state {
+                initial[state_at..state_at + sizes.state()].copy_from_slice(&ds);
+            }
+        }
+        first += boundaries.len();
+    }
+    let shapes = input.map(Tensor::shape);
+    Ok(GatedDelta {
+        query: Tensor::detached(d.query, shapes.query),
+        key: Tensor::detached(d.key, shapes.key),
+        value: Tensor::detached(d.value, shapes.value),
+        retention_input: Tensor::detached(d.retention_input, shapes.retention_input),
+        write_input: Tensor::detached(d.write_input, shapes.write_input),
+        a_log: Tensor::detached(d.a_log, shapes.a_log),
+        dt_bias: Tensor::detached(d.dt_bias, shapes.dt_bias),
+        initial_state: d.initial_state.map(|v| Tensor::detached(v, &sizes.state_shape())),
+    })
+}

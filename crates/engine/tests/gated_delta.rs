@@ -1,0 +1,280 @@
+//! gated_delta: fast = reference = finite differences, on odd sizes, boundaries and extreme gates.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Input, Program, Random, assert_close, compare, finite_differences, outcome};
+use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
+use march_engine::{Cpu, CpuOptions, Engine, Error, Result, Tape, Var};
+
+struct Rule(GatedDeltaOptions);
+
+impl Program for Rule {
+    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
+        let input = GatedDelta {
+            query: &v[0],
+            key: &v[1],
+            value: &v[2],
+            retention_input: &v[3],
+            write_input: &v[4],
+            a_log: &v[5],
+            dt_bias: &v[6],
+            initial_state: v.get(7),
+        };
+        let out = tape.gated_delta(input, &self.0)?;
+        Ok(vec![out.readout, out.final_state, out.boundary_states])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Case {
+    batch: usize,
+    tokens: usize,
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    interval: usize,
+    initial: bool,
+    neg: bool,
+}
+
+fn program(c: Case, random: &mut Random) -> (Rule, Vec<Input>) {
+    let boundaries = if c.interval == 0 {
+        Vec::new()
+    } else {
+        // Rows differ: every row leaves out one of the boundaries.
+        (0..c.batch)
+            .map(|b| {
+                (1..=c.tokens / c.interval)
+                    .filter(|m| b == 0 || m % 3 != b % 3)
+                    .map(|m| m * c.interval)
+                    .collect()
+            })
+            .collect()
+    };
+    let gates = [c.batch, c.tokens, c.value_heads];
+    let mut inputs = vec![
+        random.input("query", &[c.batch, c.tokens, c.key_heads * c.key_dim], 1.0),
+        random.input("key", &[c.batch, c.tokens, c.key_heads * c.key_dim], 1.0),
+        random.input("value", &[c.batch, c.tokens, c.value_heads * c.value_dim], 1.0),
+        random.input("retention_input", &gates, 1.0),
+        random.input("write_input", &gates, 1.0),
+        random.input("a_log", &[c.value_heads], 1.0),
+        random.input("dt_bias", &[c.value_heads], 1.0),
+    ];
+    inputs[6].data.iter_mut().for_each(|v| *v -= 2.0);
+    if c.initial {
+        inputs.push(random.input("initial_state", &[c.batch, c.value_heads, c.key_dim, c.value_dim], 0.5));
+    }
+    let options = GatedDeltaOptions {
+        key_heads: c.key_heads,
+        value_heads: c.value_heads,
+        allow_neg_eigval: c.neg,
+        boundaries: Arc::new(boundaries),
+    };
+    (Rule(options), inputs)
+}
+
+const BASE: Case = Case {
+    batch: 1,
+    tokens: 40,
+    key_heads: 1,
+    value_heads: 1,
+    key_dim: 8,
+    value_dim: 8,
+    interval: 0,
+    initial: false,
+    neg: false,
+};
+
+fn cases() -> Vec<Case> {
+    vec![
+        Case { tokens: 0, interval: 4, initial: true, ..BASE },
+        Case { tokens: 1, key_dim: 3, value_dim: 5, ..BASE },
+        Case { tokens: 1, interval: 1, initial: true, ..BASE },
+        Case { tokens: 15, interval: 1, batch: 2, ..BASE },
+        Case { tokens: 16, interval: 16, ..BASE },
+        Case {
+            tokens: 150,
+            interval: 20,
+            batch: 2,
+            key_heads: 2,
+            value_heads: 2,
+            key_dim: 12,
+            value_dim: 24,
+            initial: true,
+            ..BASE
+        },
+        Case {
+            tokens: 70,
+            interval: 7,
+            key_heads: 2,
+            value_heads: 6,
+            key_dim: 5,
+            value_dim: 17,
+            neg: true,
+            ..BASE
+        },
+        Case { tokens: 200, interval: 64, value_heads: 2, key_dim: 64, value_dim: 32, initial: true, ..BASE },
+        Case { tokens: 130, interval: 3, key_dim: 20, value_dim: 40, batch: 3, ..BASE },
+    ]
+}
+
+#[test]
+fn fast_equals_reference() {
+    let mut random = Random(11);
+    for (i, case) in cases().into_iter().enumerate() {
+        let (rule, inputs) = program(case, &mut random);
+        compare(&format!("case {i}"), &rule, &inputs);
+    }
+}
+
+#[test]
+fn reference_equals_finite_differences() {
+    let mut random = Random(12);
+    for case in [
+        Case {
+            tokens: 9,
+            interval: 4,
+            batch: 2,
+            key_heads: 1,
+            value_heads: 2,
+            key_dim: 3,
+            value_dim: 4,
+            initial: true,
+            ..BASE
+        },
+        Case { tokens: 7, interval: 3, key_dim: 2, value_dim: 3, neg: true, ..BASE },
+    ] {
+        let (rule, inputs) = program(case, &mut random);
+        finite_differences("gated_delta", &rule, &inputs, 6);
+    }
+}
+
+/// Sets of gates at the ends of their range, over many tokens.
+#[test]
+fn extreme_gates() {
+    let mut random = Random(13);
+    let case = Case { tokens: 75, interval: 20, key_dim: 12, value_dim: 16, value_heads: 2, ..BASE };
+    // (a_log, retention_input, write_input): log α = −80; log α = 0 exactly; β = 0; β = 1; a mix in one chunk.
+    for (i, (a_log, retention, write)) in
+        [(0.0, 80.0, 0.0), (-200.0, 0.0, 0.0), (0.0, -3.0, -200.0), (0.0, -3.0, 200.0), (0.0, f64::NAN, 0.0)]
+            .into_iter()
+            .enumerate()
+    {
+        let (rule, mut inputs) = program(case, &mut random);
+        inputs[5].data.fill(a_log);
+        inputs[6].data.fill(0.0);
+        for (t, v) in inputs[3].data.iter_mut().enumerate() {
+            *v = if retention.is_nan() { [80.0, -60.0, 0.0, 3.0, -100.0][t % 5] } else { retention };
+        }
+        inputs[4].data.fill(write);
+        compare(&format!("extreme gates {i}"), &rule, &inputs);
+    }
+}
+
+/// A cut at a multiple of 64 tokens changes no bit; boundaries that chunks divide change no bit of the readout.
+#[test]
+fn cuts_and_boundaries_change_no_bits() {
+    let mut random = Random(14);
+    let cpu = Cpu::new(CpuOptions { threads: 2, ..Default::default() }).unwrap();
+    let case = Case { tokens: 200, key_dim: 24, value_dim: 20, value_heads: 2, ..BASE };
+    let (mut rule, inputs) = program(case, &mut random);
+    let whole = outcome(&cpu, &rule, &inputs).unwrap();
+    rule.0.boundaries = Arc::new(vec![vec![16, 32, 96, 200]]);
+    let with = outcome(&cpu, &rule, &inputs).unwrap();
+    assert!(whole.outputs[0].1 == with.outputs[0].1);
+    rule.0.boundaries = Arc::new(Vec::new());
+    let mut state: Option<Input> = None;
+    let mut readouts = Vec::new();
+    for (from, to) in [(0, 64), (64, 128), (128, 200)] {
+        let mut piece: Vec<Input> = inputs
+            .iter()
+            .map(|input| match input.shape[..] {
+                [_, _, width] => Input {
+                    name: input.name,
+                    shape: vec![1, to - from, width],
+                    data: input.data[from * width..to * width].to_vec(),
+                },
+                _ => input.clone(),
+            })
+            .collect();
+        piece.extend(state.take());
+        let out = outcome(&cpu, &rule, &piece).unwrap();
+        readouts.extend(out.outputs[0].1.clone());
+        state = Some(Input {
+            name: "initial_state",
+            shape: out.outputs[1].0.clone(),
+            data: out.outputs[1].1.clone(),
+        });
+    }
+    assert!(whole.outputs[0].1 == readouts);
+    assert!(whole.outputs[1].1 == state.unwrap().data);
+}
+
+/// One token at a time agrees with the whole, and a row of a batch with the row alone, bit for bit.
+#[test]
+fn steps_and_batches() {
+    let mut random = Random(15);
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let case = Case { tokens: 37, key_dim: 12, value_dim: 24, value_heads: 2, batch: 2, ..BASE };
+    let (rule, inputs) = program(case, &mut random);
+    let whole = outcome(&cpu, &rule, &inputs).unwrap();
+    let width = 48;
+    let row: Vec<Input> = inputs
+        .iter()
+        .map(|i| match i.shape[..] {
+            [_, t, w] => Input { name: i.name, shape: vec![1, t, w], data: i.data[t * w..].to_vec() },
+            _ => i.clone(),
+        })
+        .collect();
+    let alone = outcome(&cpu, &rule, &row).unwrap();
+    assert!(whole.outputs[0].1[37 * width..] == alone.outputs[0].1[..]);
+    let mut state: Option<Input> = None;
+    let mut readouts = Vec::new();
+    for t in 0..37 {
+        let mut piece: Vec<Input> = row
+            .iter()
+            .map(|i| match i.shape[..] {
+                [_, _, w] => {
+                    Input { name: i.name, shape: vec![1, 1, w], data: i.data[t * w..(t + 1) * w].to_vec() }
+                }
+                _ => i.clone(),
+            })
+            .collect();
+        piece.extend(state.take());
+        let out = outcome(&cpu, &rule, &piece).unwrap();
+        readouts.extend(out.outputs[0].1.clone());
+        state = Some(Input {
+            name: "initial_state",
+            shape: out.outputs[1].0.clone(),
+            data: out.outputs[1].1.clone(),
+        });
+    }
+    assert_close("token by token", &readouts, &alone.outputs[0].1, 1e-5);
+}
+
+#[test]
+fn bad_calls_are_errors() {
+    let mut random = Random(16);
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let (rule, inputs) = program(Case { interval: 8, initial: true, ..BASE }, &mut random);
+    for i in 0..inputs.len() {
+        let mut bad = inputs.clone();
+        let last = bad[i].shape.len() - 1;
+        bad[i].shape[last] += 1;
+        bad[i].data = vec![0.0; bad[i].shape.iter().product()];
+        match outcome(&cpu, &rule, &bad) {
+            Err(Error::Shape { operation: "gated_delta", .. }) => {}
+            other => panic!("{}: {:?}", bad[i].name, other.err()),
+        }
+    }
+    for boundaries in [vec![vec![0]], vec![vec![3, 3]], vec![vec![41]], vec![vec![1], vec![2]]] {
+        let options = GatedDeltaOptions { boundaries: Arc::new(boundaries), ..rule.0.clone() };
+        assert!(matches!(outcome(&cpu, &Rule(options), &inputs), Err(Error::Value { .. })));
+    }
+    let options = GatedDeltaOptions { value_heads: 3, key_heads: 2, ..rule.0.clone() };
+    assert!(matches!(outcome(&cpu, &Rule(options), &inputs), Err(Error::Value { .. })));
+}
