@@ -82,8 +82,7 @@ struct Head<'a> {
 impl Head<'_> {
     fn scratch(source: &Source<'_>) -> usize {
         let pad = source.pad;
-        // One level more: a last chunk that is not full still has a target.
-        (source.sizes.levels[1] + 1) * pad.state()
+        source.sizes.levels[1] * pad.state()
             + Prep::size(pad, source.sizes.scales)
             + 2 * CHUNK * pad.value
             + 16
@@ -99,7 +98,7 @@ impl Kernel for Head<'_> {
         let (sizes, pad) = (source.sizes, source.pad);
         let n = sizes.heads;
         let mut carve = Carve(self.scratch);
-        let mut states = Levels { data: carve.take((sizes.levels[1] + 1) * pad.state()), size: pad.state() };
+        let mut states = Levels { data: carve.take(sizes.levels[1] * pad.state()), size: pad.state() };
         let mut prep = Prep::new(pad, sizes.scales, &mut carve);
         let held = carve.take(CHUNK * pad.value);
         let out = carve.take(CHUNK * pad.value);
