@@ -16,6 +16,7 @@ use crate::ops::embedding::Embedding;
 use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::Linear;
 use crate::ops::matmul::{MatMul, Transpose};
+use crate::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 use crate::ops::rotary::Rotary;
 use crate::ops::short_conv::{ShortConv, ShortConvGradients};
@@ -263,4 +264,24 @@ pub trait Engine: Sized + 'static {
         saved: &[Self::Tensor],
         gradient: &Self::Tensor,
     ) -> Result<Attention<Self::Tensor>>;
+    // ---- log-linear gated delta rule ----
+
+    /// Readouts of the log-linear gated delta rule, the level states after the last token if wanted, and, with
+    /// `keep`, what the backward pass wants to see again.
+    fn log_linear_delta(
+        &self,
+        input: LogLinear<&Self::Tensor>,
+        options: &LogLinearOptions,
+        initial: Option<&Self::Tensor>,
+        keep: bool,
+    ) -> Result<LogLinearOutput<Self::Tensor>>;
+    /// Gradients of [`Engine::log_linear_delta`].
+    fn log_linear_delta_backward(
+        &self,
+        input: LogLinear<&Self::Tensor>,
+        options: &LogLinearOptions,
+        initial: Option<&Self::Tensor>,
+        saved: Option<&Self::Tensor>,
+        gradient: &Self::Tensor,
+    ) -> Result<LogLinear<Self::Tensor>>;
 }

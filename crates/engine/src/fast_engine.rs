@@ -16,6 +16,7 @@ use crate::ops::layout;
 use crate::ops::linear::{self, Linear};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
+use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::ops::rotary::{self, Rotary};
 use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
@@ -275,6 +276,26 @@ impl Engine for Cpu {
         gradient: &T,
     ) -> Result<Attention<T>> {
         attention::fast::backward(self, input, heads, saved, gradient)
+    // ---- log-linear gated delta rule ----
+
+    fn log_linear_delta(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        keep: bool,
+    ) -> Result<LogLinearOutput<T>> {
+        log_linear::fast::forward(self, input, options, initial, keep)
+    }
+    fn log_linear_delta_backward(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        saved: Option<&T>,
+        gradient: &T,
+    ) -> Result<LogLinear<T>> {
+        log_linear::fast::backward(self, input, options, initial, saved, gradient)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::ops::layout;
 use crate::ops::linear::{self, Linear};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
+use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::ops::rotary::{self, Rotary};
 use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
@@ -284,5 +285,25 @@ impl Engine for Reference {
         gradient: &T,
     ) -> Result<Attention<T>> {
         attention::reference::backward(input, heads, gradient)
+    // ---- log-linear gated delta rule ----
+
+    fn log_linear_delta(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        _keep: bool,
+    ) -> Result<LogLinearOutput<T>> {
+        log_linear::reference::forward(input, options, initial)
+    }
+    fn log_linear_delta_backward(
+        &self,
+        input: LogLinear<&T>,
+        options: &LogLinearOptions,
+        initial: Option<&T>,
+        _saved: Option<&T>,
+        gradient: &T,
+    ) -> Result<LogLinear<T>> {
+        log_linear::reference::backward(input, options, initial, gradient)
     }
 }

@@ -12,6 +12,7 @@ pub mod layout;
 pub mod linear;
 pub mod matmul;
 pub mod reduce;
+pub mod log_linear;
 pub mod rms_norm;
 pub mod rotary;
 pub mod short_conv;

@@ -1,0 +1,335 @@
+//! What forward and backward share: the cut of a sequence into chunks of the absolute grid, which levels meet a
+//! chunk, and what a chunk needs before it meets them:
+//!
+//! ```text
+//! −W = −N diag(βe) K,   pQ = diag(e) Q − P W,   U = N diag(β) V,   M = P N,   Λ_ij = λ_i[level(i, j)]
+//! ```
+//! States are panels of 16 columns; `wq` holds −W and pQ in one matrix.
+
+use super::{LogLinear, LogLinearOptions, Sizes, bit_length};
+use crate::cpu::Carve;
+use crate::ops::gated_delta::chunk::{
+    CHUNK, GateInput, Gates, Prepared, SQUARE, gates, load_normalised, load_rows,
+};
+use crate::ops::gated_delta::fast::{Padded, gate_input};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, LANES, Simd, Strided, gemm};
+use crate::tensor::Tensor;
+
+/// The highest level inside a chunk, log2 16.
+const INNER: usize = 4;
+
+/// Tokens that lie in one cell of the absolute grid of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// The first token, counted in the call.
+    pub start: usize,
+    pub len: usize,
+    /// The first token's position in the whole sequence.
+    pub position: usize,
+}
+
+impl Chunk {
+    /// The level that takes the chunk's writes and all levels below, if the chunk ends on the grid.
+    pub(crate) fn target(&self) -> Option<usize> {
+        let end = self.position + self.len;
+        end.is_multiple_of(CHUNK).then(|| end.trailing_zeros() as usize + 1)
+    }
+
+    /// The level at which row `i` sees the state that is level `m` before the chunk.
+    #[inline(always)]
+    fn seen(&self, m: usize, i: usize) -> usize {
+        if m > INNER { m } else { bit_length((self.position + i) ^ (self.position >> m << m)) }
+    }
+}
+
+/// Cuts `tokens` tokens from `position` on.
+pub(crate) fn chunks(position: usize, tokens: usize) -> Vec<Chunk> {
+    let mut list = Vec::with_capacity(tokens / CHUNK + 2);
+    let mut start = 0;
+    while start < tokens {
+        let here = position + start;
+        let len = (CHUNK - here % CHUNK).min(tokens - start);
+        list.push(Chunk { start, len, position: here });
+        start += len;
+    }
+    list
+}
+
+/// The levels that are filled before the token at `position`, ascending.
+#[inline(always)]
+pub(crate) fn filled(position: usize) -> impl Iterator<Item = usize> {
+    (1..=bit_length(position)).filter(move |m| position >> (m - 1) & 1 == 1)
+}
+
+/// Chunks of a block, whose start states the forward pass keeps for the backward pass: about the root of their
+/// number, so that kept states and those formed again are about as many.
+pub(crate) fn block_chunks(count: usize) -> usize {
+    1 << (bit_length(count) / 2).min(5)
+}
+
+/// A run of chunks in one cell of the grid of blocks.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub chunks: std::ops::Range<usize>,
+    /// States kept before this block's.
+    pub kept: usize,
+}
+
+/// The blocks of a sequence and the number of all kept states.
+pub(crate) fn segments(chunks: &[Chunk]) -> (Vec<Segment>, usize) {
+    let size = block_chunks(chunks.len()) * CHUNK;
+    let (mut list, mut from, mut kept) = (Vec::new(), 0, 0);
+    for run in chunks.chunk_by(|a, b| a.position / size == b.position / size) {
+        list.push(Segment { chunks: from..from + run.len(), kept });
+        from += run.len();
+        kept += run[0].position.count_ones() as usize;
+    }
+    (list, kept)
+}
+
+/// One value head of one batch row.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub sizes: Sizes,
+    pub pad: Padded,
+    pub input: LogLinear<&'a Tensor<f32>>,
+    pub gates: GateInput<'a>,
+    pub b: usize,
+    pub h: usize,
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn new(
+        sizes: Sizes,
+        input: LogLinear<&'a Tensor<f32>>,
+        options: &LogLinearOptions,
+        b: usize,
+        h: usize,
+    ) -> Self {
+        let gates = gate_input(&sizes.heads, &input.gated_delta(), options.allow_neg_eigval, b, h);
+        Self { sizes, pad: Padded::of(&sizes.heads), input, gates, b, h }
+    }
+
+    /// Where token `t`'s keys, values and level inputs begin.
+    #[inline(always)]
+    pub(crate) fn at(&self, t: usize) -> [usize; 3] {
+        let n = &self.sizes.heads;
+        let row = self.b * n.tokens + t;
+        [
+            (row * n.key_heads + n.key_head(self.h)) * n.key_dim,
+            (row * n.value_heads + self.h) * n.value_dim,
+            (row * n.value_heads + self.h) * self.sizes.scales,
+        ]
+    }
+
+    /// This head's row of L.
+    #[inline(always)]
+    pub(crate) fn level_scale(&self) -> &'a [f32] {
+        &self.input.level_scale.data()[self.h * self.sizes.scales..][..self.sizes.scales]
+    }
+
+    /// λ's index of a level.
+    #[inline(always)]
+    pub(crate) fn scale_of(&self, level: usize) -> usize {
+        level.min(self.sizes.scales - 1)
+    }
+}
+
+/// A chunk before it meets the states.
+pub(crate) struct Prep<'a> {
+    pub gates: Gates,
+    pub key_factors: [f32; CHUNK],
+    pub query_factors: [f32; CHUNK],
+    /// K, then Q
+    pub kq: &'a mut [f32],
+    /// diag(d) K
+    pub faded: &'a mut [f32],
+    /// −W, then pQ
+    pub wq: &'a mut [f32],
+    /// V
+    pub value: &'a mut [f32],
+    /// diag(β) V
+    pub written: &'a mut [f32],
+    /// U
+    pub u: &'a mut [f32],
+    /// λ, [NL][16]
+    pub lambda: &'a mut [f32],
+    /// W_l x, [NL][16], zero past the chunk
+    pub level: &'a mut [f32],
+    /// M
+    pub m: &'a mut [f32],
+    /// M ∘ Λ
+    pub mixed: &'a mut [f32],
+    pub triangles: Prepared<'a>,
+}
+
+impl<'a> Prep<'a> {
+    pub(crate) fn size(pad: Padded, scales: usize) -> usize {
+        6 * CHUNK * pad.key + 3 * CHUNK * pad.value + 2 * CHUNK * scales + 7 * SQUARE
+    }
+
+    pub(crate) fn new(pad: Padded, scales: usize, carve: &mut Carve<'a>) -> Self {
+        Self {
+            gates: Gates {
+                write: [0.0; CHUNK],
+                log_retention: [0.0; CHUNK],
+                total_log: [0.0; CHUNK],
+                since_start: [0.0; CHUNK],
+                until_end: [0.0; CHUNK],
+                whole: 1.0,
+            },
+            key_factors: [0.0; CHUNK],
+            query_factors: [0.0; CHUNK],
+            kq: carve.take(2 * CHUNK * pad.key),
+            faded: carve.take(CHUNK * pad.key),
+            wq: carve.take(2 * CHUNK * pad.key),
+            value: carve.take(CHUNK * pad.value),
+            written: carve.take(CHUNK * pad.value),
+            u: carve.take(CHUNK * pad.value),
+            lambda: carve.take(CHUNK * scales),
+            level: carve.take(CHUNK * scales),
+            m: carve.take(SQUARE),
+            mixed: carve.take(SQUARE),
+            triangles: Prepared {
+                products: carve.take(2 * SQUARE),
+                decay: carve.take(SQUARE),
+                inverse: carve.take(SQUARE),
+                scores: carve.take(SQUARE),
+                key_t: carve.take(CHUNK * pad.key),
+            },
+        }
+    }
+
+    /// Reads `len` tokens: gates, normalised keys and queries, values, λ.
+    #[inline(always)]
+    pub(crate) fn load<S: Simd>(&mut self, s: S, source: &Source<'_>, start: usize, len: usize) {
+        let Source { sizes, pad, input, .. } = source;
+        let n = &sizes.heads;
+        let [key_at, value_at, level_at] = source.at(start);
+        let (key_stride, value_stride) = (n.key_heads * n.key_dim, n.value_heads * n.value_dim);
+        self.gates = gates(s, source.gates, start * n.value_heads, len);
+        self.key_factors =
+            load_normalised(s, len, n.key_dim, &input.key.data()[key_at..], key_stride, self.kq);
+        let queries = &mut self.kq[len * pad.key..];
+        self.query_factors =
+            load_normalised(s, len, n.key_dim, &input.query.data()[key_at..], key_stride, queries);
+        load_rows(len, n.value_dim, &input.value.data()[value_at..], value_stride, self.value);
+        let level = &input.level_input.data()[level_at..];
+        let stride = n.value_heads * sizes.scales;
+        for (l, &scale) in source.level_scale().iter().enumerate() {
+            let (w, lambda) = (&mut self.level[l * CHUNK..][..CHUNK], &mut self.lambda[l * CHUNK..][..CHUNK]);
+            w.fill(0.0);
+            for t in 0..len {
+                w[t] = level[t * stride + l];
+            }
+            for i in [0, LANES] {
+                s.store(&mut lambda[i..], simd::softplus(s, s.mul(s.splat(scale), s.load(&w[i..]))));
+            }
+        }
+    }
+
+    /// Forms everything else.
+    #[inline(always)]
+    pub(crate) fn fill<S: Simd>(&mut self, s: S, source: &Source<'_>, chunk: &Chunk) {
+        let pad = source.pad;
+        let len = chunk.len;
+        self.load(s, source, chunk.start, len);
+        let g = &self.gates;
+        self.triangles.fill(s, g, len, source.sizes.heads.key_dim, self.kq, 1.0);
+        let t = &self.triangles;
+        for i in 0..len {
+            let row = i * pad.key..(i + 1) * pad.key;
+            let k = &self.kq[row.clone()];
+            simd::scale_to(s, &mut self.faded[row.clone()], g.until_end[i], k);
+            // The rows of pQ first hold −diag(βe) K.
+            let q_row = (len + i) * pad.key..(len + i + 1) * pad.key;
+            simd::scale_to(s, &mut self.wq[q_row], -g.write[i] * g.since_start[i], k);
+            let row = i * pad.value..(i + 1) * pad.value;
+            simd::scale_to(s, &mut self.written[row.clone()], g.write[i], &self.value[row]);
+        }
+        let (w, pq) = self.wq.split_at_mut(len * pad.key);
+        let (inverse, scores) = (Strided::rows(t.inverse, CHUNK), Strided::rows(t.scores, CHUNK));
+        let by_key = [len, pad.key, len];
+        gemm(s, by_key, Band::Lower, inverse, Block::rows(pq, pad.key), BlockMut::rows(w, pad.key), Epilogue::Set);
+        for i in 0..len {
+            let q = &self.kq[(len + i) * pad.key..][..pad.key];
+            simd::scale_to(s, &mut pq[i * pad.key..(i + 1) * pad.key], g.since_start[i], q);
+        }
+        gemm(s, by_key, Band::Lower, scores, Block::rows(w, pad.key), BlockMut::rows(pq, pad.key), Epilogue::Add);
+        gemm(
+            s,
+            [len, pad.value, len],
+            Band::Lower,
+            inverse,
+            Block::rows(self.written, pad.value),
+            BlockMut::rows(self.u, pad.value),
+            Epilogue::Set,
+        );
+        gemm(
+            s,
+            [len, CHUNK, len],
+            Band::Lower,
+            scores,
+            Block::rows(t.inverse, CHUNK),
+            BlockMut::rows(self.m, CHUNK),
+            Epilogue::Set,
+        );
+        for i in 0..len {
+            for j in 0..=i {
+                self.mixed[i * CHUNK + j] = self.m[i * CHUNK + j] * self.lambda[inner_scale(source, chunk, i, j) + i];
+            }
+            self.mixed[i * CHUNK + i + 1..(i + 1) * CHUNK].fill(0.0);
+        }
+    }
+
+    /// λ of the chunk's rows for the state that is level `m` before the chunk.
+    #[inline(always)]
+    pub(crate) fn weights(&self, source: &Source<'_>, chunk: &Chunk, m: usize) -> [f32; CHUNK] {
+        std::array::from_fn(|i| self.lambda[source.scale_of(chunk.seen(m, i)) * CHUNK + i])
+    }
+}
+
+/// Where λ[level(i, j)] of rows i and j of one chunk begins.
+#[inline(always)]
+pub(crate) fn inner_scale(source: &Source<'_>, chunk: &Chunk, i: usize, j: usize) -> usize {
+    let from = chunk.position % CHUNK;
+    source.scale_of(bit_length((from + i) ^ (from + j))) * CHUNK
+}
+
+/// Adds each row's number to its place in dλ, [NL][16], for the state that is level `m` before the chunk.
+#[inline(always)]
+pub(crate) fn add_to_levels(
+    source: &Source<'_>,
+    chunk: &Chunk,
+    m: usize,
+    values: &[f32; CHUNK],
+    to: &mut [f32],
+) {
+    for i in 0..chunk.len {
+        to[source.scale_of(chunk.seen(m, i)) * CHUNK + i] += values[i];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_lie_on_the_absolute_grid() {
+        let cut = |position, tokens| -> Vec<(usize, usize, Option<usize>)> {
+            chunks(position, tokens).iter().map(|c| (c.start, c.len, c.target())).collect()
+        };
+        assert_eq!(cut(0, 0), []);
+        assert_eq!(cut(0, 33), [(0, 16, Some(5)), (16, 16, Some(6)), (32, 1, None)]);
+        assert_eq!(cut(13, 20), [(0, 3, Some(5)), (3, 16, Some(6)), (19, 1, None)]);
+    }
+
+    #[test]
+    fn levels_of_a_position() {
+        assert_eq!(filled(0).count(), 0);
+        assert_eq!(filled(0b10110).collect::<Vec<_>>(), [2, 3, 5]);
+        // Position 22 = 0b10110: level 2 is tokens 20..22, level 3 is 16..20; token 25 sees both at level 4.
+        let chunk = Chunk { start: 0, len: 10, position: 22 };
+        assert_eq!([chunk.seen(2, 0), chunk.seen(3, 1), chunk.seen(2, 3), chunk.seen(3, 3)], [2, 3, 4, 4]);
+    }
+}

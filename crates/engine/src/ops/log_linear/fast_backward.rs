@@ -1,0 +1,658 @@
+//! The backward pass by chunks, last to first. A block starts from its kept states; inside it the states are
+//! formed again and held, with −W S. Per chunk, D the gradient of a state after it:
+//!
+//! ```text
+//! level m above the target:  Vn = −W S^m,   Y = diag(d) K D,   dS^m = tot D − Wᵀ Y + pQᵀ diag(λ_m) dO
+//! target:                    Vn = U − W T,  Y = dU = diag(d) K D,   dT = tot D − Wᵀ Y
+//! level m below it:          dS^m = dT + pQᵀ diag(λ_m) dO
+//! all:  dKs += diag(d) Vn Dᵀ,   dW −= Y Sᵀ,   τ += tot <S, D>
+//!       Z = dO (S^m)ᵀ,   dλ_m = <Z, pQ> by rows,   dpQ += diag(λ_m) Z
+//! dW −= Pᵀ dpQ;   dKbe = Nᵀ dW;   Hu = Nᵀ dU;   dVb = (M ∘ Λ)ᵀ dO + Hu
+//! E = tril(dO (diag(β) V)ᵀ);   dλ_i[level(i, j)] += (E ∘ M)_ij;   F = (E ∘ Λ) Nᵀ
+//! R = tril(F − dpQ Wᵀ) ∘ Γ;   X = −strict_tril(dKbe Wᵀ + Hu Uᵀ + Mᵀ F) ∘ Γ
+//! ```
+//! (dN never appears: Nᵀ dN Nᵀ is the bracket of X.) The rest is as in the plain gated delta rule.
+
+use super::chunk::{
+    Chunk, Prep, Segment, Source, add_to_levels, chunks, filled, inner_scale, segments,
+};
+use super::fast::{Levels, into_state, times_state};
+use super::{LogLinear, LogLinearOptions, NAME, Sizes, check, check_gradient};
+use crate::cpu::{Carve, Cpu, Shared, with_scratch};
+use crate::error::{Result, bad_value};
+use crate::ops::gated_delta::chunk::{CHUNK, SQUARE, load_rows};
+use crate::ops::gated_delta::fast::Padded;
+use crate::simd::{
+    self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
+};
+use crate::tensor::Tensor;
+
+pub(crate) fn backward(
+    cpu: &Cpu,
+    input: LogLinear<&Tensor<f32>>,
+    options: &LogLinearOptions,
+    initial: Option<&Tensor<f32>>,
+    saved: Option<&Tensor<f32>>,
+    gradient: &Tensor<f32>,
+) -> Result<LogLinear<Tensor<f32>>> {
+    let sizes = check(input.each(|t| t.shape()), options, initial.map(Tensor::shape))?;
+    check_gradient(input.each(|t| t.shape()), gradient.shape())?;
+    let n = sizes.heads;
+    let pad = Padded::of(&n);
+    let chunks = chunks(sizes.position, n.tokens);
+    let (segments, kept) = segments(&chunks);
+    let tasks = n.batch * n.value_heads;
+    let Some(saved) = saved.filter(|t| t.shape() == [tasks, kept, pad.state()]) else {
+        return bad_value(NAME, "the backward pass needs what the forward pass kept for it");
+    };
+    let plan = Plan { sizes, chunks: &chunks, segments: &segments };
+    let mut d = input.each(|t| cpu.uninit(t.shape()));
+    // Sums over the tokens of one batch row: L, then a_log and dt_bias. The rows are added in order below.
+    let width = sizes.scales + 2;
+    let mut sums = cpu.uninit(&[tasks, width]);
+    {
+        let out = Outputs {
+            query: Shared::new(d.query.data_mut()),
+            key: Shared::new(d.key.data_mut()),
+            value: Shared::new(d.value.data_mut()),
+            retention_input: Shared::new(d.retention_input.data_mut()),
+            write_input: Shared::new(d.write_input.data_mut()),
+            level_input: Shared::new(d.level_input.data_mut()),
+            sums: Shared::new(sums.data_mut()),
+        };
+        let group = n.value_heads / n.key_heads;
+        // A task is a key head: the value heads that share it add to the same gradients, in order.
+        cpu.parallel(n.batch * n.key_heads, |task| {
+            let (b, key_head) = (task / n.key_heads, task % n.key_heads);
+            for h in key_head * group..(key_head + 1) * group {
+                let source = Source::new(sizes, input, options, b, h);
+                let task = b * n.value_heads + h;
+                with_scratch(plan.scratch(pad), |scratch| {
+                    cpu.level().run(Head {
+                        source,
+                        plan: &plan,
+                        saved: &saved.data()[task * kept * pad.state()..][..kept * pad.state()],
+                        gradient: gradient.data(),
+                        first_of_group: h % group == 0,
+                        out: &out,
+                        scratch,
+                    });
+                });
+            }
+        });
+    }
+    d.level_scale.data_mut().fill(0.0);
+    d.a_log.data_mut().fill(0.0);
+    d.dt_bias.data_mut().fill(0.0);
+    for (task, row) in sums.data().chunks_exact(width).enumerate() {
+        let h = task % n.value_heads;
+        let scale = &mut d.level_scale.data_mut()[h * sizes.scales..][..sizes.scales];
+        scale.iter_mut().zip(row).for_each(|(s, v)| *s += v);
+        d.a_log.data_mut()[h] += row[sizes.scales];
+        d.dt_bias.data_mut()[h] += row[sizes.scales + 1];
+    }
+    Ok(d)
+}
+
+struct Plan<'a> {
+    sizes: Sizes,
+    chunks: &'a [Chunk],
+    segments: &'a [Segment],
+}
+
+/// Numbers that a state takes in the replay: the state and −W S.
+fn slot(pad: Padded) -> usize {
+    pad.state() + CHUNK * pad.value
+}
+
+/// States that a chunk takes in the replay: its filled levels and T.
+fn slots(chunk: &Chunk) -> usize {
+    chunk.position.count_ones() as usize + 1
+}
+
+impl Plan<'_> {
+    /// The most slots and the most chunks of a block.
+    fn most(&self) -> (usize, usize) {
+        let runs = self.segments.iter().map(|segment| &self.chunks[segment.chunks.clone()]);
+        runs.fold((0, 0), |(a, b), run| (a.max(run.iter().map(slots).sum()), b.max(run.len())))
+    }
+
+    fn scratch(&self, pad: Padded) -> usize {
+        let (most_slots, most_chunks) = self.most();
+        most_slots * slot(pad)
+            + most_chunks * Prep::size(pad, self.sizes.scales)
+            + self.sizes.levels[1] * pad.state()
+            + Work::size(pad, self.sizes.scales)
+    }
+}
+
+struct Outputs<'a> {
+    query: Shared<'a>,
+    key: Shared<'a>,
+    value: Shared<'a>,
+    retention_input: Shared<'a>,
+    write_input: Shared<'a>,
+    level_input: Shared<'a>,
+    sums: Shared<'a>,
+}
+
+struct Head<'a> {
+    source: Source<'a>,
+    plan: &'a Plan<'a>,
+    saved: &'a [f32],
+    gradient: &'a [f32],
+    first_of_group: bool,
+    out: &'a Outputs<'a>,
+    scratch: &'a mut [f32],
+}
+
+impl Kernel for Head<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(mut self, s: S) {
+        let (source, plan) = (self.source, self.plan);
+        let (pad, scales) = (source.pad, source.sizes.scales);
+        let (most_slots, most_chunks) = plan.most();
+        let mut carve = Carve(std::mem::take(&mut self.scratch));
+        let arena = carve.take(most_slots * slot(pad));
+        let mut gradients =
+            Levels { data: carve.take(source.sizes.levels[1] * pad.state()), size: pad.state() };
+        let mut work = Work::new(pad, scales, &mut carve);
+        let mut preps: Vec<Prep<'_>> = (0..most_chunks).map(|_| Prep::new(pad, scales, &mut carve)).collect();
+        for segment in plan.segments.iter().rev() {
+            let run = &plan.chunks[segment.chunks.clone()];
+            let mut at = 0;
+            for i in 0..slots(&run[0]) - 1 {
+                let kept = &self.saved[(segment.kept + i) * pad.state()..][..pad.state()];
+                arena[i * slot(pad)..][..pad.state()].copy_from_slice(kept);
+            }
+            for (chunk, prep) in run.iter().zip(&mut preps) {
+                let (here, next) = arena[at..].split_at_mut(slots(chunk) * slot(pad));
+                prep.fill(s, &source, chunk);
+                let last_of_run = chunk.start + chunk.len == run[run.len() - 1].start + run[run.len() - 1].len;
+                replay(s, &source, chunk, prep, here, if last_of_run { None } else { Some(next) });
+                at += here.len();
+            }
+            for (chunk, prep) in run.iter().zip(&preps).rev() {
+                at -= slots(chunk) * slot(pad);
+                let here = &arena[at..][..slots(chunk) * slot(pad)];
+                let last = chunk.start + chunk.len == source.sizes.heads.tokens;
+                levels_step(s, &source, chunk, prep, here, &mut gradients, last, &mut work, self.gradient);
+                self.inner_step(s, chunk, prep, &mut work);
+            }
+        }
+        let at = (source.b * source.sizes.heads.value_heads + source.h) * (scales + 2);
+        // SAFETY: each batch row and head has its own places.
+        let sums = unsafe { self.out.sums.part(at, scales + 2) };
+        sums.copy_from_slice(&work.sums[..scales + 2]);
+    }
+}
+
+/// Forms −W S of a chunk's states (for T: U − W T), T itself, and the states of the next chunk.
+#[inline(always)]
+fn replay<S: Simd>(
+    s: S,
+    source: &Source<'_>,
+    chunk: &Chunk,
+    prep: &Prep<'_>,
+    here: &mut [f32],
+    next: Option<&mut [f32]>,
+) {
+    let (pad, len) = (source.pad, chunk.len);
+    let Some(target) = chunk.target() else { return };
+    let tot = prep.gates.whole;
+    let below = filled(chunk.position).take_while(|&m| m < target).count();
+    let (levels, total) = here.split_at_mut((slots(chunk) - 1) * slot(pad));
+    let (t, vn) = total.split_at_mut(pad.state());
+    for (i, slot) in levels.chunks_exact(slot(pad)).take(below).enumerate() {
+        let state = &slot[..pad.state()];
+        if i == 0 {
+            t.copy_from_slice(state);
+        } else {
+            simd::add_scaled(s, t, 1.0, state);
+        }
+    }
+    vn[..len * pad.value].copy_from_slice(&prep.u[..len * pad.value]);
+    if below > 0 {
+        times_state(s, source, len, prep.wq, t, vn, Epilogue::Add);
+    }
+    for slot in levels.chunks_exact_mut(slot(pad)).skip(below) {
+        let (state, held) = slot.split_at_mut(pad.state());
+        times_state(s, source, len, prep.wq, state, held, Epilogue::Set);
+    }
+    let Some(next) = next else { return };
+    let mut next = next.chunks_exact_mut(slot(pad));
+    if let Some(to) = next.next() {
+        let to = &mut to[..pad.state()];
+        if below > 0 {
+            to.copy_from_slice(t);
+            into_state(s, pad, len, prep.faded, vn, to, Epilogue::Decay(tot));
+        } else {
+            into_state(s, pad, len, prep.faded, vn, to, Epilogue::Set);
+        }
+    }
+    for (to, from) in next.zip(levels.chunks_exact(slot(pad)).skip(below)) {
+        let (state, held) = from.split_at(pad.state());
+        let to = &mut to[..pad.state()];
+        to.copy_from_slice(state);
+        into_state(s, pad, len, prep.faded, held, to, Epilogue::Decay(tot));
+    }
+}
+
+/// Scratch of one head's backward pass.
+struct Work<'a> {
+    /// Y of a level, then diag(λ) dO
+    y_do: &'a mut [f32],
+    /// dO
+    dout: &'a mut [f32],
+    /// Sᵀ and Dᵀ
+    state_t: &'a mut [f32],
+    gradient_t: &'a mut [f32],
+    /// dW, then dpQ
+    dwq: &'a mut [f32],
+    /// dKbe, then dpQ
+    back: &'a mut [f32],
+    /// Z
+    z: &'a mut [f32],
+    dk: &'a mut [f32],
+    dq: &'a mut [f32],
+    /// dU, then Hu
+    du: &'a mut [f32],
+    hu: &'a mut [f32],
+    /// dVb
+    dv: &'a mut [f32],
+    /// A chunk's rows transposed, [d, 16]
+    rows_t: &'a mut [f32],
+    /// E, E ∘ Λ, Nᵀ, F, [X; R], βX + (βX)ᵀ
+    e: &'a mut [f32],
+    dm: &'a mut [f32],
+    inverse_t: &'a mut [f32],
+    f: &'a mut [f32],
+    xr: &'a mut [f32],
+    mixed: &'a mut [f32],
+    /// dλ, [NL][16]
+    dlambda: &'a mut [f32],
+    /// dL, d a_log, d dt_bias
+    sums: &'a mut [f32],
+    /// Σ <S, D>
+    through: f32,
+    /// Whether dU is there.
+    writes: bool,
+}
+
+impl<'a> Work<'a> {
+    fn size(pad: Padded, scales: usize) -> usize {
+        let wide = pad.key.max(pad.value);
+        2 * pad.state()
+            + CHUNK * (6 * pad.value + 7 * pad.key + wide)
+            + 7 * SQUARE
+            + CHUNK * scales
+            + Carve::size(scales + 2)
+    }
+
+    fn new(pad: Padded, scales: usize, carve: &mut Carve<'a>) -> Self {
+        let work = Self {
+            y_do: carve.take(2 * CHUNK * pad.value),
+            dout: carve.take(CHUNK * pad.value),
+            state_t: carve.take(pad.state()),
+            gradient_t: carve.take(pad.state()),
+            dwq: carve.take(2 * CHUNK * pad.key),
+            back: carve.take(2 * CHUNK * pad.key),
+            z: carve.take(CHUNK * pad.key),
+            dk: carve.take(CHUNK * pad.key),
+            dq: carve.take(CHUNK * pad.key),
+            du: carve.take(CHUNK * pad.value),
+            hu: carve.take(CHUNK * pad.value),
+            dv: carve.take(CHUNK * pad.value),
+            rows_t: carve.take(CHUNK * pad.key.max(pad.value)),
+            e: carve.take(SQUARE),
+            dm: carve.take(SQUARE),
+            inverse_t: carve.take(SQUARE),
+            f: carve.take(SQUARE),
+            xr: carve.take(2 * SQUARE),
+            mixed: carve.take(SQUARE),
+            dlambda: carve.take(CHUNK * scales),
+            sums: carve.take(scales + 2),
+            through: 0.0,
+            writes: false,
+        };
+        work.sums.fill(0.0);
+        work
+    }
+}
+
+/// The states' share: dW, dpQ, dKs / d (in `dk`), dU, dλ, τ, and the states' own gradients.
+#[inline(always)]
+fn levels_step<S: Simd>(
+    s: S,
+    source: &Source<'_>,
+    chunk: &Chunk,
+    prep: &Prep<'_>,
+    here: &[f32],
+    gradients: &mut Levels<'_>,
+    last: bool,
+    work: &mut Work<'_>,
+    gradient: &[f32],
+) {
+    let (pad, len) = (source.pad, chunk.len);
+    let n = &source.sizes.heads;
+    let tot = prep.gates.whole;
+    let [_, value_at, _] = source.at(chunk.start);
+    load_rows(len, n.value_dim, &gradient[value_at..], n.value_heads * n.value_dim, work.dout);
+    work.dwq[..2 * len * pad.key].fill(0.0);
+    work.dk[..len * pad.key].fill(0.0);
+    work.dlambda.fill(0.0);
+    work.through = 0.0;
+    // After the last chunk nothing depends on a state.
+    let target = chunk.target().filter(|_| !last);
+    work.writes = target.is_some();
+    let below = target.map_or(0, |target| filled(chunk.position).take_while(|&m| m < target).count());
+    if let Some(target) = target {
+        let (t, vn) = here[(slots(chunk) - 1) * slot(pad)..].split_at(pad.state());
+        let d = gradients.of_mut(target);
+        times_state(s, source, len, prep.faded, d, work.du, Epilogue::Set);
+        simd::transpose_panels(s, pad.key, pad.value, d, work.gradient_t);
+        by_state_t(s, source, len, vn, work.gradient_t, work.dk, Epilogue::Add);
+        if below > 0 {
+            simd::transpose_panels(s, pad.key, pad.value, t, work.state_t);
+            work.through += simd::dot(s, work.state_t, work.gradient_t);
+            by_state_t(s, source, len, work.du, work.state_t, work.dwq, Epilogue::Sub);
+            into_state(s, pad, len, prep.wq, work.du, d, Epilogue::Decay(tot));
+        }
+    }
+    let mut inner = [0.0; CHUNK];
+    for (i, m) in filled(chunk.position).enumerate() {
+        let (state, vn) = here[i * slot(pad)..][..slot(pad)].split_at(pad.state());
+        let weights = prep.weights(source, chunk, m);
+        simd::transpose_panels(s, pad.key, pad.value, state, work.state_t);
+        by_state_t(s, source, len, work.dout, work.state_t, work.z, Epilogue::Set);
+        let (_, pq) = prep.wq.split_at(len * pad.key);
+        let (_, dpq) = work.dwq.split_at_mut(len * pad.key);
+        for t in 0..len {
+            let row = t * pad.key..(t + 1) * pad.key;
+            inner[t] = simd::dot(s, &work.z[row.clone()], &pq[row.clone()]);
+            simd::add_scaled(s, &mut dpq[row.clone()], weights[t], &work.z[row]);
+            let row = t * pad.value..(t + 1) * pad.value;
+            let to = &mut work.y_do[(len + t) * pad.value..(len + t + 1) * pad.value];
+            simd::scale_to(s, to, weights[t], &work.dout[row]);
+        }
+        add_to_levels(source, chunk, m, &inner, work.dlambda);
+        let read = &work.y_do[len * pad.value..];
+        match target {
+            None => into_state(s, pad, len, pq, read, gradients.of_mut(m), Epilogue::Set),
+            Some(target) if m < target => {
+                let (to, total) = gradients.pair(m, target);
+                to.copy_from_slice(total);
+                into_state(s, pad, len, pq, read, to, Epilogue::Add);
+            }
+            Some(_) => {
+                let d = gradients.of_mut(m);
+                times_state(s, source, len, prep.faded, d, work.y_do, Epilogue::Set);
+                simd::transpose_panels(s, pad.key, pad.value, d, work.gradient_t);
+                work.through += simd::dot(s, work.state_t, work.gradient_t);
+                by_state_t(s, source, len, vn, work.gradient_t, work.dk, Epilogue::Add);
+                by_state_t(s, source, len, work.y_do, work.state_t, work.dwq, Epilogue::Sub);
+                into_state(s, pad, 2 * len, prep.wq, work.y_do, d, Epilogue::Decay(tot));
+            }
+        }
+    }
+}
+
+/// C ← epilogue(C, A Sᵀ) with a transposed state in panels; rows of A are `pad.value` wide.
+#[inline(always)]
+fn by_state_t<S: Simd>(
+    s: S,
+    source: &Source<'_>,
+    rows: usize,
+    a: &[f32],
+    state_t: &[f32],
+    c: &mut [f32],
+    epilogue: Epilogue<'_>,
+) {
+    let pad = source.pad;
+    gemm(
+        s,
+        [rows, pad.key, source.sizes.heads.value_dim],
+        Band::Full,
+        Strided::rows(a, pad.value),
+        Block::panels(state_t, pad.value),
+        BlockMut::rows(c, pad.key),
+        epilogue,
+    );
+}
+
+/// C ← epilogue(C, A B) with a triangle A and `rows` rows of B and C, `width` wide.
+#[inline(always)]
+fn triangle<S: Simd>(
+    s: S,
+    [rows, width]: [usize; 2],
+    band: Band,
+    a: Strided<'_>,
+    b: &[f32],
+    c: &mut [f32],
+    epilogue: Epilogue<'_>,
+) {
+    gemm(s, [rows, width, rows], band, a, Block::rows(b, width), BlockMut::rows(c, width), epilogue);
+}
+
+/// C ← epilogue(C, A B) with Bᵀ [depth, 16] given; rows of A are `stride` wide.
+#[inline(always)]
+fn by_rows_t<S: Simd>(
+    s: S,
+    [rows, depth, stride]: [usize; 3],
+    a: &[f32],
+    b_t: &[f32],
+    c: &mut [f32],
+    epilogue: Epilogue<'_>,
+) {
+    let size = [rows, CHUNK, depth];
+    gemm(s, size, Band::Full, Strided::rows(a, stride), Block::rows(b_t, PANEL), BlockMut::rows(c, CHUNK), epilogue);
+}
+
+impl Head<'_> {
+    /// What happens inside a chunk, and the gradients of its tokens.
+    #[inline(always)]
+    fn inner_step<S: Simd>(&mut self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &mut Work<'_>) {
+        let source = &self.source;
+        let (pad, len) = (source.pad, chunk.len);
+        let (key_dim, value_dim) = (source.sizes.heads.key_dim, source.sizes.heads.value_dim);
+        let p = &prep.triangles;
+        let g = &prep.gates;
+        let (by_key, by_value) = ([len, pad.key], [len, pad.value]);
+        // dW −= Pᵀ dpQ, dKbe = Nᵀ dW
+        let (dw, dpq) = work.dwq.split_at_mut(len * pad.key);
+        let scores_t = Strided::transposed(p.scores, CHUNK);
+        let inverse_t = Strided::transposed(p.inverse, CHUNK);
+        triangle(s, by_key, Band::Upper, scores_t, dpq, dw, Epilogue::Sub);
+        let (dkbe, again) = work.back.split_at_mut(len * pad.key);
+        triangle(s, by_key, Band::Upper, inverse_t, dw, dkbe, Epilogue::Set);
+        again[..len * pad.key].copy_from_slice(&dpq[..len * pad.key]);
+        // Hu = Nᵀ dU, dVb = (M ∘ Λ)ᵀ dO + Hu
+        triangle(s, by_value, Band::Upper, Strided::transposed(prep.mixed, CHUNK), work.dout, work.dv, Epilogue::Set);
+        if work.writes {
+            triangle(s, by_value, Band::Upper, inverse_t, work.du, work.hu, Epilogue::Set);
+            simd::add_scaled(s, &mut work.dv[..len * pad.value], 1.0, &work.hu[..len * pad.value]);
+        }
+        // E = dO (diag(β) V)ᵀ, and through it dλ and E ∘ Λ
+        transpose(s, CHUNK, pad.value, prep.written, pad.value, work.rows_t, PANEL);
+        by_rows_t(s, [len, value_dim, pad.value], work.dout, work.rows_t, work.e, Epilogue::Set);
+        for i in 0..len {
+            for j in 0..=i {
+                let at = i * CHUNK + j;
+                let level = inner_scale(source, chunk, i, j) + i;
+                work.dlambda[level] += work.e[at] * prep.m[at];
+                work.dm[at] = work.e[at] * prep.lambda[level];
+            }
+        }
+        // F = (E ∘ Λ) Nᵀ
+        transpose(s, CHUNK, CHUNK, p.inverse, CHUNK, work.inverse_t, CHUNK);
+        for i in 0..len {
+            work.dm[i * CHUNK + i + 1..(i + 1) * CHUNK].fill(0.0);
+        }
+        triangle(s, [len, CHUNK], Band::Lower, Strided::rows(work.dm, CHUNK), work.inverse_t, work.f, Epilogue::Set);
+        // [dKbe; dpQ] (−W)ᵀ, then the other terms of −X and R
+        transpose(s, CHUNK, pad.key, prep.wq, pad.key, work.rows_t, PANEL);
+        by_rows_t(s, [2 * len, key_dim, pad.key], work.back, work.rows_t, work.xr, Epilogue::Set);
+        if work.writes {
+            transpose(s, CHUNK, pad.value, prep.u, pad.value, work.rows_t, PANEL);
+            by_rows_t(s, [len, value_dim, pad.value], work.hu, work.rows_t, work.xr, Epilogue::Sub);
+        }
+        triangle(
+            s,
+            [len, CHUNK],
+            Band::Upper,
+            Strided::transposed(prep.m, CHUNK),
+            work.f,
+            work.xr,
+            Epilogue::Sub,
+        );
+        let mut dlog = [0.0f32; CHUNK + 1];
+        let mut dwrite = [0.0f32; CHUNK];
+        let (x, r) = work.xr.split_at_mut(len * CHUNK);
+        for i in 0..len {
+            let mut before = 0.0;
+            for j in 0..CHUNK {
+                let at = i * CHUNK + j;
+                // Past the diagonal the products may be anything.
+                x[at] = if j < i { x[at] * p.decay[at] } else { 0.0 };
+                r[at] = if j <= i { (r[at] + work.f[at]) * p.decay[at] } else { 0.0 };
+                if j < i {
+                    let kk = x[at] * p.products[at];
+                    dwrite[i] += kk;
+                    // Σ_{i≥t>j} Y_ij: row i gives to t = j+1..=i.
+                    before += r[at] * p.products[(len + i) * CHUNK + j] + g.write[i] * kk;
+                    dlog[j + 1] += before;
+                }
+            }
+        }
+        for i in 0..len {
+            for j in 0..CHUNK {
+                work.mixed[i * CHUNK + j] = match j {
+                    _ if j < i => g.write[i] * x[i * CHUNK + j],
+                    _ if j > i && j < len => g.write[j] * x[j * CHUNK + i],
+                    _ => 0.0,
+                };
+            }
+        }
+        let (keys, queries) = prep.kq.split_at(len * pad.key);
+        let (mut suffix, mut prefix) = ([0.0f32; CHUNK], [0.0f32; CHUNK]);
+        for t in 0..len {
+            let row = t * pad.key..(t + 1) * pad.key;
+            let (k, q) = (&keys[row.clone()], &queries[row.clone()]);
+            let (beta, e) = (g.write[t], g.since_start[t]);
+            let dk = &mut work.dk[row.clone()];
+            simd::scale(s, dk, g.until_end[t]);
+            prefix[t] = simd::dot(s, dk, k);
+            let back = simd::dot(s, &work.back[row.clone()], k);
+            suffix[t] = e * simd::dot(s, &dpq[row.clone()], q) + beta * e * back;
+            simd::add_scaled(s, dk, beta * e, &work.back[row.clone()]);
+            simd::scale_to(s, &mut work.dq[row.clone()], e, &dpq[row]);
+            let row = t * pad.value..(t + 1) * pad.value;
+            dwrite[t] += e * back + simd::dot(s, &work.dv[row.clone()], &prep.value[row]);
+        }
+        triangle(s, by_key, Band::Lower, Strided::rows(r, CHUNK), keys, work.dq, Epilogue::Add);
+        triangle(s, by_key, Band::Upper, Strided::transposed(r, CHUNK), queries, work.dk, Epilogue::Add);
+        triangle(s, by_key, Band::Full, Strided::rows(work.mixed, CHUNK), keys, work.dk, Epilogue::Add);
+        let mut sum = g.whole * work.through;
+        let mut tail = 0.0;
+        for t in (0..len).rev() {
+            tail += suffix[t];
+            dlog[t] += tail;
+        }
+        for t in 0..len {
+            dlog[t] += sum;
+            sum += prefix[t];
+        }
+        self.write_gates(s, chunk, prep, &dlog, &dwrite, work);
+        self.write_rows(s, chunk, prep, work);
+    }
+
+    /// Gradients of the gates' and the levels' inputs.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_gates<S: Simd>(
+        &self,
+        s: S,
+        chunk: &Chunk,
+        prep: &Prep<'_>,
+        dlog: &[f32; CHUNK + 1],
+        dwrite: &[f32; CHUNK],
+        work: &mut Work<'_>,
+    ) {
+        let Source { sizes, gates: input, b, h, .. } = self.source;
+        let (heads, scales, len) = (sizes.heads.value_heads, sizes.scales, chunk.len);
+        let mut slope = [0.0f32; CHUNK];
+        for t in 0..len {
+            slope[t] = input.retention[(chunk.start + t) * heads] + input.dt_bias;
+        }
+        for i in [0, LANES] {
+            let v = simd::sigmoid(s, s.load(&slope[i..]));
+            s.store(&mut slope[i..], v);
+        }
+        for t in 0..len {
+            let at = (b * sizes.heads.tokens + chunk.start + t) * heads + h;
+            let dz = -dlog[t] * input.rate * slope[t];
+            let beta = prep.gates.write[t];
+            // SAFETY: one number that belongs to this head and token alone.
+            unsafe {
+                self.out.retention_input.part(at, 1)[0] = dz;
+                self.out.write_input.part(at, 1)[0] = dwrite[t] * beta * (1.0 - beta / input.write_scale);
+            }
+            work.sums[scales] += dlog[t] * prep.gates.log_retention[t];
+            work.sums[scales + 1] += dz;
+        }
+        // λ = softplus(L w):  dp = dλ σ(L w),  dL = Σ dp w,  dw = dp L
+        for (l, &scale) in self.source.level_scale().iter().enumerate() {
+            let (w, d) = (&prep.level[l * CHUNK..], &mut work.dlambda[l * CHUNK..][..CHUNK]);
+            let mut sum = s.splat(0.0);
+            for i in [0, LANES] {
+                let w = s.load(&w[i..]);
+                let dp = s.mul(s.load(&d[i..]), simd::sigmoid(s, s.mul(s.splat(scale), w)));
+                sum = s.fma(dp, w, sum);
+                s.store(&mut d[i..], s.mul(dp, s.splat(scale)));
+            }
+            work.sums[l] += s.sum(sum);
+        }
+        for t in 0..len {
+            let [_, _, at] = self.source.at(chunk.start + t);
+            // SAFETY: this head's levels of this token belong to this task alone.
+            let to = unsafe { self.out.level_input.part(at, scales) };
+            for (l, to) in to.iter_mut().enumerate() {
+                *to = work.dlambda[l * CHUNK + t];
+            }
+        }
+    }
+
+    /// Gradients of values, and of queries and keys through the L2 norm: dx = r (dy − y <dy, y>).
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_rows<S: Simd>(&self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &Work<'_>) {
+        let (pad, n) = (self.source.pad, &self.source.sizes.heads);
+        let (dk, len) = (n.key_dim, chunk.len);
+        for t in 0..len {
+            let [key_at, value_at, _] = self.source.at(chunk.start + t);
+            let pairs = [
+                (&self.out.key, &prep.kq[t * pad.key..][..dk], &work.dk[t * pad.key..][..dk], prep.key_factors[t]),
+                (
+                    &self.out.query,
+                    &prep.kq[(len + t) * pad.key..][..dk],
+                    &work.dq[t * pad.key..][..dk],
+                    prep.query_factors[t],
+                ),
+            ];
+            for (out, y, dy, r) in pairs {
+                // SAFETY: this key head's columns of this token belong to this task alone.
+                let out = unsafe { out.part(key_at, dk) };
+                if self.first_of_group {
+                    out.fill(0.0);
+                }
+                simd::add_scaled(s, out, r, dy);
+                simd::add_scaled(s, out, -r * simd::dot(s, y, dy), y);
+            }
+            // SAFETY: this head's columns of this token belong to this task alone.
+            let dv = unsafe { self.out.value.part(value_at, n.value_dim) };
+            simd::scale_to(s, dv, prep.gates.write[t], &work.dv[t * pad.value..][..n.value_dim]);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Log-linear gated delta rule: every token reads a logarithmic number of states, each its own weight.
+//!
+//! A token at position t sees an earlier (or its own) position s through level bit_length(t XOR s): level 0 is
+//! the token itself, level m ≥ 1 the 2^(m−1) tokens of one finished block. Per value head h, which uses key head
+//! h / (Hv / Hk), with states S⁰, S¹, … [d_k, d_v]:
+//!
+//! ```text
+//! q, k ← x / sqrt(Σx² + 1e-6)  (q unscaled),   β = σ(write)  (· 2 with allow_neg_eigval)
+//! log α = −exp(a_log) · softplus(retention + dt_bias),   λ = softplus(L ∘ level)
+//! before token t > 0, z = trailing zeros of t:   S^(z+1) += S⁰ + … + S^z,   S⁰ = … = S^z = 0
+//! m ≥ 1:  S^m ← α S^m,   S^m ← S^m − β k (S^mᵀ k)ᵀ;        S⁰ = β k vᵀ
+//! o_t = Σ_m λ_t[min(m, NL − 1)] S^mᵀ q
+//! ```
+//!
+//! Shapes: query, key [B, T, Hk·d_k]; value and readouts [B, T, Hv·d_v]; retention, write [B, T, Hv]; a_log,
+//! dt_bias [Hv]; level [B, T, Hv·NL]; L [Hv, NL].
+//!
+//! Level states between calls are [B, Hv, LV, d_k, d_v], merged for the token at `position`: LV =
+//! bit_length(position) + 1, level m ≥ 1 is filled where bit m − 1 of `position` is set, all others are 0 (level 0
+//! always). States as they are right after the last token, not yet merged, mean the same and are taken too.
+
+mod chunk;
+pub(crate) mod fast;
+mod fast_backward;
+pub(crate) mod reference;
+
+use crate::engine::Engine;
+use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::ops::gated_delta::{self, GatedDelta, check_heads};
+use crate::tape::{Tape, Var};
+
+const NAME: &str = "log_linear_delta";
+
+/// Inputs of [`Tape::log_linear_delta`], or their gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct LogLinear<T> {
+    /// Queries before normalisation, [B, T, Hk·d_k].
+    pub query: T,
+    /// Keys before normalisation, [B, T, Hk·d_k].
+    pub key: T,
+    /// Values, [B, T, Hv·d_v].
+    pub value: T,
+    /// W_a x, [B, T, Hv].
+    pub retention_input: T,
+    /// W_b x, the write strength before the sigmoid, [B, T, Hv].
+    pub write_input: T,
+    /// Logarithm of the decay rate, [Hv].
+    pub a_log: T,
+    /// Added to `retention_input`, [Hv].
+    pub dt_bias: T,
+    /// W_l x, [B, T, Hv·NL].
+    pub level_input: T,
+    /// L, the factor of `level_input`, [Hv, NL].
+    pub level_scale: T,
+}
+
+impl<T> LogLinear<T> {
+    /// The same inputs by reference.
+    pub fn as_ref(&self) -> LogLinear<&T> {
+        self.each(|t| t)
+    }
+
+    /// Applies `f` to every input.
+    pub fn each<'a, U>(&'a self, mut f: impl FnMut(&'a T) -> U) -> LogLinear<U> {
+        LogLinear {
+            query: f(&self.query),
+            key: f(&self.key),
+            value: f(&self.value),
+            retention_input: f(&self.retention_input),
+            write_input: f(&self.write_input),
+            a_log: f(&self.a_log),
+            dt_bias: f(&self.dt_bias),
+            level_input: f(&self.level_input),
+            level_scale: f(&self.level_scale),
+        }
+    }
+
+    /// The inputs that the plain gated delta rule has too.
+    pub(crate) fn gated_delta(&self) -> GatedDelta<T>
+    where
+        T: Copy,
+    {
+        GatedDelta {
+            query: self.query,
+            key: self.key,
+            value: self.value,
+            retention_input: self.retention_input,
+            write_input: self.write_input,
+            a_log: self.a_log,
+            dt_bias: self.dt_bias,
+            initial_state: None,
+        }
+    }
+
+    /// The inputs in the order of the fields.
+    pub fn into_array(self) -> [T; 9] {
+        [
+            self.query,
+            self.key,
+            self.value,
+            self.retention_input,
+            self.write_input,
+            self.a_log,
+            self.dt_bias,
+            self.level_input,
+            self.level_scale,
+        ]
+    }
+}
+
+/// Settings of [`Tape::log_linear_delta`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogLinearOptions {
+    /// Heads of queries and keys, Hk.
+    pub key_heads: usize,
+    /// Heads of values, Hv, a multiple of Hk.
+    pub value_heads: usize,
+    /// Write strengths up to 2 instead of 1.
+    pub allow_neg_eigval: bool,
+    /// Tokens before this call.
+    pub position: usize,
+    /// Return the level states after the last token.
+    pub want_state: bool,
+}
+
+/// What an engine returns from the forward pass.
+#[derive(Clone, Debug)]
+pub struct LogLinearOutput<T> {
+    /// o, [B, T, Hv·d_v].
+    pub readouts: T,
+    /// Level states for position + T, [B, Hv, LV, d_k, d_v], if they were wanted.
+    pub state: Option<T>,
+    /// What the engine's own backward pass wants to see again, if it was asked to keep anything.
+    pub saved: Option<T>,
+}
+
+/// Sizes of a call, once they are known to fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub heads: gated_delta::Sizes,
+    /// NL, the columns of L.
+    pub scales: usize,
+    pub position: usize,
+    /// Levels of the state before the first and after the last token.
+    pub levels: [usize; 2],
+}
+
+/// bit_length(x)
+pub(crate) fn bit_length(x: usize) -> usize {
+    (usize::BITS - x.leading_zeros()) as usize
+}
+
+pub(crate) fn check(
+    input: LogLinear<&[usize]>,
+    options: &LogLinearOptions,
+    initial: Option<&[usize]>,
+) -> Result<Sizes> {
+    let position = options.position;
+    let heads = check_heads(NAME, &input.gated_delta(), options.key_heads, options.value_heads)?;
+    let gated_delta::Sizes { batch, tokens, value_heads, key_dim, value_dim, .. } = heads;
+    let scales = match input.level_scale {
+        &[h, scales] if h == value_heads && scales > 0 => scales,
+        found => {
+            let expected = format!("[{value_heads}, NL] (value_heads, at least one level)");
+            return bad_shape(NAME, "level_scale", found, expected);
+        }
+    };
+    let level_shape = [batch, tokens, value_heads * scales];
+    expect_shape(NAME, "level_input", input.level_input, &level_shape, "batch, tokens, value_heads·NL")?;
+    let Some(end) = position.checked_add(tokens).filter(|&end| end <= isize::MAX as usize) else {
+        return bad_value(NAME, format!("position {position} is too large"));
+    };
+    let levels = [bit_length(position) + 1, bit_length(end) + 1];
+    if let Some(initial) = initial {
+        let expected = [batch, value_heads, levels[0], key_dim, value_dim];
+        let names = "batch, value_heads, bit_length(position) + 1, d_k, d_v";
+        expect_shape(NAME, "initial", initial, &expected, names)?;
+    }
+    Ok(Sizes { heads, scales, position, levels })
+}
+
+/// Refuses a gradient of the readouts that does not have their shape.
+pub(crate) fn check_gradient(input: LogLinear<&[usize]>, gradient: &[usize]) -> Result<()> {
+    expect_shape(NAME, "gradient", gradient, input.value, "the shape of value")
+}
+
+impl<'e, E: Engine> Tape<'e, E> {
+    /// The readouts o, and the level states after the last token if the options want them. `initial` are the
+    /// level states before the first token (none: 0). No gradient flows through states.
+    pub fn log_linear_delta(
+        &self,
+        input: LogLinear<&Var<E::Tensor>>,
+        options: &LogLinearOptions,
+        initial: Option<&E::Tensor>,
+    ) -> Result<(Var<E::Tensor>, Option<E::Tensor>)> {
+        let vars = input.into_array();
+        let values = input.each(|v| v.value().clone());
+        let keep = self.records(&vars);
+        let out = self.engine().log_linear_delta(values.as_ref(), options, initial, keep)?;
+        let (options, initial, saved) = (*options, initial.cloned(), out.saved);
+        let readouts = self.record_one(&vars, out.readouts, move |tape, gradient| {
+            let d = tape.engine().log_linear_delta_backward(
+                values.as_ref(),
+                &options,
+                initial.as_ref(),
+                saved.as_ref(),
+                &gradient,
+            )?;
+            Ok(d.into_array().into_iter().map(Some).collect())
+        });
+        Ok((readouts, out.state))
+    }
+}
