@@ -8,8 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use march_engine::ops::adamw::{AdamW, Step};
+use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan};
+use march_engine::ops::attention::Attention;
+use march_engine::ops::cross_entropy::LinearCrossEntropy;
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions};
-use march_engine::{Cpu, CpuOptions, Engine, Machine, Tensor};
+use march_engine::ops::linear::Linear;
+use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
+use march_engine::ops::rms_norm::RmsNorm;
+use march_engine::ops::short_conv::ShortConv;
+use march_engine::ops::swiglu::SwiGlu;
+use march_engine::{Cpu, CpuOptions, Engine, Machine, Products, Tensor};
 
 type T = Tensor<f32>;
 
@@ -71,7 +80,13 @@ fn main() {
     );
     println!("{:<44} {:>10} {:>12} {:>9}", "operation", "ms", "rate", "share");
     let mut bench = Bench { cpu, machine, only, json, results: Vec::new(), seed: 1 };
+    bench.linear();
     bench.gated_delta();
+    bench.log_linear();
+    bench.anchor_read();
+    bench.attention();
+    bench.memory_bound();
+    bench.cross_entropy();
     bench.finish();
 }
 
@@ -91,14 +106,17 @@ impl Bench {
         self.cpu.from_f32(&data, shape).expect("a shape that fits")
     }
 
-    /// The best time of several runs, in milliseconds.
+    /// The best time of several runs, in milliseconds; of two when a run takes seconds.
     fn time<R>(&self, mut f: impl FnMut(&Cpu) -> R) -> f64 {
         let cpu = &self.cpu;
         drop(f(cpu));
         let mut best = f64::INFINITY;
         let begin = Instant::now();
         let mut runs = 0;
-        while runs < 5 || (runs < 200 && begin.elapsed().as_secs_f64() < 1.0) {
+        while runs < 2
+            || (runs < 5 && begin.elapsed().as_secs_f64() < 5.0)
+            || (runs < 200 && begin.elapsed().as_secs_f64() < 1.0)
+        {
             let start = Instant::now();
             let result = f(cpu);
             best = best.min(start.elapsed().as_secs_f64());
@@ -127,7 +145,6 @@ impl Bench {
     }
 
     /// A line with the share of the copy bandwidth.
-    #[allow(dead_code)]
     fn bytes(&mut self, name: &str, ms: f64, bytes: f64) {
         let rate = bytes / ms / 1e6;
         let share = rate / self.machine.copy_gbs;
@@ -195,6 +212,252 @@ impl Bench {
             });
             self.flops(&format!("gated_delta forward+backward d={d}"), ms, 18.0 * work);
         }
+    }
+}
+
+impl Bench {
+    fn linear(&mut self) {
+        let (rows, inner, outer) = (2048, 512, 2048);
+        let name = format!("linear {rows}x{inner}x{outer}");
+        if !self.wants(&name) {
+            return;
+        }
+        let (x, weight) = (self.random(&[rows, inner], 1.0), self.random(&[outer, inner], 1.0));
+        let input = Linear { x: &x, weight: &weight, bias: None };
+        let flops = 2.0 * (rows * inner * outer) as f64;
+        let mut out = vec![0.0f32; rows * outer];
+        let bare = self.time(|cpu| {
+            let x = faer::MatRef::from_row_major_slice(x.data(), rows, inner);
+            let w = faer::MatRef::from_row_major_slice(weight.data(), outer, inner);
+            cpu.install(|| {
+                let y = faer::MatMut::from_row_major_slice_mut(&mut out, rows, outer);
+                let par = faer::Par::rayon(cpu.threads());
+                faer::linalg::matmul::matmul(y, faer::Accum::Replace, x, w.transpose(), 1.0, par);
+            });
+        });
+        let ms = self.time(|cpu| cpu.linear(input));
+        self.flops(&name, ms, flops);
+        self.flops("  bare faer product", bare, flops);
+        self.note("  linear as a share of the bare product", bare / ms * 100.0, "%");
+        let invariant = CpuOptions {
+            threads: self.cpu.threads(),
+            products: Products::BatchInvariant,
+            ..Default::default()
+        };
+        let cpu = Cpu::new(invariant).expect("the machine's threads");
+        let ms = self.time(|_| cpu.linear(input));
+        self.flops("  batch-invariant (inference)", ms, flops);
+    }
+
+    fn log_linear(&mut self) {
+        let (t, heads, d, levels) = (4096, 4, 64, 13);
+        let name = format!("log_linear_delta forward+backward d={d}");
+        if !self.wants(&name) {
+            return;
+        }
+        let GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, .. } =
+            self.delta_inputs(t, heads, d);
+        let level_input = self.random(&[1, t, heads * levels], 1.0);
+        let level_scale = self.random(&[heads, levels], 1.0);
+        let input = LogLinear {
+            query,
+            key,
+            value,
+            retention_input,
+            write_input,
+            a_log,
+            dt_bias,
+            level_input,
+            level_scale,
+        };
+        let options = LogLinearOptions {
+            key_heads: heads,
+            value_heads: heads,
+            allow_neg_eigval: false,
+            position: 0,
+            want_state: false,
+        };
+        let dout = self.random(&[1, t, heads * d], 1.0);
+        let forward = self.time(|cpu| cpu.log_linear_delta(input.as_ref(), &options, None, false));
+        self.flops("log_linear_delta forward d=64", forward, 6.0 * (d * d * t * heads) as f64);
+        let ms = self.time(|cpu| {
+            let out = cpu.log_linear_delta(input.as_ref(), &options, None, true).expect("shapes that fit");
+            cpu.log_linear_delta_backward(input.as_ref(), &options, None, out.saved.as_ref(), &dout)
+        });
+        self.flops(&name, ms, 18.0 * (d * d * t * heads) as f64);
+        if let Some(gated) = self.ms(&format!("gated_delta forward+backward d={d}")) {
+            self.note("  times gated_delta", ms / gated, "x");
+        }
+    }
+
+    fn anchor_inputs(&mut self, t: usize, c: usize, heads: usize) -> (AnchorRead<T>, AnchorReadOptions) {
+        let (dk, dv, dr) = (64, 128, 64);
+        let boundaries: Vec<usize> = (1..t.div_ceil(c)).map(|m| m * c).collect();
+        let n = boundaries.len();
+        let input = AnchorRead {
+            query: self.random(&[1, t, heads * dk], 1.0),
+            routing_query: self.random(&[1, t, heads * dr], 0.5),
+            routing_keys: self.random(&[n, heads * dr], 0.5),
+            anchor_states: self.random(&[n, heads, dk, dv], 1.0),
+            null_score: Some(self.random(&[1, t, heads], 1.0)),
+        };
+        let plan = Arc::new(ReadPlan::from_boundaries(t, &[boundaries]));
+        (
+            input,
+            AnchorReadOptions { key_heads: heads, value_heads: heads, top_k: None, routing_scale: 1.0, plan },
+        )
+    }
+
+    fn anchor_read(&mut self) {
+        let (c, heads, dv) = (512, 4, 128);
+        for t in [16_384, 131_072] {
+            let name = format!("anchor_read dense forward T={t}");
+            if !self.wants(&name) {
+                continue;
+            }
+            let (input, mut options) = self.anchor_inputs(t, c, heads);
+            let input = borrow_read(&input);
+            let dout = self.random(&[1, t, heads * dv], 1.0);
+            let seen: usize = options.plan.segments.iter().map(|s| s.len * s.visible.len()).sum();
+            let flops = (seen * heads * 2 * 64 * dv) as f64;
+            let both = |cpu: &Cpu, options: &AnchorReadOptions| {
+                let (out, kept) = cpu.anchor_read(input, options, true).expect("shapes that fit");
+                cpu.anchor_read_backward(input, options, &out, &kept, &dout)
+            };
+            let forward = self.time(|cpu| cpu.anchor_read(input, &options, false));
+            self.flops(&name, forward, flops);
+            let dense = self.time(|cpu| both(cpu, &options));
+            self.flops(&format!("anchor_read dense forward+backward T={t}"), dense, 3.0 * flops);
+            self.note("  times the forward", dense / forward, "x");
+            options.top_k = Some(4);
+            let read = (t - c) as f64 * 4.0 * (heads * 2 * 64 * dv) as f64;
+            let ms = self.time(|cpu| cpu.anchor_read(input, &options, false));
+            self.flops(&format!("anchor_read top-4 forward T={t}"), ms, read);
+            let sparse = self.time(|cpu| both(cpu, &options));
+            self.flops(&format!("anchor_read top-4 forward+backward T={t}"), sparse, 3.0 * read);
+            self.note("  times faster than dense", dense / sparse, "x");
+        }
+        if self.wants("anchor_read memory") {
+            let bytes = [8192, 16_384].map(|t| {
+                let (input, options) = self.anchor_inputs(t, c, heads);
+                let input = borrow_read(&input);
+                let dout = self.random(&[1, t, heads * dv], 1.0);
+                self.extra_bytes(|cpu| {
+                    let (out, kept) = cpu.anchor_read(input, &options, true).expect("shapes that fit");
+                    cpu.anchor_read_backward(input, &options, &out, &kept, &dout)
+                })
+            });
+            self.memory("anchor_read", bytes);
+        }
+    }
+
+    fn attention(&mut self) {
+        let (heads, d) = (8, 64);
+        let name = "attention forward+backward";
+        if !self.wants(name) {
+            return;
+        }
+        let inputs = |bench: &mut Self, t: usize| [(); 4].map(|()| bench.random(&[1, t, heads * d], 1.0));
+        let t = 4096;
+        let [query, key, value, dout] = inputs(self, t);
+        let input = Attention { query: &query, key: &key, value: &value };
+        let flops = 2.0 * (t * t * heads * d) as f64;
+        let ms = self.time(|cpu| cpu.attention(input, heads, false));
+        self.flops("attention forward", ms, flops);
+        let ms = self.time(|cpu| {
+            let (_, saved) = cpu.attention(input, heads, true).expect("shapes that fit");
+            cpu.attention_backward(input, heads, &saved, &dout)
+        });
+        self.flops(name, ms, 3.5 * flops);
+        let bytes = [t, 2 * t].map(|t| {
+            let [query, key, value, dout] = inputs(self, t);
+            let input = Attention { query: &query, key: &key, value: &value };
+            self.extra_bytes(|cpu| {
+                let (_, saved) = cpu.attention(input, heads, true).expect("shapes that fit");
+                cpu.attention_backward(input, heads, &saved, &dout)
+            })
+        });
+        self.memory("attention", bytes);
+    }
+
+    /// Operations that memory bounds, on arrays of 32 MiB; bytes are those of inputs and outputs, once each.
+    fn memory_bound(&mut self) {
+        let (rows, width) = (8192, 1024);
+        let array = (rows * width * 4) as f64;
+        let x = self.random(&[1, rows, width], 1.0);
+        let gate = self.random(&[1, rows, width], 1.0);
+        let dy = self.random(&[1, rows, width], 1.0);
+        let weight = self.random(&[width], 1.0);
+        let kernel = self.random(&[width, 1, 4], 0.5);
+        if self.wants("rms_norm forward+backward") {
+            let input = RmsNorm { x: &x, weight: &weight };
+            let ms = self.time(|cpu| (cpu.rms_norm(input, 1e-6), cpu.rms_norm_backward(input, 1e-6, &dy)));
+            self.bytes("rms_norm forward+backward", ms, 5.0 * array);
+        }
+        if self.wants("swiglu forward+backward") {
+            let input = SwiGlu { gate: &gate, up: &x };
+            let ms = self.time(|cpu| (cpu.swiglu(input), cpu.swiglu_backward(input, &dy)));
+            self.bytes("swiglu forward+backward", ms, 8.0 * array);
+        }
+        if self.wants("short_conv forward+backward") {
+            let input = ShortConv { x: &x, weight: &kernel, tail: None };
+            let ms = self.time(|cpu| (cpu.short_conv(input), cpu.short_conv_backward(input, &dy)));
+            self.bytes("short_conv forward+backward", ms, 5.0 * array);
+        }
+        if self.wants("adamw") {
+            let mut state = [(); 3].map(|()| self.random(&[rows, width], 0.1));
+            state[2] = self.cpu.full(&[rows, width], 0.1).expect("a shape that fits");
+            let step = Step {
+                learning_rate: 1e-3,
+                betas: [0.9, 0.95],
+                eps: 1e-8,
+                weight_decay: 0.1,
+                clip: 1.0,
+                step: 10,
+            };
+            let gradient = self.random(&[rows, width], 0.1);
+            let ms = self.time(|cpu| {
+                let [parameter, first_moment, second_moment] = &mut state;
+                cpu.adamw(AdamW { parameter, first_moment, second_moment }, &gradient, &step)
+            });
+            self.bytes("adamw", ms, 7.0 * array);
+        }
+    }
+
+    fn cross_entropy(&mut self) {
+        let (rows, width, vocabulary) = (2048, 512, 32_000);
+        let name = format!("linear_cross_entropy forward+backward {rows}x{width}x{vocabulary}");
+        if !self.wants(&name) {
+            return;
+        }
+        let (x, weight) = (self.random(&[rows, width], 1.0), self.random(&[vocabulary, width], 0.05));
+        let targets: Vec<u32> = (0..rows as u32).map(|i| i * 13 % vocabulary as u32).collect();
+        let input = LinearCrossEntropy { x: &x, weight: &weight };
+        let ms = self.time(|cpu| cpu.linear_cross_entropy(input, &targets, None, [true, true]));
+        self.flops(&name, ms, 6.0 * (rows * width * vocabulary) as f64);
+    }
+
+    /// The time of an earlier line.
+    fn ms(&self, name: &str) -> Option<f64> {
+        self.results.iter().find(|r| r["name"] == name).and_then(|r| r["ms"].as_f64())
+    }
+
+    /// Peak extra bytes at T and at 2T.
+    fn memory(&mut self, name: &str, bytes: [usize; 2]) {
+        for (which, bytes) in ["T", "2T"].iter().zip(bytes) {
+            self.note(&format!("  {name} extra memory at {which}"), bytes as f64 / (1 << 20) as f64, "MiB");
+        }
+        self.note(&format!("  {name} memory at 2T / at T"), bytes[1] as f64 / bytes[0] as f64, "x");
+    }
+}
+
+fn borrow_read(input: &AnchorRead<T>) -> AnchorRead<&T> {
+    AnchorRead {
+        query: &input.query,
+        routing_query: &input.routing_query,
+        routing_keys: &input.routing_keys,
+        anchor_states: &input.anchor_states,
+        null_score: input.null_score.as_ref(),
     }
 }
 

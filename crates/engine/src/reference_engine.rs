@@ -13,9 +13,9 @@ use crate::ops::embedding::{self, Embedding};
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::layout;
 use crate::ops::linear::{self, Linear};
+use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
-use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
 use crate::ops::rotary::{self, Rotary};
 use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
@@ -285,6 +285,8 @@ impl Engine for Reference {
         gradient: &T,
     ) -> Result<Attention<T>> {
         attention::reference::backward(input, heads, gradient)
+    }
+
     // ---- log-linear gated delta rule ----
 
     fn log_linear_delta(

@@ -212,11 +212,6 @@ impl<R: Real> Tensor<R> {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// The product of all dimensions but the last.
-    pub(crate) fn rows(&self) -> usize {
-        self.shape.split_last().map_or(1, |(_, rest)| rest.iter().product())
-    }
-
     /// The numbers.
     pub fn data(&self) -> &[R] {
         let len = self.len();

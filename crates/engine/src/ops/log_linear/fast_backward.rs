@@ -13,9 +13,7 @@
 //! ```
 //! (dN never appears: Nᵀ dN Nᵀ is the bracket of X.) The rest is as in the plain gated delta rule.
 
-use super::chunk::{
-    Chunk, Prep, Segment, Source, add_to_levels, chunks, filled, inner_scale, segments,
-};
+use super::chunk::{Chunk, Prep, Segment, Source, add_to_levels, chunks, filled, inner_scale, segments};
 use super::fast::{Levels, into_state, times_state};
 use super::{LogLinear, LogLinearOptions, NAME, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
@@ -170,7 +168,8 @@ impl Kernel for Head<'_> {
             for (chunk, prep) in run.iter().zip(&mut preps) {
                 let (here, next) = arena[at..].split_at_mut(slots(chunk) * slot(pad));
                 prep.fill(s, &source, chunk);
-                let last_of_run = chunk.start + chunk.len == run[run.len() - 1].start + run[run.len() - 1].len;
+                let last_of_run =
+                    chunk.start + chunk.len == run[run.len() - 1].start + run[run.len() - 1].len;
                 replay(s, &source, chunk, prep, here, if last_of_run { None } else { Some(next) });
                 at += here.len();
             }
@@ -447,7 +446,15 @@ fn by_rows_t<S: Simd>(
     epilogue: Epilogue<'_>,
 ) {
     let size = [rows, CHUNK, depth];
-    gemm(s, size, Band::Full, Strided::rows(a, stride), Block::rows(b_t, PANEL), BlockMut::rows(c, CHUNK), epilogue);
+    gemm(
+        s,
+        size,
+        Band::Full,
+        Strided::rows(a, stride),
+        Block::rows(b_t, PANEL),
+        BlockMut::rows(c, CHUNK),
+        epilogue,
+    );
 }
 
 impl Head<'_> {
@@ -469,7 +476,15 @@ impl Head<'_> {
         triangle(s, by_key, Band::Upper, inverse_t, dw, dkbe, Epilogue::Set);
         again[..len * pad.key].copy_from_slice(&dpq[..len * pad.key]);
         // Hu = Nᵀ dU, dVb = (M ∘ Λ)ᵀ dO + Hu
-        triangle(s, by_value, Band::Upper, Strided::transposed(prep.mixed, CHUNK), work.dout, work.dv, Epilogue::Set);
+        triangle(
+            s,
+            by_value,
+            Band::Upper,
+            Strided::transposed(prep.mixed, CHUNK),
+            work.dout,
+            work.dv,
+            Epilogue::Set,
+        );
         if work.writes {
             triangle(s, by_value, Band::Upper, inverse_t, work.du, work.hu, Epilogue::Set);
             simd::add_scaled(s, &mut work.dv[..len * pad.value], 1.0, &work.hu[..len * pad.value]);
@@ -490,7 +505,15 @@ impl Head<'_> {
         for i in 0..len {
             work.dm[i * CHUNK + i + 1..(i + 1) * CHUNK].fill(0.0);
         }
-        triangle(s, [len, CHUNK], Band::Lower, Strided::rows(work.dm, CHUNK), work.inverse_t, work.f, Epilogue::Set);
+        triangle(
+            s,
+            [len, CHUNK],
+            Band::Lower,
+            Strided::rows(work.dm, CHUNK),
+            work.inverse_t,
+            work.f,
+            Epilogue::Set,
+        );
         // [dKbe; dpQ] (−W)ᵀ, then the other terms of −X and R
         transpose(s, CHUNK, pad.key, prep.wq, pad.key, work.rows_t, PANEL);
         by_rows_t(s, [2 * len, key_dim, pad.key], work.back, work.rows_t, work.xr, Epilogue::Set);
@@ -633,7 +656,12 @@ impl Head<'_> {
         for t in 0..len {
             let [key_at, value_at, _] = self.source.at(chunk.start + t);
             let pairs = [
-                (&self.out.key, &prep.kq[t * pad.key..][..dk], &work.dk[t * pad.key..][..dk], prep.key_factors[t]),
+                (
+                    &self.out.key,
+                    &prep.kq[t * pad.key..][..dk],
+                    &work.dk[t * pad.key..][..dk],
+                    prep.key_factors[t],
+                ),
                 (
                     &self.out.query,
                     &prep.kq[(len + t) * pad.key..][..dk],
