@@ -83,7 +83,8 @@ impl Bench {
     fn random(&mut self, shape: &[usize], scale: f32) -> T {
         let data: Vec<f32> = (0..shape.iter().product())
             .map(|_| {
-                self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                self.seed =
+                    self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 ((self.seed >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale
             })
             .collect();
@@ -121,7 +122,8 @@ impl Bench {
         let rate = flops / ms / 1e6;
         let share = rate / self.machine.peak_gflops;
         println!("{name:<44} {ms:>10.3} {rate:>7.1} GF/s {:>7.1} %", share * 100.0);
-        self.results.push(serde_json::json!({ "name": name, "ms": ms, "gflops": rate, "share_of_peak": share }));
+        self.results
+            .push(serde_json::json!({ "name": name, "ms": ms, "gflops": rate, "share_of_peak": share }));
     }
 
     /// A line with the share of the copy bandwidth.
@@ -182,7 +184,8 @@ impl Bench {
                 boundaries: Arc::default(),
             };
             let dout = self.random(&[1, t, heads * d], 1.0);
-            let gradient = GatedDeltaGradient { readout: Some(&dout), final_state: None, boundary_states: None };
+            let gradient =
+                GatedDeltaGradient { readout: Some(&dout), final_state: None, boundary_states: None };
             let work = (d * d * t * heads) as f64;
             let ms = self.time(|cpu| cpu.gated_delta(input, &options, false));
             self.flops(&name, ms, 6.0 * work);

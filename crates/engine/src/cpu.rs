@@ -202,6 +202,18 @@ impl<'a> Shared<'a> {
     }
 }
 
+impl Shared<'_> {
+    /// Writes one number.
+    /// # Safety
+    /// No other task may touch it.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn set(&self, at: usize, value: f32) {
+        // SAFETY: the caller's promise.
+        let slot = unsafe { self.part(at, 1) };
+        slot[0] = value;
+    }
+}
+
 thread_local! {
     static SCRATCH: RefCell<Vec<Lines<f32>>> = const { RefCell::new(Vec::new()) };
 }

@@ -6,6 +6,7 @@
 
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
+use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage};
 use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::Linear;
 use crate::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
@@ -15,6 +16,9 @@ use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 pub trait Engine: Sized + 'static {
     /// A tensor on this device. Cloning one is cheap: it copies a handle.
     type Tensor: Clone + std::fmt::Debug + 'static;
+
+    /// Anchor states at the precision that a bank stores them in.
+    type Stored: Clone + std::fmt::Debug + 'static;
 
     // ---- data in and out ----
 
@@ -92,6 +96,39 @@ pub trait Engine: Sized + 'static {
         kept: &[Self::Tensor],
         gradient: GatedDeltaGradient<&Self::Tensor>,
     ) -> Result<GatedDelta<Self::Tensor>>;
+
+    // ---- the historical reader ----
+
+    /// Reads the anchors that each token sees; with `keep`, also what its backward pass needs.
+    fn anchor_read(
+        &self,
+        input: AnchorRead<&Self::Tensor>,
+        options: &AnchorReadOptions,
+        keep: bool,
+    ) -> Result<(Self::Tensor, Vec<Self::Tensor>)>;
+    /// Gradients of [`Engine::anchor_read`] from its readout and what it kept.
+    fn anchor_read_backward(
+        &self,
+        input: AnchorRead<&Self::Tensor>,
+        options: &AnchorReadOptions,
+        readout: &Self::Tensor,
+        kept: &[Self::Tensor],
+        gradient: &Self::Tensor,
+    ) -> Result<AnchorRead<Self::Tensor>>;
+    /// Stores anchor states [n, value_heads, d_k, d_v].
+    fn store_states(&self, states: &Self::Tensor, storage: Storage) -> Result<Self::Stored>;
+    /// [`Engine::anchor_read`] on stored states that stand one after the other; for inference.
+    fn anchor_read_stored(
+        &self,
+        input: AnchorRead<&Self::Tensor, &[&Self::Stored]>,
+        options: &AnchorReadOptions,
+    ) -> Result<Self::Tensor>;
+    /// The routing weights themselves, [rows, value_heads, anchors], zero where unseen or not chosen: to look at.
+    fn routing_weights(
+        &self,
+        input: AnchorRead<&Self::Tensor>,
+        options: &AnchorReadOptions,
+    ) -> Result<Self::Tensor>;
 
     // ---- log-linear gated delta rule ----
 

@@ -4,6 +4,7 @@ use crate::cpu::{Cpu, Shared};
 use crate::engine::Engine;
 use crate::error::{Result, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
+use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::{self, Linear};
 use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
@@ -15,6 +16,7 @@ type T = Tensor<f32>;
 
 impl Engine for Cpu {
     type Tensor = T;
+    type Stored = StoredStates;
 
     fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<T> {
         self.from_slice(data, shape)
@@ -91,6 +93,40 @@ impl Engine for Cpu {
         gradient: GatedDeltaGradient<&T>,
     ) -> Result<GatedDelta<T>> {
         gated_delta::fast::backward(self, input, options, kept, gradient)
+    }
+
+    // ---- the historical reader ----
+
+    fn anchor_read(
+        &self,
+        input: AnchorRead<&T>,
+        options: &AnchorReadOptions,
+        keep: bool,
+    ) -> Result<(T, Vec<T>)> {
+        anchor_read::fast::forward(self, input, options, keep)
+    }
+    fn anchor_read_backward(
+        &self,
+        input: AnchorRead<&T>,
+        options: &AnchorReadOptions,
+        readout: &T,
+        kept: &[T],
+        gradient: &T,
+    ) -> Result<AnchorRead<T>> {
+        anchor_read::fast::backward(self, input, options, readout, kept, gradient)
+    }
+    fn store_states(&self, states: &T, storage: Storage) -> Result<StoredStates> {
+        StoredStates::new(states.data(), states.shape(), storage)
+    }
+    fn anchor_read_stored(
+        &self,
+        input: AnchorRead<&T, &[&StoredStates]>,
+        options: &AnchorReadOptions,
+    ) -> Result<T> {
+        anchor_read::fast::forward_stored(self, input, options)
+    }
+    fn routing_weights(&self, input: AnchorRead<&T>, options: &AnchorReadOptions) -> Result<T> {
+        anchor_read::fast::weights(self, input, options)
     }
 
     // ---- log-linear gated delta rule ----

@@ -3,6 +3,7 @@
 use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
+use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::linear::{self, Linear};
 use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
@@ -17,6 +18,7 @@ type T = Tensor<f64>;
 
 impl Engine for Reference {
     type Tensor = T;
+    type Stored = StoredStates;
 
     fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<T> {
         let data: Vec<f64> = data.iter().map(|&v| f64::from(v)).collect();
@@ -100,6 +102,40 @@ impl Engine for Reference {
         gradient: GatedDeltaGradient<&T>,
     ) -> Result<GatedDelta<T>> {
         gated_delta::reference::backward(input, options, gradient)
+    }
+
+    // ---- the historical reader ----
+
+    fn anchor_read(
+        &self,
+        input: AnchorRead<&T>,
+        options: &AnchorReadOptions,
+        _keep: bool,
+    ) -> Result<(T, Vec<T>)> {
+        Ok((anchor_read::reference::forward(input, options)?, Vec::new()))
+    }
+    fn anchor_read_backward(
+        &self,
+        input: AnchorRead<&T>,
+        options: &AnchorReadOptions,
+        readout: &T,
+        _kept: &[T],
+        gradient: &T,
+    ) -> Result<AnchorRead<T>> {
+        anchor_read::reference::backward(input, options, readout, gradient)
+    }
+    fn store_states(&self, states: &T, storage: Storage) -> Result<StoredStates> {
+        StoredStates::new(&self.to_f32(states), states.shape(), storage)
+    }
+    fn anchor_read_stored(
+        &self,
+        input: AnchorRead<&T, &[&StoredStates]>,
+        options: &AnchorReadOptions,
+    ) -> Result<T> {
+        anchor_read::reference::forward_stored(input, options)
+    }
+    fn routing_weights(&self, input: AnchorRead<&T>, options: &AnchorReadOptions) -> Result<T> {
+        anchor_read::reference::weights(input, options)
     }
 
     // ---- log-linear gated delta rule ----

@@ -42,7 +42,11 @@ impl Case {
             random.input("retention_input", &[batch, time, hv], 1.0),
             random.input("write_input", &[batch, time, hv], 1.0),
             Input { name: "a_log", shape: vec![hv], data: (0..hv).map(|h| -1.0 - h as f64).collect() },
-            Input { name: "dt_bias", shape: vec![hv], data: (0..hv).map(|h| -2.0 + 0.5 * h as f64).collect() },
+            Input {
+                name: "dt_bias",
+                shape: vec![hv],
+                data: (0..hv).map(|h| -2.0 + 0.5 * h as f64).collect(),
+            },
             random.input("level_input", &[batch, time, hv * scales], 1.0),
             random.input("level_scale", &[hv, scales], 1.0),
         ]
@@ -79,7 +83,12 @@ fn named<T>(v: &[T]) -> LogLinear<&T> {
 type State = Option<(Vec<usize>, Vec<f64>)>;
 
 /// Readouts and, if the options want them, level states.
-fn run<E: Engine>(engine: &E, options: &LogLinearOptions, inputs: &[Input], initial: State) -> (Vec<f64>, State) {
+fn run<E: Engine>(
+    engine: &E,
+    options: &LogLinearOptions,
+    inputs: &[Input],
+    initial: State,
+) -> (Vec<f64>, State) {
     let tape = Tape::inference(engine);
     let vars: Vec<_> =
         inputs.iter().map(|i| tape.constant(engine.from_f64(&i.data, &i.shape).unwrap())).collect();
@@ -219,7 +228,8 @@ fn cut(inputs: &[Input], batch: usize, time: usize, range: std::ops::Range<usize
             return input.clone();
         }
         let width = input.shape[2];
-        let rows = (0..batch).flat_map(|b| &input.data[(b * time + range.start) * width..][..range.len() * width]);
+        let rows =
+            (0..batch).flat_map(|b| &input.data[(b * time + range.start) * width..][..range.len() * width]);
         Input { name: input.name, shape: vec![batch, range.len(), width], data: rows.copied().collect() }
     };
     inputs.iter().map(slice).collect()
@@ -274,9 +284,12 @@ fn cuts_on_the_grid_keep_the_bits() {
     let mut random = Random(6);
     let case = Case { batch: 3, heads: [2, 2], ..Case::new(203, [12, 20]) };
     let inputs = case.inputs(&mut random);
-    let engine = Cpu::new(CpuOptions { threads: 2, portable: false, products: Products::BatchInvariant }).unwrap();
+    let engine =
+        Cpu::new(CpuOptions { threads: 2, portable: false, products: Products::BatchInvariant }).unwrap();
     let whole = pieces(&engine, &case, &inputs, &[]);
     assert!(pieces(&engine, &case, &inputs, &[64, 192]) == whole);
+    let one_thread = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    assert!(pieces(&one_thread, &case, &inputs, &[]) == whole);
     // One entry of the batch alone.
     let alone = Case { batch: 1, ..case };
     let one: Vec<Input> = inputs
@@ -327,7 +340,12 @@ fn unmerged_states_mean_the_same() {
 fn wrong_calls_are_named() {
     let case = Case { heads: [2, 4], ..Case::new(3, [4, 6]) };
     let inputs = case.inputs(&mut Random(9));
-    fn error<E: Engine>(engine: &E, options: &LogLinearOptions, inputs: &[Input], initial: Option<&[usize]>) -> String {
+    fn error<E: Engine>(
+        engine: &E,
+        options: &LogLinearOptions,
+        inputs: &[Input],
+        initial: Option<&[usize]>,
+    ) -> String {
         let tape = Tape::inference(engine);
         let vars: Vec<_> =
             inputs.iter().map(|i| tape.constant(engine.from_f64(&i.data, &i.shape).unwrap())).collect();
@@ -340,10 +358,19 @@ fn wrong_calls_are_named() {
             assert!(text.starts_with("log_linear_delta: ") && text.contains(part), "{text}");
         }
     };
-    for (which, name) in
-        ["query", "key", "value", "retention_input", "write_input", "a_log", "dt_bias", "level_input", "level_scale"]
-            .iter()
-            .enumerate()
+    for (which, name) in [
+        "query",
+        "key",
+        "value",
+        "retention_input",
+        "write_input",
+        "a_log",
+        "dt_bias",
+        "level_input",
+        "level_scale",
+    ]
+    .iter()
+    .enumerate()
     {
         let mut wrong = inputs.clone();
         wrong[which].shape.push(1);

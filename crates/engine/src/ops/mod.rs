@@ -2,6 +2,7 @@
 //! (the equation, in f32 or f64) and `fast` (SIMD, threads, tiles).
 
 pub mod adamw;
+pub mod anchor_read;
 pub mod gated_delta;
 pub mod linear;
 pub mod log_linear;

@@ -108,6 +108,11 @@ impl Simd for Avx2 {
         unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
     }
     #[inline(always)]
+    fn all_lt(self, a: __m256, b: __m256) -> bool {
+        // SAFETY: see above.
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) == 0xFF }
+    }
+    #[inline(always)]
     fn sum(self, a: __m256) -> f32 {
         // SAFETY: see above.
         unsafe {
@@ -166,6 +171,11 @@ impl Simd for Avx2 {
                 _mm256_storeu_ps(b.add((j + 4) * ldb), _mm256_permute2f128_ps::<0x31>(w[j], w[j + 4]));
             }
         }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: a prefetch touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {

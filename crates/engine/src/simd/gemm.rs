@@ -202,18 +202,21 @@ unsafe fn tile<S: Simd, const M: usize>(
     let mut acc = [[zero; 2]; M];
     // SAFETY: the caller's promise.
     unsafe {
-        let mut pa = a.p.add(k0 * a.col);
+        // Two row pointers, each with rows at +0, +1 and +2 strides: addresses the processor forms for free.
+        let mut near = a.p.add(k0 * a.col);
+        let mut far = a.p.add(k0 * a.col + if M > 3 { 3 * a.row } else { 0 });
         let mut pb = b.0.add(k0 * b.1);
         for _ in k0..k1 {
             let b0 = s.load_ptr(pb);
             let b1 = s.load_ptr(pb.add(LANES));
             for i in 0..M {
-                let x = s.splat(*pa.add(i * a.row));
+                let x = s.splat(if i < 3 { *near.add(i * a.row) } else { *far.add((i - 3) * a.row) });
                 acc[i][0] = s.fma(x, b0, acc[i][0]);
                 acc[i][1] = s.fma(x, b1, acc[i][1]);
             }
-            pa = pa.add(a.col);
-            pb = pb.add(b.1);
+            near = near.wrapping_add(a.col);
+            far = far.wrapping_add(a.col);
+            pb = pb.wrapping_add(b.1);
         }
         for i in 0..M {
             for h in 0..2 {

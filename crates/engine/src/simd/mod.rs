@@ -92,6 +92,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn pow2(self, n: Self::V) -> Self::V;
     /// Lanes of `yes` where a < b, of `no` elsewhere (and where either is NaN).
     fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// Whether a < b in every lane.
+    fn all_lt(self, a: Self::V, b: Self::V) -> bool;
     /// Sum of the lanes, in one fixed order: ((0+4)+(2+6)) + ((1+5)+(3+7)).
     fn sum(self, a: Self::V) -> f32;
     /// The largest lane.
@@ -105,6 +107,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Both must be valid for eight rows of eight numbers.
     #[allow(unsafe_code)]
     unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize);
+    /// Asks for the cache line of `p`; any address is allowed.
+    fn prefetch(self, p: *const f32);
     /// Enters `kernel` as a function of its own, compiled for this level.
     fn call<K: Kernel>(self, kernel: K) -> K::Output;
 }

@@ -90,6 +90,10 @@ impl Simd for Portable {
         each(|i| if a[i] < b[i] { yes[i] } else { no[i] })
     }
     #[inline(always)]
+    fn all_lt(self, a: V, b: V) -> bool {
+        a.iter().zip(&b).all(|(a, b)| a < b)
+    }
+    #[inline(always)]
     fn sum(self, a: V) -> f32 {
         ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
     }
@@ -114,6 +118,8 @@ impl Simd for Portable {
             }
         }
     }
+    #[inline(always)]
+    fn prefetch(self, _: *const f32) {}
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)

@@ -102,3 +102,21 @@ pub(crate) fn exp_minus<S: Simd>(s: S, x: &mut [f32], shift: f32) -> f32 {
     debug_assert!(chunks.into_remainder().is_empty());
     s.sum(acc)
 }
+
+/// Asks for `count` rows of `width` numbers, `stride` apart, the first at element `at`. Rows of one head lie far
+/// apart, which the processor does not foresee by itself.
+#[inline(always)]
+pub(crate) fn prefetch_rows<S: Simd>(
+    s: S,
+    data: &[f32],
+    at: usize,
+    stride: usize,
+    count: usize,
+    width: usize,
+) {
+    for row in 0..count {
+        for column in (0..width).step_by(2 * LANES) {
+            s.prefetch(data.as_ptr().wrapping_add(at + row * stride + column));
+        }
+    }
+}

@@ -184,6 +184,17 @@ impl Kernel for Head<'_> {
             load_normalised(s, len, key_dim, &input.query.data()[key_at..], key_stride, queries);
             let value_at = row * value_stride + h * value_dim;
             load_rows(len, value_dim, &input.value.data()[value_at..], value_stride, rhs);
+            for tensor in [input.key, input.query] {
+                simd::prefetch_rows(s, tensor.data(), key_at + len * key_stride, key_stride, CHUNK, key_dim);
+            }
+            simd::prefetch_rows(
+                s,
+                input.value.data(),
+                value_at + len * value_stride,
+                value_stride,
+                CHUNK,
+                value_dim,
+            );
             prepared.fill(s, &g, len, key_dim, kq, scale);
             // [K; Q] S
             gemm(

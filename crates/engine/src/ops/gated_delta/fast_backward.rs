@@ -13,14 +13,15 @@
 //! dS = tot dS' + [−diag(βe) K; s diag(e) Q]ᵀ [H; dO]
 //! ```
 
-use super::chunk::{CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, gates, load_normalised, load_rows};
+use super::chunk::{
+    CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, add_through_norm, gate_gradients, gates,
+    load_normalised, load_rows,
+};
 use super::fast::{KEPT_EVERY, Padded, Plan, gate_input};
 use super::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
-use crate::simd::{
-    self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
-};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, PANEL, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
 pub(crate) fn backward(
@@ -314,6 +315,7 @@ impl Head<'_> {
             let at = ((self.first_boundary + m) * value_heads + h) * sizes.state();
             simd::add_rows(s, key_dim, value_dim, &g.data()[at..at + sizes.state()], work.dstate);
         }
+        self.ask_ahead(s, row, len);
         work.prepared.fill(s, gates, len, key_dim, kq, scale);
         let p = &work.prepared;
         let (keys, queries) = kq.split_at(len * pad.key);
@@ -497,6 +499,34 @@ impl Head<'_> {
         }
     }
 
+    /// Asks for what the chunk before this one and the block before this one will read.
+    #[inline(always)]
+    fn ask_ahead<S: Simd>(&self, s: S, row: usize, len: usize) {
+        let Sizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
+        let (key_stride, value_stride) = (key_heads * key_dim, value_heads * value_dim);
+        let (key_head, h) = (self.sizes.key_head(self.h), self.h);
+        if let Some(row) = row.checked_sub(CHUNK) {
+            let at = row * value_stride + h * value_dim;
+            simd::prefetch_rows(s, self.input.value.data(), at, value_stride, CHUNK, value_dim);
+            if let Some(g) = self.gradient.readout {
+                simd::prefetch_rows(s, g.data(), at, value_stride, CHUNK, value_dim);
+            }
+        }
+        if let Some(row) = row.checked_sub(KEPT_EVERY) {
+            let at = row * key_stride + key_head * key_dim;
+            simd::prefetch_rows(s, self.input.key.data(), at, key_stride, len, key_dim);
+            simd::prefetch_rows(s, self.input.query.data(), at, key_stride, len, key_dim);
+            simd::prefetch_rows(
+                s,
+                self.writes,
+                row * value_stride + h * value_dim,
+                value_stride,
+                len,
+                value_dim,
+            );
+        }
+    }
+
     /// Gradients of the gates' inputs.
     #[inline(always)]
     #[allow(unsafe_code)]
@@ -510,26 +540,18 @@ impl Head<'_> {
         work: &mut Work<'_>,
     ) {
         let heads = self.sizes.value_heads;
-        let mut slope = [0.0f32; CHUNK];
+        let at = chunk.start * heads;
+        let d = gate_gradients(s, gates, self.gates, at, chunk.len, dlog, dwrite);
         for t in 0..chunk.len {
-            slope[t] = self.gates.retention[(chunk.start + t) * heads] + self.gates.dt_bias;
-        }
-        for i in [0, LANES] {
-            let v = simd::sigmoid(s, s.load(&slope[i..]));
-            s.store(&mut slope[i..], v);
-        }
-        for t in 0..chunk.len {
-            let at = ((self.b * self.sizes.tokens) + chunk.start + t) * heads + self.h;
-            let dz = -dlog[t] * self.gates.rate * slope[t];
-            let sigma = gates.write[t] / self.gates.write_scale;
+            let at = (self.b * self.sizes.tokens + chunk.start + t) * heads + self.h;
             // SAFETY: one number that belongs to this head and token alone.
             unsafe {
-                self.out.retention_input.part(at, 1)[0] = dz;
-                self.out.write_input.part(at, 1)[0] = dwrite[t] * gates.write[t] * (1.0 - sigma);
+                self.out.retention_input.set(at, d.retention_input[t]);
+                self.out.write_input.set(at, d.write_input[t]);
             }
-            work.dt_bias += dz;
-            work.a_log += dlog[t] * gates.log_retention[t];
         }
+        work.dt_bias += d.dt_bias;
+        work.a_log += d.a_log;
     }
 
     /// Gradients of queries and keys, through the L2 norm: dx = r (dy − y <dy, y>).
@@ -556,8 +578,7 @@ impl Head<'_> {
                 if self.first_of_group {
                     out.fill(0.0);
                 }
-                simd::add_scaled(s, out, r, dy);
-                simd::add_scaled(s, out, -r * simd::dot(s, y, dy), y);
+                add_through_norm(s, out, r, y, dy);
             }
         }
     }
@@ -568,8 +589,8 @@ impl Head<'_> {
         let at = self.b * sizes.value_heads + self.h;
         // SAFETY: each batch row and head has its own places.
         unsafe {
-            self.out.sums.part(at, 1)[0] = work.a_log;
-            self.out.sums.part(sizes.batch * sizes.value_heads + at, 1)[0] = work.dt_bias;
+            self.out.sums.set(at, work.a_log);
+            self.out.sums.set(sizes.batch * sizes.value_heads + at, work.dt_bias);
             if let Some(initial) = &self.out.initial_state {
                 let out = initial.part(at * sizes.state(), sizes.state());
                 simd::unpack(sizes.key_dim, sizes.value_dim, work.dstate, out);

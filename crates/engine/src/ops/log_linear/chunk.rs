@@ -250,12 +250,28 @@ impl<'a> Prep<'a> {
         let (w, pq) = self.wq.split_at_mut(len * pad.key);
         let (inverse, scores) = (Strided::rows(t.inverse, CHUNK), Strided::rows(t.scores, CHUNK));
         let by_key = [len, pad.key, len];
-        gemm(s, by_key, Band::Lower, inverse, Block::rows(pq, pad.key), BlockMut::rows(w, pad.key), Epilogue::Set);
+        gemm(
+            s,
+            by_key,
+            Band::Lower,
+            inverse,
+            Block::rows(pq, pad.key),
+            BlockMut::rows(w, pad.key),
+            Epilogue::Set,
+        );
         for i in 0..len {
             let q = &self.kq[(len + i) * pad.key..][..pad.key];
             simd::scale_to(s, &mut pq[i * pad.key..(i + 1) * pad.key], g.since_start[i], q);
         }
-        gemm(s, by_key, Band::Lower, scores, Block::rows(w, pad.key), BlockMut::rows(pq, pad.key), Epilogue::Add);
+        gemm(
+            s,
+            by_key,
+            Band::Lower,
+            scores,
+            Block::rows(w, pad.key),
+            BlockMut::rows(pq, pad.key),
+            Epilogue::Add,
+        );
         gemm(
             s,
             [len, pad.value, len],
@@ -276,7 +292,8 @@ impl<'a> Prep<'a> {
         );
         for i in 0..len {
             for j in 0..=i {
-                self.mixed[i * CHUNK + j] = self.m[i * CHUNK + j] * self.lambda[inner_scale(source, chunk, i, j) + i];
+                self.mixed[i * CHUNK + j] =
+                    self.m[i * CHUNK + j] * self.lambda[inner_scale(source, chunk, i, j) + i];
             }
             self.mixed[i * CHUNK + i + 1..(i + 1) * CHUNK].fill(0.0);
         }

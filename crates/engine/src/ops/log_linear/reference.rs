@@ -289,7 +289,8 @@ fn token_backward<R: Real>(
     d.a_log[h] += d_log_alpha * x.log_alpha;
     d.write_input[at.gate] += d_beta * x.beta * sigmoid(-head.input.write_input.data()[at.gate]);
     for l in 0..n.scales {
-        let (w, scale) = (head.input.level_input.data()[at.level + l], head.input.level_scale.data()[h * n.scales + l]);
+        let (w, scale) =
+            (head.input.level_input.data()[at.level + l], head.input.level_scale.data()[h * n.scales + l]);
         let dp = d_lambda[l] * sigmoid(scale * w);
         d.level_input[at.level + l] += dp * scale;
         d.level_scale[h * n.scales + l] += dp * w;

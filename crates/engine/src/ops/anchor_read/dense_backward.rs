@@ -1,0 +1,333 @@
+//! The backward pass of one group of segments and one head: all its tiles, then all its sparse blocks, in order,
+//! because they add to the same anchors. One product dO A_mᵀ serves both the scores' and the queries' gradients.
+
+use std::ops::Range;
+
+use super::Segment;
+use super::sparse::Groups;
+use super::tile::{ANCHORS, Call, TOKENS};
+use crate::cpu::{Carve, Shared};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
+
+/// Gradients, each written by the task that owns its head and group.
+pub(super) struct Outputs<'a> {
+    pub query: Shared<'a>,
+    pub routing_query: Shared<'a>,
+    pub routing_keys: Shared<'a>,
+    /// [N, value_heads, padded state], panels.
+    pub states: Shared<'a>,
+    pub null_score: Option<Shared<'a>>,
+}
+
+/// What the backward pass reads besides the call.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub readout: &'a [f32],
+    pub gradient: &'a [f32],
+    pub log_sum: &'a [f32],
+    pub chosen: &'a [f32],
+    pub weights: &'a [f32],
+    pub top_k: usize,
+}
+
+/// One head of one group.
+pub(super) struct Backward<'a> {
+    pub call: &'a Call<'a>,
+    pub given: Given<'a>,
+    pub head: usize,
+    pub segments: &'a [Segment],
+    /// Segments that are read densely.
+    pub dense: &'a [usize],
+    /// Blocks of the others, with their choices by anchor.
+    pub blocks: &'a [(Vec<Range<usize>>, Groups)],
+    pub out: &'a Outputs<'a>,
+    pub scratch: &'a mut [f32],
+}
+
+struct Work<'a> {
+    q: &'a mut [f32],
+    /// π_m q
+    weighted_q: &'a mut [f32],
+    dout: &'a mut [f32],
+    /// dO in panels
+    dout_panels: &'a mut [f32],
+    /// dO A_mᵀ
+    back: &'a mut [f32],
+    dq: &'a mut [f32],
+    panels: &'a mut [f32],
+    panels_t: &'a mut [f32],
+    rho: &'a mut [f32],
+    rho_t: &'a mut [f32],
+    drho: &'a mut [f32],
+    keys: &'a mut [f32],
+    dkeys: &'a mut [f32],
+    gathered: &'a mut [f32],
+    /// Scores, weights, then their gradients: rows of tokens.
+    scores: &'a mut [f32],
+    delta: &'a mut [f32],
+    log_sum: &'a mut [f32],
+}
+
+impl Backward<'_> {
+    pub(super) fn scratch(call: &Call<'_>) -> usize {
+        let pad = call.pad;
+        TOKENS * (4 * pad.key + 2 * pad.value + 3 * pad.routing + ANCHORS + 2)
+            + 2 * pad.state()
+            + 3 * ANCHORS * pad.routing
+    }
+}
+
+impl Kernel for Backward<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let pad = self.call.pad;
+        let mut carve = Carve(std::mem::take(&mut self.scratch));
+        let mut work = Work {
+            q: carve.take(TOKENS * pad.key),
+            weighted_q: carve.take(TOKENS * pad.key),
+            dout: carve.take(TOKENS * pad.value),
+            dout_panels: carve.take(TOKENS * pad.value),
+            back: carve.take(TOKENS * pad.key),
+            dq: carve.take(TOKENS * pad.key),
+            panels: carve.take(pad.state()),
+            panels_t: carve.take(pad.state()),
+            rho: carve.take(TOKENS * pad.routing),
+            rho_t: carve.take(TOKENS * pad.routing),
+            drho: carve.take(TOKENS * pad.routing),
+            keys: carve.take(ANCHORS * pad.routing),
+            dkeys: carve.take(ANCHORS * pad.routing),
+            gathered: carve.take(ANCHORS * pad.routing),
+            scores: carve.take(ANCHORS * TOKENS),
+            delta: carve.take(TOKENS),
+            log_sum: carve.take(TOKENS),
+        };
+        for &i in self.dense {
+            let segment = &self.segments[i];
+            for offset in (0..segment.len).step_by(TOKENS) {
+                let count = TOKENS.min(segment.len - offset);
+                self.tile(s, segment, segment.start + offset, count, &mut work);
+            }
+        }
+        for (ranges, groups) in self.blocks {
+            self.block(s, ranges, groups, &mut work);
+        }
+    }
+}
+
+impl Backward<'_> {
+    /// dO of a token into a row and into row `t` of panels of `rows` rows; returns δ = <dO, O>.
+    #[inline(always)]
+    fn load_gradient<S: Simd>(&self, s: S, row: usize, t: usize, rows: usize, work: &mut Work<'_>) -> f32 {
+        let (sizes, pad) = (self.call.sizes, self.call.pad);
+        let at = (row * sizes.value_heads + self.head) * sizes.value_dim;
+        let dout = &self.given.gradient[at..at + sizes.value_dim];
+        let to = &mut work.dout[t * pad.value..(t + 1) * pad.value];
+        to[..sizes.value_dim].copy_from_slice(dout);
+        to[sizes.value_dim..].fill(0.0);
+        for (p, from) in to.chunks_exact(PANEL).enumerate() {
+            work.dout_panels[p * rows * PANEL + t * PANEL..][..PANEL].copy_from_slice(from);
+        }
+        simd::dot(s, dout, &self.given.readout[at..at + sizes.value_dim])
+    }
+
+    /// Writes A_m into `panels`, and its transpose.
+    #[inline(always)]
+    fn load_state<S: Simd>(&self, s: S, anchor: usize, work: &mut Work<'_>) {
+        self.call.pack_state(s, anchor, self.head, work.panels);
+        simd::transpose_panels(s, self.call.pad.key, self.call.pad.value, work.panels, work.panels_t);
+    }
+
+    /// dO A_mᵀ of `count` rows.
+    #[inline(always)]
+    fn read_back<S: Simd>(&self, s: S, count: usize, work: &mut Work<'_>) {
+        let pad = self.call.pad;
+        gemm(
+            s,
+            [count, pad.key, self.call.sizes.value_dim],
+            Band::Full,
+            Strided::rows(work.dout, pad.value),
+            Block::panels(work.panels_t, pad.value),
+            BlockMut::rows(work.back, pad.key),
+            Epilogue::Set,
+        );
+    }
+
+    /// dA_m += (π_m q)ᵀ dO over `count` rows, laid out in panels of `rows` rows.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn add_state<S: Simd>(&self, s: S, anchor: usize, count: usize, rows: usize, work: &Work<'_>) {
+        let (sizes, pad) = (self.call.sizes, self.call.pad);
+        let at = (anchor * sizes.value_heads + self.head) * pad.state();
+        // SAFETY: this head and the anchors of this group belong to this task alone.
+        let state = unsafe { self.out.states.part(at, pad.state()) };
+        gemm(
+            s,
+            [sizes.key_dim, pad.value, count],
+            Band::Full,
+            Strided::transposed(work.weighted_q, pad.key),
+            Block::panels(work.dout_panels, rows),
+            BlockMut::panels(state, pad.key),
+            Epilogue::Add,
+        );
+    }
+
+    /// Adds the gradient of a query: through q ← s q / |q|.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn add_query<S: Simd>(&self, s: S, row: usize, factor: f32, q: &[f32], dq: &[f32]) {
+        let sizes = self.call.sizes;
+        let (dk, scale) = (sizes.key_dim, self.call.scale());
+        let at = (row * sizes.key_heads + self.head / sizes.group()) * dk;
+        // SAFETY: this token's columns of this key head belong to this task alone.
+        let out = unsafe { self.out.query.part(at, dk) };
+        simd::add_scaled(s, out, factor * scale, &dq[..dk]);
+        simd::add_scaled(s, out, -factor * simd::dot(s, &dq[..dk], &q[..dk]) / scale, &q[..dk]);
+    }
+
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_null(&self, row: usize, log_sum: f32, delta: f32) {
+        let at = row * self.call.sizes.value_heads + self.head;
+        if let (Some(out), Some(null)) = (&self.out.null_score, self.call.null_score) {
+            // SAFETY: this token and head belong to this task alone.
+            unsafe { out.set(at, -(null[at] - log_sum).exp() * delta) };
+        }
+    }
+
+    /// A dense tile.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn tile<S: Simd>(&self, s: S, segment: &Segment, first: usize, count: usize, work: &mut Work<'_>) {
+        let Self { call, head, .. } = *self;
+        let (sizes, pad) = (call.sizes, call.pad);
+        let width = simd::padded(count);
+        let mut factors = [0.0f32; TOKENS];
+        for t in 0..count {
+            factors[t] = call.load_query(s, first + t, head, &mut work.q[t * pad.key..(t + 1) * pad.key]);
+            work.delta[t] = self.load_gradient(s, first + t, t, width, work);
+            work.log_sum[t] = self.given.log_sum[(first + t) * sizes.value_heads + head];
+            self.write_null(first + t, work.log_sum[t], work.delta[t]);
+        }
+        work.log_sum[count..width].fill(0.0);
+        work.delta[count..width].fill(0.0);
+        call.load_routing(s, first, count, head, work.rho, work.rho_t);
+        work.dq[..count * pad.key].fill(0.0);
+        work.drho[..width * pad.routing].fill(0.0);
+        let seen = segment.visible.len();
+        for from in (0..seen).step_by(ANCHORS) {
+            let range = from..(from + ANCHORS).min(seen);
+            let anchors = range.len();
+            let visible = &segment.visible;
+            call.scores(s, visible, range.clone(), head, work.rho_t, width, work.gathered, work.scores);
+            for row in work.scores[..anchors * width].chunks_exact_mut(width) {
+                for t in (0..width).step_by(LANES) {
+                    let e = simd::exp(s, s.sub(s.load(&row[t..]), s.load(&work.log_sum[t..])));
+                    s.store(&mut row[t..], e);
+                }
+            }
+            for i in 0..anchors {
+                let anchor = visible.get(from + i);
+                self.load_state(s, anchor, work);
+                self.read_back(s, count, work);
+                for t in 0..count {
+                    let span = t * pad.key..(t + 1) * pad.key;
+                    let weight = &mut work.scores[i * width + t];
+                    let (q, back) = (&work.q[span.clone()], &work.back[span.clone()]);
+                    let along = simd::dot(s, back, q);
+                    simd::scale_to(s, &mut work.weighted_q[span.clone()], *weight, q);
+                    simd::add_scaled(s, &mut work.dq[span], *weight, back);
+                    *weight *= along - work.delta[t];
+                }
+                self.add_state(s, anchor, count, width, work);
+                let keys = &mut work.keys[i * pad.routing..(i + 1) * pad.routing];
+                let at = (anchor * sizes.value_heads + head) * sizes.routing_dim;
+                keys[..sizes.routing_dim].copy_from_slice(&call.routing_keys[at..at + sizes.routing_dim]);
+                keys[sizes.routing_dim..].fill(0.0);
+            }
+            // dκ = da ρ and dρ = daᵀ κ over the tile's anchors.
+            gemm(
+                s,
+                [anchors, pad.routing, count],
+                Band::Full,
+                Strided::rows(work.scores, width),
+                Block::rows(work.rho, pad.routing),
+                BlockMut::rows(work.dkeys, pad.routing),
+                Epilogue::Set,
+            );
+            gemm(
+                s,
+                [count, pad.routing, anchors],
+                Band::Full,
+                Strided::transposed(work.scores, width),
+                Block::rows(work.keys, pad.routing),
+                BlockMut::rows(work.drho, pad.routing),
+                Epilogue::Add,
+            );
+            for i in 0..anchors {
+                let at = (visible.get(from + i) * sizes.value_heads + head) * sizes.routing_dim;
+                // SAFETY: this head and the anchors of this group belong to this task alone.
+                let to = unsafe { self.out.routing_keys.part(at, sizes.routing_dim) };
+                simd::add_scaled(s, to, 1.0, &work.dkeys[i * pad.routing..][..sizes.routing_dim]);
+            }
+        }
+        for t in 0..count {
+            let span = t * pad.key..(t + 1) * pad.key;
+            self.add_query(s, first + t, factors[t], &work.q[span.clone()], &work.dq[span]);
+            let at = ((first + t) * sizes.value_heads + head) * sizes.routing_dim;
+            // SAFETY: this token and head belong to this task alone.
+            let to = unsafe { self.out.routing_query.part(at, sizes.routing_dim) };
+            simd::scale_to(s, to, call.routing_scale, &work.drho[t * pad.routing..][..sizes.routing_dim]);
+        }
+    }
+
+    /// A sparse block: the tokens that chose an anchor at once, anchors in ascending order.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn block<S: Simd>(&self, s: S, ranges: &[Range<usize>], groups: &Groups, work: &mut Work<'_>) {
+        let Self { call, head, given, .. } = *self;
+        let (sizes, pad) = (call.sizes, call.pad);
+        let (dr, heads) = (sizes.routing_dim, sizes.value_heads);
+        for row in ranges.iter().cloned().flatten() {
+            let at = (row * heads + head) * sizes.value_dim;
+            let gradient = &given.gradient[at..at + sizes.value_dim];
+            let delta = simd::dot(s, gradient, &given.readout[at..at + sizes.value_dim]);
+            self.write_null(row, given.log_sum[row * heads + head], delta);
+        }
+        for anchor in 0..sizes.anchors {
+            let group = groups.of(anchor);
+            if group.is_empty() {
+                continue;
+            }
+            self.load_state(s, anchor, work);
+            let key_at = (anchor * heads + head) * dr;
+            let key = &call.routing_keys[key_at..key_at + dr];
+            // SAFETY: this head and the anchors of this group belong to this task alone.
+            let dkey = unsafe { self.out.routing_keys.part(key_at, dr) };
+            for part in group.chunks(TOKENS) {
+                let count = part.len();
+                let mut factors = [0.0f32; TOKENS];
+                for (t, &(row, _)) in part.iter().enumerate() {
+                    factors[t] = call.load_query(s, row, head, &mut work.q[t * pad.key..(t + 1) * pad.key]);
+                    work.delta[t] = self.load_gradient(s, row, t, count, work);
+                }
+                self.read_back(s, count, work);
+                for (t, &(row, k)) in part.iter().enumerate() {
+                    let span = t * pad.key..(t + 1) * pad.key;
+                    let at = row * heads + head;
+                    let weight = given.weights[at * given.top_k + k];
+                    let (q, back) = (&work.q[span.clone()], &work.back[span.clone()]);
+                    let dscore = call.routing_scale * weight * (simd::dot(s, back, q) - work.delta[t]);
+                    simd::scale_to(s, &mut work.weighted_q[span.clone()], weight, q);
+                    simd::scale_to(s, &mut work.dq[span.clone()], weight, back);
+                    self.add_query(s, row, factors[t], q, &work.dq[span]);
+                    let rho = &call.routing_query[at * dr..(at + 1) * dr];
+                    simd::add_scaled(s, dkey, dscore, rho);
+                    // SAFETY: this token and head belong to this task alone.
+                    simd::add_scaled(s, unsafe { self.out.routing_query.part(at * dr, dr) }, dscore, key);
+                }
+                self.add_state(s, anchor, count, count, work);
+            }
+        }
+    }
+}

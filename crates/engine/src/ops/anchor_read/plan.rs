@@ -1,0 +1,164 @@
+//! Which anchors each token may read: segments of tokens that share one list.
+
+use std::ops::Range;
+
+use crate::error::{Result, bad_value};
+
+/// The anchors that a segment sees, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Visible {
+    /// A run of consecutive anchors.
+    Run(Range<usize>),
+    /// Any anchors, ascending.
+    List(Vec<usize>),
+}
+
+impl Visible {
+    /// How many.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Run(run) => run.len(),
+            Self::List(list) => list.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The `i`-th oldest, as a row of the anchor tensors.
+    pub fn get(&self, i: usize) -> usize {
+        match self {
+            Self::Run(run) => run.start + i,
+            Self::List(list) => list[i],
+        }
+    }
+}
+
+/// Consecutive tokens that see the same anchors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The first token, as a row of the (flattened) token tensors.
+    pub start: usize,
+    /// How many tokens.
+    pub len: usize,
+    /// What they see.
+    pub visible: Visible,
+}
+
+/// What every token of a call sees. Tokens that no segment names see nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadPlan {
+    /// In ascending order of tokens, without overlap.
+    pub segments: Vec<Segment>,
+}
+
+impl ReadPlan {
+    /// Every token sees all earlier anchors of its batch row. `boundaries` holds a list for each row, as
+    /// `gated_delta` takes it; anchors are numbered as it returns them.
+    pub fn from_boundaries(tokens: usize, boundaries: &[Vec<usize>]) -> Self {
+        let mut segments = Vec::new();
+        let mut first = 0;
+        for (row, list) in boundaries.iter().enumerate() {
+            for (m, &boundary) in list.iter().enumerate() {
+                let end = list.get(m + 1).copied().unwrap_or(tokens).min(tokens);
+                if boundary < end {
+                    let visible = Visible::Run(first..first + m + 1);
+                    segments.push(Segment { start: row * tokens + boundary, len: end - boundary, visible });
+                }
+            }
+            first += list.len();
+        }
+        Self { segments }
+    }
+
+    /// Refuses segments out of order or bounds, and anchors out of order or bounds.
+    pub(crate) fn check(&self, operation: &'static str, rows: usize, anchors: usize) -> Result<()> {
+        let mut end = 0;
+        for (i, segment) in self.segments.iter().enumerate() {
+            let last = segment.start.checked_add(segment.len);
+            if segment.start < end || last.is_none_or(|last| last > rows) {
+                return bad_value(
+                    operation,
+                    format!(
+                        "segment {i} (tokens {}, {} of them) must start at {end} or later and end within {rows}",
+                        segment.start, segment.len
+                    ),
+                );
+            }
+            end = segment.start + segment.len;
+            let fits = match &segment.visible {
+                Visible::Run(run) => run.start <= run.end && run.end <= anchors,
+                Visible::List(list) => {
+                    list.windows(2).all(|w| w[0] < w[1]) && list.last().is_none_or(|&last| last < anchors)
+                }
+            };
+            if !fits {
+                return bad_value(
+                    operation,
+                    format!("segment {i} must list anchors in ascending order, each below {anchors}"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Groups of segments that share no anchor with another group (the rows of a batch, in training).
+    /// Groups and the segments in them are in order.
+    pub(crate) fn groups(&self, anchors: usize) -> Vec<Vec<usize>> {
+        let mut owner: Vec<Option<usize>> = vec![None; anchors];
+        let mut root: Vec<usize> = (0..self.segments.len()).collect();
+        fn find(root: &mut [usize], mut i: usize) -> usize {
+            while root[i] != i {
+                root[i] = root[root[i]];
+                i = root[i];
+            }
+            i
+        }
+        for (i, segment) in self.segments.iter().enumerate() {
+            for v in (0..segment.visible.len()).rev() {
+                let anchor = segment.visible.get(v);
+                match owner[anchor] {
+                    None => owner[anchor] = Some(i),
+                    Some(other) => {
+                        let (a, b) = (find(&mut root, i), find(&mut root, other));
+                        root[a.max(b)] = a.min(b);
+                    }
+                }
+            }
+        }
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        let mut place: Vec<Option<usize>> = vec![None; self.segments.len()];
+        for i in 0..self.segments.len() {
+            let r = find(&mut root, i);
+            let at = *place[r].get_or_insert_with(|| {
+                groups.push(Vec::new());
+                groups.len() - 1
+            });
+            groups[at].push(i);
+        }
+        groups
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boundaries_become_segments() {
+        let plan = ReadPlan::from_boundaries(10, &[vec![4, 8], vec![], vec![10]]);
+        let want = [(4, 4, 0..1), (8, 2, 0..2)].map(|(start, len, run)| Segment {
+            start,
+            len,
+            visible: Visible::Run(run),
+        });
+        assert_eq!(plan.segments, want);
+        let plan = ReadPlan::from_boundaries(10, &[vec![4, 8], vec![5]]);
+        assert_eq!(plan.groups(3), [vec![0, 1], vec![2]]);
+        assert!(plan.check("read", 20, 3).is_ok());
+        assert!(plan.check("read", 19, 3).is_err());
+        assert!(plan.check("read", 20, 2).is_err());
+    }
+}

@@ -1,0 +1,259 @@
+//! The top-K reader. First every tile chooses: a running list of the K best scores, with a token in each lane.
+//! Then, over blocks of 8,192 tokens, the tokens that chose an anchor are gathered and multiplied by it at once,
+//! anchors in ascending order, so that the cost falls by visible / K and a token's sum has the dense order.
+
+use std::ops::Range;
+
+use super::Segment;
+use super::tile::{ANCHORS, Call, TOKENS};
+use crate::cpu::{Carve, Shared};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
+
+/// Tokens whose choices are grouped by anchor at a time.
+pub(super) const BLOCK: usize = 8192;
+/// Stands for "no anchor" among the chosen.
+const NOBODY: f32 = -1.0;
+
+/// Chooses for tokens `first..first + count` of a segment, one head.
+pub(super) struct Choose<'a> {
+    pub call: &'a Call<'a>,
+    pub segment: &'a Segment,
+    pub first: usize,
+    pub count: usize,
+    pub head: usize,
+    pub top_k: usize,
+    /// Anchors, [rows, value_heads, K], ascending.
+    pub chosen: &'a Shared<'a>,
+    /// Their weights.
+    pub weights: &'a Shared<'a>,
+    pub log_sum: &'a Shared<'a>,
+    pub scratch: &'a mut [f32],
+}
+
+impl Choose<'_> {
+    pub(super) fn scratch(call: &Call<'_>, top_k: usize) -> usize {
+        TOKENS * (2 * call.pad.routing + ANCHORS + 1 + 2 * top_k) + ANCHORS * call.pad.routing
+    }
+}
+
+impl Kernel for Choose<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { call, segment, first, count, head, top_k, .. } = self;
+        let width = simd::padded(count);
+        let mut carve = Carve(self.scratch);
+        let rho = carve.take(TOKENS * call.pad.routing);
+        let rho_t = carve.take(TOKENS * call.pad.routing);
+        let scores = carve.take(ANCHORS * TOKENS);
+        let null = &mut carve.take(TOKENS)[..width];
+        let gathered = carve.take(ANCHORS * call.pad.routing);
+        let best = &mut carve.take(TOKENS * top_k)[..width * top_k];
+        let index = &mut carve.take(TOKENS * top_k)[..width * top_k];
+        call.load_routing(s, first, count, head, rho, rho_t);
+        call.load_null(first, count, head, null);
+        best.fill(f32::NEG_INFINITY);
+        index.fill(NOBODY);
+        let seen = segment.visible.len();
+        for from in (0..seen).step_by(ANCHORS) {
+            let range = from..(from + ANCHORS).min(seen);
+            call.scores(s, &segment.visible, range.clone(), head, rho_t, width, gathered, scores);
+            for (i, row) in scores[..range.len() * width].chunks_exact(width).enumerate() {
+                let anchor = s.splat(segment.visible.get(from + i) as f32);
+                for t in (0..width).step_by(LANES) {
+                    insert(s, s.load(&row[t..]), anchor, top_k, width, t, best, index);
+                }
+            }
+        }
+        for t in 0..count {
+            let at = ((first + t) * call.sizes.value_heads + head) * top_k;
+            // SAFETY: this token and head belong to this task alone.
+            let (chosen, weights) = unsafe { (self.chosen.part(at, top_k), self.weights.part(at, top_k)) };
+            for k in 0..top_k {
+                chosen[k] = index[k * width + t];
+                weights[k] = best[k * width + t];
+            }
+            sort_by_anchor(chosen, weights);
+            let largest = weights.iter().fold(null[t], |m, &v| if v > m { v } else { m });
+            let mut sum = (null[t] - largest).exp();
+            for w in weights.iter_mut() {
+                *w = (*w - largest).exp();
+                sum += *w;
+            }
+            weights.iter_mut().for_each(|w| *w /= sum);
+            // SAFETY: as above.
+            unsafe { self.log_sum.set((first + t) * call.sizes.value_heads + head, largest + sum.ln()) };
+        }
+    }
+}
+
+/// Puts a score into the sorted lists of eight tokens; among equals the later comes first.
+#[inline(always)]
+fn insert<S: Simd>(
+    s: S,
+    score: S::V,
+    anchor: S::V,
+    top_k: usize,
+    width: usize,
+    t: usize,
+    best: &mut [f32],
+    index: &mut [f32],
+) {
+    let last = (top_k - 1) * width + t;
+    if s.all_lt(score, s.load(&best[last..])) {
+        return;
+    }
+    let (mut score, mut anchor) = (score, anchor);
+    for k in 0..top_k {
+        let at = k * width + t;
+        let (b, i) = (s.load(&best[at..]), s.load(&index[at..]));
+        s.store(&mut best[at..], s.select_lt(score, b, b, score));
+        s.store(&mut index[at..], s.select_lt(score, b, i, anchor));
+        anchor = s.select_lt(score, b, anchor, i);
+        score = s.select_lt(score, b, score, b);
+    }
+}
+
+/// Insertion sort of a short list.
+#[inline(always)]
+fn sort_by_anchor(chosen: &mut [f32], weights: &mut [f32]) {
+    for i in 1..chosen.len() {
+        let mut j = i;
+        while j > 0 && chosen[j - 1] > chosen[j] {
+            chosen.swap(j - 1, j);
+            weights.swap(j - 1, j);
+            j -= 1;
+        }
+    }
+}
+
+/// Sparse segments cut into blocks of consecutive tokens.
+pub(super) fn blocks(segments: &[Segment], list: impl Iterator<Item = usize>) -> Vec<Vec<Range<usize>>> {
+    let mut blocks: Vec<Vec<Range<usize>>> = Vec::new();
+    let mut filled = BLOCK;
+    for segment in list.map(|i| &segments[i]) {
+        let mut start = segment.start;
+        let end = segment.start + segment.len;
+        while start < end {
+            if filled == BLOCK {
+                blocks.push(Vec::new());
+                filled = 0;
+            }
+            let stop = end.min(start + BLOCK - filled);
+            if let Some(block) = blocks.last_mut() {
+                block.push(start..stop);
+            }
+            filled += stop - start;
+            start = stop;
+        }
+    }
+    blocks
+}
+
+/// The choices of a block, grouped by anchor: entries `start[a]..start[a + 1]` belong to anchor a.
+pub(super) struct Groups {
+    pub start: Vec<usize>,
+    /// Token (row) and place among its K.
+    pub entries: Vec<(usize, usize)>,
+}
+
+impl Groups {
+    pub(super) fn new(
+        call: &Call<'_>,
+        block: &[Range<usize>],
+        head: usize,
+        top_k: usize,
+        chosen: &[f32],
+    ) -> Self {
+        let heads = call.sizes.value_heads;
+        let mut start = vec![0usize; call.sizes.anchors + 2];
+        let each = |f: &mut dyn FnMut(usize, usize, usize)| {
+            for row in block.iter().cloned().flatten() {
+                for (k, &anchor) in chosen[(row * heads + head) * top_k..][..top_k].iter().enumerate() {
+                    if anchor >= 0.0 {
+                        f(row, k, anchor as usize);
+                    }
+                }
+            }
+        };
+        each(&mut |_, _, anchor| start[anchor + 2] += 1);
+        for a in 1..start.len() {
+            start[a] += start[a - 1];
+        }
+        let mut entries = vec![(0, 0); start[start.len() - 1]];
+        each(&mut |row, k, anchor| {
+            entries[start[anchor + 1]] = (row, k);
+            start[anchor + 1] += 1;
+        });
+        start.pop();
+        Self { start, entries }
+    }
+
+    pub(super) fn of(&self, anchor: usize) -> &[(usize, usize)] {
+        &self.entries[self.start[anchor]..self.start[anchor + 1]]
+    }
+}
+
+/// Adds the readouts of a block's chosen anchors, one head.
+pub(super) struct ReadBlock<'a> {
+    pub call: &'a Call<'a>,
+    pub groups: &'a Groups,
+    pub head: usize,
+    pub top_k: usize,
+    pub weights: &'a [f32],
+    /// Zero before.
+    pub readout: &'a Shared<'a>,
+    pub scratch: &'a mut [f32],
+}
+
+impl ReadBlock<'_> {
+    pub(super) fn scratch(call: &Call<'_>) -> usize {
+        TOKENS * (call.pad.key + call.pad.value) + call.pad.state()
+    }
+}
+
+impl Kernel for ReadBlock<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { call, groups, head, top_k, .. } = self;
+        let (sizes, pad) = (call.sizes, call.pad);
+        let mut carve = Carve(self.scratch);
+        let q = carve.take(TOKENS * pad.key);
+        let read = carve.take(TOKENS * pad.value);
+        let panels = carve.take(pad.state());
+        for anchor in 0..sizes.anchors {
+            let group = groups.of(anchor);
+            if group.is_empty() {
+                continue;
+            }
+            call.pack_state(s, anchor, head, panels);
+            for part in group.chunks(TOKENS) {
+                let count = part.len();
+                for (t, &(row, _)) in part.iter().enumerate() {
+                    call.load_query(s, row, head, &mut q[t * pad.key..(t + 1) * pad.key]);
+                }
+                gemm(
+                    s,
+                    [count, pad.value, sizes.key_dim],
+                    Band::Full,
+                    Strided::rows(q, pad.key),
+                    Block::panels(panels, pad.key),
+                    BlockMut::panels(read, count),
+                    Epilogue::Set,
+                );
+                for (t, &(row, k)) in part.iter().enumerate() {
+                    let at = row * sizes.value_heads + head;
+                    let weight = self.weights[at * top_k + k];
+                    // SAFETY: this token and head belong to this task alone.
+                    let to = unsafe { self.readout.part(at * sizes.value_dim, sizes.value_dim) };
+                    for (p, to) in to.chunks_mut(PANEL).enumerate() {
+                        simd::add_scaled(s, to, weight, &read[p * count * PANEL + t * PANEL..][..PANEL]);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! anchor_read: fast = reference = finite differences; dense and top-K, with and without null, ragged plans.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Input, Program, Random, assert_close, compare, finite_differences, outcome};
+use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Storage, Visible};
+use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var};
+
+struct Read(AnchorReadOptions);
+
+fn inputs_of<T>(v: &[T]) -> AnchorRead<&T> {
+    AnchorRead {
+        query: &v[0],
+        routing_query: &v[1],
+        routing_keys: &v[2],
+        anchor_states: &v[3],
+        null_score: v.get(4),
+    }
+}
+
+impl Program for Read {
+    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
+        Ok(vec![tape.anchor_read(inputs_of(v), &self.0)?])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Case {
+    rows: usize,
+    anchors: usize,
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    routing_dim: usize,
+    null: bool,
+    top_k: Option<usize>,
+}
+
+const BASE: Case = Case {
+    rows: 20,
+    anchors: 3,
+    key_heads: 1,
+    value_heads: 1,
+    key_dim: 8,
+    value_dim: 8,
+    routing_dim: 8,
+    null: true,
+    top_k: None,
+};
+
+fn program(c: Case, plan: ReadPlan, random: &mut Random) -> (Read, Vec<Input>) {
+    let mut inputs = vec![
+        random.input("query", &[c.rows, c.key_heads * c.key_dim], 1.0),
+        random.input("routing_query", &[c.rows, c.value_heads * c.routing_dim], 1.0),
+        random.input("routing_keys", &[c.anchors, c.value_heads * c.routing_dim], 0.7),
+        random.input("anchor_states", &[c.anchors, c.value_heads, c.key_dim, c.value_dim], 1.0),
+    ];
+    if c.null {
+        inputs.push(random.input("null_score", &[c.rows, c.value_heads], 1.0));
+    }
+    let options = AnchorReadOptions {
+        key_heads: c.key_heads,
+        value_heads: c.value_heads,
+        top_k: c.top_k,
+        routing_scale: 0.9,
+        plan: Arc::new(plan),
+    };
+    (Read(options), inputs)
+}
+
+fn run(start: usize, len: usize, visible: std::ops::Range<usize>) -> Segment {
+    Segment { start, len, visible: Visible::Run(visible) }
+}
+
+fn list(start: usize, len: usize, visible: &[usize]) -> Segment {
+    Segment { start, len, visible: Visible::List(visible.to_vec()) }
+}
+
+/// Plans with their rows and anchors: nothing at all, periodic, two batch rows, arbitrary subsets, many anchors.
+fn plans() -> Vec<(usize, usize, ReadPlan)> {
+    let every = |tokens: usize, c: usize| -> Vec<usize> { (1..=tokens / c).map(|m| m * c).collect() };
+    let many = every(300, 3);
+    vec![
+        (0, 0, ReadPlan::default()),
+        (1, 1, ReadPlan { segments: vec![run(0, 1, 0..1)] }),
+        (5, 2, ReadPlan { segments: vec![run(1, 2, 0..0), run(4, 1, 1..2)] }),
+        (20, 6, ReadPlan::from_boundaries(20, &[every(20, 3)])),
+        (80, 14, ReadPlan::from_boundaries(40, &[every(40, 5), vec![1, 2, 3, 30, 33, 39]])),
+        (
+            30,
+            7,
+            ReadPlan { segments: vec![list(2, 3, &[0, 2, 5]), list(5, 1, &[]), list(8, 20, &[1, 5, 6])] },
+        ),
+        (300, many.len(), ReadPlan::from_boundaries(300, &[many])),
+        (
+            260,
+            70,
+            ReadPlan {
+                segments: vec![run(0, 150, 0..70), list(150, 110, &(0..70).step_by(2).collect::<Vec<_>>())],
+            },
+        ),
+    ]
+}
+
+#[test]
+fn fast_equals_reference() {
+    let mut random = Random(21);
+    let shapes = [(1, 1, 8, 8, 8), (2, 4, 12, 24, 5), (1, 2, 3, 5, 17), (2, 2, 16, 32, 8)];
+    for (i, (rows, anchors, plan)) in plans().into_iter().enumerate() {
+        for (j, &(key_heads, value_heads, key_dim, value_dim, routing_dim)) in shapes.iter().enumerate() {
+            // The largest plans with the first shapes only: the references are slow.
+            if rows > 100 && j > 1 {
+                continue;
+            }
+            for top_k in [None, Some(1), Some(4)] {
+                for null in [true, false] {
+                    let case = Case {
+                        rows,
+                        anchors,
+                        key_heads,
+                        value_heads,
+                        key_dim,
+                        value_dim,
+                        routing_dim,
+                        null,
+                        top_k,
+                    };
+                    let (read, inputs) = program(case, plan.clone(), &mut random);
+                    compare(&format!("plan {i}, shape {j}, top_k {top_k:?}, null {null}"), &read, &inputs);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reference_equals_finite_differences() {
+    let mut random = Random(22);
+    for (top_k, null) in [(None, true), (None, false), (Some(2), true), (Some(2), false)] {
+        let case = Case {
+            rows: 9,
+            anchors: 4,
+            value_heads: 2,
+            key_dim: 3,
+            value_dim: 4,
+            routing_dim: 3,
+            null,
+            top_k,
+            ..BASE
+        };
+        let plan = ReadPlan::from_boundaries(9, &[vec![2, 4, 5, 8]]);
+        let (read, inputs) = program(case, plan, &mut random);
+        finite_differences("anchor_read", &read, &inputs, 6);
+    }
+}
+
+/// K at least the number of visible anchors is dense, bit for bit, forward and backward.
+#[test]
+fn wide_top_k_is_dense() {
+    let mut random = Random(23);
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let plan = ReadPlan::from_boundaries(100, &[(1..=9).map(|m| m * 10).collect()]);
+    let (mut read, inputs) = program(Case { rows: 100, anchors: 9, ..BASE }, plan, &mut random);
+    let dense = outcome(&cpu, &read, &inputs).unwrap();
+    for k in [9, 50] {
+        read.0.top_k = Some(k);
+        let wide = outcome(&cpu, &read, &inputs).unwrap();
+        assert!(wide.outputs[0].1 == dense.outputs[0].1);
+        assert!(wide.gradients == dense.gradients);
+    }
+}
+
+/// Equal scores go to the newer anchors.
+#[test]
+fn ties_go_to_the_newer() {
+    let mut random = Random(24);
+    let case = Case { rows: 20, anchors: 6, top_k: Some(2), ..BASE };
+    let plan = ReadPlan { segments: vec![run(0, 20, 0..6)] };
+    let (read, mut inputs) = program(case, plan, &mut random);
+    let one = inputs[2].data[..8].to_vec();
+    inputs[2].data.chunks_exact_mut(8).for_each(|key| key.copy_from_slice(&one));
+    fn weights<E: Engine>(engine: &E, read: &Read, inputs: &[Input]) -> Vec<f64> {
+        let tensors: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
+        engine.to_f64(&engine.routing_weights(inputs_of(&tensors), &read.0).unwrap())
+    }
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let (fast, slow) = (weights(&cpu, &read, &inputs), weights(&Reference, &read, &inputs));
+    assert_close("weights", &fast, &slow, 1e-5);
+    for row in fast.chunks_exact(6) {
+        assert!(row[..4].iter().all(|&w| w == 0.0) && row[4] > 0.0 && row[4] == row[5]);
+    }
+}
+
+/// The weights and the null's share add up to one; the fast weights are the reference's.
+#[test]
+fn weights_add_up() {
+    let mut random = Random(25);
+    for top_k in [None, Some(3)] {
+        let plan = ReadPlan::from_boundaries(150, &[(1..=15).map(|m| m * 10).collect()]);
+        let case = Case { rows: 150, anchors: 15, value_heads: 2, null: false, top_k, ..BASE };
+        let (read, inputs) = program(case, plan, &mut random);
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let fast: Vec<_> = inputs.iter().map(|i| cpu.from_f64(&i.data, &i.shape).unwrap()).collect();
+        let slow: Vec<_> = inputs.iter().map(|i| Reference.from_f64(&i.data, &i.shape).unwrap()).collect();
+        let found = cpu.to_f64(&cpu.routing_weights(inputs_of(&fast), &read.0).unwrap());
+        let want = Reference.to_f64(&Reference.routing_weights(inputs_of(&slow), &read.0).unwrap());
+        assert_close("weights", &found, &want, 1e-5);
+        for (i, row) in found.chunks_exact(15).enumerate() {
+            let sum: f64 = row.iter().sum();
+            assert!((sum - if i / 2 < 10 { 0.0 } else { 1.0 }).abs() < 1e-5, "row {i}: {sum}");
+        }
+    }
+}
+
+/// Stored states: f32 has the bits of the tensor; bf16 and int8 equal the reference on the same stored numbers.
+#[test]
+fn stored_states() {
+    let mut random = Random(26);
+    for (value_dim, top_k) in [(32, None), (20, None), (20, Some(2))] {
+        let plan = ReadPlan::from_boundaries(60, &[(1..=5).map(|m| m * 11).collect()]);
+        let case = Case { rows: 60, anchors: 5, value_heads: 2, key_dim: 12, value_dim, top_k, ..BASE };
+        let (read, inputs) = program(case, plan, &mut random);
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let whole = outcome(&cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+        for storage in [Storage::F32, Storage::Bf16, Storage::Int8] {
+            fn stored<E: Engine>(engine: &E, read: &Read, inputs: &[Input], storage: Storage) -> Vec<f64> {
+                let t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
+                // In two blocks: of two anchors and of three.
+                let size = inputs[3].data.len() / 5;
+                let blocks: Vec<_> = [(0, 2), (2, 5)]
+                    .iter()
+                    .map(|&(from, to)| {
+                        let mut shape = inputs[3].shape.clone();
+                        shape[0] = to - from;
+                        let states =
+                            engine.from_f64(&inputs[3].data[from * size..to * size], &shape).unwrap();
+                        engine.store_states(&states, storage).unwrap()
+                    })
+                    .collect();
+                let blocks: Vec<_> = blocks.iter().collect();
+                let input = AnchorRead {
+                    query: &t[0],
+                    routing_query: &t[1],
+                    routing_keys: &t[2],
+                    anchor_states: &blocks[..],
+                    null_score: t.get(4),
+                };
+                engine.to_f64(&engine.anchor_read_stored(input, &read.0).unwrap())
+            }
+            let found = stored(&cpu, &read, &inputs, storage);
+            assert_close("stored", &found, &stored(&Reference, &read, &inputs, storage), 1e-5);
+            if storage == Storage::F32 {
+                assert!(found == whole);
+            } else {
+                assert_close("stored against whole", &found, &whole, 2e-2);
+            }
+        }
+    }
+}
+
+/// A token's readout has the same bits alone and among others.
+#[test]
+fn rows_do_not_depend_on_each_other() {
+    let mut random = Random(27);
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    for top_k in [None, Some(3)] {
+        let case = Case { rows: 200, anchors: 80, value_dim: 32, key_dim: 12, top_k, ..BASE };
+        let plan = ReadPlan { segments: vec![run(0, 200, 0..80)] };
+        let (read, inputs) = program(case, plan, &mut random);
+        let whole = outcome(&cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+        for row in [0, 77, 199] {
+            let mut alone = inputs.clone();
+            for i in [0, 1, 4] {
+                let width = inputs[i].shape[1];
+                alone[i].shape[0] = 1;
+                alone[i].data = inputs[i].data[row * width..(row + 1) * width].to_vec();
+            }
+            let plan = ReadPlan { segments: vec![run(0, 1, 0..80)] };
+            let read = Read(AnchorReadOptions { plan: Arc::new(plan), ..read.0.clone() });
+            let found = outcome(&cpu, &read, &alone).unwrap().outputs.remove(0).1;
+            assert!(found == whole[row * 32..(row + 1) * 32], "row {row}, top_k {top_k:?}");
+        }
+    }
+}
+
+#[test]
+fn bad_calls_are_errors() {
+    let mut random = Random(28);
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let plan = ReadPlan { segments: vec![run(4, 16, 0..3)] };
+    let (read, inputs) = program(BASE, plan, &mut random);
+    for i in 0..inputs.len() {
+        for axis in 0..inputs[i].shape.len() {
+            if (i, axis) == (3, 3) {
+                continue; // d_v is what the states say
+            }
+            let mut bad = inputs.clone();
+            bad[i].shape[axis] += 1;
+            bad[i].data = vec![0.0; bad[i].shape.iter().product()];
+            assert!(
+                matches!(outcome(&cpu, &read, &bad), Err(Error::Shape { .. })),
+                "{} axis {axis}",
+                bad[i].name
+            );
+        }
+    }
+    for segments in [
+        vec![run(0, 21, 0..3)],
+        vec![run(4, 2, 0..4)],
+        vec![run(4, 2, 0..1), run(5, 2, 0..1)],
+        vec![list(0, 1, &[1, 0])],
+        vec![list(0, 1, &[3])],
+        vec![run(usize::MAX, 2, 0..1)],
+    ] {
+        let options = AnchorReadOptions { plan: Arc::new(ReadPlan { segments }), ..read.0.clone() };
+        assert!(matches!(outcome(&cpu, &Read(options), &inputs), Err(Error::Value { .. })));
+    }
+    let options = AnchorReadOptions { top_k: Some(0), ..read.0.clone() };
+    assert!(matches!(outcome(&cpu, &Read(options), &inputs), Err(Error::Value { .. })));
+}
