@@ -288,6 +288,8 @@ fn cuts_on_the_grid_keep_the_bits() {
         Cpu::new(CpuOptions { threads: 2, portable: false, products: Products::BatchInvariant }).unwrap();
     let whole = pieces(&engine, &case, &inputs, &[]);
     assert!(pieces(&engine, &case, &inputs, &[64, 192]) == whole);
+    let one_thread = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    assert!(pieces(&one_thread, &case, &inputs, &[]) == whole);
     // One entry of the batch alone.
     let alone = Case { batch: 1, ..case };
     let one: Vec<Input> = inputs

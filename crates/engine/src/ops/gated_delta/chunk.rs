@@ -217,6 +217,53 @@ impl Prepared<'_> {
     }
 }
 
+/// Gradients of one head's gate inputs in a chunk.
+pub(crate) struct GateGradients {
+    pub retention_input: [f32; CHUNK],
+    pub write_input: [f32; CHUNK],
+    /// Sums over the chunk.
+    pub a_log: f32,
+    pub dt_bias: f32,
+}
+
+/// From d log α and dβ to the gates' inputs: dz = −d log α · exp(a_log) · σ(z).
+#[inline(always)]
+pub(crate) fn gate_gradients<S: Simd>(
+    s: S,
+    gates: &Gates,
+    input: GateInput<'_>,
+    at: usize,
+    len: usize,
+    dlog: &[f32],
+    dwrite: &[f32; CHUNK],
+) -> GateGradients {
+    let mut d =
+        GateGradients { retention_input: [0.0; CHUNK], write_input: [0.0; CHUNK], a_log: 0.0, dt_bias: 0.0 };
+    let mut slope = [0.0f32; CHUNK];
+    for t in 0..len {
+        slope[t] = input.retention[at + t * input.stride] + input.dt_bias;
+    }
+    for i in [0, LANES] {
+        let v = simd::sigmoid(s, s.load(&slope[i..]));
+        s.store(&mut slope[i..], v);
+    }
+    for t in 0..len {
+        let sigma = gates.write[t] / input.write_scale;
+        d.retention_input[t] = -dlog[t] * input.rate * slope[t];
+        d.write_input[t] = dwrite[t] * gates.write[t] * (1.0 - sigma);
+        d.dt_bias += d.retention_input[t];
+        d.a_log += dlog[t] * gates.log_retention[t];
+    }
+    d
+}
+
+/// Adds a gradient that goes through the L2 norm y = r x: out += r (dy − y <dy, y>).
+#[inline(always)]
+pub(crate) fn add_through_norm<S: Simd>(s: S, out: &mut [f32], r: f32, y: &[f32], dy: &[f32]) {
+    simd::add_scaled(s, out, r, dy);
+    simd::add_scaled(s, out, -r * simd::dot(s, y, dy), y);
+}
+
 /// Sixteen ones, then zeros: read from 15 − i, ones up to and with column i.
 static MASK: [f32; 2 * CHUNK] = {
     let mut mask = [0.0; 2 * CHUNK];

@@ -13,14 +13,15 @@
 //! dS = tot dS' + [−diag(βe) K; s diag(e) Q]ᵀ [H; dO]
 //! ```
 
-use super::chunk::{CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, gates, load_normalised, load_rows};
+use super::chunk::{
+    CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, add_through_norm, gate_gradients, gates,
+    load_normalised, load_rows,
+};
 use super::fast::{KEPT_EVERY, Padded, Plan, gate_input};
 use super::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
-use crate::simd::{
-    self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
-};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, PANEL, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
 pub(crate) fn backward(
@@ -539,26 +540,18 @@ impl Head<'_> {
         work: &mut Work<'_>,
     ) {
         let heads = self.sizes.value_heads;
-        let mut slope = [0.0f32; CHUNK];
+        let at = chunk.start * heads;
+        let d = gate_gradients(s, gates, self.gates, at, chunk.len, dlog, dwrite);
         for t in 0..chunk.len {
-            slope[t] = self.gates.retention[(chunk.start + t) * heads] + self.gates.dt_bias;
-        }
-        for i in [0, LANES] {
-            let v = simd::sigmoid(s, s.load(&slope[i..]));
-            s.store(&mut slope[i..], v);
-        }
-        for t in 0..chunk.len {
-            let at = ((self.b * self.sizes.tokens) + chunk.start + t) * heads + self.h;
-            let dz = -dlog[t] * self.gates.rate * slope[t];
-            let sigma = gates.write[t] / self.gates.write_scale;
+            let at = (self.b * self.sizes.tokens + chunk.start + t) * heads + self.h;
             // SAFETY: one number that belongs to this head and token alone.
             unsafe {
-                self.out.retention_input.set(at, dz);
-                self.out.write_input.set(at, dwrite[t] * gates.write[t] * (1.0 - sigma));
+                self.out.retention_input.set(at, d.retention_input[t]);
+                self.out.write_input.set(at, d.write_input[t]);
             }
-            work.dt_bias += dz;
-            work.a_log += dlog[t] * gates.log_retention[t];
         }
+        work.dt_bias += d.dt_bias;
+        work.a_log += d.a_log;
     }
 
     /// Gradients of queries and keys, through the L2 norm: dx = r (dy − y <dy, y>).
@@ -585,8 +578,7 @@ impl Head<'_> {
                 if self.first_of_group {
                     out.fill(0.0);
                 }
-                simd::add_scaled(s, out, r, dy);
-                simd::add_scaled(s, out, -r * simd::dot(s, y, dy), y);
+                add_through_norm(s, out, r, y, dy);
             }
         }
     }

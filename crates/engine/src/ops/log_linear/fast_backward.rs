@@ -1,24 +1,27 @@
 //! The backward pass by chunks, last to first. A block starts from its kept states; inside it the states are
-//! formed again and held, with −W S. Per chunk, D the gradient of a state after it:
+//! formed again and held, with −W S (`fast_levels`, which gives dW, dpQ, dKs, dU, τ and part of dλ). Then inside
+//! a chunk:
 //!
 //! ```text
-//! level m above the target:  Vn = −W S^m,   Y = diag(d) K D,   dS^m = tot D − Wᵀ Y + pQᵀ diag(λ_m) dO
-//! target:                    Vn = U − W T,  Y = dU = diag(d) K D,   dT = tot D − Wᵀ Y
-//! level m below it:          dS^m = dT + pQᵀ diag(λ_m) dO
-//! all:  dKs += diag(d) Vn Dᵀ,   dW −= Y Sᵀ,   τ += tot <S, D>
-//!       Z = dO (S^m)ᵀ,   dλ_m = <Z, pQ> by rows,   dpQ += diag(λ_m) Z
 //! dW −= Pᵀ dpQ;   dKbe = Nᵀ dW;   Hu = Nᵀ dU;   dVb = (M ∘ Λ)ᵀ dO + Hu
 //! E = tril(dO (diag(β) V)ᵀ);   dλ_i[level(i, j)] += (E ∘ M)_ij;   F = (E ∘ Λ) Nᵀ
 //! R = tril(F − dpQ Wᵀ) ∘ Γ;   X = −strict_tril(dKbe Wᵀ + Hu Uᵀ + Mᵀ F) ∘ Γ
 //! ```
-//! (dN never appears: Nᵀ dN Nᵀ is the bracket of X.) The rest is as in the plain gated delta rule.
+//! (dN never appears: Nᵀ dN Nᵀ is the bracket of X.) The rest is as in the plain gated delta rule, with
+//! a_i = e_i <dpQ_i, Q_i> + β_i e_i <dKbe_i, K_i> and τ for tot <S, dS'>.
 
+<<<<<<< HEAD
 use super::chunk::{Chunk, Prep, Segment, Source, add_to_levels, chunks, filled, inner_scale, segments};
 use super::fast::{Levels, into_state, times_state};
+=======
+use super::chunk::{Chunk, Prep, Segment, Source, chunks, inner_scale, segments};
+use super::fast::Levels;
+use super::fast_levels::{Work, levels_step, replay, slot, slots};
+>>>>>>> loglin
 use super::{LogLinear, LogLinearOptions, NAME, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
-use crate::ops::gated_delta::chunk::{CHUNK, SQUARE, load_rows};
+use crate::ops::gated_delta::chunk::{CHUNK, add_through_norm, gate_gradients};
 use crate::ops::gated_delta::fast::Padded;
 use crate::simd::{
     self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
@@ -96,16 +99,6 @@ struct Plan<'a> {
     sizes: Sizes,
     chunks: &'a [Chunk],
     segments: &'a [Segment],
-}
-
-/// Numbers that a state takes in the replay: the state and −W S.
-fn slot(pad: Padded) -> usize {
-    pad.state() + CHUNK * pad.value
-}
-
-/// States that a chunk takes in the replay: its filled levels and T.
-fn slots(chunk: &Chunk) -> usize {
-    chunk.position.count_ones() as usize + 1
 }
 
 impl Plan<'_> {
@@ -186,239 +179,6 @@ impl Kernel for Head<'_> {
         let sums = unsafe { self.out.sums.part(at, scales + 2) };
         sums.copy_from_slice(&work.sums[..scales + 2]);
     }
-}
-
-/// Forms −W S of a chunk's states (for T: U − W T), T itself, and the states of the next chunk.
-#[inline(always)]
-fn replay<S: Simd>(
-    s: S,
-    source: &Source<'_>,
-    chunk: &Chunk,
-    prep: &Prep<'_>,
-    here: &mut [f32],
-    next: Option<&mut [f32]>,
-) {
-    let (pad, len) = (source.pad, chunk.len);
-    let Some(target) = chunk.target() else { return };
-    let tot = prep.gates.whole;
-    let below = filled(chunk.position).take_while(|&m| m < target).count();
-    let (levels, total) = here.split_at_mut((slots(chunk) - 1) * slot(pad));
-    let (t, vn) = total.split_at_mut(pad.state());
-    for (i, slot) in levels.chunks_exact(slot(pad)).take(below).enumerate() {
-        let state = &slot[..pad.state()];
-        if i == 0 {
-            t.copy_from_slice(state);
-        } else {
-            simd::add_scaled(s, t, 1.0, state);
-        }
-    }
-    vn[..len * pad.value].copy_from_slice(&prep.u[..len * pad.value]);
-    if below > 0 {
-        times_state(s, source, len, prep.wq, t, vn, Epilogue::Add);
-    }
-    for slot in levels.chunks_exact_mut(slot(pad)).skip(below) {
-        let (state, held) = slot.split_at_mut(pad.state());
-        times_state(s, source, len, prep.wq, state, held, Epilogue::Set);
-    }
-    let Some(next) = next else { return };
-    let mut next = next.chunks_exact_mut(slot(pad));
-    if let Some(to) = next.next() {
-        let to = &mut to[..pad.state()];
-        if below > 0 {
-            to.copy_from_slice(t);
-            into_state(s, pad, len, prep.faded, vn, to, Epilogue::Decay(tot));
-        } else {
-            into_state(s, pad, len, prep.faded, vn, to, Epilogue::Set);
-        }
-    }
-    for (to, from) in next.zip(levels.chunks_exact(slot(pad)).skip(below)) {
-        let (state, held) = from.split_at(pad.state());
-        let to = &mut to[..pad.state()];
-        to.copy_from_slice(state);
-        into_state(s, pad, len, prep.faded, held, to, Epilogue::Decay(tot));
-    }
-}
-
-/// Scratch of one head's backward pass.
-struct Work<'a> {
-    /// Y of a level, then diag(λ) dO
-    y_do: &'a mut [f32],
-    /// dO
-    dout: &'a mut [f32],
-    /// Sᵀ and Dᵀ
-    state_t: &'a mut [f32],
-    gradient_t: &'a mut [f32],
-    /// dW, then dpQ
-    dwq: &'a mut [f32],
-    /// dKbe, then dpQ
-    back: &'a mut [f32],
-    /// Z
-    z: &'a mut [f32],
-    dk: &'a mut [f32],
-    dq: &'a mut [f32],
-    /// dU, then Hu
-    du: &'a mut [f32],
-    hu: &'a mut [f32],
-    /// dVb
-    dv: &'a mut [f32],
-    /// A chunk's rows transposed, [d, 16]
-    rows_t: &'a mut [f32],
-    /// E, E ∘ Λ, Nᵀ, F, [X; R], βX + (βX)ᵀ
-    e: &'a mut [f32],
-    dm: &'a mut [f32],
-    inverse_t: &'a mut [f32],
-    f: &'a mut [f32],
-    xr: &'a mut [f32],
-    mixed: &'a mut [f32],
-    /// dλ, [NL][16]
-    dlambda: &'a mut [f32],
-    /// dL, d a_log, d dt_bias
-    sums: &'a mut [f32],
-    /// Σ <S, D>
-    through: f32,
-    /// Whether dU is there.
-    writes: bool,
-}
-
-impl<'a> Work<'a> {
-    fn size(pad: Padded, scales: usize) -> usize {
-        let wide = pad.key.max(pad.value);
-        2 * pad.state()
-            + CHUNK * (6 * pad.value + 7 * pad.key + wide)
-            + 7 * SQUARE
-            + CHUNK * scales
-            + Carve::size(scales + 2)
-    }
-
-    fn new(pad: Padded, scales: usize, carve: &mut Carve<'a>) -> Self {
-        let work = Self {
-            y_do: carve.take(2 * CHUNK * pad.value),
-            dout: carve.take(CHUNK * pad.value),
-            state_t: carve.take(pad.state()),
-            gradient_t: carve.take(pad.state()),
-            dwq: carve.take(2 * CHUNK * pad.key),
-            back: carve.take(2 * CHUNK * pad.key),
-            z: carve.take(CHUNK * pad.key),
-            dk: carve.take(CHUNK * pad.key),
-            dq: carve.take(CHUNK * pad.key),
-            du: carve.take(CHUNK * pad.value),
-            hu: carve.take(CHUNK * pad.value),
-            dv: carve.take(CHUNK * pad.value),
-            rows_t: carve.take(CHUNK * pad.key.max(pad.value)),
-            e: carve.take(SQUARE),
-            dm: carve.take(SQUARE),
-            inverse_t: carve.take(SQUARE),
-            f: carve.take(SQUARE),
-            xr: carve.take(2 * SQUARE),
-            mixed: carve.take(SQUARE),
-            dlambda: carve.take(CHUNK * scales),
-            sums: carve.take(scales + 2),
-            through: 0.0,
-            writes: false,
-        };
-        work.sums.fill(0.0);
-        work
-    }
-}
-
-/// The states' share: dW, dpQ, dKs / d (in `dk`), dU, dλ, τ, and the states' own gradients.
-#[inline(always)]
-fn levels_step<S: Simd>(
-    s: S,
-    source: &Source<'_>,
-    chunk: &Chunk,
-    prep: &Prep<'_>,
-    here: &[f32],
-    gradients: &mut Levels<'_>,
-    last: bool,
-    work: &mut Work<'_>,
-    gradient: &[f32],
-) {
-    let (pad, len) = (source.pad, chunk.len);
-    let n = &source.sizes.heads;
-    let tot = prep.gates.whole;
-    let [_, value_at, _] = source.at(chunk.start);
-    load_rows(len, n.value_dim, &gradient[value_at..], n.value_heads * n.value_dim, work.dout);
-    work.dwq[..2 * len * pad.key].fill(0.0);
-    work.dk[..len * pad.key].fill(0.0);
-    work.dlambda.fill(0.0);
-    work.through = 0.0;
-    // After the last chunk nothing depends on a state.
-    let target = chunk.target().filter(|_| !last);
-    work.writes = target.is_some();
-    let below = target.map_or(0, |target| filled(chunk.position).take_while(|&m| m < target).count());
-    if let Some(target) = target {
-        let (t, vn) = here[(slots(chunk) - 1) * slot(pad)..].split_at(pad.state());
-        let d = gradients.of_mut(target);
-        times_state(s, source, len, prep.faded, d, work.du, Epilogue::Set);
-        simd::transpose_panels(s, pad.key, pad.value, d, work.gradient_t);
-        by_state_t(s, source, len, vn, work.gradient_t, work.dk, Epilogue::Add);
-        if below > 0 {
-            simd::transpose_panels(s, pad.key, pad.value, t, work.state_t);
-            work.through += simd::dot(s, work.state_t, work.gradient_t);
-            by_state_t(s, source, len, work.du, work.state_t, work.dwq, Epilogue::Sub);
-            into_state(s, pad, len, prep.wq, work.du, d, Epilogue::Decay(tot));
-        }
-    }
-    let mut inner = [0.0; CHUNK];
-    for (i, m) in filled(chunk.position).enumerate() {
-        let (state, vn) = here[i * slot(pad)..][..slot(pad)].split_at(pad.state());
-        let weights = prep.weights(source, chunk, m);
-        simd::transpose_panels(s, pad.key, pad.value, state, work.state_t);
-        by_state_t(s, source, len, work.dout, work.state_t, work.z, Epilogue::Set);
-        let (_, pq) = prep.wq.split_at(len * pad.key);
-        let (_, dpq) = work.dwq.split_at_mut(len * pad.key);
-        for t in 0..len {
-            let row = t * pad.key..(t + 1) * pad.key;
-            inner[t] = simd::dot(s, &work.z[row.clone()], &pq[row.clone()]);
-            simd::add_scaled(s, &mut dpq[row.clone()], weights[t], &work.z[row]);
-            let row = t * pad.value..(t + 1) * pad.value;
-            let to = &mut work.y_do[(len + t) * pad.value..(len + t + 1) * pad.value];
-            simd::scale_to(s, to, weights[t], &work.dout[row]);
-        }
-        add_to_levels(source, chunk, m, &inner, work.dlambda);
-        let read = &work.y_do[len * pad.value..];
-        match target {
-            None => into_state(s, pad, len, pq, read, gradients.of_mut(m), Epilogue::Set),
-            Some(target) if m < target => {
-                let (to, total) = gradients.pair(m, target);
-                to.copy_from_slice(total);
-                into_state(s, pad, len, pq, read, to, Epilogue::Add);
-            }
-            Some(_) => {
-                let d = gradients.of_mut(m);
-                times_state(s, source, len, prep.faded, d, work.y_do, Epilogue::Set);
-                simd::transpose_panels(s, pad.key, pad.value, d, work.gradient_t);
-                work.through += simd::dot(s, work.state_t, work.gradient_t);
-                by_state_t(s, source, len, vn, work.gradient_t, work.dk, Epilogue::Add);
-                by_state_t(s, source, len, work.y_do, work.state_t, work.dwq, Epilogue::Sub);
-                into_state(s, pad, 2 * len, prep.wq, work.y_do, d, Epilogue::Decay(tot));
-            }
-        }
-    }
-}
-
-/// C ← epilogue(C, A Sᵀ) with a transposed state in panels; rows of A are `pad.value` wide.
-#[inline(always)]
-fn by_state_t<S: Simd>(
-    s: S,
-    source: &Source<'_>,
-    rows: usize,
-    a: &[f32],
-    state_t: &[f32],
-    c: &mut [f32],
-    epilogue: Epilogue<'_>,
-) {
-    let pad = source.pad;
-    gemm(
-        s,
-        [rows, pad.key, source.sizes.heads.value_dim],
-        Band::Full,
-        Strided::rows(a, pad.value),
-        Block::panels(state_t, pad.value),
-        BlockMut::rows(c, pad.key),
-        epilogue,
-    );
 }
 
 /// C ← epilogue(C, A B) with a triangle A and `rows` rows of B and C, `width` wide.
@@ -605,26 +365,17 @@ impl Head<'_> {
     ) {
         let Source { sizes, gates: input, b, h, .. } = self.source;
         let (heads, scales, len) = (sizes.heads.value_heads, sizes.scales, chunk.len);
-        let mut slope = [0.0f32; CHUNK];
-        for t in 0..len {
-            slope[t] = input.retention[(chunk.start + t) * heads] + input.dt_bias;
-        }
-        for i in [0, LANES] {
-            let v = simd::sigmoid(s, s.load(&slope[i..]));
-            s.store(&mut slope[i..], v);
-        }
+        let d = gate_gradients(s, &prep.gates, input, chunk.start * heads, len, dlog, dwrite);
         for t in 0..len {
             let at = (b * sizes.heads.tokens + chunk.start + t) * heads + h;
-            let dz = -dlog[t] * input.rate * slope[t];
-            let beta = prep.gates.write[t];
             // SAFETY: one number that belongs to this head and token alone.
             unsafe {
-                self.out.retention_input.part(at, 1)[0] = dz;
-                self.out.write_input.part(at, 1)[0] = dwrite[t] * beta * (1.0 - beta / input.write_scale);
+                self.out.retention_input.set(at, d.retention_input[t]);
+                self.out.write_input.set(at, d.write_input[t]);
             }
-            work.sums[scales] += dlog[t] * prep.gates.log_retention[t];
-            work.sums[scales + 1] += dz;
         }
+        work.sums[scales] += d.a_log;
+        work.sums[scales + 1] += d.dt_bias;
         // λ = softplus(L w):  dp = dλ σ(L w),  dL = Σ dp w,  dw = dp L
         for (l, &scale) in self.source.level_scale().iter().enumerate() {
             let (w, d) = (&prep.level[l * CHUNK..], &mut work.dlambda[l * CHUNK..][..CHUNK]);
@@ -675,8 +426,7 @@ impl Head<'_> {
                 if self.first_of_group {
                     out.fill(0.0);
                 }
-                simd::add_scaled(s, out, r, dy);
-                simd::add_scaled(s, out, -r * simd::dot(s, y, dy), y);
+                add_through_norm(s, out, r, y, dy);
             }
             // SAFETY: this head's columns of this token belong to this task alone.
             let dv = unsafe { self.out.value.part(value_at, n.value_dim) };

@@ -22,6 +22,7 @@
 mod chunk;
 pub(crate) mod fast;
 mod fast_backward;
+mod fast_levels;
 pub(crate) mod reference;
 
 use crate::engine::Engine;
@@ -123,6 +124,9 @@ pub struct LogLinearOptions {
     pub want_state: bool,
 }
 
+/// What [`Tape::log_linear_delta`] returns: the readouts, and the level states if they were wanted.
+pub type LogLinearReadouts<T> = (Var<T>, Option<T>);
+
 /// What an engine returns from the forward pass.
 #[derive(Clone, Debug)]
 pub struct LogLinearOutput<T> {
@@ -192,7 +196,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         input: LogLinear<&Var<E::Tensor>>,
         options: &LogLinearOptions,
         initial: Option<&E::Tensor>,
-    ) -> Result<(Var<E::Tensor>, Option<E::Tensor>)> {
+    ) -> Result<LogLinearReadouts<E::Tensor>> {
         let vars = input.into_array();
         let values = input.each(|v| v.value().clone());
         let keep = self.records(&vars);
