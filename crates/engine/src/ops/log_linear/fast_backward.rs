@@ -10,14 +10,9 @@
 //! (dN never appears: Nᵀ dN Nᵀ is the bracket of X.) The rest is as in the plain gated delta rule, with
 //! a_i = e_i <dpQ_i, Q_i> + β_i e_i <dKbe_i, K_i> and τ for tot <S, dS'>.
 
-<<<<<<< HEAD
-use super::chunk::{Chunk, Prep, Segment, Source, add_to_levels, chunks, filled, inner_scale, segments};
-use super::fast::{Levels, into_state, times_state};
-=======
 use super::chunk::{Chunk, Prep, Segment, Source, chunks, inner_scale, segments};
 use super::fast::Levels;
 use super::fast_levels::{Work, levels_step, replay, slot, slots};
->>>>>>> loglin
 use super::{LogLinear, LogLinearOptions, NAME, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
