@@ -25,9 +25,9 @@ pub(crate) fn store_or_part<S: Simd, const PART: bool>(s: S, p: &mut [f32], v: S
     p.copy_from_slice(&lanes[..p.len()]);
 }
 
-/// σ(x), for use in SiLU: below −87 it stays at σ(−87) = 2e-38, which saves the ends of the full range.
+/// σ(x) and e^−x, for use in SiLU: past ±87 both stay as they are there, which saves the ends of the full range.
 #[inline(always)]
-fn gate<S: Simd>(s: S, x: S::V) -> S::V {
+fn gate<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     // `max` and `min` return their second operand where one is NaN, so NaN comes through.
     let x = s.max(s.splat(-87.0), s.min(s.splat(87.0), s.sub(s.splat(0.0), x)));
     // As `exp`, but 2^n in one step.
@@ -39,20 +39,68 @@ fn gate<S: Simd>(s: S, x: S::V) -> S::V {
         p = s.fma(p, r, s.splat(c));
     }
     let one = s.splat(1.0);
-    let e = s.fma(s.mul(p, r), r, s.add(r, one));
-    s.div(one, s.fma(e, s.pow2(n), one))
+    let e = s.mul(s.fma(s.mul(p, r), r, s.add(r, one)), s.pow2(n));
+    (s.div(one, s.add(one, e)), e)
 }
 
 /// SiLU(x) = x σ(x).
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
-    s.mul(x, gate(s, x))
+    s.mul(x, gate(s, x).0)
 }
 
-/// SiLU(x) and its slope σ(x) (1 + x (1 − σ(x))).
+/// SiLU(x) and its slope σ(x) (1 + x (1 − σ(x))), where 1 − σ(x) = e^−x σ(x) does not cancel.
 #[inline(always)]
 pub(crate) fn silu_and_slope<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let one = s.splat(1.0);
-    let sig = gate(s, x);
-    (s.mul(x, sig), s.mul(sig, s.fma(x, s.sub(one, sig), one)))
+    let (sig, e) = gate(s, x);
+    let silu = s.mul(x, sig);
+    (silu, s.mul(sig, s.fma(silu, e, one)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Kernel, Level};
+
+    struct Both<'a>(&'a mut [f32], &'a mut [f32]);
+    impl Kernel for Both<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            for (y, slope) in self.0.chunks_exact_mut(LANES).zip(self.1.chunks_exact_mut(LANES)) {
+                let (v, d) = silu_and_slope(s, s.load(y));
+                s.store(y, v);
+                s.store(slope, d);
+            }
+        }
+    }
+
+    #[test]
+    fn silu_is_close_to_f64() {
+        let xs: Vec<f32> = (0..80_000).map(|i| -100.0 + i as f32 * 0.0025).collect();
+        for level in [Level::detect(), Level::Portable] {
+            let (mut ys, mut slopes) = (xs.clone(), xs.clone());
+            level.run(Both(&mut ys, &mut slopes));
+            for ((&x, &y), &slope) in xs.iter().zip(&ys).zip(&slopes) {
+                let x = f64::from(x);
+                let sig = 1.0 / (1.0 + (-x).exp());
+                let (want, want_slope) = (x * sig, sig * (1.0 + x * (1.0 - sig)));
+                assert!(
+                    (f64::from(y) - want).abs() <= 6e-7 * want.abs() + 1e-35,
+                    "SiLU({x}) = {y}, not {want}"
+                );
+                assert!(
+                    (f64::from(slope) - want_slope).abs() <= 6e-7,
+                    "slope at {x}: {slope}, not {want_slope}"
+                );
+            }
+            let (mut odd, mut slopes) =
+                ([f32::NAN, f32::INFINITY, 0.0, -0.0, 1e30, -1e30, 0.0, 0.0], [0.0; 8]);
+            level.run(Both(&mut odd, &mut slopes));
+            assert!(odd[0].is_nan() && slopes[0].is_nan());
+            assert_eq!(odd[1..5], [f32::INFINITY, 0.0, 0.0, 1e30]);
+            assert!(odd[5].abs() < 1e-7);
+        }
+    }
 }

@@ -122,7 +122,7 @@ impl Blocks {
         const SMALL: usize = 16 * 1024;
         let all = sizes.batch * sizes.tokens;
         let length = (SMALL / sizes.width.max(1)).max(all.div_ceil(64)).next_multiple_of(GROUP).max(GROUP);
-        let per_sequence = sizes.tokens.div_ceil(length);
+        let per_sequence = if sizes.width == 0 { 0 } else { sizes.tokens.div_ceil(length) };
         Self { sizes, length, per_sequence, per_part: (sizes.batch * per_sequence).div_ceil(64).max(1) }
     }
 

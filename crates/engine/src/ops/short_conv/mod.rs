@@ -40,6 +40,9 @@ pub struct ShortConvGradients<T> {
     pub weight: T,
 }
 
+/// y, and the tail for the next call.
+pub type OutputAndTail<T> = (Var<T>, Var<T>);
+
 /// Sizes of a call, once they are known to fit.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
@@ -72,7 +75,7 @@ pub(crate) fn check_gradient(x: &[usize], gradient: &[usize]) -> Result<()> {
 
 impl<'e, E: Engine> Tape<'e, E> {
     /// y = SiLU(w ∗ x), and the tail for the next call. No gradient flows through either tail.
-    pub fn short_conv(&self, input: ShortConv<&Var<E::Tensor>>) -> Result<(Var<E::Tensor>, Var<E::Tensor>)> {
+    pub fn short_conv(&self, input: ShortConv<&Var<E::Tensor>>) -> Result<OutputAndTail<E::Tensor>> {
         let (x, weight) = (input.x.value().clone(), input.weight.value().clone());
         let tail = input.tail.map(|tail| tail.value().clone());
         let (y, new_tail) =
