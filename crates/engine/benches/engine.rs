@@ -226,12 +226,14 @@ impl Bench {
         let input = Linear { x: &x, weight: &weight, bias: None };
         let flops = 2.0 * (rows * inner * outer) as f64;
         let mut out = vec![0.0f32; rows * outer];
-        let bare = self.time(|cpu| {
+        let threads = self.cpu.threads();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        let bare = self.time(|_| {
             let x = faer::MatRef::from_row_major_slice(x.data(), rows, inner);
             let w = faer::MatRef::from_row_major_slice(weight.data(), outer, inner);
-            cpu.install(|| {
+            pool.install(|| {
                 let y = faer::MatMut::from_row_major_slice_mut(&mut out, rows, outer);
-                let par = faer::Par::rayon(cpu.threads());
+                let par = faer::Par::rayon(threads);
                 faer::linalg::matmul::matmul(y, faer::Accum::Replace, x, w.transpose(), 1.0, par);
             });
         });

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::simd::Level;
+use crate::team::Team;
 use crate::tensor::{Lines, Pool, Tensor};
 
 /// How matrix products with weights are formed.
@@ -31,7 +32,7 @@ pub struct CpuOptions {
 
 /// The fast f32 engine.
 pub struct Cpu {
-    pool: rayon::ThreadPool,
+    team: Team,
     threads: usize,
     level: Level,
     buffers: Arc<Pool<f32>>,
@@ -53,16 +54,12 @@ impl Cpu {
     pub fn new(options: CpuOptions) -> Result<Self> {
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if options.threads == 0 { available } else { options.threads };
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("march-{i}"))
-            .build()
-            .map_err(|e| Error::Value {
-                operation: "Cpu::new",
-                message: format!("{threads} threads: {e}"),
-            })?;
+        let team = Team::new(threads).map_err(|e| Error::Value {
+            operation: "Cpu::new",
+            message: format!("{threads} threads could not be started: {e}"),
+        })?;
         let level = if options.portable { Level::Portable } else { Level::detect() };
-        Ok(Self { pool, threads, level, buffers: Arc::default(), products: options.products })
+        Ok(Self { team, threads, level, buffers: Arc::default(), products: options.products })
     }
 
     /// Threads in use.
@@ -88,11 +85,6 @@ impl Cpu {
     /// Bytes of unused buffers that are kept for the next step.
     pub fn free_bytes(&self) -> usize {
         self.buffers.free_bytes()
-    }
-
-    /// Runs `f` on one of the engine's threads: operations called inside start without a change of thread.
-    pub fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(f)
     }
 
     /// An output whose every element the caller writes.
@@ -125,14 +117,7 @@ impl Cpu {
                 task(i);
             }
         };
-        self.pool.install(|| {
-            rayon::scope(|scope| {
-                for _ in 1..self.threads.min(count) {
-                    scope.spawn(|_| work());
-                }
-                work();
-            });
-        });
+        self.team.run(&work);
     }
 
     /// Splits rows of work into at most 64 parts, fewer when the whole is small. `cost` is the work of a row in
@@ -147,11 +132,6 @@ impl Cpu {
     /// Runs `task(part, start..end)` for every part.
     pub(crate) fn for_rows(&self, parts: RowParts, task: impl Fn(usize, std::ops::Range<usize>) + Sync) {
         self.parallel(parts.count(), |p| task(p, parts.range(p)));
-    }
-
-    /// The products of faer use this many threads of the pool.
-    pub(crate) fn par(&self) -> faer::Par {
-        if self.threads == 1 { faer::Par::Seq } else { faer::Par::rayon(self.threads) }
     }
 }
 
@@ -189,6 +169,12 @@ unsafe impl Send for Shared<'_> {}
 impl<'a> Shared<'a> {
     pub(crate) fn new(data: &'a mut [f32]) -> Self {
         Self { p: data.as_mut_ptr(), len: data.len(), life: std::marker::PhantomData }
+    }
+
+    /// The address of an element.
+    pub(crate) fn pointer(&self, at: usize) -> *mut f32 {
+        assert!(at <= self.len, "pointer out of bounds");
+        self.p.wrapping_add(at)
     }
 
     /// A part to write.

@@ -10,9 +10,11 @@ mod error;
 mod fast_engine;
 mod machine;
 pub mod ops;
+mod product;
 mod reference_engine;
 mod simd;
 mod tape;
+mod team;
 mod tensor;
 
 pub use cpu::{Cpu, CpuOptions, Products};

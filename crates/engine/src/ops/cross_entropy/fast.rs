@@ -2,12 +2,13 @@
 //! softmax in place, and two products for the gradients, all before the next block. Rows of a block go to
 //! threads for the softmax; sums over the vocabulary and over tokens are in f64, in order.
 
-use faer::{Accum, MatMut, MatRef};
+use faer::{Accum, MatRef};
 
 use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::ops::linear::{self, Linear};
+use crate::product::product;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
 use crate::tensor::Tensor;
 
@@ -53,7 +54,7 @@ pub(crate) fn forward(
         let dl = MatRef::from_row_major_slice(logits.data(), rows.len(), vocabulary);
         if let Some(dx) = &mut dx {
             let mut block = cpu.uninit(x.shape());
-            product(cpu, block.data_mut(), [rows.len(), width], Accum::Replace, dl, weight);
+            product(cpu, block.data_mut(), Accum::Replace, dl, weight);
             let out = dx.data_mut();
             for (i, &row) in rows.iter().enumerate() {
                 out[row * width..][..width].copy_from_slice(&block.data()[i * width..][..width]);
@@ -61,7 +62,7 @@ pub(crate) fn forward(
         }
         if let Some(dw) = &mut dw {
             let x = MatRef::from_row_major_slice(x.data(), rows.len(), width);
-            product(cpu, dw.data_mut(), [vocabulary, width], accumulate, dl.transpose(), x);
+            product(cpu, dw.data_mut(), accumulate, dl.transpose(), x);
             accumulate = Accum::Add;
         }
     }
@@ -135,22 +136,6 @@ fn gather(cpu: &Cpu, x: &Tensor<f32>, width: usize, rows: &[usize]) -> Tensor<f3
         out[i * width..][..width].copy_from_slice(&x.data()[row * width..][..width]);
     }
     block
-}
-
-/// c = a·b or c += a·b, row-major, on all threads.
-fn product(
-    cpu: &Cpu,
-    c: &mut [f32],
-    size: [usize; 2],
-    accumulate: Accum,
-    a: MatRef<'_, f32>,
-    b: MatRef<'_, f32>,
-) {
-    let mut run = || {
-        let c = MatMut::from_row_major_slice_mut(c, size[0], size[1]);
-        faer::linalg::matmul::matmul(c, accumulate, a, b, 1.0, cpu.par());
-    };
-    if cpu.threads() == 1 { run() } else { cpu.install(run) }
 }
 
 /// What one row of logits says of its target.

@@ -101,7 +101,7 @@ pub(crate) fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize
 }
 
 pub(crate) fn check_reshape(from: &[usize], to: &[usize]) -> Result<()> {
-    if element_count("reshape", to)? != from.iter().product() {
+    if element_count("reshape", to)? != from.iter().product::<usize>() {
         return bad_shape("reshape", "x", from, format!("as many numbers as {to:?} holds"));
     }
     Ok(())

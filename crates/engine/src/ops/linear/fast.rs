@@ -1,11 +1,12 @@
 //! faer's matrix product for training. For inference, dot products in one fixed order: eight partial sums
 //! over the inner dimension, then their sum, so that a row's bits depend on nothing but the row.
 
-use faer::{Accum, MatMut, MatRef};
+use faer::{Accum, MatRef};
 
 use super::{Linear, Sizes, check, output_shape};
 use crate::cpu::{Cpu, Products, Shared};
 use crate::error::{Result, expect_shape};
+use crate::product::product;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::tensor::Tensor;
 
@@ -17,7 +18,7 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>>) -> Result<Tensor<f
         Products::Fastest => {
             let w = MatRef::from_row_major_slice(w, sizes.outer, sizes.inner);
             let x = MatRef::from_row_major_slice(x, sizes.rows, sizes.inner);
-            product(cpu, y.data_mut(), [sizes.rows, sizes.outer], x, w.transpose());
+            product(cpu, y.data_mut(), Accum::Replace, x, w.transpose());
         }
         Products::BatchInvariant => invariant(cpu, sizes, x, w, y.data_mut()),
     }
@@ -43,12 +44,12 @@ pub(crate) fn backward(
     let dy = MatRef::from_row_major_slice(gradient.data(), sizes.rows, sizes.outer);
     let dx = needs[0].then(|| {
         let mut dx = cpu.uninit(input.x.shape());
-        product(cpu, dx.data_mut(), [sizes.rows, sizes.inner], dy, w);
+        product(cpu, dx.data_mut(), Accum::Replace, dy, w);
         dx
     });
     let dw = needs[1].then(|| {
         let mut dw = cpu.uninit(input.weight.shape());
-        product(cpu, dw.data_mut(), [sizes.outer, sizes.inner], dy.transpose(), x);
+        product(cpu, dw.data_mut(), Accum::Replace, dy.transpose(), x);
         dw
     });
     let db = needs[2].then(|| {
@@ -60,15 +61,6 @@ pub(crate) fn backward(
         db
     });
     Ok([dx, dw, db])
-}
-
-/// c = a·b, row-major, on all threads.
-pub(crate) fn product(cpu: &Cpu, c: &mut [f32], size: [usize; 2], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
-    let mut run = || {
-        let c = MatMut::from_row_major_slice_mut(c, size[0], size[1]);
-        faer::linalg::matmul::matmul(c, Accum::Replace, a, b, 1.0, cpu.par());
-    };
-    if cpu.threads() == 1 { run() } else { cpu.install(run) }
 }
 
 /// y = x Wᵀ with bits of a row that do not depend on the other rows.

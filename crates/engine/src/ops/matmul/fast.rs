@@ -10,6 +10,7 @@ use faer::{Accum, MatMut, MatRef, Par};
 use super::{MatMul, Sizes, Transpose, check};
 use crate::cpu::{Carve, Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
+use crate::product::product;
 use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
@@ -116,22 +117,20 @@ fn products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: Batch<'
         return;
     }
     let work = rows * columns * inner;
-    let one = |c: &mut [f32], i: usize, par: Par| {
-        let c = MatMut::from_row_major_slice_mut(c, rows, columns);
-        faer::linalg::matmul::matmul(c, Accum::Replace, a.matrix(i), b.matrix(i), 1.0, par);
-    };
     if work < LARGE || (count >= 2 * cpu.threads() && cpu.threads() > 1) {
         let out = Shared::new(c);
         cpu.for_rows(cpu.row_parts(count, work), |_, range| {
             for i in range {
                 // SAFETY: each entry is written by one task.
-                one(unsafe { out.part(i * rows * columns, rows * columns) }, i, Par::Seq);
+                let c = unsafe { out.part(i * rows * columns, rows * columns) };
+                let c = MatMut::from_row_major_slice_mut(c, rows, columns);
+                faer::linalg::matmul::matmul(c, Accum::Replace, a.matrix(i), b.matrix(i), 1.0, Par::Seq);
             }
         });
     } else {
-        on_pool(cpu, || {
-            c.chunks_exact_mut(rows * columns).enumerate().for_each(|(i, c)| one(c, i, cpu.par()))
-        });
+        for (i, c) in c.chunks_exact_mut(rows * columns).enumerate() {
+            product(cpu, c, Accum::Replace, a.matrix(i), b.matrix(i));
+        }
     }
 }
 
@@ -141,17 +140,10 @@ fn sum_of_products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: 
         c.fill(0.0);
         return;
     }
-    on_pool(cpu, || {
-        for i in 0..count {
-            let c = MatMut::from_row_major_slice_mut(&mut *c, size[0], size[1]);
-            let accum = if i == 0 { Accum::Replace } else { Accum::Add };
-            faer::linalg::matmul::matmul(c, accum, a.matrix(i), b.matrix(i), 1.0, cpu.par());
-        }
-    });
-}
-
-fn on_pool(cpu: &Cpu, f: impl FnOnce() + Send) {
-    if cpu.threads() == 1 { f() } else { cpu.install(f) }
+    for i in 0..count {
+        let accum = if i == 0 { Accum::Replace } else { Accum::Add };
+        product(cpu, c, accum, a.matrix(i), b.matrix(i));
+    }
 }
 
 /// Columns of B that are packed together.

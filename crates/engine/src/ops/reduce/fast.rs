@@ -26,7 +26,7 @@ pub(crate) fn mean(cpu: &Cpu, x: &Tensor<f32>, axis: usize) -> Result<Tensor<f32
 
 pub(crate) fn sum_to(cpu: &Cpu, x: &Tensor<f32>, shape: &[usize]) -> Result<Tensor<f32>> {
     check_broadcasts_to("sum_to", shape, x.shape())?;
-    if x.len() == shape.iter().product() {
+    if x.len() == shape.iter().product::<usize>() {
         return Ok(x.with_shape(shape));
     }
     // Neighbouring dimensions that are all summed or all kept are one; sum them away from the last.
