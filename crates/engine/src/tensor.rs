@@ -4,7 +4,9 @@
 //! dropped, the buffer goes back to its pool, so a training step that repeats the shapes of the step
 //! before it asks the system for no memory.
 
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
@@ -48,44 +50,72 @@ impl Real for f64 {
     }
 }
 
-/// A cache line, so that every buffer starts on one.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u64; 8]);
-
-/// Numbers in memory that starts on a cache line.
+/// Numbers in memory of their own that starts on a cache line; large ones on pages of 2 MiB, where the system has
+/// them, because rows of one head lie on many small pages.
 pub(crate) struct Lines<R> {
-    lines: Vec<Line>,
-    kind: std::marker::PhantomData<R>,
+    start: NonNull<R>,
+    layout: Layout,
 }
 
-impl<R: Real> Lines<R> {
-    const PER_LINE: usize = 64 / size_of::<R>();
+const LINE: usize = 64;
+const LARGE_PAGE: usize = 2 << 20;
 
+#[allow(unsafe_code)]
+// SAFETY: the memory is owned, and numbers may go anywhere.
+unsafe impl<R: Real> Send for Lines<R> {}
+#[allow(unsafe_code)]
+// SAFETY: shared access only reads.
+unsafe impl<R: Real> Sync for Lines<R> {}
+
+impl<R: Real> Lines<R> {
+    /// At least `len` zeros.
+    #[allow(unsafe_code)]
     pub(crate) fn zeroed(len: usize) -> Self {
-        Self { lines: vec![Line([0; 8]); len.div_ceil(Self::PER_LINE)], kind: std::marker::PhantomData }
+        let bytes = (len * size_of::<R>()).next_multiple_of(LINE).max(LINE);
+        let large = bytes >= 2 * LARGE_PAGE;
+        let align = if large { LARGE_PAGE } else { LINE };
+        let layout = Layout::from_size_align(bytes, align).expect("a size that was checked");
+        // SAFETY: the size is not zero.
+        let memory = unsafe { alloc(layout) };
+        let Some(start) = NonNull::new(memory) else { handle_alloc_error(layout) };
+        #[cfg(target_os = "linux")]
+        if large {
+            // SAFETY: advice on whole pages of our own memory; a refusal changes nothing.
+            unsafe { libc::madvise(memory.cast(), bytes / LARGE_PAGE * LARGE_PAGE, libc::MADV_HUGEPAGE) };
+        }
+        // SAFETY: `bytes` bytes from `start` are ours; zero bytes are the number zero.
+        unsafe { start.write_bytes(0, bytes) };
+        Self { start: start.cast(), layout }
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        self.lines.len() * Self::PER_LINE
+        self.layout.size() / size_of::<R>()
     }
 
     #[allow(unsafe_code)]
     pub(crate) fn as_slice(&self) -> &[R] {
-        // SAFETY: lines are initialised memory of 64-byte alignment, and every bit pattern is a float.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast::<R>(), self.capacity()) }
+        // SAFETY: the memory is initialised, aligned and ours.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity()) }
     }
 
     #[allow(unsafe_code)]
     pub(crate) fn as_mut_slice(&mut self) -> &mut [R] {
         // SAFETY: as above; the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<R>(), self.capacity()) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity()) }
+    }
+}
+
+impl<R> Drop for Lines<R> {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) };
     }
 }
 
 /// Buffers that are free to be used again, by capacity.
 #[derive(Default)]
-pub(crate) struct Pool<R> {
+pub(crate) struct Pool<R: Real> {
     free: Mutex<BTreeMap<usize, Vec<Lines<R>>>>,
 }
 

@@ -8,58 +8,76 @@ pub(crate) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
     let n = a.len().min(b.len());
     let (a, b) = (&a[..n], &b[..n]);
     let mut acc = [s.splat(0.0); 2];
-    let mut i = 0;
-    while i + 2 * LANES <= n {
-        acc[0] = s.fma(s.load(&a[i..]), s.load(&b[i..]), acc[0]);
-        acc[1] = s.fma(s.load(&a[i + LANES..]), s.load(&b[i + LANES..]), acc[1]);
-        i += 2 * LANES;
+    let (pairs_a, pairs_b) = (a.chunks_exact(2 * LANES), b.chunks_exact(2 * LANES));
+    let (mut rest_a, mut rest_b) = (pairs_a.remainder(), pairs_b.remainder());
+    for (a, b) in pairs_a.zip(pairs_b) {
+        acc[0] = s.fma(s.load(a), s.load(b), acc[0]);
+        acc[1] = s.fma(s.load(&a[LANES..]), s.load(&b[LANES..]), acc[1]);
     }
-    if i + LANES <= n {
-        acc[0] = s.fma(s.load(&a[i..]), s.load(&b[i..]), acc[0]);
-        i += LANES;
+    if rest_a.len() >= LANES {
+        acc[0] = s.fma(s.load(rest_a), s.load(rest_b), acc[0]);
+        (rest_a, rest_b) = (&rest_a[LANES..], &rest_b[LANES..]);
     }
-    let mut total = s.sum(s.add(acc[0], acc[1]));
-    while i < n {
-        total += a[i] * b[i];
-        i += 1;
-    }
-    total
+    let total = s.sum(s.add(acc[0], acc[1]));
+    rest_a.iter().zip(rest_b).fold(total, |total, (a, b)| total + a * b)
 }
 
 /// y += factor·x
 #[inline(always)]
 pub(crate) fn add_scaled<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
-    let n = y.len().min(x.len());
-    let (y, x) = (&mut y[..n], &x[..n]);
     let f = s.splat(factor);
-    let mut i = 0;
-    while i + LANES <= n {
-        let v = s.fma(f, s.load(&x[i..]), s.load(&y[i..]));
-        s.store(&mut y[i..], v);
-        i += LANES;
+    let mut ys = y.chunks_exact_mut(LANES);
+    let xs = x.chunks_exact(LANES);
+    let rest = xs.remainder();
+    for (y, x) in (&mut ys).zip(xs) {
+        let v = s.fma(f, s.load(x), s.load(y));
+        s.store(y, v);
     }
-    while i < n {
-        y[i] += factor * x[i];
-        i += 1;
-    }
+    ys.into_remainder().iter_mut().zip(rest).for_each(|(y, x)| *y += factor * x);
 }
 
 /// y = factor·x
 #[inline(always)]
 pub(crate) fn scale_to<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
-    let n = y.len().min(x.len());
-    let (y, x) = (&mut y[..n], &x[..n]);
     let f = s.splat(factor);
-    let mut i = 0;
-    while i + LANES <= n {
-        let v = s.mul(f, s.load(&x[i..]));
-        s.store(&mut y[i..], v);
-        i += LANES;
+    let n = y.len().min(x.len());
+    let mut ys = y[..n].chunks_exact_mut(LANES);
+    let xs = x[..n].chunks_exact(LANES);
+    let rest = xs.remainder();
+    for (y, x) in (&mut ys).zip(xs) {
+        s.store(y, s.mul(f, s.load(x)));
     }
-    while i < n {
-        y[i] = factor * x[i];
-        i += 1;
+    ys.into_remainder().iter_mut().zip(rest).for_each(|(y, x)| *y = factor * x);
+}
+
+/// z = a·x + b·y, or z += with `add`.
+#[inline(always)]
+pub(crate) fn blend<S: Simd>(s: S, z: &mut [f32], add: bool, (a, x): (f32, &[f32]), (b, y): (f32, &[f32])) {
+    let n = z.len().min(x.len()).min(y.len());
+    let (av, bv) = (s.splat(a), s.splat(b));
+    let mut zs = z[..n].chunks_exact_mut(LANES);
+    let (xs, ys) = (x[..n].chunks_exact(LANES), y[..n].chunks_exact(LANES));
+    let rest = xs.remainder().iter().zip(ys.remainder());
+    for ((z, x), y) in (&mut zs).zip(xs).zip(ys) {
+        let first = if add { s.fma(av, s.load(x), s.load(z)) } else { s.mul(av, s.load(x)) };
+        s.store(z, s.fma(bv, s.load(y), first));
     }
+    for (z, (x, y)) in zs.into_remainder().iter_mut().zip(rest) {
+        *z = if add { *z } else { 0.0 } + a * x + b * y;
+    }
+}
+
+/// y = x: short rows, without a call.
+#[inline(always)]
+pub(crate) fn copy<S: Simd>(s: S, y: &mut [f32], x: &[f32]) {
+    let n = y.len().min(x.len());
+    let mut ys = y[..n].chunks_exact_mut(LANES);
+    let xs = x[..n].chunks_exact(LANES);
+    let rest = xs.remainder();
+    for (y, x) in (&mut ys).zip(xs) {
+        s.store(y, s.load(x));
+    }
+    ys.into_remainder().iter_mut().zip(rest).for_each(|(y, x)| *y = *x);
 }
 
 /// x *= factor
@@ -114,9 +132,22 @@ pub(crate) fn prefetch_rows<S: Simd>(
     count: usize,
     width: usize,
 ) {
+    prefetch_at(s, data.as_ptr(), at, stride, count, width);
+}
+
+/// [`prefetch_rows`] for memory that will be written.
+#[inline(always)]
+pub(crate) fn prefetch_at<S: Simd>(
+    s: S,
+    p: *const f32,
+    at: usize,
+    stride: usize,
+    count: usize,
+    width: usize,
+) {
     for row in 0..count {
         for column in (0..width).step_by(2 * LANES) {
-            s.prefetch(data.as_ptr().wrapping_add(at + row * stride + column));
+            s.prefetch(p.wrapping_add(at + row * stride + column));
         }
     }
 }

@@ -126,25 +126,39 @@ pub(crate) fn load_normalised<S: Simd>(
     to: &mut [f32],
 ) -> [f32; CHUNK] {
     let wide = simd::padded(width);
+    // The sums of all rows first: no row waits for another's root.
     let mut factors = [0.0; CHUNK];
     for t in 0..len {
         let x = &from[t * stride..][..width];
-        factors[t] = 1.0 / (simd::dot(s, x, x) + L2_EPS as f32).sqrt();
-        let y = &mut to[t * wide..][..wide];
-        simd::scale_to(s, y, factors[t], x);
-        y[width..].fill(0.0);
+        factors[t] = simd::dot(s, x, x);
+    }
+    for i in [0, LANES] {
+        let sum = s.add(s.load(&factors[i..]), s.splat(L2_EPS as f32));
+        s.store(&mut factors[i..], s.div(s.splat(1.0), s.sqrt(sum)));
+    }
+    for t in 0..len {
+        let (y, rest) = to[t * wide..][..wide].split_at_mut(width);
+        simd::scale_to(s, y, factors[t], &from[t * stride..][..width]);
+        rest.fill(0.0);
     }
     factors
 }
 
 /// Copies `len` rows of `width` numbers, `stride` apart, into rows of `padded(width)` numbers.
 #[inline(always)]
-pub(crate) fn load_rows(len: usize, width: usize, from: &[f32], stride: usize, to: &mut [f32]) {
+pub(crate) fn load_rows<S: Simd>(
+    s: S,
+    len: usize,
+    width: usize,
+    from: &[f32],
+    stride: usize,
+    to: &mut [f32],
+) {
     let wide = simd::padded(width);
     for t in 0..len {
-        let y = &mut to[t * wide..][..wide];
-        y[..width].copy_from_slice(&from[t * stride..][..width]);
-        y[width..].fill(0.0);
+        let (y, rest) = to[t * wide..][..wide].split_at_mut(width);
+        simd::copy(s, y, &from[t * stride..][..width]);
+        rest.fill(0.0);
     }
 }
 
@@ -257,11 +271,10 @@ pub(crate) fn gate_gradients<S: Simd>(
     d
 }
 
-/// Adds a gradient that goes through the L2 norm y = r x: out += r (dy − y <dy, y>).
+/// A gradient that goes through the L2 norm y = r x: out = r (dy − y <dy, y>), or out += with `add`.
 #[inline(always)]
-pub(crate) fn add_through_norm<S: Simd>(s: S, out: &mut [f32], r: f32, y: &[f32], dy: &[f32]) {
-    simd::add_scaled(s, out, r, dy);
-    simd::add_scaled(s, out, -r * simd::dot(s, y, dy), y);
+pub(crate) fn through_norm<S: Simd>(s: S, out: &mut [f32], add: bool, r: f32, y: &[f32], dy: &[f32]) {
+    simd::blend(s, out, add, (r, dy), (-r * simd::dot(s, y, dy), y));
 }
 
 /// Sixteen ones, then zeros: read from 15 − i, ones up to and with column i.

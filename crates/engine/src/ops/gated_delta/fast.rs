@@ -7,7 +7,7 @@
 //! K S and Q S are one product. The state lies in panels of 16 columns. Heads go over threads. For the backward
 //! pass every 64 tokens a state is kept, and Vn.
 
-use super::chunk::{CHUNK, Chunk, GateInput, Prepared, SQUARE, chunks, gates, load_normalised, load_rows};
+use super::chunk::{CHUNK, Chunk, GateInput, Prepared, SQUARE, chunks, gates, load_normalised};
 use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
@@ -169,6 +169,7 @@ impl Kernel for Head<'_> {
             }
             None => state.fill(0.0),
         }
+        rhs.fill(0.0);
         for chunk in &plan.chunks[b] {
             let len = chunk.len;
             let row = b * tokens + chunk.start;
@@ -183,18 +184,12 @@ impl Kernel for Head<'_> {
             let queries = &mut kq[len * pad.key..];
             load_normalised(s, len, key_dim, &input.query.data()[key_at..], key_stride, queries);
             let value_at = row * value_stride + h * value_dim;
-            load_rows(len, value_dim, &input.value.data()[value_at..], value_stride, rhs);
-            for tensor in [input.key, input.query] {
-                simd::prefetch_rows(s, tensor.data(), key_at + len * key_stride, key_stride, CHUNK, key_dim);
-            }
-            simd::prefetch_rows(
-                s,
-                input.value.data(),
-                value_at + len * value_stride,
-                value_stride,
-                CHUNK,
-                value_dim,
-            );
+            // The next chunk's rows, asked for in portions: the processor tracks only so many at a time.
+            let (next_key, next_value) = (key_at + len * key_stride, value_at + len * value_stride);
+            let ask_keys = |data: &[f32]| simd::prefetch_rows(s, data, next_key, key_stride, CHUNK, key_dim);
+            let ask_values =
+                |data: &[f32]| simd::prefetch_rows(s, data, next_value, value_stride, CHUNK, value_dim);
+            ask_keys(input.key.data());
             prepared.fill(s, &g, len, key_dim, kq, scale);
             // [K; Q] S
             gemm(
@@ -206,16 +201,19 @@ impl Kernel for Head<'_> {
                 BlockMut::rows(read, pad.value),
                 Epilogue::Set,
             );
+            ask_keys(input.query.data());
             // rhs = β (V − e K S)
             let (held, current) = read.split_at_mut(len * pad.value);
             for t in 0..len {
                 let row = t * pad.value..(t + 1) * pad.value;
-                let rhs = &mut rhs[row.clone()];
-                simd::add_scaled(s, rhs, -g.since_start[t], &held[row.clone()]);
-                simd::scale(s, rhs, g.write[t]);
-                simd::scale(s, &mut current[row], scale * g.since_start[t]);
+                let value = &input.value.data()[value_at + t * value_stride..][..value_dim];
+                let (b, e) = (g.write[t], g.since_start[t]);
+                // The padding of `rhs` is zero from the start and stays so.
+                simd::blend(s, &mut rhs[row.clone()], false, (b, value), (-b * e, &held[row.clone()]));
+                simd::scale(s, &mut current[row], scale * e);
             }
             let triangle = [len, pad.value, len];
+            ask_values(input.value.data());
             gemm(
                 s,
                 triangle,
@@ -237,13 +235,14 @@ impl Kernel for Head<'_> {
             for t in 0..len {
                 // SAFETY: this head's columns of this token belong to this task alone.
                 let out = unsafe { outputs.readout.part(value_at + t * value_stride, value_dim) };
-                out.copy_from_slice(&current[t * pad.value..][..value_dim]);
+                simd::copy(s, out, &current[t * pad.value..][..value_dim]);
                 if let Some(writes) = &outputs.writes {
                     // SAFETY: as above.
                     let out = unsafe { writes.part(value_at + t * value_stride, value_dim) };
-                    out.copy_from_slice(&vn[t * pad.value..][..value_dim]);
+                    simd::copy(s, out, &vn[t * pad.value..][..value_dim]);
                 }
             }
+            simd::prefetch_at(s, outputs.readout.pointer(0), next_value, value_stride, CHUNK, value_dim);
             // S = tot S + (diag(d) K)ᵀ Vn
             for t in 0..len {
                 simd::scale(s, &mut kq[t * pad.key..(t + 1) * pad.key], g.until_end[t]);

@@ -14,8 +14,8 @@
 //! ```
 
 use super::chunk::{
-    CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, add_through_norm, gate_gradients, gates,
-    load_normalised, load_rows,
+    CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, gate_gradients, gates, load_normalised, load_rows,
+    through_norm,
 };
 use super::fast::{KEPT_EVERY, Padded, Plan, gate_input};
 use super::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, Sizes, check, check_gradient};
@@ -279,7 +279,7 @@ impl Head<'_> {
         let query_factors = load_normalised(s, len, dk, &input.query.data()[at..], stride, queries);
         let value_stride = sizes.value_heads * sizes.value_dim;
         let value_at = row * value_stride + self.h * sizes.value_dim;
-        load_rows(len, sizes.value_dim, &self.writes[value_at..], value_stride, vn);
+        load_rows(s, len, sizes.value_dim, &self.writes[value_at..], value_stride, vn);
         if !last {
             for t in 0..len {
                 let row = t * pad.key..(t + 1) * pad.key;
@@ -319,13 +319,13 @@ impl Head<'_> {
         work.prepared.fill(s, gates, len, key_dim, kq, scale);
         let p = &work.prepared;
         let (keys, queries) = kq.split_at(len * pad.key);
-        load_rows(len, value_dim, &input.value.data()[value_at..], value_stride, work.value);
+        load_rows(s, len, value_dim, &input.value.data()[value_at..], value_stride, work.value);
         simd::transpose_panels(s, pad.key, pad.value, work.dstate, work.dstate_t);
         let through = simd::dot(s, state_t, work.dstate_t);
         {
             let dout = &mut work.h_do[len * pad.value..];
             match self.gradient.readout {
-                Some(g) => load_rows(len, value_dim, &g.data()[value_at..], value_stride, dout),
+                Some(g) => load_rows(s, len, value_dim, &g.data()[value_at..], value_stride, dout),
                 None => dout[..len * pad.value].fill(0.0),
             }
         }
@@ -512,6 +512,18 @@ impl Head<'_> {
                 simd::prefetch_rows(s, g.data(), at, value_stride, CHUNK, value_dim);
             }
         }
+        for out in [&self.out.key, &self.out.query] {
+            let at = row * key_stride + key_head * key_dim;
+            simd::prefetch_at(s, out.pointer(0), at, key_stride, len, key_dim);
+        }
+        simd::prefetch_at(
+            s,
+            self.out.value.pointer(0),
+            row * value_stride + h * value_dim,
+            value_stride,
+            len,
+            value_dim,
+        );
         if let Some(row) = row.checked_sub(KEPT_EVERY) {
             let at = row * key_stride + key_head * key_dim;
             simd::prefetch_rows(s, self.input.key.data(), at, key_stride, len, key_dim);
@@ -575,10 +587,7 @@ impl Head<'_> {
             for (out, y, dy, r) in pairs {
                 // SAFETY: this key head's columns of this token belong to this task alone.
                 let out = unsafe { out.part(at + t * stride, dk) };
-                if self.first_of_group {
-                    out.fill(0.0);
-                }
-                add_through_norm(s, out, r, y, dy);
+                through_norm(s, out, !self.first_of_group, r, y, dy);
             }
         }
     }

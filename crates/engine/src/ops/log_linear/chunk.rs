@@ -213,7 +213,7 @@ impl<'a> Prep<'a> {
         let queries = &mut self.kq[len * pad.key..];
         self.query_factors =
             load_normalised(s, len, n.key_dim, &input.query.data()[key_at..], key_stride, queries);
-        load_rows(len, n.value_dim, &input.value.data()[value_at..], value_stride, self.value);
+        load_rows(s, len, n.value_dim, &input.value.data()[value_at..], value_stride, self.value);
         let level = &input.level_input.data()[level_at..];
         let stride = n.value_heads * sizes.scales;
         for (l, &scale) in source.level_scale().iter().enumerate() {

@@ -16,7 +16,7 @@ use super::fast_levels::{Work, levels_step, replay, slot, slots};
 use super::{LogLinear, LogLinearOptions, NAME, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
-use crate::ops::gated_delta::chunk::{CHUNK, add_through_norm, gate_gradients};
+use crate::ops::gated_delta::chunk::{CHUNK, gate_gradients, through_norm};
 use crate::ops::gated_delta::fast::Padded;
 use crate::simd::{
     self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
@@ -418,10 +418,7 @@ impl Head<'_> {
             for (out, y, dy, r) in pairs {
                 // SAFETY: this key head's columns of this token belong to this task alone.
                 let out = unsafe { out.part(key_at, dk) };
-                if self.first_of_group {
-                    out.fill(0.0);
-                }
-                add_through_norm(s, out, r, y, dy);
+                through_norm(s, out, !self.first_of_group, r, y, dy);
             }
             // SAFETY: this head's columns of this token belong to this task alone.
             let dv = unsafe { self.out.value.part(value_at, n.value_dim) };

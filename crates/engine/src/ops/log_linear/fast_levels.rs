@@ -176,7 +176,7 @@ pub(crate) fn levels_step<S: Simd>(
     let n = &source.sizes.heads;
     let tot = prep.gates.whole;
     let [_, value_at, _] = source.at(chunk.start);
-    load_rows(len, n.value_dim, &gradient[value_at..], n.value_heads * n.value_dim, work.dout);
+    load_rows(s, len, n.value_dim, &gradient[value_at..], n.value_heads * n.value_dim, work.dout);
     work.dwq[..2 * len * pad.key].fill(0.0);
     work.dk[..len * pad.key].fill(0.0);
     work.dlambda.fill(0.0);
