@@ -398,6 +398,19 @@ proptest! {
     }
 }
 
+/// Half of every 16 tokens forget all (log α = −80), half are ordinary: the sum of log α is large then, and the
+/// decay between ordinary tokens is a small difference of such sums.
+#[test]
+fn ordinary_gates_after_strong_decay() {
+    let mut random = Random(40);
+    let mut inputs = delta_inputs(&mut random, 1, 64, [1, 2, 12, 16], false);
+    inputs[5].data.fill(0.0);
+    inputs[3].data.iter_mut().enumerate().filter(|(i, _)| i / 2 % 16 < 8).for_each(|(_, v)| *v = 82.0);
+    let (boundaries, allow_neg_eigval) = (Arc::default(), false);
+    let options = GatedDeltaOptions { key_heads: 1, value_heads: 2, allow_neg_eigval, boundaries };
+    agree("gated_delta", &Op::GatedDelta(options), &inputs);
+}
+
 /// A block and its inputs; the matrices come last.
 fn block(
     random: &mut Random,
