@@ -51,8 +51,10 @@ pub(crate) struct Gates {
     pub write: [f32; CHUNK],
     /// log α
     pub log_retention: [f32; CHUNK],
-    /// G
+    /// G, rounded
     pub total_log: [f32; CHUNK],
+    /// What rounding took from G: after strong decays G is large, and differences of G alone would be coarse.
+    pub total_rest: [f32; CHUNK],
     /// e = exp G
     pub since_start: [f32; CHUNK],
     /// d = exp(G_B − G)
@@ -81,6 +83,7 @@ pub(crate) fn gates<S: Simd>(s: S, input: GateInput<'_>, at: usize, len: usize) 
         write: [0.0; CHUNK],
         log_retention: [0.0; CHUNK],
         total_log: [0.0; CHUNK],
+        total_rest: [0.0; CHUNK],
         since_start: [0.0; CHUNK],
         until_end: [0.0; CHUNK],
         whole: 1.0,
@@ -95,20 +98,27 @@ pub(crate) fn gates<S: Simd>(s: S, input: GateInput<'_>, at: usize, len: usize) 
         let w = s.load(&g.write[i..]);
         s.store(&mut g.write[i..], s.mul(s.splat(input.write_scale), simd::sigmoid(s, w)));
     }
-    let mut sum = 0.0;
+    let (mut sum, mut rest) = (0.0f32, 0.0f32);
     for t in 0..CHUNK {
         if t < len {
-            sum += g.log_retention[t];
+            let term = g.log_retention[t];
+            let next = sum + term;
+            let part = next - sum;
+            rest += (sum - (next - part)) + (term - part);
+            sum = next;
         } else {
             g.log_retention[t] = 0.0;
             g.write[t] = 0.0;
         }
         g.total_log[t] = sum;
+        g.total_rest[t] = rest;
     }
     for i in [0, LANES] {
         let total = s.load(&g.total_log[i..]);
         s.store(&mut g.since_start[i..], simd::exp(s, total));
-        s.store(&mut g.until_end[i..], simd::exp(s, s.sub(s.splat(sum), total)));
+        let left = s.sub(s.splat(rest), s.load(&g.total_rest[i..]));
+        let log = s.add(s.sub(s.splat(sum), total), left);
+        s.store(&mut g.until_end[i..], simd::exp(s, s.min(log, s.splat(0.0))));
     }
     g.whole = g.since_start[CHUNK - 1];
     g
@@ -202,14 +212,15 @@ impl Prepared<'_> {
             Epilogue::Set,
         );
         let g = [s.load(&gates.total_log), s.load(&gates.total_log[LANES..])];
+        let r = [s.load(&gates.total_rest), s.load(&gates.total_rest[LANES..])];
         let zero = s.splat(0.0);
         for i in 0..len {
-            let gi = s.splat(gates.total_log[i]);
+            let (gi, ri) = (s.splat(gates.total_log[i]), s.splat(gates.total_rest[i]));
             let strength = s.splat(gates.write[i]);
             let mut lower = [0.0f32; CHUNK];
             for (h, o) in [0, LANES].into_iter().enumerate() {
                 let mask = s.load(&MASK[CHUNK - 1 - i + o..]);
-                let fade = s.mul(mask, simd::exp(s, s.min(s.sub(gi, g[h]), zero)));
+                let fade = s.mul(mask, simd::exp(s, s.min(s.add(s.sub(gi, g[h]), s.sub(ri, r[h])), zero)));
                 s.store(&mut self.decay[i * CHUNK + o..], fade);
                 let kk = s.load(&self.products[i * CHUNK + o..]);
                 let qk = s.load(&self.products[(len + i) * CHUNK + o..]);

@@ -174,6 +174,7 @@ impl<'a> Prep<'a> {
                 write: [0.0; CHUNK],
                 log_retention: [0.0; CHUNK],
                 total_log: [0.0; CHUNK],
+                total_rest: [0.0; CHUNK],
                 since_start: [0.0; CHUNK],
                 until_end: [0.0; CHUNK],
                 whole: 1.0,
