@@ -6,7 +6,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,14 @@ impl Team {
     /// another caller's region runs, the calling thread runs it alone.
     pub(crate) fn run(&self, job: &(dyn Fn() + Sync)) {
         let alone = self.workers.is_empty() || INSIDE.get();
-        let Some(_busy) = (if alone { None } else { self.busy.try_lock().ok() }) else {
+        let busy = match self.busy.try_lock() {
+            _ if alone => None,
+            Ok(guard) => Some(guard),
+            // A region panicked; its workers are done all the same.
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let Some(_busy) = busy else {
             return job();
         };
         let shared = &*self.shared;

@@ -175,7 +175,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
         // SAFETY: a prefetch touches nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {

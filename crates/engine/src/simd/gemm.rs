@@ -89,6 +89,8 @@ pub(crate) enum Epilogue<'a> {
     Decay(f32),
     /// C += diag(weights) AB
     Weighted(&'a [f32]),
+    /// C = diag(factors) C + AB
+    Rescaled(&'a [f32]),
 }
 
 /// Which elements of A are not zero.
@@ -140,7 +142,7 @@ impl Kernel for Product<'_> {
             assert!((k - 1) * b.row + (panels - 1) * b.panel + PANEL <= b.data.len());
         }
         assert!((m - 1) * c.row + (panels - 1) * c.panel + PANEL <= c.data.len());
-        if let Epilogue::Weighted(w) = epilogue {
+        if let Epilogue::Weighted(w) | Epilogue::Rescaled(w) = epilogue {
             assert!(w.len() >= m);
         }
         // Rows are dealt out evenly, so that 16 rows are 6 + 5 + 5 and no tile is thin.
@@ -162,6 +164,7 @@ impl Kernel for Product<'_> {
                     let c_at = (c.data.as_mut_ptr().add(p * c.panel + i * c.row), c.row);
                     let e = match epilogue {
                         Epilogue::Weighted(w) => Epilogue::Weighted(&w[i..i + rows]),
+                        Epilogue::Rescaled(w) => Epilogue::Rescaled(&w[i..i + rows]),
                         other => other,
                     };
                     match rows {
@@ -227,6 +230,7 @@ unsafe fn tile<S: Simd, const M: usize>(
                     Epilogue::Sub => s.sub(s.load_ptr(p), acc[i][h]),
                     Epilogue::Decay(factor) => s.fma(s.splat(factor), s.load_ptr(p), acc[i][h]),
                     Epilogue::Weighted(w) => s.fma(s.splat(w[i]), acc[i][h], s.load_ptr(p)),
+                    Epilogue::Rescaled(w) => s.fma(s.splat(w[i]), s.load_ptr(p), acc[i][h]),
                 };
                 s.store_ptr(p, y);
             }

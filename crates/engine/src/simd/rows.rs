@@ -26,8 +26,9 @@ pub(crate) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
 #[inline(always)]
 pub(crate) fn add_scaled<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
     let f = s.splat(factor);
-    let mut ys = y.chunks_exact_mut(LANES);
-    let xs = x.chunks_exact(LANES);
+    let n = y.len().min(x.len());
+    let mut ys = y[..n].chunks_exact_mut(LANES);
+    let xs = x[..n].chunks_exact(LANES);
     let rest = xs.remainder();
     for (y, x) in (&mut ys).zip(xs) {
         let v = s.fma(f, s.load(x), s.load(y));

@@ -218,9 +218,13 @@ impl Prepared<'_> {
             let (gi, ri) = (s.splat(gates.total_log[i]), s.splat(gates.total_rest[i]));
             let strength = s.splat(gates.write[i]);
             let mut lower = [0.0f32; CHUNK];
-            for (h, o) in [0, LANES].into_iter().enumerate() {
+            // Rows of the upper half have nothing in the right half.
+            let halves = if i < LANES { 1 } else { 2 };
+            for h in 0..halves {
+                let o = h * LANES;
                 let mask = s.load(&MASK[CHUNK - 1 - i + o..]);
-                let fade = s.mul(mask, simd::exp(s, s.min(s.add(s.sub(gi, g[h]), s.sub(ri, r[h])), zero)));
+                let log = s.add(s.sub(gi, g[h]), s.sub(ri, r[h]));
+                let fade = s.mul(mask, simd::exp(s, s.min(log, zero)));
                 s.store(&mut self.decay[i * CHUNK + o..], fade);
                 let kk = s.load(&self.products[i * CHUNK + o..]);
                 let qk = s.load(&self.products[(len + i) * CHUNK + o..]);
@@ -229,12 +233,18 @@ impl Prepared<'_> {
                 s.store(&mut self.scores[i * CHUNK + o..], s.select_lt(zero, mask, p, zero));
                 s.store(&mut lower[o..], s.mul(s.mul(strength, kk), fade));
             }
+            if halves == 1 {
+                s.store(&mut self.decay[i * CHUNK + LANES..], zero);
+                s.store(&mut self.scores[i * CHUNK + LANES..], zero);
+            }
             // Forward substitution: N_i = unit_i − Σ_{j<i} L_ij N_j.
             let mut row = [s.load(&UNIT[CHUNK - 1 - i..]), s.load(&UNIT[CHUNK - 1 - i + LANES..])];
             for (j, &l) in lower.iter().enumerate().take(i) {
                 let l = s.splat(-l);
                 row[0] = s.fma(l, s.load(&self.inverse[j * CHUNK..]), row[0]);
-                row[1] = s.fma(l, s.load(&self.inverse[j * CHUNK + LANES..]), row[1]);
+                if j >= LANES {
+                    row[1] = s.fma(l, s.load(&self.inverse[j * CHUNK + LANES..]), row[1]);
+                }
             }
             s.store(&mut self.inverse[i * CHUNK..], row[0]);
             s.store(&mut self.inverse[i * CHUNK + LANES..], row[1]);
@@ -288,8 +298,8 @@ pub(crate) fn through_norm<S: Simd>(s: S, out: &mut [f32], add: bool, r: f32, y:
     simd::blend(s, out, add, (r, dy), (-r * simd::dot(s, y, dy), y));
 }
 
-/// Sixteen ones, then zeros: read from 15 − i, ones up to and with column i.
-static MASK: [f32; 2 * CHUNK] = {
+/// Sixteen ones, then zeros: read from 15 − i, ones up to and with column i; from 16 − i, without it.
+pub(crate) static MASK: [f32; 2 * CHUNK] = {
     let mut mask = [0.0; 2 * CHUNK];
     let mut i = 0;
     while i < CHUNK {

@@ -204,13 +204,13 @@ impl Kernel for Head<'_> {
             ask_keys(input.query.data());
             // rhs = β (V − e K S)
             let (held, current) = read.split_at_mut(len * pad.value);
+            let faded = g.since_start.map(|e| scale * e);
             for t in 0..len {
                 let row = t * pad.value..(t + 1) * pad.value;
                 let value = &input.value.data()[value_at + t * value_stride..][..value_dim];
                 let (b, e) = (g.write[t], g.since_start[t]);
                 // The padding of `rhs` is zero from the start and stays so.
                 simd::blend(s, &mut rhs[row.clone()], false, (b, value), (-b * e, &held[row.clone()]));
-                simd::scale(s, &mut current[row], scale * e);
             }
             let triangle = [len, pad.value, len];
             ask_values(input.value.data());
@@ -230,7 +230,7 @@ impl Kernel for Head<'_> {
                 Strided::rows(prepared.scores, CHUNK),
                 Block::rows(vn, pad.value),
                 BlockMut::rows(current, pad.value),
-                Epilogue::Add,
+                Epilogue::Rescaled(&faded),
             );
             for t in 0..len {
                 // SAFETY: this head's columns of this token belong to this task alone.

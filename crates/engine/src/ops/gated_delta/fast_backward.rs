@@ -14,14 +14,16 @@
 //! ```
 
 use super::chunk::{
-    CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, gate_gradients, gates, load_normalised, load_rows,
-    through_norm,
+    CHUNK, Chunk, GateInput, Gates, MASK, Prepared, SQUARE, gate_gradients, gates, load_normalised,
+    load_rows, through_norm,
 };
 use super::fast::{KEPT_EVERY, Padded, Plan, gate_input};
 use super::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
-use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, PANEL, Simd, Strided, gemm, transpose};
+use crate::simd::{
+    self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
+};
 use crate::tensor::Tensor;
 
 pub(crate) fn backward(
@@ -178,6 +180,7 @@ impl Kernel for Head<'_> {
             vn_t: carve.take(CHUNK * pad.value),
             hv: carve.take(2 * SQUARE),
             mixed: carve.take(SQUARE),
+            flipped: carve.take(SQUARE),
             prepared: Prepared {
                 key_t: carve.take(CHUNK * pad.key),
                 products: carve.take(2 * SQUARE),
@@ -248,7 +251,9 @@ struct Work<'a> {
     vn_t: &'a mut [f32],
     /// [H; dO] Vnᵀ, then X and R
     hv: &'a mut [f32],
+    /// βX + (βX)ᵀ
     mixed: &'a mut [f32],
+    flipped: &'a mut [f32],
     prepared: Prepared<'a>,
     a_log: f32,
     dt_bias: f32,
@@ -315,7 +320,9 @@ impl Head<'_> {
             let at = ((self.first_boundary + m) * value_heads + h) * sizes.state();
             simd::add_rows(s, key_dim, value_dim, &g.data()[at..at + sizes.state()], work.dstate);
         }
-        self.ask_ahead(s, row, len);
+        // The chunk before this one, and the same chunk of the block before.
+        let (before, block_before) = (row.saturating_sub(CHUNK), row.saturating_sub(KEPT_EVERY));
+        self.ask_values(s, input.value.data().as_ptr(), before, CHUNK);
         work.prepared.fill(s, gates, len, key_dim, kq, scale);
         let p = &work.prepared;
         let (keys, queries) = kq.split_at(len * pad.key);
@@ -353,6 +360,9 @@ impl Head<'_> {
             BlockMut::rows(work.dvn, pad.value),
             Epilogue::Add,
         );
+        if let Some(g) = self.gradient.readout {
+            self.ask_values(s, g.data().as_ptr(), before, CHUNK);
+        }
         // H = Nᵀ dVn
         gemm(
             s,
@@ -363,6 +373,7 @@ impl Head<'_> {
             BlockMut::rows(h_rows, pad.value),
             Epilogue::Set,
         );
+        self.ask_keys(s, self.out.key.pointer(0), row, len);
         // [H; dO] Sᵀ and [H; dO] Vnᵀ
         gemm(
             s,
@@ -373,6 +384,7 @@ impl Head<'_> {
             BlockMut::rows(work.hs, pad.key),
             Epilogue::Set,
         );
+        self.ask_keys(s, self.out.query.pointer(0), row, len);
         transpose(s, CHUNK, pad.value, vn, pad.value, work.vn_t, PANEL);
         gemm(
             s,
@@ -383,36 +395,22 @@ impl Head<'_> {
             BlockMut::rows(work.hv, CHUNK),
             Epilogue::Set,
         );
-        // X, R and βX + (βX)ᵀ; the rows of Y feed d log α.
-        let mut dlog = [0.0f32; CHUNK + 1];
+        let mut dlog = [0.0f32; CHUNK];
         let mut dwrite = [0.0f32; CHUNK];
-        let (x, r) = work.hv.split_at_mut(len * CHUNK);
-        for i in 0..len {
-            let mut before = 0.0;
-            for j in 0..CHUNK {
-                let fade = p.decay[i * CHUNK + j];
-                let (xi, ri) = (&mut x[i * CHUNK + j], &mut r[i * CHUNK + j]);
-                // Past the diagonal the products may be anything.
-                *xi = if j < i { -*xi * fade } else { 0.0 };
-                *ri = if j <= i { scale * *ri * fade } else { 0.0 };
-                if j < i {
-                    let kk = *xi * p.products[i * CHUNK + j];
-                    dwrite[i] += kk;
-                    // Σ_{i≥t>j} Y_ij: row i gives to t = j+1..=i.
-                    before += *ri * p.products[(len + i) * CHUNK + j] + gates.write[i] * kk;
-                    dlog[j + 1] += before;
-                }
-            }
-        }
-        for i in 0..len {
-            for j in 0..CHUNK {
-                work.mixed[i * CHUNK + j] = match j {
-                    _ if j < i => gates.write[i] * x[i * CHUNK + j],
-                    _ if j > i && j < len => gates.write[j] * x[j * CHUNK + i],
-                    _ => 0.0,
-                };
-            }
-        }
+        triangle_gradients(
+            s,
+            gates,
+            len,
+            scale,
+            p,
+            work.hv,
+            work.mixed,
+            work.flipped,
+            &mut dlog,
+            &mut dwrite,
+        );
+        let r = &work.hv[len * CHUNK..];
+        self.ask_values(s, self.out.value.pointer(0), row, len);
         // dKs = diag(d) Vn dS'ᵀ
         gemm(
             s,
@@ -425,25 +423,28 @@ impl Head<'_> {
         );
         let mut suffix = [0.0f32; CHUNK];
         let mut prefix = [0.0f32; CHUNK];
+        let (back_rows, forth_rows) = work.scaled.split_at_mut(len * pad.key);
         for t in 0..len {
             let span = t * pad.key..(t + 1) * pad.key;
-            let (k, q) = (&keys[span.clone()], &queries[span.clone()]);
-            let (hs, ds) = (&work.hs[span.clone()], &work.hs[(len + t) * pad.key..(len + t + 1) * pad.key]);
-            let dk = &mut work.dk[span.clone()];
-            simd::scale(s, dk, gates.until_end[t]);
-            prefix[t] = simd::dot(s, dk, k);
-            let (beta, e) = (gates.write[t], gates.since_start[t]);
-            let back = -simd::dot(s, hs, k);
-            suffix[t] = scale * e * simd::dot(s, ds, q) + beta * e * back;
+            let (beta, e, d) = (gates.write[t], gates.since_start[t], gates.until_end[t]);
+            let row = Row {
+                key: &keys[span.clone()],
+                query: &queries[span.clone()],
+                h_state: &work.hs[span.clone()],
+                do_state: &work.hs[(len + t) * pad.key..(len + t + 1) * pad.key],
+                dkey: &mut work.dk[span.clone()],
+                dquery: &mut work.dq[span.clone()],
+                back: &mut back_rows[span.clone()],
+                forth: &mut forth_rows[span],
+            };
+            let [along_key, held, along_query] = row.run(s, d, -beta * e, scale * e);
+            prefix[t] = d * along_key;
+            suffix[t] = scale * e * along_query - beta * e * held;
             let rows = t * pad.value..(t + 1) * pad.value;
-            dwrite[t] += e * back + simd::dot(s, &work.h_do[rows.clone()], &work.value[rows]);
-            simd::add_scaled(s, dk, -beta * e, hs);
-            simd::scale_to(s, &mut work.dq[span.clone()], scale * e, ds);
-            // The rows that carry dO and H back into the state.
-            simd::scale_to(s, &mut work.scaled[span], -beta * e, k);
-            simd::scale_to(s, &mut work.scaled[(len + t) * pad.key..(len + t + 1) * pad.key], scale * e, q);
+            dwrite[t] += simd::dot(s, &work.h_do[rows.clone()], &work.value[rows]) - e * held;
         }
         let square = [len, pad.key, len];
+        self.ask_keys(s, input.key.data().as_ptr(), block_before, len);
         gemm(
             s,
             square,
@@ -462,6 +463,7 @@ impl Head<'_> {
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Add,
         );
+        self.ask_keys(s, input.query.data().as_ptr(), block_before, len);
         gemm(
             s,
             square,
@@ -471,6 +473,7 @@ impl Head<'_> {
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Add,
         );
+        self.ask_values(s, self.writes.as_ptr(), block_before, len);
         gemm(
             s,
             [key_dim, pad.value, 2 * len],
@@ -499,44 +502,20 @@ impl Head<'_> {
         }
     }
 
-    /// Asks for what the chunk before this one and the block before this one will read.
+    /// Asks for rows of a chunk that begins at `row`: of values, of keys. A step asks in portions, between its
+    /// products: the processor tracks only so many requests at a time.
     #[inline(always)]
-    fn ask_ahead<S: Simd>(&self, s: S, row: usize, len: usize) {
-        let Sizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
-        let (key_stride, value_stride) = (key_heads * key_dim, value_heads * value_dim);
-        let (key_head, h) = (self.sizes.key_head(self.h), self.h);
-        if let Some(row) = row.checked_sub(CHUNK) {
-            let at = row * value_stride + h * value_dim;
-            simd::prefetch_rows(s, self.input.value.data(), at, value_stride, CHUNK, value_dim);
-            if let Some(g) = self.gradient.readout {
-                simd::prefetch_rows(s, g.data(), at, value_stride, CHUNK, value_dim);
-            }
-        }
-        for out in [&self.out.key, &self.out.query] {
-            let at = row * key_stride + key_head * key_dim;
-            simd::prefetch_at(s, out.pointer(0), at, key_stride, len, key_dim);
-        }
-        simd::prefetch_at(
-            s,
-            self.out.value.pointer(0),
-            row * value_stride + h * value_dim,
-            value_stride,
-            len,
-            value_dim,
-        );
-        if let Some(row) = row.checked_sub(KEPT_EVERY) {
-            let at = row * key_stride + key_head * key_dim;
-            simd::prefetch_rows(s, self.input.key.data(), at, key_stride, len, key_dim);
-            simd::prefetch_rows(s, self.input.query.data(), at, key_stride, len, key_dim);
-            simd::prefetch_rows(
-                s,
-                self.writes,
-                row * value_stride + h * value_dim,
-                value_stride,
-                len,
-                value_dim,
-            );
-        }
+    fn ask_values<S: Simd>(&self, s: S, p: *const f32, row: usize, count: usize) {
+        let Sizes { value_heads, value_dim, .. } = self.sizes;
+        let stride = value_heads * value_dim;
+        simd::prefetch_at(s, p, row * stride + self.h * value_dim, stride, count, value_dim);
+    }
+
+    #[inline(always)]
+    fn ask_keys<S: Simd>(&self, s: S, p: *const f32, row: usize, count: usize) {
+        let Sizes { key_heads, key_dim, .. } = self.sizes;
+        let stride = key_heads * key_dim;
+        simd::prefetch_at(s, p, row * stride + self.sizes.key_head(self.h) * key_dim, stride, count, key_dim);
     }
 
     /// Gradients of the gates' inputs.
@@ -547,7 +526,7 @@ impl Head<'_> {
         s: S,
         gates: &Gates,
         chunk: &Chunk,
-        dlog: &[f32; CHUNK + 1],
+        dlog: &[f32; CHUNK],
         dwrite: &[f32; CHUNK],
         work: &mut Work<'_>,
     ) {
@@ -606,4 +585,95 @@ impl Head<'_> {
             }
         }
     }
+}
+
+/// A token's rows of width d_k, padded, read and written in one pass.
+struct Row<'a> {
+    key: &'a [f32],
+    query: &'a [f32],
+    /// (H Sᵀ)_t
+    h_state: &'a [f32],
+    /// (dO Sᵀ)_t
+    do_state: &'a [f32],
+    /// In: (Vn dS'ᵀ)_t. Out: its multiple, and what H gives back.
+    dkey: &'a mut [f32],
+    dquery: &'a mut [f32],
+    /// Out: −βe k, the row that carries H into the earlier state.
+    back: &'a mut [f32],
+    /// Out: s e q, the row that carries dO.
+    forth: &'a mut [f32],
+}
+
+impl Row<'_> {
+    /// dk ← d dk + back·hs, dq ← forth·ds; returns <dk before, k>, <hs, k>, <ds, q>.
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S, until_end: f32, back: f32, forth: f32) -> [f32; 3] {
+        let [d, b, f] = [until_end, back, forth].map(|v| s.splat(v));
+        let mut sums = [s.splat(0.0); 3];
+        let inputs = self.key.chunks_exact(LANES).zip(self.query.chunks_exact(LANES));
+        let states = self.h_state.chunks_exact(LANES).zip(self.do_state.chunks_exact(LANES));
+        let gradients = self.dkey.chunks_exact_mut(LANES).zip(self.dquery.chunks_exact_mut(LANES));
+        let carried = self.back.chunks_exact_mut(LANES).zip(self.forth.chunks_exact_mut(LANES));
+        for (((k, q), (hs, ds)), ((dk, dq), (bk, fq))) in inputs.zip(states).zip(gradients.zip(carried)) {
+            let (k, q, hs, ds, old) = (s.load(k), s.load(q), s.load(hs), s.load(ds), s.load(dk));
+            sums[0] = s.fma(old, k, sums[0]);
+            sums[1] = s.fma(hs, k, sums[1]);
+            sums[2] = s.fma(ds, q, sums[2]);
+            s.store(dk, s.fma(b, hs, s.mul(d, old)));
+            s.store(dq, s.mul(f, ds));
+            s.store(bk, s.mul(b, k));
+            s.store(fq, s.mul(f, q));
+        }
+        sums.map(|v| s.sum(v))
+    }
+}
+
+/// From [H; dO] Vnᵀ in `hv`: X and R in its place, βX + (βX)ᵀ in `mixed`, Σ_j X_ij (K Kᵀ)_ij in `dwrite`, and
+/// Σ_{i≥t>j} Y_ij in `dlog`.
+#[inline(always)]
+fn triangle_gradients<S: Simd>(
+    s: S,
+    gates: &Gates,
+    len: usize,
+    scale: f32,
+    p: &Prepared<'_>,
+    hv: &mut [f32],
+    mixed: &mut [f32],
+    flipped: &mut [f32],
+    dlog: &mut [f32; CHUNK],
+    dwrite: &mut [f32; CHUNK],
+) {
+    let zero = s.splat(0.0);
+    let (x, r) = hv.split_at_mut(len * CHUNK);
+    mixed[len * CHUNK..].fill(0.0);
+    // Σ of the rows of Y from the last one up.
+    let mut below = [zero; 2];
+    for i in (0..len).rev() {
+        let mut kk_sum = zero;
+        let mut y_sum = zero;
+        for (h, o) in [0, LANES].into_iter().enumerate() {
+            let at = i * CHUNK + o;
+            // Past the diagonal the products may be anything: choose zero, do not multiply by it.
+            let (strict, with_diagonal) =
+                (s.load(&MASK[CHUNK - i + o..]), s.load(&MASK[CHUNK - 1 - i + o..]));
+            let fade = s.load(&p.decay[at..]);
+            let xv = s.select_lt(zero, strict, s.mul(s.load(&x[at..]), s.sub(zero, fade)), zero);
+            let rv = s.mul(s.mul(s.splat(scale), s.load(&r[at..])), fade);
+            let rv = s.select_lt(zero, with_diagonal, rv, zero);
+            s.store(&mut x[at..], xv);
+            s.store(&mut r[at..], rv);
+            let weighted = s.mul(s.splat(gates.write[i]), xv);
+            s.store(&mut mixed[at..], weighted);
+            let (kk, qk) = (s.load(&p.products[at..]), s.load(&p.products[len * CHUNK + at..]));
+            let along = s.select_lt(zero, strict, s.mul(xv, kk), zero);
+            kk_sum = s.add(kk_sum, along);
+            let y = s.fma(s.splat(gates.write[i]), along, s.select_lt(zero, strict, s.mul(rv, qk), zero));
+            below[h] = s.add(below[h], y);
+            y_sum = s.fma(strict, below[h], y_sum);
+        }
+        dwrite[i] = s.sum(kk_sum);
+        dlog[i] = s.sum(y_sum);
+    }
+    transpose(s, CHUNK, CHUNK, mixed, CHUNK, flipped, CHUNK);
+    simd::add_scaled(s, mixed, 1.0, flipped);
 }
