@@ -314,7 +314,7 @@ impl Kernel for AddTo<'_> {
 fn accumulate(cpu: &Cpu, sum: &mut T, term: &T) -> Result<()> {
     expect_shape("accumulate", "term", term.shape(), sum.shape(), "the shape of the sum")?;
     if !sum.is_unique() {
-        *sum = cpu.from_slice(sum.data(), &sum.shape().to_vec())?;
+        *sum = cpu.from_slice(sum.data(), sum.shape())?;
     }
     let len = sum.len();
     let out = Shared::new(sum.data_mut());

@@ -64,7 +64,7 @@ impl Engine for Reference {
     fn accumulate(&self, sum: &mut T, term: &T) -> Result<()> {
         expect_shape("accumulate", "term", term.shape(), sum.shape(), "the shape of the sum")?;
         let data = sum.data().iter().zip(term.data()).map(|(a, b)| a + b).collect();
-        *sum = Tensor::detached(data, &sum.shape().to_vec());
+        *sum = Tensor::detached(data, sum.shape());
         Ok(())
     }
     fn squared_norm(&self, x: &T) -> Result<f64> {

@@ -20,7 +20,7 @@ pub(crate) fn step(
     check(shapes, gradient.shape(), step)?;
     for tensor in [&mut *state.parameter, &mut *state.first_moment, &mut *state.second_moment] {
         if !tensor.is_unique() {
-            *tensor = cpu.from_slice(tensor.data(), &tensor.shape().to_vec())?;
+            *tensor = cpu.from_slice(tensor.data(), tensor.shape())?;
         }
     }
     let len = gradient.len();
