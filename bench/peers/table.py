@@ -6,7 +6,7 @@ import sys
 
 def main():
     with open(sys.argv[1]) as file:
-        march = {entry["name"]: entry["ms"] for entry in json.load(file)["results"]}
+        march = {entry["name"]: entry["ms"] for entry in json.load(file)["results"] if "ms" in entry}
     with open(sys.argv[2]) as file:
         torch = json.load(file)
     print(f"| {'operation':34} | march ms | PyTorch ms | PyTorch / march |")

@@ -119,7 +119,7 @@ impl Bench {
         let mut runs = 0;
         let more = |runs: usize, seconds: f64| {
             runs == 0
-                || (!self.quick && (runs < 2 || (runs < 5 && seconds < 5.0) || (runs < 200 && seconds < 1.0)))
+                || (!self.quick && (runs < 2 || (runs < 5 && seconds < 5.0) || (runs < 400 && seconds < 2.0)))
         };
         while more(runs, begin.elapsed().as_secs_f64()) {
             let start = Instant::now();

@@ -243,6 +243,9 @@ impl Kernel for Head<'_> {
                 }
             }
             simd::prefetch_at(s, outputs.readout.pointer(0), next_value, value_stride, CHUNK, value_dim);
+            if let Some(writes) = &outputs.writes {
+                simd::prefetch_at(s, writes.pointer(0), next_value, value_stride, CHUNK, value_dim);
+            }
             // S = tot S + (diag(d) K)ᵀ Vn
             for t in 0..len {
                 simd::scale(s, &mut kq[t * pad.key..(t + 1) * pad.key], g.until_end[t]);
