@@ -1,8 +1,9 @@
 """Times of the engine's operations in PyTorch on the CPU, eager, float32.
 
 Prints one JSON object, {"name": milliseconds}: the best of several repetitions after a warm-up. The names are
-those of `cargo bench -p march-engine`. With --check it instead compares the chunked gated delta rule that is
-timed here, and its gradients, with the token-by-token recurrence in float64.
+those of `cargo bench -p march-engine`, with the peer's way of doing it in brackets where there are two. With
+--check it instead compares the chunked gated delta rule that is timed here, and its gradients, with the
+token-by-token recurrence in float64.
 """
 
 import argparse
@@ -42,10 +43,25 @@ def recurrence(q, k, v, a, b, a_log, dt_bias):
     return torch.stack(out, 2)
 
 
-def gated_delta(q, k, v, a, b, a_log, dt_bias):
+def inverse_by_rows(mixed):
+    """(I + mixed)⁻¹ row after row, as the usual eager fallback does it."""
+    inverse = -mixed
+    for i in range(1, CHUNK):
+        row = inverse[..., i, :i].clone()
+        above = inverse[..., :i, :i].clone()
+        inverse[..., i, :i] = row + (row[..., None] * above).sum(-2)
+    return inverse + torch.eye(CHUNK, dtype=mixed.dtype, device=mixed.device)
+
+
+def gated_delta_by_rows(*inputs):
+    return gated_delta(*inputs, by_rows=True)
+
+
+def gated_delta(q, k, v, a, b, a_log, dt_bias, by_rows=False):
     """The same by chunks: all that does not need the state for all chunks at once, then a loop over chunks.
 
     q, k [B, H, T, d_k], v [B, H, T, d_v], a and b [B, H, T], a_log and dt_bias [H]; T is a multiple of CHUNK.
+    With by_rows the triangular system is solved as the usual eager fallback does, else by one triangular solve.
     """
     log_alpha, beta = gates(a, b, a_log, dt_bias)
     q, k = l2norm(q) * q.shape[-1] ** -0.5, l2norm(k)
@@ -61,7 +77,10 @@ def gated_delta(q, k, v, a, b, a_log, dt_bias):
     mixed = (k_beta @ k.transpose(-1, -2) * decay).tril(-1)
     # u = N diag(β) V and w = N diag(β e) K with N = (I + mixed)⁻¹, in one triangular solve.
     right = torch.cat([v * beta[..., None], k_beta * g.exp()[..., None]], -1)
-    solved = torch.linalg.solve_triangular(mixed, right, upper=False, unitriangular=True)
+    if by_rows:
+        solved = inverse_by_rows(mixed) @ right
+    else:
+        solved = torch.linalg.solve_triangular(mixed, right, upper=False, unitriangular=True)
     u, w = solved.split([v.shape[-1], d], -1)
     p = q @ k.transpose(-1, -2) * decay
     q_decayed = q * g.exp()[..., None]
@@ -91,12 +110,13 @@ def check():
     inputs = delta_inputs(heads=2, tokens=4 * CHUNK, d=16, dtype=torch.float64)
     weights = torch.randn(1, 2, 4 * CHUNK, 16, dtype=torch.float64)
     results = []
-    for function in (recurrence, gated_delta):
+    for function in (recurrence, gated_delta, gated_delta_by_rows):
         out = function(*inputs)
         results.append([out, *torch.autograd.grad((out * weights).sum(), inputs)])
     worst = 0.0
-    for name, want, found in zip(["o", "dq", "dk", "dv", "da", "db", "dA_log", "d dt_bias"], *results):
-        error = ((want - found).abs().max() / want.abs().max()).item()
+    names = ["o", "dq", "dk", "dv", "da", "db", "dA_log", "d dt_bias"]
+    for name, want, *found in zip(names, *results):
+        error = max(((want - each).abs().max() / want.abs().max()).item() for each in found)
         worst = max(worst, error)
         print(f"{name:10} {error:.1e} of the largest value")
     if not worst < 1e-10:
@@ -153,9 +173,10 @@ def measure(repetitions):
     for d in (64, 128):
         inputs = delta_inputs(heads, tokens, d)
         gradient = torch.randn(1, heads, tokens, d)
-        results[f"gated_delta forward d={d}"] = best(forward(gated_delta, inputs), repetitions)
-        run = forward_backward(gated_delta, inputs, gradient)
-        results[f"gated_delta forward+backward d={d}"] = best(run, repetitions)
+        for how, function in [("row loop", gated_delta_by_rows), ("triangular solve", gated_delta)]:
+            results[f"gated_delta forward d={d} ({how})"] = best(forward(function, inputs), repetitions)
+            run = forward_backward(function, inputs, gradient)
+            results[f"gated_delta forward+backward d={d} ({how})"] = best(run, repetitions)
 
     inputs = [torch.randn(1, 8, 4096, 64).requires_grad_() for _ in range(3)]
     attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)

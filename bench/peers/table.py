@@ -9,13 +9,13 @@ def main():
         march = {entry["name"]: entry["ms"] for entry in json.load(file)["results"] if "ms" in entry}
     with open(sys.argv[2]) as file:
         torch = json.load(file)
-    print(f"| {'operation':34} | march ms | PyTorch ms | PyTorch / march |")
-    print(f"|{'-' * 36}|---------:|-----------:|----------------:|")
+    print(f"| {'operation':54} | march ms | PyTorch ms | PyTorch / march |")
+    print(f"|{'-' * 56}|---------:|-----------:|----------------:|")
     for name, peer in torch.items():
-        own = march.get(name)
+        own = march.get(name.split(" (")[0])
         times = f"{'missing':>8} | {peer:10.2f} | {'':15}" if own is None else f"{own:8.2f} | {peer:10.2f} | {peer / own:15.2f}"
-        print(f"| {name:34} | {times} |")
-    missing = [name for name in torch if name not in march]
+        print(f"| {name:54} | {times} |")
+    missing = [name for name in torch if name.split(" (")[0] not in march]
     if missing:
         sys.exit(f"the engine's benchmark has no result for: {', '.join(missing)}")
 

@@ -1,12 +1,13 @@
-//! linear and the norms: fast = reference = finite differences, on odd sizes.
+//! linear, the norms, state_read and AdamW: fast = reference = finite differences, on odd sizes.
 
 mod common;
 
 use common::{Input, Program, Random, compare, finite_differences};
+use march_engine::ops::adamw::{AdamW, Step, clip_factor};
 use march_engine::ops::linear::Linear;
 use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 use march_engine::ops::state_read::StateRead;
-use march_engine::{Engine, Result, Tape, Var};
+use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
 
 struct LinearProgram;
 impl Program for LinearProgram {
@@ -94,4 +95,73 @@ fn state_read() {
             finite_differences("state_read", &OwnState(key_heads), &inputs, 6);
         }
     }
+}
+
+/// For inference, a row of a product has the same bits alone and among any number of others, on any thread count.
+#[test]
+fn invariant_rows() {
+    let mut random = Random(4);
+    for (inner, outer) in [(1, 1), (20, 9), (64, 48), (333, 70)] {
+        let (x, w) = (random.input("x", &[700, inner], 1.0), random.input("weight", &[outer, inner], 1.0));
+        let mut want: Option<Vec<f32>> = None;
+        for threads in [1, 2] {
+            let options = CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() };
+            let cpu = Cpu::new(options).unwrap();
+            let weight = cpu.from_f64(&w.data, &w.shape).unwrap();
+            let run = |from: usize, rows: usize| {
+                let x = cpu.from_f64(&x.data[from * inner..(from + rows) * inner], &[rows, inner]).unwrap();
+                cpu.to_f32(&cpu.linear(Linear { x: &x, weight: &weight, bias: None }).unwrap())
+            };
+            let whole = run(0, 700);
+            for (from, rows) in [(0, 1), (5, 1), (5, 2), (7, 3), (60, 64), (100, 511), (0, 600)] {
+                assert!(
+                    run(from, rows) == whole[from * outer..(from + rows) * outer],
+                    "{rows} rows from {from}"
+                );
+            }
+            assert!(*want.get_or_insert(whole.clone()) == whole);
+        }
+    }
+}
+
+/// Three steps of AdamW with clipping: fast = reference.
+#[test]
+fn adamw() {
+    fn train<E: Engine>(engine: &E, inputs: &[Input]) -> (Vec<Vec<f64>>, f64) {
+        let mut t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
+        let gradient = t.remove(3);
+        let norm = engine.squared_norm(&gradient).unwrap();
+        for step in 1..=3 {
+            let step = Step {
+                learning_rate: 0.01,
+                betas: [0.9, 0.95],
+                eps: 1e-8,
+                weight_decay: 0.1,
+                clip: clip_factor(norm, 1.0),
+                step,
+            };
+            // A handle that somebody else holds: the update must not reach it.
+            let before = t[0].clone();
+            let old = engine.to_f64(&before);
+            let [parameter, first_moment, second_moment] = &mut t[..] else { panic!("three tensors") };
+            engine.adamw(AdamW { parameter, first_moment, second_moment }, &gradient, &step).unwrap();
+            assert!(engine.to_f64(&before) == old);
+        }
+        (t.iter().map(|t| engine.to_f64(t)).collect(), norm)
+    }
+    let mut random = Random(5);
+    for len in [0, 1, 13, 5000, 100_003] {
+        let mut inputs: Vec<Input> =
+            ["parameter", "first", "second", "gradient"].map(|n| random.input(n, &[len], 0.3)).into();
+        inputs[2].data.iter_mut().for_each(|v| *v = v.abs());
+        let (want, norm) = train(&Reference, &inputs);
+        for cpu in common::fast_engines() {
+            let (found, fast_norm) = train(&cpu, &inputs);
+            assert!((fast_norm - norm).abs() <= 1e-6 * norm);
+            for (i, (found, want)) in found.iter().zip(&want).enumerate() {
+                common::assert_close(&format!("{} of {len} on {cpu:?}", inputs[i].name), found, want, 1e-5);
+            }
+        }
+    }
+    assert_eq!((clip_factor(4.0, 1.0), clip_factor(0.25, 1.0)), (0.5, 1.0));
 }

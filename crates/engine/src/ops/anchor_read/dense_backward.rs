@@ -234,9 +234,8 @@ impl Backward<'_> {
                     let span = t * pad.key..(t + 1) * pad.key;
                     let weight = &mut work.scores[i * width + t];
                     let (q, back) = (&work.q[span.clone()], &work.back[span.clone()]);
-                    let along = simd::dot(s, back, q);
-                    simd::scale_to(s, &mut work.weighted_q[span.clone()], *weight, q);
-                    simd::add_scaled(s, &mut work.dq[span], *weight, back);
+                    let (weighted_q, dq) = (&mut work.weighted_q[span.clone()], &mut work.dq[span]);
+                    let along = weigh(s, *weight, q, back, weighted_q, dq);
                     *weight *= along - work.delta[t];
                 }
                 self.add_state(s, anchor, count, width, work);
@@ -330,4 +329,21 @@ impl Backward<'_> {
             }
         }
     }
+}
+
+/// weighted_q = weight·q and dq += weight·back in one pass; returns <back, q>. Widths are multiples of 8.
+#[inline(always)]
+fn weigh<S: Simd>(s: S, weight: f32, q: &[f32], back: &[f32], weighted_q: &mut [f32], dq: &mut [f32]) -> f32 {
+    let w = s.splat(weight);
+    let mut along = s.splat(0.0);
+    let inputs = q.chunks_exact(LANES).zip(back.chunks_exact(LANES));
+    let outputs = weighted_q.chunks_exact_mut(LANES).zip(dq.chunks_exact_mut(LANES));
+    for ((q, back), (weighted_q, dq)) in inputs.zip(outputs) {
+        let (q, back) = (s.load(q), s.load(back));
+        along = s.fma(back, q, along);
+        s.store(weighted_q, s.mul(w, q));
+        let sum = s.fma(w, back, s.load(dq));
+        s.store(dq, sum);
+    }
+    s.sum(along)
 }
