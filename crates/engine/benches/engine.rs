@@ -173,7 +173,12 @@ impl Bench {
         });
         let all = serde_json::json!({ "machine": machine, "results": self.results });
         if let Some(path) = self.json {
-            std::fs::write(&path, format!("{all:#}\n")).unwrap_or_else(|e| eprintln!("{path}: {e}"));
+            if let Err(e) = std::fs::write(&path, format!("{all:#}\n")) {
+                eprintln!(
+                    "{path} could not be written: {e} (cargo runs the bench in crates/engine: give a full path)"
+                );
+                std::process::exit(1);
+            }
         }
     }
 
