@@ -1,6 +1,6 @@
 //! The dense reader, forward: two streaming passes over the anchors of a tile. The first finds the softmax's
 //! maximum and sum, the second forms weights and adds diag(π_m) (Q A_m) to the tile's readout, one anchor after
-//! the other. Scores exist for 64 anchors and 128 tokens at a time, readouts for one anchor.
+//! the other. Scores exist for 64 anchors and 96 tokens at a time, readouts for one anchor.
 
 use super::Segment;
 use super::tile::{ANCHORS, Call, TOKENS};

@@ -1,6 +1,6 @@
 //! What the forward and backward kernels share: the call's tensors, tiles of tokens, and the one scoring routine.
 //!
-//! A tile is up to 128 tokens of one segment and one head. Scores are formed transposed, [anchors, tokens], so
+//! A tile is up to 96 tokens of one segment and one head. Scores are formed transposed, [anchors, tokens], so
 //! that the softmax runs down the anchors with a token in every lane, and an anchor's weights lie together.
 //! Every score is one chain of multiply-adds over d_r, whatever the tile: training, prefill and a decoding step
 //! choose the same anchors.
@@ -11,8 +11,8 @@ use crate::ops::gated_delta::L2_EPS;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, PANEL, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
-/// Tokens of a tile.
-pub(super) const TOKENS: usize = 128;
+/// Tokens of a tile: what a backward tile touches stays in the second-level cache.
+pub(super) const TOKENS: usize = 96;
 /// Anchors that are scored at a time.
 pub(super) const ANCHORS: usize = 64;
 
