@@ -172,13 +172,13 @@ impl Bench {
             "read_gbs": self.machine.read_gbs,
         });
         let all = serde_json::json!({ "machine": machine, "results": self.results });
-        if let Some(path) = self.json {
-            if let Err(e) = std::fs::write(&path, format!("{all:#}\n")) {
-                eprintln!(
-                    "{path} could not be written: {e} (cargo runs the bench in crates/engine: give a full path)"
-                );
-                std::process::exit(1);
-            }
+        if let Some(path) = self.json
+            && let Err(e) = std::fs::write(&path, format!("{all:#}\n"))
+        {
+            eprintln!(
+                "{path} could not be written: {e} (cargo runs the bench in crates/engine: give a full path)"
+            );
+            std::process::exit(1);
         }
     }
 
