@@ -1,3 +1,14 @@
-//! The library of march: config, data, models, memory, training and evaluation, on the engine.
+//! MARCH and its baselines: from a configuration to logits, losses and a memory that decoding keeps.
+//!
+//! In the order of the data: [`config`] says what is computed, [`checkpoint`] where the numbers are,
+//! [`anchors`] which past states each token may read, [`model`] computes, [`memory`] is what is kept between calls.
 
+pub mod anchors;
+pub mod checkpoint;
+pub mod config;
+mod error;
+pub mod memory;
+pub mod model;
+
+pub use error::{Error, Result};
 pub use march_engine as engine;

@@ -1,0 +1,146 @@
+//! Log-Linear Gated DeltaNet: a state for each power of two of the past, each with its own weight.
+//!
+//! ```text
+//! o_t = Σ_l λ_t^l S_t^(l)ᵀ q_t,   λ = softplus(L ∘ W_l x),   level(t, s) = bit_length(t XOR s)
+//! ```
+//! All else is Gated DeltaNet's. Memory: a state for each level in use, at most log2 of the text's length + 1.
+
+use std::sync::Once;
+
+use march_engine::Engine;
+use march_engine::ops::log_linear::{LogLinear as Inputs, LogLinearOptions};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetKeys};
+use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
+use crate::anchors::Policy;
+use crate::config::{Document, keys_of};
+use crate::error::Result;
+use crate::memory::LayerMemory;
+use crate::model::{Builder, Init, Parameter, Pass};
+
+/// Keys of Log-Linear Gated DeltaNet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogLinearKeys {
+    /// The recurrence.
+    pub base: GatedDeltaNetKeys,
+    /// What it adds.
+    pub levels: LevelKeys,
+}
+
+/// Keys that Log-Linear Gated DeltaNet adds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LevelKeys {
+    /// Levels with weights of their own: ceil(log2 of the longest text) + 1.
+    pub num_levels: usize,
+}
+
+impl MixerKeys for LogLinearKeys {
+    const MODEL_TYPE: &'static str = "log_linear_gated_deltanet";
+
+    fn read(document: &mut Document) -> Result<Self> {
+        Ok(Self { base: document.keys()?, levels: document.keys()? })
+    }
+
+    fn write(&self) -> Map<String, Value> {
+        let mut keys = self.base.write();
+        keys.extend(keys_of(&self.levels));
+        keys
+    }
+
+    fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction> {
+        let levels = self.levels.num_levels;
+        if !(1..=64).contains(&levels) {
+            let message = format!(
+                "is {levels}; it must be from 1 to 64: ceil(log2 of the longest text) + 1, 15 for 16,384 tokens"
+            );
+            return Err(("num_levels", message));
+        }
+        self.base.check(hidden_size)
+    }
+
+    fn build<E: Engine>(&self, hidden_size: usize, _: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer<E>> {
+        let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
+        let (heads, levels) = (base.value_heads, self.levels.num_levels);
+        Box::new(LogLinear {
+            base,
+            levels,
+            l_proj: builder.linear("l_proj", heads * levels, hidden_size),
+            level_scale: builder.add("L", &[heads, levels], Init::Constant(1.0)),
+        })
+    }
+}
+
+struct LogLinear {
+    base: GatedDeltaNet,
+    levels: usize,
+    l_proj: Parameter,
+    level_scale: Parameter,
+}
+
+impl LogLinear {
+    /// Says once that the text is longer than the levels.
+    fn warn_past_levels(&self, end: usize) {
+        static WARNED: Once = Once::new();
+        let longest = 1usize.checked_shl(self.levels as u32 - 1).unwrap_or(usize::MAX);
+        if end > longest {
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "the text is longer than the {longest} tokens that num_levels = {} weighs apart; \
+                     all older levels share the last weight",
+                    self.levels
+                );
+            });
+        }
+    }
+}
+
+impl<E: Engine> Mixer<E> for LogLinear {
+    fn forward(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        input: &Streams<E::Tensor>,
+        memory: &mut [&mut LayerMemory<E>],
+    ) -> Result<Streams<E::Tensor>> {
+        let base = &self.base;
+        let level_input = pass.linear(&input.text, self.l_proj)?;
+        let projected = base.project(pass, &input.text)?;
+        let [q, k, v, a, b] = projected.all();
+        let inputs = [q, k, v, a, b, &level_input];
+        let [readout] = pass.each_row(inputs, memory, |[q, k, v, a, b, level_input], plan, mut memory| {
+            let ([query, key, value], _) = base.convolve(pass, [q, k, v], plan, memory.as_deref_mut())?;
+            self.warn_past_levels(plan.position + plan.tokens);
+            let options = LogLinearOptions {
+                key_heads: base.key_heads,
+                value_heads: base.value_heads,
+                allow_neg_eigval: base.allow_neg_eigval,
+                position: plan.position,
+                want_state: memory.is_some(),
+            };
+            let inputs = Inputs {
+                query: &query,
+                key: &key,
+                value: &value,
+                retention_input: a,
+                write_input: b,
+                a_log: pass.weight(base.a_log),
+                dt_bias: pass.weight(base.dt_bias),
+                level_input,
+                level_scale: pass.weight(self.level_scale),
+            };
+            let initial = memory.as_ref().and_then(|m| m.get("levels"));
+            let (readout, levels) = pass.tape.log_linear_delta(inputs, &options, initial)?;
+            if let (Some(memory), Some(levels)) = (memory, levels) {
+                memory.set("levels", levels);
+            }
+            Ok([readout])
+        })?;
+        Ok(Streams { text: base.output(pass, &readout, &input.text)?, anchors: None })
+    }
+
+    fn memory_bytes(&self, tokens: usize, _: &Policy) -> usize {
+        let levels = (usize::BITS - tokens.leading_zeros()) as usize + 1;
+        levels * self.base.state_bytes() + self.base.tail_bytes()
+    }
+}
