@@ -92,6 +92,11 @@ impl Cpu {
         Tensor::uninit(&self.buffers, shape)
     }
 
+    /// The same in a buffer with room for half as much again.
+    pub(crate) fn uninit_with_room(&self, shape: &[usize]) -> Tensor<f32> {
+        Tensor::uninit_with_room(&self.buffers, shape)
+    }
+
     pub(crate) fn zeros(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::zeros(&self.buffers, shape)
     }

@@ -50,6 +50,9 @@ pub trait Engine: Sized + 'static {
 
     /// `sum += term`, in place where nobody else holds `sum`.
     fn accumulate(&self, sum: &mut Self::Tensor, term: &Self::Tensor) -> Result<()>;
+    /// Adds `rows` to the end of `whole` along dimension `axis`, before which all dimensions are 1; in place where
+    /// nobody else holds `whole` and its buffer has room, so that many small calls cost no more than one large one.
+    fn append(&self, whole: &mut Self::Tensor, rows: &Self::Tensor, axis: usize) -> Result<()>;
     /// Σ x², in f64.
     fn squared_norm(&self, x: &Self::Tensor) -> Result<f64>;
     /// One step of AdamW on a parameter and its two moments.
@@ -134,10 +137,13 @@ pub trait Engine: Sized + 'static {
         input: AnchorRead<&Self::Tensor, &[&Self::Stored]>,
         options: &AnchorReadOptions,
     ) -> Result<Self::Tensor>;
+    /// Bytes of stored states.
+    fn stored_bytes(&self, states: &Self::Stored) -> usize;
     /// The routing weights themselves, [rows, value_heads, anchors], zero where unseen or not chosen: to look at.
+    /// The states are not read; [d_k, d_v] stands in their place.
     fn routing_weights(
         &self,
-        input: AnchorRead<&Self::Tensor>,
+        input: AnchorRead<&Self::Tensor, [usize; 2]>,
         options: &AnchorReadOptions,
     ) -> Result<Self::Tensor>;
 

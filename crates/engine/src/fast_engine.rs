@@ -58,6 +58,16 @@ impl Engine for Cpu {
     fn accumulate(&self, sum: &mut T, term: &T) -> Result<()> {
         accumulate(self, sum, term)
     }
+    fn append(&self, whole: &mut T, rows: &T, axis: usize) -> Result<()> {
+        let shape = layout::appended(whole.shape(), rows.shape(), axis)?;
+        if !whole.extend(rows, &shape) {
+            let mut grown = self.uninit_with_room(&shape);
+            grown.data_mut()[..whole.len()].copy_from_slice(whole.data());
+            grown.data_mut()[whole.len()..].copy_from_slice(rows.data());
+            *whole = grown;
+        }
+        Ok(())
+    }
     fn squared_norm(&self, x: &T) -> Result<f64> {
         Ok(adamw::fast::squared_norm(self, x))
     }
@@ -139,7 +149,10 @@ impl Engine for Cpu {
     ) -> Result<T> {
         anchor_read::fast::forward_stored(self, input, options)
     }
-    fn routing_weights(&self, input: AnchorRead<&T>, options: &AnchorReadOptions) -> Result<T> {
+    fn stored_bytes(&self, states: &StoredStates) -> usize {
+        states.bytes()
+    }
+    fn routing_weights(&self, input: AnchorRead<&T, [usize; 2]>, options: &AnchorReadOptions) -> Result<T> {
         anchor_read::fast::weights(self, input, options)
     }
     fn state_read(&self, input: StateRead<&T>, key_heads: usize) -> Result<T> {

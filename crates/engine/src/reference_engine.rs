@@ -67,6 +67,11 @@ impl Engine for Reference {
         *sum = Tensor::detached(data, sum.shape());
         Ok(())
     }
+    fn append(&self, whole: &mut T, rows: &T, axis: usize) -> Result<()> {
+        let shape = layout::appended(whole.shape(), rows.shape(), axis)?;
+        *whole = Tensor::detached([whole.data(), rows.data()].concat(), &shape);
+        Ok(())
+    }
     fn squared_norm(&self, x: &T) -> Result<f64> {
         Ok(adamw::reference::squared_norm(x))
     }
@@ -148,7 +153,10 @@ impl Engine for Reference {
     ) -> Result<T> {
         anchor_read::reference::forward_stored(input, options)
     }
-    fn routing_weights(&self, input: AnchorRead<&T>, options: &AnchorReadOptions) -> Result<T> {
+    fn stored_bytes(&self, states: &StoredStates) -> usize {
+        states.bytes()
+    }
+    fn routing_weights(&self, input: AnchorRead<&T, [usize; 2]>, options: &AnchorReadOptions) -> Result<T> {
         anchor_read::reference::weights(input, options)
     }
     fn state_read(&self, input: StateRead<&T>, key_heads: usize) -> Result<T> {

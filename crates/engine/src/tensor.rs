@@ -192,6 +192,27 @@ impl<R: Real> Tensor<R> {
         Self { buffer: Arc::new(buffer), shape: shape.to_vec() }
     }
 
+    /// The same in a buffer with room for half as much again.
+    pub(crate) fn uninit_with_room(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
+        let len: usize = shape.iter().product();
+        let buffer = Buffer { lines: Some(pool.take(len + len / 2)), pool: Arc::downgrade(pool) };
+        Self { buffer: Arc::new(buffer), shape: shape.to_vec() }
+    }
+
+    /// Puts numbers behind the last one and takes the given shape, if nobody else holds the buffer and it has room.
+    pub(crate) fn extend(&mut self, more: &Self, shape: &[usize]) -> bool {
+        let (old, new) = (self.len(), self.len() + more.len());
+        let Some(lines) = Arc::get_mut(&mut self.buffer).and_then(|buffer| buffer.lines.as_mut()) else {
+            return false;
+        };
+        if lines.capacity() < new {
+            return false;
+        }
+        lines.as_mut_slice()[old..new].copy_from_slice(more.data());
+        self.shape = shape.to_vec();
+        true
+    }
+
     /// A tensor of zeros.
     pub(crate) fn zeros(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
         let mut tensor = Self::uninit(pool, shape);

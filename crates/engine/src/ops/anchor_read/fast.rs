@@ -7,7 +7,7 @@ use super::dense_backward::{Backward, Given, Outputs};
 use super::sparse::{Choose, Groups, ReadBlock, blocks};
 use super::stored::StoredStates;
 use super::tile::{Call, Padded, States, TOKENS};
-use super::{AnchorRead, AnchorReadOptions, Segment, Sizes, check, output_shape};
+use super::{AnchorRead, AnchorReadOptions, Segment, Sizes, check, check_weights, output_shape};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::simd;
@@ -29,9 +29,13 @@ pub(crate) fn forward(
 }
 
 /// π for every token, head and anchor: [rows, value_heads, N], zero where unseen or not chosen.
-pub(crate) fn weights(cpu: &Cpu, input: AnchorRead<&T>, options: &AnchorReadOptions) -> Result<T> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
-    let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
+pub(crate) fn weights(
+    cpu: &Cpu,
+    input: AnchorRead<&T, [usize; 2]>,
+    options: &AnchorReadOptions,
+) -> Result<T> {
+    let sizes = check_weights(input, options)?;
+    let call = Call::new(sizes, input, States::Absent, options);
     let shape = output_shape(input.query.shape(), &sizes);
     let (_, _, weights) = read(cpu, &call, options, &shape, false, true);
     Ok(weights.unwrap_or_else(|| cpu.zeros(&[sizes.rows, sizes.value_heads, sizes.anchors])))

@@ -181,6 +181,23 @@ pub(crate) fn check(input: &AnchorRead<&[usize]>, options: &AnchorReadOptions) -
     })
 }
 
+/// [`check`] for a call that wants only the weights and has [d_k, d_v] in the states' place.
+pub(crate) fn check_weights<R: crate::Real>(
+    input: AnchorRead<&crate::Tensor<R>, [usize; 2]>,
+    options: &AnchorReadOptions,
+) -> Result<Sizes> {
+    let anchors = input.routing_keys.shape().first().copied().unwrap_or(0);
+    let [key_dim, value_dim] = input.anchor_states;
+    let shapes = AnchorRead {
+        query: input.query.shape(),
+        routing_query: input.routing_query.shape(),
+        routing_keys: input.routing_keys.shape(),
+        anchor_states: &[anchors, options.value_heads, key_dim, value_dim][..],
+        null_score: input.null_score.map(crate::Tensor::shape),
+    };
+    check(&shapes, options)
+}
+
 /// The shape of the readout.
 pub(crate) fn output_shape(query: &[usize], sizes: &Sizes) -> Vec<usize> {
     let mut shape = query.to_vec();

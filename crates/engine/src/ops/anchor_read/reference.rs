@@ -1,6 +1,6 @@
 //! The equations as they stand, token by token.
 
-use super::{AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, output_shape};
+use super::{AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, check_weights, output_shape};
 use crate::error::{Result, bad_shape, expect_shape};
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
 use crate::tensor::{Real, Tensor};
@@ -12,9 +12,9 @@ struct Routing<R> {
 }
 
 /// Softmax over the chosen anchors and the null of one token and head.
-fn route<R: Real>(
+fn route<R: Real, A>(
     sizes: &Sizes,
-    input: &AnchorRead<&Tensor<R>>,
+    input: &AnchorRead<&Tensor<R>, A>,
     options: &AnchorReadOptions,
     visible: &[usize],
     row: usize,
@@ -171,10 +171,10 @@ pub(crate) fn forward_stored<R: Real>(
 
 /// π for every token, head and anchor: [rows, value_heads, N], zero where unseen or not chosen.
 pub(crate) fn weights<R: Real>(
-    input: AnchorRead<&Tensor<R>>,
+    input: AnchorRead<&Tensor<R>, [usize; 2]>,
     options: &AnchorReadOptions,
 ) -> Result<Tensor<R>> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
+    let sizes = check_weights(input, options)?;
     let mut out = vec![R::zero(); sizes.rows * sizes.value_heads * sizes.anchors];
     for_tokens(options, |row, visible| {
         for h in 0..sizes.value_heads {

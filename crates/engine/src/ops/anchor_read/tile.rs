@@ -43,6 +43,8 @@ pub(super) enum States<'a> {
     Tensor(&'a [f32]),
     /// With the number of the first anchor of each.
     Stored(&'a [(usize, &'a StoredStates)]),
+    /// Only the weights are wanted.
+    Absent,
 }
 
 /// The tensors and settings of a call.
@@ -96,6 +98,7 @@ impl<'a> Call<'a> {
                 let (first, stored) = list[which];
                 stored.pack(s, anchor - first, head, panels);
             }
+            States::Absent => panels.fill(0.0),
         }
     }
 

@@ -45,6 +45,17 @@ pub(crate) fn resized(shape: &[usize], axis: usize, size: usize) -> Vec<usize> {
     shape
 }
 
+/// The shape of `whole` with `rows` behind it along `axis`.
+pub(crate) fn appended(whole: &[usize], rows: &[usize], axis: usize) -> Result<Vec<usize>> {
+    let around = Around::new("append", whole, axis)?;
+    let size = rows.get(axis).copied().unwrap_or(0);
+    if around.outer != 1 || rows.len() != whole.len() || resized(rows, axis, around.size) != whole {
+        let expected = format!("{whole:?} but for dimension {axis}, with dimensions of 1 before it");
+        return bad_shape("append", "rows", rows, expected);
+    }
+    Ok(resized(whole, axis, around.size + size))
+}
+
 pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) -> Result<Around> {
     let around = Around::new("slice", shape, axis)?;
     if range.start > range.end || range.end > around.size {

@@ -245,7 +245,7 @@ impl<E: Engine> Mixer<E> for March {
         };
         let count = pass.new_anchors();
         let keys = match &input.anchors {
-            Some(anchors) => Some(pass.rows(&pass.linear(anchors, self.routing_key_proj)?, count)?),
+            Some(anchors) => Some(pass.repeat_rows(&pass.linear(anchors, self.routing_key_proj)?, count)?),
             None => None,
         };
         let [q, k, v, a, b] = projected.all();
@@ -277,7 +277,7 @@ impl<E: Engine> Mixer<E> for March {
         let text = base.output(pass, &readout, &input.text)?;
         let anchors = match &input.anchors {
             Some(anchors) if !self.layer.last() => {
-                let query = pass.rows(&tape.silu(&pass.linear(anchors, base.q_proj)?)?, count)?;
+                let query = pass.repeat_rows(&tape.silu(&pass.linear(anchors, base.q_proj)?)?, count)?;
                 let input = StateRead { query: &query, states: &states };
                 let own_readout = tape.state_read(input, base.key_heads)?;
                 Some(base.output(pass, &own_readout, anchors)?)

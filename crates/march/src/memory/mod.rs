@@ -1,0 +1,189 @@
+//! The state bank: all that decoding keeps of a text between calls.
+//!
+//! Per layer the live tensors of its mixer (a state, convolution tails, or keys and values), and the kept anchors:
+//! state, routing key, and the convolution tails at that point. What is kept is decided by a [`Policy`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use march_engine::Engine;
+use march_engine::ops::anchor_read::Storage;
+use march_engine::ops::embedding::Embedding;
+
+use crate::anchors::{Policy, Timeline};
+use crate::error::Result;
+
+/// What is kept of one sequence. Cloning it is cheap and forks the sequence.
+#[derive(Clone, Debug)]
+pub struct StateBank<E: Engine> {
+    /// How anchors are placed, kept and read.
+    policy: Policy,
+    /// How far the sequence has come.
+    pub(crate) timeline: Timeline,
+    pub(crate) layers: Vec<LayerMemory<E>>,
+}
+
+impl<E: Engine> StateBank<E> {
+    /// The bank of an empty text, for a model of `layers` layers.
+    pub(crate) fn new(policy: Policy, layers: usize) -> Self {
+        let layers = (0..layers).map(|_| LayerMemory::default()).collect();
+        Self { policy, timeline: Timeline::default(), layers }
+    }
+
+    /// How anchors are placed, kept and read.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Text tokens so far, and the anchors that are kept.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// The layers' memories.
+    pub fn layers(&self) -> &[LayerMemory<E>] {
+        &self.layers
+    }
+
+    /// Bytes of all that is kept.
+    pub fn bytes(&self, engine: &E) -> usize {
+        self.layers.iter().map(|layer| layer.bytes(engine)).sum()
+    }
+}
+
+/// What one layer keeps of one sequence.
+#[derive(Clone, Debug)]
+pub struct LayerMemory<E: Engine> {
+    live: BTreeMap<&'static str, E::Tensor>,
+    /// The kept anchors.
+    pub anchors: Anchors<E>,
+}
+
+impl<E: Engine> Default for LayerMemory<E> {
+    fn default() -> Self {
+        Self { live: BTreeMap::new(), anchors: Anchors::default() }
+    }
+}
+
+impl<E: Engine> LayerMemory<E> {
+    /// A live tensor by its name.
+    pub fn get(&self, name: &str) -> Option<&E::Tensor> {
+        self.live.get(name)
+    }
+
+    /// Replaces a live tensor.
+    pub fn set(&mut self, name: &'static str, tensor: E::Tensor) {
+        self.live.insert(name, tensor);
+    }
+
+    /// Adds rows to a live tensor along dimension `axis`, before which all dimensions are 1; gives the whole.
+    pub fn append(
+        &mut self,
+        engine: &E,
+        name: &'static str,
+        rows: E::Tensor,
+        axis: usize,
+    ) -> Result<E::Tensor> {
+        match self.live.get_mut(name) {
+            Some(tensor) => {
+                engine.append(tensor, &rows, axis)?;
+                Ok(tensor.clone())
+            }
+            None => {
+                self.live.insert(name, rows.clone());
+                Ok(rows)
+            }
+        }
+    }
+
+    /// Bytes of all that is kept.
+    pub fn bytes(&self, engine: &E) -> usize {
+        let live = self.live.values().map(|tensor| tensor_bytes(engine, tensor)).sum::<usize>();
+        live + self.anchors.bytes(engine)
+    }
+}
+
+/// Bytes of a tensor in f32.
+fn tensor_bytes<E: Engine>(engine: &E, tensor: &E::Tensor) -> usize {
+    engine.shape(tensor).iter().product::<usize>() * size_of::<f32>()
+}
+
+/// The kept anchors of one layer, oldest first.
+#[derive(Clone, Debug)]
+pub struct Anchors<E: Engine> {
+    /// One entry for each anchor, [1, value_heads, d_k, d_v].
+    states: Vec<Arc<E::Stored>>,
+    /// [anchors, value_heads·d_r].
+    routing_keys: Option<E::Tensor>,
+    /// The last inputs of the three convolutions before each anchor.
+    tails: Vec<[E::Tensor; 3]>,
+}
+
+impl<E: Engine> Default for Anchors<E> {
+    fn default() -> Self {
+        Self { states: Vec::new(), routing_keys: None, tails: Vec::new() }
+    }
+}
+
+impl<E: Engine> Anchors<E> {
+    /// Adds anchors with states [N, value_heads, d_k, d_v] and routing keys [N, value_heads·d_r].
+    pub(crate) fn push(&mut self, engine: &E, states: &E::Tensor, keys: &E::Tensor) -> Result<()> {
+        for n in 0..engine.shape(states)[0] {
+            let state = engine.slice(states, 0, n..n + 1)?;
+            self.states.push(Arc::new(engine.store_states(&state, Storage::F32)?));
+        }
+        match &mut self.routing_keys {
+            Some(all) => engine.append(all, keys, 0)?,
+            None => self.routing_keys = Some(keys.clone()),
+        }
+        Ok(())
+    }
+
+    /// Adds the convolutions' last inputs of new anchors.
+    pub(crate) fn push_tails(&mut self, tails: Vec<[E::Tensor; 3]>) {
+        self.tails.extend(tails);
+    }
+
+    /// Lets go of all anchors but those with the given numbers, which ascend.
+    pub(crate) fn keep(&mut self, engine: &E, numbers: &[usize]) -> Result<()> {
+        if numbers.len() == self.states.len() {
+            return Ok(());
+        }
+        self.states = numbers.iter().filter_map(|&n| self.states.get(n).cloned()).collect();
+        self.tails = numbers.iter().filter_map(|&n| self.tails.get(n).cloned()).collect();
+        if let Some(keys) = &self.routing_keys {
+            let ids: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
+            let rows = Embedding { table: keys, ids: &ids, shape: &[ids.len()] };
+            self.routing_keys = Some(engine.embedding(rows)?);
+        }
+        Ok(())
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// The states, each [1, value_heads, d_k, d_v].
+    pub fn states(&self) -> Vec<&E::Stored> {
+        self.states.iter().map(Arc::as_ref).collect()
+    }
+
+    /// The routing keys, [anchors, value_heads·d_r]; none where there is no anchor yet.
+    pub fn routing_keys(&self) -> Option<&E::Tensor> {
+        self.routing_keys.as_ref()
+    }
+
+    /// Bytes of states, keys and tails.
+    pub fn bytes(&self, engine: &E) -> usize {
+        let states = self.states.iter().map(|state| engine.stored_bytes(state)).sum::<usize>();
+        let keys = self.routing_keys.as_ref().map_or(0, |keys| tensor_bytes(engine, keys));
+        let tails = self.tails.iter().flatten().map(|tail| tensor_bytes(engine, tail)).sum::<usize>();
+        states + keys + tails
+    }
+}

@@ -1,0 +1,93 @@
+//! A block: x + mixer(norm(x)), then x + feed_forward(norm(x)), the same weights for text and anchors.
+
+use std::rc::Rc;
+
+use march_engine::ops::rms_norm::RmsNorm;
+use march_engine::{Engine, Tape, Var};
+
+use super::feed_forward::FeedForward;
+use super::mixer::{Mixer, Streams};
+use super::parameters::{Builder, Init, Parameter};
+use super::pass::{Context, Pass};
+use crate::anchors::Policy;
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::memory::LayerMemory;
+
+pub(super) struct Block<E: Engine> {
+    attn_norm: Parameter,
+    mixer: Box<dyn Mixer<E>>,
+    mlp_norm: Parameter,
+    mlp: FeedForward,
+}
+
+impl<E: Engine> Block<E> {
+    pub fn new(
+        config: &ModelConfig,
+        builder: &mut Builder<'_>,
+        mixer: impl FnOnce(&mut Builder<'_>) -> Box<dyn Mixer<E>>,
+    ) -> Self {
+        let width = [config.hidden_size];
+        Self {
+            attn_norm: builder.add("attn_norm.weight", &width, Init::Constant(1.0)),
+            mixer: mixer(&mut builder.child("attn.")),
+            mlp_norm: builder.add("mlp_norm.weight", &width, Init::Constant(1.0)),
+            mlp: FeedForward::new(config, &mut builder.child("mlp.")),
+        }
+    }
+
+    pub fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
+        self.mixer.memory_bytes(tokens, policy)
+    }
+
+    pub fn forward(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        x: Streams<E::Tensor>,
+        memory: &mut [&mut LayerMemory<E>],
+    ) -> Result<Streams<E::Tensor>> {
+        let norm = |x: &Var<E::Tensor>, weight: Parameter| -> Result<Var<E::Tensor>> {
+            Ok(pass.tape.rms_norm(RmsNorm { x, weight: pass.weight(weight) }, pass.norm_eps())?)
+        };
+        let anchors = match &x.anchors {
+            Some(anchors) => Some(norm(anchors, self.attn_norm)?),
+            None => None,
+        };
+        let normed = Streams { text: norm(&x.text, self.attn_norm)?, anchors };
+        let mixed = self.mixer.forward(pass, &normed, memory)?;
+        let finish = |x: &Var<E::Tensor>, mixed: &Var<E::Tensor>| -> Result<Var<E::Tensor>> {
+            let x = pass.tape.add(x, mixed)?;
+            Ok(pass.tape.add(&x, &self.mlp.forward(pass, &norm(&x, self.mlp_norm)?)?)?)
+        };
+        let anchors = match (&x.anchors, &mixed.anchors) {
+            (Some(x), Some(mixed)) => Some(finish(x, mixed)?),
+            _ => None,
+        };
+        Ok(Streams { text: finish(&x.text, &mixed.text)?, anchors })
+    }
+
+    /// The same, keeping only the inputs for the backward pass, which computes the block again.
+    pub fn forward_recomputed<'e>(
+        &'e self,
+        tape: &Tape<'e, E>,
+        context: &Rc<Context<E>>,
+        x: Streams<E::Tensor>,
+    ) -> Result<Streams<E::Tensor>> {
+        let inputs: Vec<&Var<E::Tensor>> = [&x.text].into_iter().chain(&x.anchors).collect();
+        let context = Rc::clone(context);
+        let region = move |tape: &Tape<'e, E>, inputs: &[Var<E::Tensor>]| {
+            let pass = Pass { tape, context: Rc::clone(&context) };
+            let x = Streams { text: inputs[0].clone(), anchors: inputs.get(1).cloned() };
+            match self.forward(&pass, x, &mut []) {
+                Ok(y) => Ok([y.text].into_iter().chain(y.anchors).collect()),
+                Err(Error::Engine(error)) => Err(error),
+                Err(other) => {
+                    Err(march_engine::Error::Value { operation: "block", message: other.to_string() })
+                }
+            }
+        };
+        let mut outputs = tape.recompute(&inputs, region)?.into_iter();
+        let Some(text) = outputs.next() else { unreachable!("a block returns its text") };
+        Ok(Streams { text, anchors: outputs.next() })
+    }
+}

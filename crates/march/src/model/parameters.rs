@@ -1,0 +1,65 @@
+//! Names, shapes and first values of parameters, laid out while a model is built.
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal with standard deviation `initializer_range`.
+    Normal,
+    /// One number.
+    Constant(f64),
+    /// `A_log`: ln of a uniform number in [0.01, 16].
+    DecayRate,
+    /// `dt_bias`: softplus⁻¹ of a log-uniform number in [0.001, 0.1].
+    TimeStep,
+}
+
+/// A parameter's name, shape and start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterSpec {
+    /// As in a checkpoint.
+    pub name: String,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// How it starts.
+    pub init: Init,
+}
+
+impl ParameterSpec {
+    /// How many numbers.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A parameter's place in the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter(pub(crate) usize);
+
+/// Adds parameters to a layout under a common prefix.
+pub struct Builder<'a> {
+    layout: &'a mut Vec<ParameterSpec>,
+    prefix: String,
+}
+
+impl<'a> Builder<'a> {
+    pub(crate) fn new(layout: &'a mut Vec<ParameterSpec>, prefix: &str) -> Self {
+        Self { layout, prefix: prefix.into() }
+    }
+
+    /// A builder whose names go on with `name`.
+    pub fn child(&mut self, name: &str) -> Builder<'_> {
+        Builder { prefix: format!("{}{name}", self.prefix), layout: self.layout }
+    }
+
+    /// Adds a parameter.
+    pub fn add(&mut self, name: &str, shape: &[usize], init: Init) -> Parameter {
+        let name = format!("{}{name}", self.prefix);
+        self.layout.push(ParameterSpec { name, shape: shape.to_vec(), init });
+        Parameter(self.layout.len() - 1)
+    }
+
+    /// Adds `name.weight`, [rows, columns], with normal numbers.
+    pub fn linear(&mut self, name: &str, rows: usize, columns: usize) -> Parameter {
+        self.add(&format!("{name}.weight"), &[rows, columns], Init::Normal)
+    }
+}

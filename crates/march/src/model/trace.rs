@@ -1,0 +1,63 @@
+//! Routing weights, noted while a model runs, to be looked at.
+
+use march_engine::Engine;
+
+use crate::anchors::AnchorPlan;
+
+/// One call's weights in one layer.
+struct Part<T> {
+    position: usize,
+    tokens: usize,
+    /// The ordinal of each column.
+    ordinals: Vec<usize>,
+    /// [tokens, value_heads, anchors].
+    weights: T,
+}
+
+/// Routing weights of one sequence, by layer.
+pub struct Trace<E: Engine> {
+    layers: Vec<Vec<Part<E::Tensor>>>,
+}
+
+impl<E: Engine> Default for Trace<E> {
+    fn default() -> Self {
+        Self { layers: Vec::new() }
+    }
+}
+
+impl<E: Engine> Trace<E> {
+    /// Adds the weights of one call, [tokens, value_heads, anchors].
+    pub(super) fn note(&mut self, layer: usize, plan: &AnchorPlan, weights: E::Tensor) {
+        if self.layers.len() <= layer {
+            self.layers.resize_with(layer + 1, Vec::new);
+        }
+        let AnchorPlan { position, tokens, .. } = *plan;
+        self.layers[layer].push(Part { position, tokens, ordinals: plan.ordinals.clone(), weights });
+    }
+
+    /// π of one layer over the whole text, [tokens, value_heads, anchors], the null left out; 0 where an anchor was
+    /// not seen or not chosen. `anchors` is the number of boundaries in the text.
+    pub fn weights(
+        &self,
+        engine: &E,
+        layer: usize,
+        tokens: usize,
+        value_heads: usize,
+        anchors: usize,
+    ) -> Vec<f32> {
+        let mut all = vec![0.0; tokens * value_heads * anchors];
+        for part in self.layers.get(layer).into_iter().flatten() {
+            let columns = part.ordinals.len();
+            let weights = engine.to_f32(&part.weights);
+            for row in 0..part.tokens * value_heads {
+                for (column, &ordinal) in part.ordinals.iter().enumerate().filter(|(_, o)| **o <= anchors) {
+                    let to = (part.position * value_heads + row) * anchors + ordinal - 1;
+                    if let Some(to) = all.get_mut(to) {
+                        *to = weights[row * columns + column];
+                    }
+                }
+            }
+        }
+        all
+    }
+}
