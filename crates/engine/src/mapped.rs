@@ -9,7 +9,8 @@ use memmap2::Mmap;
 
 /// A file mapped into memory, to be read only.
 ///
-/// The file must not be cut short while it is mapped: reading a page beyond its new end would end the process.
+/// The file must not be cut short while it is mapped: reading a page beyond its new end would end the
+/// process.
 #[derive(Debug)]
 pub struct Mapped {
     /// None for an empty file, which cannot be mapped everywhere.
@@ -28,9 +29,9 @@ impl Mapped {
             return Ok(Self { map: None });
         }
         #[allow(unsafe_code)]
-        // SAFETY: the bytes must not change, nor the file be cut short, while it is mapped. Files that are opened
-        // this way are checkpoints: they are replaced by rename, which leaves the mapped file as it was, and never
-        // rewritten in place.
+        // SAFETY: the bytes must not change, nor the file be cut short, while it is mapped. Files that are
+        // opened this way are checkpoints: they are replaced by rename, which leaves the mapped file as it
+        // was, and never rewritten in place.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Self { map: Some(map) })
     }
@@ -40,8 +41,9 @@ impl Mapped {
         self.map.as_deref().unwrap_or_default()
     }
 
-    /// A part of the file as the little-endian f32 that it holds; none if the range is not in the file, if it does
-    /// not hold whole numbers, if they do not lie on addresses for f32, or if the machine's own order is another.
+    /// A part of the file as the little-endian f32 that it holds; none if the range is not in the file, if it
+    /// does not hold whole numbers, if they do not lie on addresses for f32, or if the machine's own order is
+    /// another.
     pub fn f32s(&self, range: Range<usize>) -> Option<&[f32]> {
         let bytes = self.bytes().get(range)?;
         if cfg!(target_endian = "big") {
@@ -53,13 +55,13 @@ impl Mapped {
         (before.is_empty() && after.is_empty()).then_some(numbers)
     }
 
-    /// Tells the system that the pages wholly inside a range are not needed for now: they leave the memory of the
-    /// process and come back from the file when they are read again. Does nothing but on Linux.
+    /// Tells the system that the pages wholly inside a range are not needed for now: they leave the memory of
+    /// the process and come back from the file when they are read again. Does nothing but on Linux.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(map) = &self.map {
-            /// Where pages are larger, the system takes the page that the range begins in as well, which costs a
-            /// second reading of it at most.
+            /// Where pages are larger, the system takes the page that the range begins in as well, which
+            /// costs a second reading of it at most.
             const PAGE: usize = 4096;
             let start = range.start.min(map.len()).next_multiple_of(PAGE);
             let end = if range.end >= map.len() { map.len() } else { range.end / PAGE * PAGE };
@@ -67,8 +69,8 @@ impl Mapped {
                 return;
             }
             #[allow(unsafe_code)]
-            // SAFETY: the mapping is of a file and is never written, so a page that is dropped comes back with the
-            // same bytes; what is borrowed from it stays valid.
+            // SAFETY: the mapping is of a file and is never written, so a page that is dropped comes back
+            // with the same bytes; what is borrowed from it stays valid.
             let advised =
                 unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
             // A system that refuses the advice keeps the pages, and nothing is lost.

@@ -1,0 +1,208 @@
+//! Checkpoint folders: where a model's numbers are on disk, in the shape that Hugging Face tools read.
+//!
+//! - `config.json`: the [`ModelConfig`]
+//! - `model.safetensors`: the tensors; or, above [`SHARD_BYTES`], shards `model-00001-of-0000N.safetensors`
+//!   and `model.safetensors.index.json`, `{"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}`
+//! - `tokenizer.json`, if the model has one
+//!
+//! Tensors are read where the file is mapped into memory; f32, bf16 and f16 are taken, f32 is written. A
+//! folder is written beside its place and renamed into it, so it is there whole or not at all.
+
+mod read;
+mod write;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::model::ParameterSpec;
+
+use self::read::{Entry, TensorFile};
+pub use self::write::save;
+
+/// Bytes of tensors that a file holds at most, unless one tensor alone is larger.
+pub const SHARD_BYTES: usize = 5_000_000_000;
+
+const CONFIG_FILE: &str = "config.json";
+const MODEL_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// An opened checkpoint folder: its configuration, and its tensors, mapped into memory.
+#[derive(Debug)]
+pub struct Checkpoint {
+    config: ModelConfig,
+    /// `model.safetensors` or the index: what should name every tensor.
+    listing: PathBuf,
+    files: Vec<TensorFile>,
+    /// By tensor name, the place in `files` of the file that holds it, and where in it.
+    tensors: BTreeMap<String, (usize, Entry)>,
+}
+
+/// The part of `model.safetensors.index.json` that is read.
+#[derive(serde::Deserialize)]
+struct Index {
+    /// File name by tensor name.
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Reads the configuration, maps the files, and checks that they are complete and their headers sound.
+    pub fn open(folder: &Path) -> Result<Self> {
+        if !folder.is_dir() {
+            let wrong = if folder.exists() { "is not a folder" } else { "does not exist" };
+            let message =
+                format!("{wrong}; a checkpoint is a folder with `{CONFIG_FILE}` and `{MODEL_FILE}`");
+            return Err(Error::file(folder, message));
+        }
+        let config = read_config(&folder.join(CONFIG_FILE))?;
+        let model = folder.join(MODEL_FILE);
+        let whole = model.is_file();
+        let listing = if whole { model } else { folder.join(INDEX_FILE) };
+        if !listing.is_file() {
+            let message = format!(
+                "has neither `{MODEL_FILE}` nor `{INDEX_FILE}`; tensors in another format must be converted \
+                 to safetensors first"
+            );
+            return Err(Error::file(folder, message));
+        }
+        let mut checkpoint = Self { config, listing, files: vec![], tensors: BTreeMap::new() };
+        if whole {
+            checkpoint.add(&folder.join(MODEL_FILE))?;
+        } else {
+            checkpoint.add_shards(folder)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Opens the files that the index names, and checks that they hold what it says.
+    fn add_shards(&mut self, folder: &Path) -> Result<()> {
+        let listing = self.listing.clone();
+        let text = fs::read_to_string(&listing).map_err(Error::io(&listing, "read"))?;
+        let index: Index = serde_json::from_str(&text)
+            .map_err(|error| Error::file(&listing, format!("is not an index of tensors: {error}")))?;
+        let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
+        for (tensor, name) in &index.weight_map {
+            let place = match opened.get(name.as_str()) {
+                Some(&place) => place,
+                None => {
+                    let path = folder.join(name);
+                    let mut parts = Path::new(name).components();
+                    let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+                    if !plain || !path.is_file() {
+                        let wrong = if plain { "is missing" } else { "is not a file name in the folder" };
+                        let message = format!("names `{name}` for tensor `{tensor}`, which {wrong}");
+                        return Err(Error::file(&listing, message));
+                    }
+                    let place = self.add(&path)?;
+                    opened.insert(name, place);
+                    place
+                }
+            };
+            if self.tensors.get(tensor).is_none_or(|(found, _)| *found != place) {
+                let message = format!("says that tensor `{tensor}` is in `{name}`, which does not have it");
+                return Err(Error::file(&listing, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens one file of tensors and gives its place in `files`.
+    fn add(&mut self, path: &Path) -> Result<usize> {
+        let (file, entries) = TensorFile::open(path)?;
+        let place = self.files.len();
+        self.files.push(file);
+        for (name, entry) in entries {
+            match self.tensors.entry(name) {
+                btree_map::Entry::Vacant(vacant) => {
+                    vacant.insert((place, entry));
+                }
+                btree_map::Entry::Occupied(occupied) => {
+                    let other = self.files[occupied.get().0].path().display();
+                    let message = format!("has tensor `{}`, which {other} has as well", occupied.key());
+                    return Err(Error::file(path, message));
+                }
+            }
+        }
+        Ok(place)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Refuses the checkpoint unless it has every parameter, in its shape. Gives the names of the tensors
+    /// that nobody asked for, to be warned of.
+    pub fn check(&self, parameters: &[ParameterSpec]) -> Result<Vec<String>> {
+        let missing: Vec<&str> = parameters
+            .iter()
+            .map(|parameter| parameter.name.as_str())
+            .filter(|name| !self.tensors.contains_key(*name))
+            .collect();
+        if !missing.is_empty() {
+            return Err(self.missing(&missing, parameters.len()));
+        }
+        for parameter in parameters {
+            self.find(parameter)?;
+        }
+        let asked: BTreeSet<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+        Ok(self.tensors.keys().filter(|name| !asked.contains(name.as_str())).cloned().collect())
+    }
+
+    /// One tensor as f32: borrowed from the file where it holds aligned f32, else converted from f32, bf16,
+    /// f16.
+    pub fn tensor(&self, parameter: &ParameterSpec) -> Result<Cow<'_, [f32]>> {
+        let (file, entry) = self.find(parameter)?;
+        file.numbers(&parameter.name, entry)
+    }
+
+    /// Lets go of the memory of a tensor that was taken. It can be taken again.
+    pub fn release(&self, parameter: &ParameterSpec) {
+        if let Some((place, entry)) = self.tensors.get(&parameter.name) {
+            self.files[*place].release(entry);
+        }
+    }
+
+    /// The file and place of a parameter, if it is there in its shape and as numbers that can be read.
+    fn find(&self, parameter: &ParameterSpec) -> Result<(&TensorFile, &Entry)> {
+        let Some((place, entry)) = self.tensors.get(&parameter.name) else {
+            return Err(self.missing(&[&parameter.name], 1));
+        };
+        let file = &self.files[*place];
+        if entry.shape != parameter.shape {
+            let message = format!(
+                "tensor `{}` has shape {:?}, but `{CONFIG_FILE}` asks for {:?}",
+                parameter.name, entry.shape, parameter.shape
+            );
+            return Err(Error::file(file.path(), message));
+        }
+        file.check_dtype(&parameter.name, entry)?;
+        Ok((file, entry))
+    }
+
+    /// The error for tensors that are missing, of so many that were asked for.
+    fn missing(&self, names: &[&str], asked: usize) -> Error {
+        const NAMED: usize = 3;
+        let named: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+        let named = named.join(", ");
+        let what = match names.len() {
+            1 => format!("tensor {named} is missing"),
+            count if count <= NAMED => format!("{count} of {asked} tensors are missing: {named}"),
+            count => format!("{count} of {asked} tensors are missing: {named} and {} others", count - NAMED),
+        };
+        let remedy = format!("it is incomplete, or of another model than `{CONFIG_FILE}` describes");
+        Error::file(&self.listing, format!("{what}; {remedy}"))
+    }
+}
+
+/// Reads `config.json`.
+fn read_config(path: &Path) -> Result<ModelConfig> {
+    if !path.is_file() {
+        return Err(Error::file(path, "is missing; a checkpoint folder describes its model there"));
+    }
+    let text = fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+    ModelConfig::from_json(&text, &path.display().to_string())
+}

@@ -1,0 +1,251 @@
+//! Writing a checkpoint folder: beside its place, to the disk, then renamed.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::model::ParameterSpec;
+
+/// Writes a new checkpoint folder, with at most `shard_bytes` of tensors in a file unless one is larger.
+///
+/// `tensor(i)` gives the numbers of `parameters[i]` when their turn comes, in order, so that only one is held
+/// at a time. Whatever fails, nothing is left behind. Only one save of a folder may run at a time.
+pub fn save(
+    folder: &Path,
+    config: &ModelConfig,
+    parameters: &[ParameterSpec],
+    shard_bytes: usize,
+    mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+) -> Result<()> {
+    refuse_existing(folder)?;
+    let bytes = count_bytes(folder, parameters)?;
+    let shards = cut(&bytes, shard_bytes);
+    let partial = Partial::create(folder)?;
+    let path = partial.path.join(CONFIG_FILE);
+    write_file(&path, |file| file.write_all(config.to_json().as_bytes()).map_err(Error::io(&path, "write")))?;
+    let mut weight_map = Map::new();
+    for (number, shard) in shards.iter().enumerate() {
+        let name = file_name(number, shards.len());
+        let path = partial.path.join(&name);
+        write_tensors(&path, &parameters[shard.clone()], &bytes[shard.clone()], |i| tensor(shard.start + i))?;
+        for parameter in &parameters[shard.clone()] {
+            weight_map.insert(parameter.name.clone(), Value::from(name.as_str()));
+        }
+    }
+    if shards.len() > 1 {
+        let total_size: usize = bytes.iter().sum();
+        let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+        let path = partial.path.join(INDEX_FILE);
+        write_file(&path, |file| writeln!(file, "{index:#}").map_err(Error::io(&path, "write")))?;
+    }
+    partial.rename_to(folder)
+}
+
+/// A folder that is there and holds something is never touched.
+fn refuse_existing(folder: &Path) -> Result<()> {
+    let empty = match fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) => return Err(Error::io(folder, "look at")(error)),
+        Ok(metadata) if metadata.is_dir() => {
+            fs::read_dir(folder).map_err(Error::io(folder, "read"))?.next().is_none()
+        }
+        Ok(_) => false,
+    };
+    if empty {
+        Ok(())
+    } else {
+        Err(Error::file(folder, "already exists; choose another folder or delete it"))
+    }
+}
+
+/// Bytes of each parameter. Refuses a name that comes twice.
+fn count_bytes(folder: &Path, parameters: &[ParameterSpec]) -> Result<Vec<usize>> {
+    let mut names = BTreeSet::new();
+    let mut total = 0usize;
+    let mut bytes = Vec::with_capacity(parameters.len());
+    for ParameterSpec { name, shape, .. } in parameters {
+        if !names.insert(name) {
+            return Err(Error::file(folder, format!("tensor `{name}` would be written twice")));
+        }
+        let size = shape.iter().try_fold(size_of::<f32>(), |bytes, &size| bytes.checked_mul(size));
+        match size.and_then(|size| Some((size, total.checked_add(size)?))) {
+            Some((size, sum)) => {
+                bytes.push(size);
+                total = sum;
+            }
+            None => {
+                let message = format!("tensor `{name}` of shape {shape:?} is too large to be written");
+                return Err(Error::file(folder, message));
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Which parameters go to each file: one is closed before it would exceed `shard_bytes`. There is always one.
+fn cut(bytes: &[usize], shard_bytes: usize) -> Vec<Range<usize>> {
+    let mut shards = Vec::new();
+    let (mut start, mut size) = (0, 0);
+    for (i, &bytes) in bytes.iter().enumerate() {
+        if i > start && bytes > shard_bytes.saturating_sub(size) {
+            shards.push(start..i);
+            (start, size) = (i, 0);
+        }
+        size += bytes;
+    }
+    shards.push(start..bytes.len());
+    shards
+}
+
+/// The name of a file of tensors, counted from 0.
+fn file_name(number: usize, count: usize) -> String {
+    if count == 1 { MODEL_FILE.into() } else { format!("model-{:05}-of-{count:05}.safetensors", number + 1) }
+}
+
+/// Writes one safetensors file; `bytes` has the size of each parameter.
+fn write_tensors(
+    path: &Path,
+    parameters: &[ParameterSpec],
+    bytes: &[usize],
+    mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+) -> Result<()> {
+    let mut header = Map::new();
+    // The value that Hugging Face tools look for: numbers in the layout of PyTorch.
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut start = 0;
+    for (parameter, bytes) in parameters.iter().zip(bytes) {
+        let end = start + bytes;
+        let entry = json!({ "dtype": "F32", "shape": parameter.shape, "data_offsets": [start, end] });
+        header.insert(parameter.name.clone(), entry);
+        start = end;
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    // Spaces, so that the numbers begin at an address for any type.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    write_file(path, |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path, "write"))?;
+        file.write_all(&header).map_err(Error::io(path, "write"))?;
+        for (i, parameter) in parameters.iter().enumerate() {
+            let numbers = tensor(i)?;
+            let expected = bytes[i] / size_of::<f32>();
+            if numbers.len() != expected {
+                let message = format!(
+                    "tensor `{}` of shape {:?} has {expected} numbers, but {} were given",
+                    parameter.name,
+                    parameter.shape,
+                    numbers.len()
+                );
+                return Err(Error::file(path, message));
+            }
+            write_numbers(file, &numbers).map_err(Error::io(path, "write"))?;
+        }
+        Ok(())
+    })
+}
+
+/// Writes numbers as little-endian f32.
+fn write_numbers(file: &mut impl Write, numbers: &[f32]) -> io::Result<()> {
+    const BLOCK: usize = 1024;
+    let mut block = [[0; 4]; BLOCK];
+    for numbers in numbers.chunks(BLOCK) {
+        for (bytes, number) in block.iter_mut().zip(numbers) {
+            *bytes = number.to_le_bytes();
+        }
+        file.write_all(block[..numbers.len()].as_flattened())?;
+    }
+    Ok(())
+}
+
+/// Writes a new file and waits until it is on the disk.
+fn write_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+    let file = File::create_new(path).map_err(Error::io(path, "create"))?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    write(&mut file)?;
+    let file = file.into_inner().map_err(|error| Error::io(path, "write")(error.into_error()))?;
+    file.sync_all().map_err(Error::io(path, "write to the disk"))
+}
+
+/// A folder beside its final place, removed unless it is renamed.
+struct Partial {
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Partial {
+    /// `.<name>.partial-<process>` beside the folder, whose parents are made if they are missing.
+    fn create(folder: &Path) -> Result<Self> {
+        let Some(name) = folder.file_name() else {
+            return Err(Error::file(folder, "is not the name of a new folder"));
+        };
+        let mut partial = OsString::from(".");
+        partial.push(name);
+        partial.push(format!(".partial-{}", std::process::id()));
+        let path = folder.with_file_name(partial);
+        create_parents(parent(folder))?;
+        // Of an earlier process of the same number, which died while it wrote.
+        if let Err(error) = fs::remove_dir_all(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(Error::io(&path, "remove")(error));
+        }
+        fs::create_dir(&path).map_err(Error::io(&path, "create"))?;
+        Ok(Self { path, renamed: false })
+    }
+
+    /// Puts the folder in its place, which is free or an empty folder.
+    fn rename_to(mut self, folder: &Path) -> Result<()> {
+        sync_folder(&self.path)?;
+        // Elsewhere a rename replaces an empty folder.
+        if cfg!(windows) && folder.exists() {
+            fs::remove_dir(folder).map_err(Error::io(folder, "replace"))?;
+        }
+        fs::rename(&self.path, folder)
+            .map_err(Error::io(folder, "rename the finished checkpoint to this name"))?;
+        self.renamed = true;
+        sync_folder(parent(folder))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // The error that led here is the one to report.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// The folder that holds a file or folder.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Makes a folder and those above it, to the disk.
+fn create_parents(folder: &Path) -> Result<()> {
+    let missing: Vec<&Path> =
+        folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).collect();
+    fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+    missing.into_iter().try_for_each(|made| sync_folder(parent(made)))
+}
+
+/// Waits until a folder's list of names is on the disk.
+fn sync_folder(folder: &Path) -> Result<()> {
+    if cfg!(not(unix)) {
+        return Ok(());
+    }
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // Some network file systems cannot do this.
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            Ok(())
+        }
+        result => result.map_err(Error::io(folder, "write to the disk")),
+    }
+}
