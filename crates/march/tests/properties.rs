@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use common::{Case, KINDS, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Policy, Retention};
+use march::config::ModelConfig;
 use march::engine::{Engine, Reference, Tape};
 use march::model::{Batch, Init, Model, Settings, Trace};
 
@@ -163,8 +164,7 @@ fn decoding_does_not_depend_on_its_batch() {
             let mut together: Vec<_> = banks.iter_mut().collect();
             let batch = Batch { ids: &ids, rows: 3 };
             let hidden = case.model.extend(&tape, &weights, batch, &mut together, None).unwrap();
-            let logits =
-                engine.to_f32(case.model.logits(&tape, &weights, &hidden).unwrap().value());
+            let logits = engine.to_f32(case.model.logits(&tape, &weights, &hidden).unwrap().value());
             for (row, bank) in alone.iter_mut().enumerate() {
                 let one = Batch::one(&ids[row..=row]);
                 let hidden = case.model.extend(&tape, &weights, one, &mut [bank], None).unwrap();
@@ -197,8 +197,9 @@ fn no_token_sees_a_later_one() {
 #[test]
 fn with_all_weight_on_the_null_it_is_gated_delta_net() {
     let engine = cpu();
-    let plain = Case::new(&engine, &small("gated_deltanet"));
-    let mut march = Case::new(&engine, &small("march"));
+    let calm = |kind| ModelConfig { initializer_range: 0.05, ..small(kind) };
+    let plain = Case::new(&engine, &calm("gated_deltanet"));
+    let mut march = Case::new(&engine, &calm("march"));
     for (i, spec) in march.model.layout().iter().enumerate() {
         if let Some(same) = plain.model.layout().iter().position(|other| other.name == spec.name) {
             march.parameters[i] = plain.parameters[same].clone();
@@ -229,10 +230,8 @@ fn wide_top_k_is_dense() {
         assert!(case.forward(Batch::one(&ids), &policy) == dense);
         let own = own_settings(&case);
         let wide = Settings { policy, recompute: false };
-        let (a, b) = (
-            case.gradients(Batch::one(&ids), &ids, &own).1,
-            case.gradients(Batch::one(&ids), &ids, &wide).1,
-        );
+        let (a, b) =
+            (case.gradients(Batch::one(&ids), &ids, &own).1, case.gradients(Batch::one(&ids), &ids, &wide).1);
         for (a, b) in a.iter().zip(&b) {
             assert!(engine.to_f32(a.as_ref().unwrap()) == engine.to_f32(b.as_ref().unwrap()));
         }
@@ -280,7 +279,7 @@ fn routing_weights_sum_to_one() {
                 match (seen, kind) {
                     (0, _) => assert_eq!(sum, 0.0),
                     (_, "march_no_null") => assert!((sum - 1.0).abs() < 1e-5),
-                    _ => assert!(sum > 0.0 && sum < 1.0),
+                    _ => assert!(sum > 0.0 && sum < 1.0 + 1e-6),
                 }
                 if layer == 0 && read > 0 {
                     // The first layer's keys are all equal; top-K keeps the newest.
@@ -346,7 +345,7 @@ fn the_first_values_are_as_they_should_be() {
                 if values.len() > 500 {
                     let mean = values.iter().sum::<f32>() / values.len() as f32;
                     let square = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;
-                    assert!(mean.abs() < 0.05 && (square.sqrt() / 0.3 - 1.0).abs() < 0.15, "{}", spec.name);
+                    assert!(mean.abs() < 0.05 && (square.sqrt() / 0.12 - 1.0).abs() < 0.15, "{}", spec.name);
                 }
             }
         }

@@ -14,13 +14,19 @@ use crate::anchors::{Policy, Timeline};
 use crate::error::Result;
 
 /// What is kept of one sequence. Cloning it is cheap and forks the sequence.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct StateBank<E: Engine> {
     /// How anchors are placed, kept and read.
     policy: Policy,
     /// How far the sequence has come.
     pub(crate) timeline: Timeline,
     pub(crate) layers: Vec<LayerMemory<E>>,
+}
+
+impl<E: Engine> Clone for StateBank<E> {
+    fn clone(&self) -> Self {
+        Self { policy: self.policy.clone(), timeline: self.timeline.clone(), layers: self.layers.clone() }
+    }
 }
 
 impl<E: Engine> StateBank<E> {
@@ -52,11 +58,17 @@ impl<E: Engine> StateBank<E> {
 }
 
 /// What one layer keeps of one sequence.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct LayerMemory<E: Engine> {
     live: BTreeMap<&'static str, E::Tensor>,
     /// The kept anchors.
     pub anchors: Anchors<E>,
+}
+
+impl<E: Engine> Clone for LayerMemory<E> {
+    fn clone(&self) -> Self {
+        Self { live: self.live.clone(), anchors: self.anchors.clone() }
+    }
 }
 
 impl<E: Engine> Default for LayerMemory<E> {
@@ -109,7 +121,7 @@ fn tensor_bytes<E: Engine>(engine: &E, tensor: &E::Tensor) -> usize {
 }
 
 /// The kept anchors of one layer, oldest first.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Anchors<E: Engine> {
     /// One entry for each anchor, [1, value_heads, d_k, d_v].
     states: Vec<Arc<E::Stored>>,
@@ -117,6 +129,13 @@ pub struct Anchors<E: Engine> {
     routing_keys: Option<E::Tensor>,
     /// The last inputs of the three convolutions before each anchor.
     tails: Vec<[E::Tensor; 3]>,
+}
+
+impl<E: Engine> Clone for Anchors<E> {
+    fn clone(&self) -> Self {
+        let Self { states, routing_keys, tails } = self;
+        Self { states: states.clone(), routing_keys: routing_keys.clone(), tails: tails.clone() }
+    }
 }
 
 impl<E: Engine> Default for Anchors<E> {
