@@ -269,8 +269,7 @@ mod tests {
                 let whole = seen(&AnchorPlan::fresh(&policy, 1, 61));
                 for (t, ordinals) in whole.iter().enumerate() {
                     let complete = t / interval;
-                    let want: Vec<usize> =
-                        (1..=complete).filter(|&m| retention.keeps(m, complete)).collect();
+                    let want: Vec<usize> = (1..=complete).filter(|&m| retention.keeps(m, complete)).collect();
                     assert_eq!(*ordinals, want, "{policy:?}, token {t}");
                 }
                 for cut in [1, 2, 5, 20, 60] {

@@ -257,8 +257,10 @@ impl<E: Engine> Model<E> {
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {
         let Batch { ids, rows } = *batch;
         if rows == 0 || ids.is_empty() || !ids.len().is_multiple_of(rows) {
-            let message =
-                format!("{} token ids came for {rows} sequences; each needs as many, at least one", ids.len());
+            let message = format!(
+                "{} token ids came for {rows} sequences; each needs as many, at least one",
+                ids.len()
+            );
             return Err(Error::Request(message));
         }
         if let Some(at) = ids.iter().position(|&id| id as usize >= self.config.vocab_size) {

@@ -92,18 +92,20 @@ impl<E: Engine> Mixer<E> for Attention {
         let query = pass.linear(&input.text, self.q_proj)?;
         let key = pass.linear(&input.text, self.k_proj)?;
         let value = pass.linear(&input.text, self.v_proj)?;
-        let readout = pass.each_row([&query, &key, &value], memory, |[query, key, value], plan, memory| {
-            let rotary = Rotary { heads: self.heads, theta: self.theta, offset: plan.position };
-            let query = pass.tape.rotary(query, rotary)?;
-            let mut key = pass.tape.rotary(key, rotary)?;
-            let mut value = value.clone();
-            if let Some(memory) = memory {
-                key = pass.tape.constant(memory.append(pass.engine(), "keys", key.into_value(), 1)?);
-                value = pass.tape.constant(memory.append(pass.engine(), "values", value.into_value(), 1)?);
-            }
-            let input = Inputs { query: &query, key: &key, value: &value };
-            Ok([pass.tape.attention(input, self.heads)?])
-        })?;
+        let readout =
+            pass.each_row([&query, &key, &value], memory, |[query, key, value], plan, memory| {
+                let rotary = Rotary { heads: self.heads, theta: self.theta, offset: plan.position };
+                let query = pass.tape.rotary(query, rotary)?;
+                let mut key = pass.tape.rotary(key, rotary)?;
+                let mut value = value.clone();
+                if let Some(memory) = memory {
+                    key = pass.tape.constant(memory.append(pass.engine(), "keys", key.into_value(), 1)?);
+                    value =
+                        pass.tape.constant(memory.append(pass.engine(), "values", value.into_value(), 1)?);
+                }
+                let input = Inputs { query: &query, key: &key, value: &value };
+                Ok([pass.tape.attention(input, self.heads)?])
+            })?;
         let [readout] = readout;
         Ok(Streams { text: pass.linear(&readout, self.o_proj)?, anchors: None })
     }

@@ -259,7 +259,8 @@ impl GatedDeltaNet {
         readout: &Var<E::Tensor>,
         x: &Var<E::Tensor>,
     ) -> Result<Var<E::Tensor>> {
-        let gate = pass.repeat_rows(&pass.linear(x, self.g_proj)?, pass.engine().shape(readout.value())[0])?;
+        let gate =
+            pass.repeat_rows(&pass.linear(x, self.g_proj)?, pass.engine().shape(readout.value())[0])?;
         let input = GatedRmsNorm { x: readout, gate: &gate, weight: pass.weight(self.o_norm) };
         pass.linear(&pass.tape.gated_rms_norm(input, pass.norm_eps())?, self.o_proj)
     }

@@ -108,7 +108,12 @@ impl MixerKeys for MarchKeys {
         })
     }
 
-    fn build<E: Engine>(&self, hidden_size: usize, layer: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer<E>> {
+    fn build<E: Engine>(
+        &self,
+        hidden_size: usize,
+        layer: Layer,
+        builder: &mut Builder<'_>,
+    ) -> Box<dyn Mixer<E>> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
         let RoutingKeys { routing_dim, null_route, routing_scale, null_bias_init, .. } = self.routing;
         let heads = base.value_heads;

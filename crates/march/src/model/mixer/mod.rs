@@ -80,7 +80,12 @@ pub trait MixerKeys: Sized {
         None
     }
     /// Lays out the parameters and makes the mixer.
-    fn build<E: Engine>(&self, hidden_size: usize, layer: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer<E>>;
+    fn build<E: Engine>(
+        &self,
+        hidden_size: usize,
+        layer: Layer,
+        builder: &mut Builder<'_>,
+    ) -> Box<dyn Mixer<E>>;
 }
 
 /// Makes the list of mixers: for each a variant of [`MixerConfig`] and an arm in each of its methods.
