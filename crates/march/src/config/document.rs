@@ -1,0 +1,145 @@
+//! Flat keys and values, whatever format they were written in.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Number, Value};
+
+use super::hints;
+use crate::error::{Error, Result};
+
+/// Flat keys of a model with where they came from; remembers which were asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Document {
+    origin: String,
+    keys: Map<String, Value>,
+    /// Where a key stands, if that is known better than `origin` says it.
+    places: BTreeMap<String, String>,
+    known: Vec<String>,
+    /// Messages about this document do not look into presets (it is one).
+    without_hints: bool,
+}
+
+impl Document {
+    /// A document of one origin.
+    pub fn new(origin: &str, keys: Map<String, Value>) -> Self {
+        Self { origin: origin.into(), keys, ..Self::default() }
+    }
+
+    /// With the place of each key.
+    pub(super) fn at_places(self, places: BTreeMap<String, String>) -> Self {
+        Self { places, ..self }
+    }
+
+    /// With messages that do not look into presets.
+    pub(super) fn without_hints(self, without_hints: bool) -> Self {
+        Self { without_hints, ..self }
+    }
+
+    /// Takes the keys of `T` (a serde struct, fields = keys). All of them are known from then on. A null
+    /// counts as missing; a whole number may be written as 2.0, and any number without its fraction.
+    pub fn keys<T: Serialize + DeserializeOwned>(&mut self) -> Result<T> {
+        let present = self.keys.iter().filter(|(_, value)| !value.is_null());
+        let present: Map<_, _> = present.map(|(key, value)| (key.clone(), whole(value))).collect();
+        let keys: T =
+            serde_path_to_error::deserialize(Value::Object(present)).map_err(|e| self.explain(&e))?;
+        self.known.extend(keys_of(&keys).into_iter().map(|(key, _)| key));
+        Ok(keys)
+    }
+
+    /// Where the document comes from.
+    pub(super) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The value of a key that is there and not null.
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Gives a key a value.
+    pub(super) fn set(&mut self, key: &str, value: Value) {
+        self.keys.insert(key.into(), value);
+    }
+
+    /// The keys that were asked for so far.
+    pub(super) fn known(&self) -> impl Iterator<Item = &str> {
+        self.known.iter().map(String::as_str)
+    }
+
+    /// Keys that nobody asked for.
+    pub(super) fn unknown(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.keys.iter().filter(|(key, _)| !self.known.contains(key))
+    }
+
+    /// An error about a key, where the key stands.
+    pub(super) fn error(&self, key: &str, message: impl Into<String>) -> Error {
+        Error::config(self.places.get(key).unwrap_or(&self.origin), key, message)
+    }
+
+    /// Says what serde found wrong in the words of a configuration.
+    fn explain(&self, error: &serde_path_to_error::Error<serde_json::Error>) -> Error {
+        let message = error.inner().to_string();
+        let missing = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        if let Some(key) = missing {
+            return self.missing(key);
+        }
+        let path = error.path().to_string();
+        let key = path.split(['.', '[']).next().unwrap_or_default();
+        let value = self.get(key).map(Value::to_string).unwrap_or_default();
+        let expected = match message.rsplit_once("expected ") {
+            Some((_, "usize")) => "it must be a whole number, 0 or more".into(),
+            Some((_, "f64")) => "it must be a number".into(),
+            Some((_, "a boolean")) => "it must be true or false".into(),
+            Some((_, "a string")) => "it must be a text in quotes".into(),
+            _ => message,
+        };
+        self.error(key, format!("is {value}; {expected}"))
+    }
+
+    /// A key without a default is not there.
+    fn missing(&self, key: &str) -> Error {
+        let remedy = if self.without_hints {
+            String::new()
+        } else if let Some(misspelt) = self.misspelt(key) {
+            format!("; is `{misspelt}` a misspelling of it?")
+        } else if let Some((preset, value)) =
+            hints::example(self.get("model_type").and_then(Value::as_str), key)
+        {
+            format!(" and has no default; add it (preset {preset} has {value})")
+        } else {
+            " and has no default; add it".into()
+        };
+        self.error(key, format!("is missing{remedy}"))
+    }
+
+    /// A key that no mixer has and that looks like `key`.
+    fn misspelt(&self, key: &str) -> Option<&str> {
+        let strange = self.unknown().map(|(name, _)| name.as_str()).filter(|name| !hints::is_model_key(name));
+        hints::nearest(key, strange)
+    }
+}
+
+/// The keys of a serde struct and their values.
+pub fn keys_of<T: Serialize>(keys: &T) -> Map<String, Value> {
+    match serde_json::to_value(keys) {
+        Ok(Value::Object(keys)) => keys,
+        _ => Map::new(),
+    }
+}
+
+/// 2.0 as 2, so that it also fits a key that counts something.
+fn whole(value: &Value) -> Value {
+    /// Whole numbers up to this one are exact in f64.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::Number(number) if number.is_f64() => match number.as_f64() {
+            Some(real) if real.fract() == 0.0 && real.abs() <= EXACT => {
+                Value::Number(Number::from(real as i64))
+            }
+            _ => value.clone(),
+        },
+        _ => value.clone(),
+    }
+}

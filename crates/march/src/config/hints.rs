@@ -1,0 +1,130 @@
+//! What a message about a wrong name can add: the name that was meant, and how a preset has it.
+
+use serde_json::Value;
+
+use super::model::ModelConfig;
+use super::{Config, presets};
+
+/// The candidate that `name` most likely stands for: the same but for case and `-`, one that contains it or
+/// is contained in it, or one that differs in at most a third of its letters.
+pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let plain = |text: &str| text.to_lowercase().replace('-', "_").chars().collect::<Vec<_>>();
+    let name = plain(name);
+    let score = |candidate: &str| {
+        let candidate = plain(candidate);
+        let (short, long) =
+            if candidate.len() < name.len() { (&candidate, &name) } else { (&name, &candidate) };
+        if short.len() >= 3 && short != long && long.windows(short.len()).any(|part| part == &short[..]) {
+            return Some(1);
+        }
+        let distance = edit_distance(&name, &candidate);
+        (distance <= (long.len() / 3).max(1)).then_some(distance)
+    };
+    let scored = candidates.into_iter().filter_map(|candidate| Some((score(candidate)?, candidate)));
+    scored.min_by_key(|(score, _)| *score).map(|(_, candidate)| candidate)
+}
+
+/// Insertions, deletions, changes and swaps of neighbours that lead from one text to the other.
+fn edit_distance(from: &[char], to: &[char]) -> usize {
+    let mut before = vec![0; to.len() + 1];
+    let mut above: Vec<usize> = (0..=to.len()).collect();
+    for i in 1..=from.len() {
+        let mut row = vec![i; to.len() + 1];
+        for j in 1..=to.len() {
+            let change = above[j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            row[j] = change.min(above[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1] {
+                row[j] = row[j].min(before[j - 2] + 1);
+            }
+        }
+        before = std::mem::replace(&mut above, row);
+    }
+    above[to.len()]
+}
+
+/// "`a`, `b`, `c`"
+pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let quoted: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(", ")
+}
+
+/// What to say of a name that is neither a preset nor a file.
+pub(super) fn preset(name: &str) -> String {
+    let stem = name.strip_suffix(".toml").unwrap_or(name);
+    choice(stem, "the presets are", presets::names())
+}
+
+/// "did you mean `a`? there are `a`, `b`", without the question if nothing is near.
+pub(super) fn choice<'a>(
+    name: &str,
+    there_are: &str,
+    names: impl Iterator<Item = &'a str> + Clone,
+) -> String {
+    let question = nearest(name, names.clone()).map(|near| format!("did you mean `{near}`? "));
+    format!("{}{there_are} {}", question.unwrap_or_default(), list(names))
+}
+
+/// The models of the presets, with their names.
+fn models() -> impl Iterator<Item = (&'static str, ModelConfig)> {
+    presets::names().filter_map(|name| Some((name, Config::preset_without_hints(name)?.model)))
+}
+
+/// Whether any mixer's model has this key.
+pub(super) fn is_model_key(key: &str) -> bool {
+    models().any(|(_, model)| model.keys().contains_key(key))
+}
+
+/// The values of `model_type` whose mixers have this key.
+pub(super) fn model_types_with(key: &str) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    for (_, model) in models() {
+        let model_type = model.mixer.model_type();
+        if model.mixer.write().contains_key(key) && !found.contains(&model_type) {
+            found.push(model_type);
+        }
+    }
+    found
+}
+
+/// The first preset of a `model_type`, and the value that it gives a key.
+pub(super) fn example(model_type: Option<&str>, key: &str) -> Option<(&'static str, Value)> {
+    models().find_map(|(name, model)| {
+        let fits = model_type.is_none_or(|model_type| model.mixer.model_type() == model_type);
+        let value = model.keys().get(key).filter(|value| fits && !value.is_null())?.clone();
+        Some((name, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edit_distances() {
+        for (from, to, expected) in
+            [("", "", 0), ("", "ab", 2), ("ab", "", 2), ("march", "marhc", 1), ("kitten", "sitting", 3)]
+        {
+            let [from_chars, to_chars] = [from, to].map(|text| text.chars().collect::<Vec<_>>());
+            assert_eq!(edit_distance(&from_chars, &to_chars), expected, "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn nearest_names() {
+        let keys = ["num_heads", "num_v_heads", "head_dim", "anchor_interval", "routing_top_k"];
+        for (name, expected) in [
+            ("num_head", Some("num_heads")),
+            ("Num-Heads", Some("num_heads")),
+            ("heads", Some("num_heads")),
+            ("num_v_head", Some("num_v_heads")),
+            ("anchor_intervall", Some("anchor_interval")),
+            ("interval", Some("anchor_interval")),
+            ("top_k", Some("routing_top_k")),
+            ("learning_rate", None),
+            ("x", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(name, keys), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What is computed, as files say it: TOML for people, `config.json` for checkpoints, the same keys in both.
+//!
+//! A TOML file has sections, `[model]` and `[memory]`, and may start with `extends = "…"`, the name of a
+//! preset or the path of a file: its own keys then count over those of that file. The presets are the files
+//! of `configs/`. A key that nobody knows is refused in TOML, where it is a mistake, and kept in
+//! `config.json`, where it belongs to another tool, unless it would change what is computed.
+
+mod document;
+mod foreign;
+mod hints;
+mod model;
+mod presets;
+mod sections;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub use document::{Document, keys_of};
+pub use model::ModelConfig;
+
+use crate::anchors::Retention;
+use crate::error::{Error, Result};
+use sections::{SECTIONS, Sections, Source};
+
+/// A whole configuration file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// `[model]`: what is computed.
+    pub model: ModelConfig,
+    /// `[memory]`: what decoding keeps.
+    pub memory: MemoryKeys,
+}
+
+/// `[memory]`: how the state bank is kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MemoryKeys {
+    /// Which anchors outlive the next boundary; all by default.
+    pub retention: Retention,
+}
+
+/// `[memory]` as it is written.
+#[derive(Serialize, Deserialize)]
+struct MemoryText {
+    #[serde(default)]
+    retention: Option<String>,
+}
+
+impl Config {
+    /// Reads a configuration by the name of a preset (`paper/march`) or the path of a TOML file.
+    pub fn load(name_or_path: &str) -> Result<Self> {
+        let path = Path::new(name_or_path);
+        let source = match Source::preset(name_or_path) {
+            Some(preset) => preset,
+            None if path.exists() => Source::file(path)?,
+            None => {
+                let message = format!("is neither a preset nor a file; {}", hints::preset(name_or_path));
+                return Err(Error::file(path, message));
+            }
+        };
+        Self::read(&source.origin, source.sections()?, false)
+    }
+
+    /// Reads a configuration from the text of a TOML file. `origin` names it in errors; `folder` is where the
+    /// path in `extends` starts; without one it can only name a preset.
+    pub fn from_toml(text: &str, origin: &str, folder: Option<&Path>) -> Result<Self> {
+        let sections = Source::text(text.into(), origin, folder).sections()?;
+        Self::read(origin, sections, false)
+    }
+
+    /// The names of the embedded presets.
+    pub fn presets() -> impl Iterator<Item = &'static str> {
+        presets::names()
+    }
+
+    /// A preset, for messages about other configurations.
+    fn preset_without_hints(name: &str) -> Option<Self> {
+        let source = Source::preset(name)?;
+        Self::read(&source.origin, source.sections().ok()?, true).ok()
+    }
+
+    fn read(origin: &str, mut sections: Sections, without_hints: bool) -> Result<Self> {
+        let [model, memory] = SECTIONS.map(|name| sections.0.remove(name));
+        let document = |section: sections::Section| {
+            Document::new(origin, section.keys).at_places(section.places).without_hints(without_hints)
+        };
+        let Some(model) = model else {
+            let message =
+                "is missing; add a section [model], or start the file with `extends = \"paper/march\"`";
+            return Err(Error::config(origin, "model", message));
+        };
+        let (mut model_keys, mut memory_keys) = (document(model), document(memory.unwrap_or_default()));
+        let model = ModelConfig::read(&mut model_keys)?;
+        refuse_unknown(&model_keys, "model", model.mixer.model_type())?;
+        model.contradiction().map_err(|(key, message)| model_keys.error(key, message))?;
+        let memory: MemoryText = memory_keys.keys()?;
+        refuse_unknown(&memory_keys, "memory", model.mixer.model_type())?;
+        let retention = memory.retention.map(|text| text.parse()).transpose();
+        let retention: Retention =
+            retention.map_err(|e| memory_keys.error("retention", e))?.unwrap_or_default();
+        if model.mixer.policy().is_none() && retention != Retention::default() {
+            let message = format!(
+                "is `{retention}`, but model_type `{}` has no anchors to retain; remove it",
+                model.mixer.model_type()
+            );
+            return Err(memory_keys.error("retention", message));
+        }
+        Ok(Self { model, memory: MemoryKeys { retention } })
+    }
+}
+
+/// Refuses keys of a section that nobody asked for.
+fn refuse_unknown(document: &Document, section: &str, model_type: &str) -> Result<()> {
+    let Some((key, _)) = document.unknown().next() else { return Ok(()) };
+    let users = hints::model_types_with(key);
+    let message = if section == "model" && !users.is_empty() {
+        format!(
+            "is not used by model_type `{model_type}`, only by {}; \
+             remove it, or change `model_type` or `extends`",
+            hints::list(users)
+        )
+    } else if section != "model" && hints::is_model_key(key) {
+        format!("is not a key of [{section}] but of [model]; move it there")
+    } else if section != "memory" && key == "retention" {
+        format!("is not a key of [{section}] but of [memory]; move it there")
+    } else if let Some(near) = hints::nearest(key, document.known()) {
+        format!("is not a key of [{section}]; did you mean `{near}`?")
+    } else {
+        format!("is not a key of [{section}]; its keys are {}", hints::list(document.known()))
+    };
+    Err(document.error(key, message))
+}

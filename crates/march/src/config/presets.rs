@@ -1,0 +1,37 @@
+//! The configuration files of `configs/`, embedded.
+
+macro_rules! embed {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../../../configs/", $name, ".toml")))),*]
+    };
+}
+
+/// Names and texts.
+const PRESETS: &[(&str, &str)] = embed![
+    "paper/march",
+    "paper/gdn",
+    "paper/log-linear",
+    "paper/transformer-21",
+    "paper/transformer-24",
+    "tiny/march",
+    "tiny/gdn",
+    "tiny/log-linear",
+    "tiny/transformer",
+    "ablation/interval-256",
+    "ablation/interval-1024",
+    "ablation/interval-2048",
+    "ablation/routing-dim-192",
+    "ablation/top-4",
+    "ablation/no-null",
+    "ablation/fenwick",
+];
+
+/// The names.
+pub(super) fn names() -> impl Iterator<Item = &'static str> + Clone {
+    PRESETS.iter().map(|(name, _)| *name)
+}
+
+/// The text of a preset and its name as the static string.
+pub(super) fn find(name: &str) -> Option<(&'static str, &'static str)> {
+    PRESETS.iter().find(|(known, _)| *known == name).copied()
+}
