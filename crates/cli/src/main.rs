@@ -1,6 +1,7 @@
 //! The `march` command.
 
 mod command;
+mod display;
 
 use clap::{Parser, Subcommand};
 
@@ -15,10 +16,22 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Doctor(command::doctor::Doctor),
+    Init(command::init::Init),
+    Inspect(command::inspect::Inspect),
+    Logits(command::logits::Logits),
 }
 
 fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .with_ansi(false)
+        .init();
     match Cli::parse().command {
         Command::Doctor(doctor) => doctor.run(),
+        Command::Init(init) => init.run(),
+        Command::Inspect(inspect) => inspect.run(),
+        Command::Logits(logits) => logits.run(),
     }
 }

@@ -12,3 +12,8 @@ pub mod model;
 
 pub use error::{Error, Result};
 pub use march_engine as engine;
+
+/// The page `docs/add-a-mixer.md`, whose code is compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/add-a-mixer.md")]
+pub struct AddAMixer;

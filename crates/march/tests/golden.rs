@@ -90,7 +90,8 @@ fn logits<E: Engine>(engine: &E) {
                 }
             }
             for layer in 0..3 {
-                let got = trace.borrow().weights(engine, layer, tokens.len(), heads, anchors);
+                let (found, got) = trace.borrow().weights(engine, layer, tokens.len(), anchors);
+                assert_eq!(found, heads);
                 let got: Vec<f64> = got.into_iter().map(f64::from).collect();
                 let want = &expected[&format!("routing_weights.{layer}")].1;
                 assert_close(&format!("{name} routing weights of layer {layer}"), &got, want, 1e-4);

@@ -270,7 +270,7 @@ fn routing_weights_sum_to_one() {
         let settings = own_settings(&case);
         case.model.forward(&tape, &weights, Batch::one(&ids), &settings, Some(&trace)).unwrap();
         for layer in 0..3 {
-            let all = trace.borrow().weights(&engine, layer, 100, 4, 6);
+            let (_, all) = trace.borrow().weights(&engine, layer, 100, 6);
             for (row, weights) in all.chunks(6).enumerate() {
                 let (seen, sum) = (row / 4 / 16, weights.iter().sum::<f32>());
                 let read = weights.iter().filter(|&&w| w > 0.0).count();

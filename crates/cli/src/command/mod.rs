@@ -1,3 +1,7 @@
 //! One file a verb.
 
 pub mod doctor;
+pub mod init;
+pub mod inspect;
+pub mod logits;
+mod policy;

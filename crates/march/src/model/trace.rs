@@ -16,18 +16,21 @@ struct Part<T> {
 
 /// Routing weights of one sequence, by layer.
 pub struct Trace<E: Engine> {
+    heads: usize,
     layers: Vec<Vec<Part<E::Tensor>>>,
 }
 
 impl<E: Engine> Default for Trace<E> {
     fn default() -> Self {
-        Self { layers: Vec::new() }
+        Self { heads: 0, layers: Vec::new() }
     }
 }
 
 impl<E: Engine> Trace<E> {
-    /// Adds the weights of one call, [tokens, value_heads, anchors].
-    pub(super) fn note(&mut self, layer: usize, plan: &AnchorPlan, weights: E::Tensor) {
+    /// Adds the weights of one call, [tokens, heads, anchors]; none where no token sees an anchor.
+    pub(super) fn note(&mut self, layer: usize, heads: usize, plan: &AnchorPlan, weights: Option<E::Tensor>) {
+        self.heads = heads;
+        let Some(weights) = weights else { return };
         if self.layers.len() <= layer {
             self.layers.resize_with(layer + 1, Vec::new);
         }
@@ -35,29 +38,24 @@ impl<E: Engine> Trace<E> {
         self.layers[layer].push(Part { position, tokens, ordinals: plan.ordinals.clone(), weights });
     }
 
-    /// π of one layer over the whole text, [tokens, value_heads, anchors], the null left out; 0 where an anchor was
-    /// not seen or not chosen. `anchors` is the number of boundaries in the text.
-    pub fn weights(
-        &self,
-        engine: &E,
-        layer: usize,
-        tokens: usize,
-        value_heads: usize,
-        anchors: usize,
-    ) -> Vec<f32> {
-        let mut all = vec![0.0; tokens * value_heads * anchors];
-        for part in self.layers.get(layer).into_iter().flatten() {
+    /// The number of heads, and π of one layer over the whole text, [tokens, heads, anchors], the null left out; 0
+    /// where an anchor was not seen or not chosen. `anchors` is the number of boundaries in the text.
+    pub fn weights(&self, engine: &E, layer: usize, tokens: usize, anchors: usize) -> (usize, Vec<f32>) {
+        let parts = self.layers.get(layer).map_or(&[][..], Vec::as_slice);
+        let heads = self.heads;
+        let mut all = vec![0.0; tokens * heads * anchors];
+        for part in parts {
             let columns = part.ordinals.len();
             let weights = engine.to_f32(&part.weights);
-            for row in 0..part.tokens * value_heads {
+            for row in 0..part.tokens * heads {
                 for (column, &ordinal) in part.ordinals.iter().enumerate().filter(|(_, o)| **o <= anchors) {
-                    let to = (part.position * value_heads + row) * anchors + ordinal - 1;
+                    let to = (part.position * heads + row) * anchors + ordinal - 1;
                     if let Some(to) = all.get_mut(to) {
                         *to = weights[row * columns + column];
                     }
                 }
             }
         }
-        all
+        (heads, all)
     }
 }

@@ -173,6 +173,9 @@ impl March {
             routing_scale: self.routing_scale,
             plan: Arc::clone(read),
         };
+        if let Some(trace) = pass.trace() {
+            trace.borrow_mut().note(self.layer.index, self.base.value_heads, plan, None);
+        }
         let Routing { query, routing_query, null_score } = routing;
         let Some(memory) = memory else {
             let Some(routing_keys) = keys.filter(|_| !read.segments.is_empty()) else { return Ok(None) };
@@ -226,7 +229,8 @@ impl March {
             anchor_states: [self.base.key_dim, self.base.value_dim],
             null_score: input.null_score.map(Var::value),
         };
-        trace.borrow_mut().note(self.layer.index, plan, pass.engine().routing_weights(input, options)?);
+        let weights = pass.engine().routing_weights(input, options)?;
+        trace.borrow_mut().note(self.layer.index, self.base.value_heads, plan, Some(weights));
         Ok(())
     }
 }

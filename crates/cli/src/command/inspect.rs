@@ -1,0 +1,138 @@
+//! `march inspect`: what a model is made of.
+
+use std::path::Path;
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use march::anchors::Policy;
+use march::checkpoint::Checkpoint;
+use march::config::{Config, ModelConfig};
+use march::engine::Cpu;
+use march::model::{Model, ParameterSpec};
+
+use super::policy::PolicyArgs;
+use crate::display::{bytes, thousands};
+
+/// Look into a model without running it.
+#[derive(Args)]
+pub struct Inspect {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Model(InspectModel),
+}
+
+/// Parameters by part, and the memory that decoding keeps, beside a Transformer's cache.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  march inspect model paper/march
+  march inspect model models/tiny-march --interval 128 --retention fenwick
+  march inspect model --list")]
+struct InspectModel {
+    /// The name of a preset, a TOML file, or a checkpoint folder
+    #[arg(value_name = "PRESET|FILE|DIR", required_unless_present = "list")]
+    model: Option<String>,
+    /// List the presets instead
+    #[arg(long, conflicts_with = "model")]
+    list: bool,
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+impl Inspect {
+    /// Prints what was asked for.
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.what {
+            What::Model(InspectModel { list: true, .. }) => list(),
+            What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
+            What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
+        }
+    }
+}
+
+/// The presets with their sizes.
+fn list() -> anyhow::Result<()> {
+    for name in Config::presets() {
+        let config = Config::load(name)?.model;
+        let count = Model::<Cpu>::new(&config).parameter_count();
+        println!("{name:<28} {:>12} parameters  {}", thousands(count), config.mixer.model_type());
+    }
+    Ok(())
+}
+
+fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
+    let (config, own) = read(name)?;
+    let model: Model<Cpu> = Model::new(&config);
+    let policy = policy.over(own);
+    model.check_policy(&policy)?;
+    let count = model.parameter_count();
+    println!("{name}: {}", config.mixer.model_type());
+    println!("  layers {}, width {}", config.num_hidden_layers, config.hidden_size);
+    println!("\n{:<28} {:>15}", "parameters", "");
+    for (part, count) in parts(model.layout()) {
+        println!("  {part:<26} {:>15}", thousands(count));
+    }
+    println!("  {:<26} {:>15}   {} as f32", "total", thousands(count), bytes(4 * count));
+    let lengths = [4 * 1024, 16 * 1024, 128 * 1024];
+    print!("\n{:<28}", "memory of one text (f32)");
+    lengths.iter().for_each(|&n| print!(" {:>15}", format!("{} tokens", thousands(n))));
+    let line = |label: &str, cells: [String; 3]| {
+        print!("\n  {label:<26}");
+        cells.iter().for_each(|cell| print!(" {cell:>15}"));
+    };
+    line("this model", lengths.map(|n| bytes(model.memory_bytes(n, &policy))));
+    let cache = |n: usize| 2 * 4 * config.num_hidden_layers * config.hidden_size * n;
+    line("a Transformer's cache", lengths.map(|n| bytes(cache(n))));
+    line("share of that", lengths.map(|n| share(model.memory_bytes(n, &policy), cache(n))));
+    if let Some(interval) = policy.interval {
+        line("anchors", lengths.map(|n| thousands(policy.kept_after(n))));
+        let routing = policy.top_k.map_or("dense".into(), |k| format!("top-{k}"));
+        let retention = policy.retention;
+        print!("\n\n  one anchor every {interval} tokens, {routing} routing, retention {retention}");
+    }
+    println!("\n  a Transformer's cache: keys and values of as many layers of the same width");
+    Ok(())
+}
+
+fn share(part: usize, whole: usize) -> String {
+    format!("{:.3} %", 100.0 * part as f64 / whole as f64)
+}
+
+/// The configuration of a preset, a TOML file or a checkpoint, and its policy.
+fn read(name: &str) -> anyhow::Result<(ModelConfig, Policy)> {
+    let path = Path::new(name);
+    if path.is_dir() && !Config::presets().any(|preset| preset == name) {
+        let config = Checkpoint::open(path)?.config().clone();
+        let policy = config.mixer.policy().unwrap_or_default();
+        return Ok((config, policy));
+    }
+    let Config { model, memory } = Config::load(name)?;
+    let own = model.mixer.policy().unwrap_or_default();
+    Ok((model, Policy { retention: memory.retention, ..own }))
+}
+
+/// The parameters by part, in the order of the computation.
+fn parts(layout: &[ParameterSpec]) -> Vec<(&'static str, usize)> {
+    let mut parts: Vec<(&'static str, usize)> = Vec::new();
+    for spec in layout {
+        let name = spec.name.as_str();
+        let part = match name {
+            "model.embeddings.weight" => "embeddings",
+            "model.anchor_embedding" => "anchor embedding",
+            "lm_head.weight" => "head",
+            _ if name.contains(".mlp.") => "feed-forward",
+            _ if name.contains(".attn.routing_") || name.contains(".attn.null_proj") => "routing",
+            _ if name.contains(".attn.l_proj") || name.ends_with(".attn.L") => "level weights",
+            _ if name.contains(".attn.") => "mixers",
+            _ => "norms",
+        };
+        match parts.iter_mut().find(|(known, _)| *known == part) {
+            Some((_, count)) => *count += spec.count(),
+            None => parts.push((part, spec.count())),
+        }
+    }
+    parts
+}

@@ -1,0 +1,191 @@
+//! `march logits`: what a checkpoint says of given tokens, to be compared with another implementation.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use march::anchors::Policy;
+use march::checkpoint::Checkpoint;
+use march::engine::{Cpu, CpuOptions, Engine, Products, Tape};
+use march::model::{Batch, Model, Parameters, Settings, Trace, TraceCell};
+use safetensors::tensor::{Dtype, TensorView};
+
+use super::policy::PolicyArgs;
+use crate::display::{Progress, thousands};
+
+/// Write the logits of given tokens to a file.
+#[derive(Args)]
+#[command(after_help = "Example:
+  echo '[72, 101, 108, 108, 111]' > tokens.json
+  march logits --model models/tiny-march --tokens tokens.json --output logits.safetensors
+
+The file holds `logits` [tokens, vocabulary]; with --trace also `routing_weights.<layer>` [tokens, heads, anchors],
+0 where an anchor was not seen or not chosen and without the null, and `boundaries` [anchors], the number of text
+tokens before each anchor.")]
+pub struct Logits {
+    /// A checkpoint folder
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// A JSON file with a list of token ids
+    #[arg(long, value_name = "FILE.json")]
+    tokens: PathBuf,
+    /// The safetensors file to write
+    #[arg(long, value_name = "FILE.safetensors")]
+    output: PathBuf,
+    /// Feed one token at a time through the memory, as generation does
+    #[arg(long)]
+    decode: bool,
+    /// Also write which anchors each token read
+    #[arg(long)]
+    trace: bool,
+    /// Threads; 0 takes all of the machine's
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+impl Logits {
+    /// Computes and writes the logits.
+    pub fn run(self) -> anyhow::Result<()> {
+        let ids = read_tokens(&self.tokens)?;
+        let options =
+            CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
+        let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
+        let started = Instant::now();
+        let checkpoint = Checkpoint::open(&self.model)?;
+        let (model, parameters) = Model::load(&engine, &checkpoint)?;
+        let loaded = started.elapsed().as_secs_f64();
+        let policy = self.policy.over(model.policy());
+        model.check_policy(&policy)?;
+        if self.trace && policy.interval.is_none() {
+            bail!("--trace: a model of type `{}` does not route", model.config().mixer.model_type());
+        }
+        let trace = self.trace.then(TraceCell::<Cpu>::default);
+        let started = Instant::now();
+        let run = Run { engine: &engine, model: &model, parameters: &parameters, ids: &ids, policy: &policy };
+        let logits = if self.decode { run.decode(trace.as_ref())? } else { run.forward(trace.as_ref())? };
+        let seconds = started.elapsed().as_secs_f64();
+        let mut tensors = vec![floats("logits".into(), &[ids.len(), model.config().vocab_size], &logits)];
+        if let Some(trace) = &trace {
+            tensors.extend(run.traced(&trace.borrow()));
+        }
+        write(&self.output, tensors)?;
+        println!(
+            "{}: {} tokens × {} logits; loaded in {loaded:.2} s, computed in {seconds:.2} s ({:.0} tokens/s)",
+            self.output.display(),
+            thousands(ids.len()),
+            thousands(model.config().vocab_size),
+            ids.len() as f64 / seconds
+        );
+        Ok(())
+    }
+}
+
+/// The ids of a JSON list.
+fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("{}: could not read", path.display()))?;
+    let what = "a list of token ids is expected, such as [72, 101, 108]";
+    let value: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("{}: not JSON; {what}", path.display()))?;
+    let Some(list) = value.as_array() else { bail!("{}: not a list; {what}", path.display()) };
+    let mut ids = Vec::with_capacity(list.len());
+    for (i, id) in list.iter().enumerate() {
+        match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+            Some(id) => ids.push(id),
+            None => bail!("{}: entry {i} is {id}; {what}", path.display()),
+        }
+    }
+    if ids.is_empty() {
+        bail!("{}: the list is empty; {what}", path.display());
+    }
+    Ok(ids)
+}
+
+struct Run<'a> {
+    engine: &'a Cpu,
+    model: &'a Model<Cpu>,
+    parameters: &'a Parameters<Cpu>,
+    ids: &'a [u32],
+    policy: &'a Policy,
+}
+
+/// A tensor to be written: name, type, shape, bytes.
+type Out = (String, Dtype, Vec<usize>, Vec<u8>);
+
+impl Run<'_> {
+    /// All tokens at once, as training computes them.
+    fn forward(&self, trace: Option<&TraceCell<Cpu>>) -> anyhow::Result<Vec<f32>> {
+        let tape = Tape::inference(self.engine);
+        let weights = self.model.bind(&tape, self.parameters);
+        let settings = Settings { policy: self.policy.clone(), recompute: false };
+        let hidden = self.model.forward(&tape, &weights, Batch::one(self.ids), &settings, trace)?;
+        let logits = self.model.logits(&tape, &weights, &hidden)?;
+        Ok(self.engine.to_f32(logits.value()))
+    }
+
+    /// One token at a time, from a bank.
+    fn decode(&self, trace: Option<&TraceCell<Cpu>>) -> anyhow::Result<Vec<f32>> {
+        let tape = Tape::inference(self.engine);
+        let weights = self.model.bind(&tape, self.parameters);
+        let mut bank = self.model.bank(self.policy.clone())?;
+        let mut all = Vec::with_capacity(self.ids.len() * self.model.config().vocab_size);
+        let mut progress = Progress::new("decoded", "tokens", self.ids.len());
+        for (i, id) in self.ids.iter().enumerate() {
+            let batch = Batch::one(std::slice::from_ref(id));
+            let hidden = self.model.extend(&tape, &weights, batch, &mut [&mut bank], trace)?;
+            all.extend(self.engine.to_f32(self.model.logits(&tape, &weights, &hidden)?.value()));
+            progress.at(i + 1);
+        }
+        progress.finish();
+        Ok(all)
+    }
+
+    /// The routing weights and boundaries.
+    fn traced(&self, trace: &Trace<Cpu>) -> Vec<Out> {
+        let interval = self.policy.interval.unwrap_or(usize::MAX);
+        let (tokens, anchors) = (self.ids.len(), self.ids.len() / interval);
+        let layers = self.model.config().num_hidden_layers;
+        let mut list: Vec<Out> = (0..layers)
+            .map(|layer| {
+                let (heads, weights) = trace.weights(self.engine, layer, tokens, anchors);
+                floats(format!("routing_weights.{layer}"), &[tokens, heads, anchors], &weights)
+            })
+            .collect();
+        let boundaries = (1..=anchors).flat_map(|m| ((m * interval) as i64).to_le_bytes()).collect();
+        list.push(("boundaries".into(), Dtype::I64, vec![anchors], boundaries));
+        list
+    }
+}
+
+fn floats(name: String, shape: &[usize], numbers: &[f32]) -> Out {
+    let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    (name, Dtype::F32, shape.to_vec(), bytes)
+}
+
+/// Writes beside, then renames, so that a file that is there stays whole until the new one is.
+fn write(path: &Path, tensors: Vec<Out>) -> anyhow::Result<()> {
+    let mut views = Vec::with_capacity(tensors.len());
+    for (name, dtype, shape, bytes) in &tensors {
+        views.push((name.clone(), TensorView::new(*dtype, shape.clone(), bytes)?));
+    }
+    let bytes = safetensors::serialize(views, None)?;
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".partial-{}", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let attempt = || -> std::io::Result<()> {
+        let mut file = File::create(&beside)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)
+    };
+    attempt().map_err(|error| {
+        // The error that matters is the first.
+        let _ = std::fs::remove_file(&beside);
+        anyhow::Error::new(error).context(format!("{}: could not write", path.display()))
+    })
+}

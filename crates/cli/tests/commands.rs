@@ -1,0 +1,211 @@
+//! The commands as a user runs them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use safetensors::SafeTensors;
+
+fn march(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_march")).args(arguments).output().unwrap()
+}
+
+/// What a command that must succeed prints.
+fn ok(arguments: &[&str]) -> String {
+    let out = march(arguments);
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "march {arguments:?}: {errors}");
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// What a command that must fail says.
+fn refused(arguments: &[&str]) -> String {
+    let out = march(arguments);
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success(), "march {arguments:?} should have failed");
+    assert!(!errors.contains("panicked"), "{errors}");
+    errors
+}
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)
+}
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
+
+fn read(path: &Path) -> Tensors {
+    let bytes = std::fs::read(path).unwrap();
+    let number = |b: &[u8]| match b.len() {
+        8 => i64::from_le_bytes(b.try_into().unwrap()) as f64,
+        _ => f64::from(f32::from_le_bytes(b.try_into().unwrap())),
+    };
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.iter()
+        .map(|(name, view)| {
+            let size = view.dtype().bitsize() / 8;
+            let numbers = view.data().chunks_exact(size).map(number).collect();
+            (name.to_string(), (view.shape().to_vec(), numbers))
+        })
+        .collect()
+}
+
+fn assert_close(label: &str, a: &Tensors, b: &Tensors, name: &str, other: &str, limit: f64) {
+    let ((shape, a), (other_shape, b)) = (&a[name], &b[other]);
+    assert_eq!(shape, other_shape, "{label} {name}");
+    let largest = b.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+    let difference = a.iter().zip(b).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
+    assert!(difference <= limit * largest.max(1e-30), "{label} {name}: {:e}", difference / largest);
+}
+
+fn logits(model: &str, tokens: &Path, folder: &Path, flags: &[&str]) -> Tensors {
+    let output = folder.join("out.safetensors");
+    let mut arguments = vec!["logits", "--model", model, "--tokens", tokens.to_str().unwrap()];
+    arguments.extend(["--output", output.to_str().unwrap()]);
+    arguments.extend(flags);
+    ok(&arguments);
+    read(&output)
+}
+
+#[test]
+fn logits_are_the_golden_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["transformer", "gated_deltanet", "log_linear", "march", "march_topk"] {
+        let (model, tokens) = (golden(name), golden(name).join("tokens.json"));
+        let model = model.to_str().unwrap();
+        let expected = read(&golden(name).join("expected.safetensors"));
+        let run = |flags: &[&str]| logits(model, &tokens, folder.path(), flags);
+        assert_close(name, &run(&[]), &expected, "logits", "logits", 1e-4);
+        assert_close(name, &run(&["--decode"]), &expected, "logits", "logits", 1e-4);
+        if !name.starts_with("march") {
+            continue;
+        }
+        for (key, flags) in [
+            ("logits.interval_20", ["--interval", "20"]),
+            ("logits.top_k_2", ["--routing-top-k", "2"]),
+            ("logits.fenwick", ["--retention", "fenwick"]),
+        ] {
+            assert_close(key, &run(&flags), &expected, "logits", key, 1e-4);
+            assert_close(key, &run(&[&flags[..], &["--decode"]].concat()), &expected, "logits", key, 1e-4);
+        }
+        for flags in [&["--trace"][..], &["--trace", "--decode"]] {
+            let traced = run(flags);
+            for layer in 0..3 {
+                let key = format!("routing_weights.{layer}");
+                assert_close(name, &traced, &expected, &key, &key, 1e-4);
+            }
+            let interval = if name == "march" { 16.0 } else { 8.0 };
+            let (shape, boundaries) = &traced["boundaries"];
+            assert_eq!(shape[0], boundaries.len());
+            assert!(boundaries.iter().enumerate().all(|(m, &b)| b == (m + 1) as f64 * interval));
+        }
+    }
+}
+
+#[test]
+fn decoding_equals_the_forward_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["transformer", "gated_deltanet", "log_linear", "march", "march_topk"] {
+        for length in [1, 7, 131, 5000] {
+            let ids: Vec<usize> = (0..length).map(|i| (i * i * 31 + i * 7 + length) % 61).collect();
+            let tokens = folder.path().join("tokens.json");
+            std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();
+            let model = golden(name);
+            let run = |flags: &[&str]| logits(model.to_str().unwrap(), &tokens, folder.path(), flags);
+            let label = format!("{name}, {length} tokens");
+            assert_close(&label, &run(&["--decode"]), &run(&[]), "logits", "logits", 1e-5);
+        }
+    }
+}
+
+#[test]
+fn the_paper_s_sizes() {
+    for (preset, count) in [
+        ("paper/transformer-21", "692,912,640"),
+        ("paper/transformer-24", "777,856,512"),
+        ("paper/gdn", "792,785,532"),
+        ("paper/log-linear", "795,690,462"),
+        ("paper/march", "817,753,338"),
+    ] {
+        let text = ok(&["inspect", "model", preset]);
+        assert!(text.lines().any(|l| l.trim_start().starts_with("total") && l.contains(count)), "{text}");
+    }
+    let text = ok(&["inspect", "model", "--list"]);
+    assert!(text.contains("tiny/march") && text.contains("ablation/top-4"), "{text}");
+}
+
+#[test]
+fn a_checkpoint_from_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("deep/model");
+    let model = model.to_str().unwrap();
+    let text = ok(&["init", "--config", "tiny/march", "--seed", "3", "--output", model]);
+    assert!(text.contains("2,627,108 parameters"), "{text}");
+    let text = ok(&["inspect", "model", model, "--interval", "128"]);
+    assert!(text.contains("2,627,108") && text.contains("every 128 tokens"), "{text}");
+    let again = folder.path().join("again");
+    ok(&["init", "--config", "tiny/march", "--seed", "3", "--output", again.to_str().unwrap()]);
+    let file = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(file(Path::new(model)) == file(&again), "the same seed gives the same bytes");
+    let errors = refused(&["init", "--config", "tiny/march", "--output", model]);
+    assert!(errors.contains("already exists"), "{errors}");
+    let tokens = folder.path().join("tokens.json");
+    std::fs::write(&tokens, "[1, 2, 3]").unwrap();
+    let traced = logits(model, &tokens, folder.path(), &["--trace"]);
+    assert_eq!(traced["logits"].0, [3, 257]);
+    assert_eq!(traced["routing_weights.3"].0, [3, 3, 0]);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let gdn = golden("gated_deltanet");
+    let gdn = gdn.to_str().unwrap();
+    write("good.json", "[1, 2, 3]");
+    let run = |model: &str, tokens: &str, flags: &[&str]| {
+        let (tokens, output) = (path(tokens), path("out.safetensors"));
+        let mut all = vec!["logits", "--model", model, "--tokens", &tokens, "--output", &output];
+        all.extend(flags);
+        refused(&all)
+    };
+    for (text, part) in [
+        ("[1, -2]", "entry 1 is -2"),
+        ("{}", "not a list"),
+        ("[1, 2", "not JSON"),
+        ("[]", "the list is empty"),
+        ("[3, 61]", "token id 61 at position 1"),
+    ] {
+        write("bad.json", text);
+        let errors = run(gdn, "bad.json", &[]);
+        assert!(errors.contains(part), "{errors}");
+    }
+    assert!(run(gdn, "absent.json", &[]).contains("absent.json"));
+    assert!(run("/no/such/model", "good.json", &[]).contains("/no/such/model"));
+    assert!(run(gdn, "good.json", &["--interval", "4"]).contains("has no anchors"));
+    assert!(run(gdn, "good.json", &["--trace"]).contains("does not route"));
+    assert!(run(gdn, "good.json", &["--routing-top-k", "0"]).contains("above 0, or `dense`"));
+    assert!(run(gdn, "good.json", &["--retention", "some"]).contains("`all` or `fenwick`"));
+    let march = golden("march");
+    let errors = run(march.to_str().unwrap(), "good.json", &["--interval", "0"]);
+    assert!(errors.contains("interval of 0"), "{errors}");
+    let output = path("no/such/folder/out.safetensors");
+    let good = path("good.json");
+    let errors = refused(&["logits", "--model", gdn, "--tokens", &good, "--output", &output]);
+    assert!(errors.contains("could not write"), "{errors}");
+    assert!(!folder.path().join("out.safetensors").exists());
+    let errors = refused(&["inspect", "model", "paper/marhc"]);
+    assert!(errors.contains("paper/march"), "{errors}");
+    write("bad.toml", "extends = \"tiny/march\"\n[model]\nanchor_intervall = 8\n");
+    let errors = refused(&["init", "--config", &path("bad.toml"), "--output", &path("new")]);
+    assert!(errors.contains("`anchor_intervall`") && errors.contains("`anchor_interval`"), "{errors}");
+    assert!(!folder.path().join("new").exists());
+}
+
+#[test]
+fn every_command_explains_itself() {
+    for command in [&["doctor"][..], &["init"], &["inspect", "model"], &["logits"]] {
+        let text = ok(&[command, &["--help"]].concat());
+        assert!(text.contains("Example"), "{command:?}: {text}");
+    }
+}
