@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{ReadPlan, Segment, Visible};
+use march_engine::ops::gated_delta::CHUNK_TOKENS;
 
 use crate::error::{Error, Result};
 
@@ -109,6 +110,9 @@ pub struct Timeline {
     pub complete: usize,
     /// Those that are kept, oldest first.
     pub kept: Vec<Anchor>,
+    /// Boundaries, kept or not, since the chunk began that the position is in: the next call cuts the chunk there
+    /// again, so that its bits do not depend on where calls end.
+    pub recent: Vec<usize>,
 }
 
 /// What one call does with anchors, for the rows that go through the mixers together. Anchors are numbered: those
@@ -121,6 +125,8 @@ pub struct AnchorPlan {
     pub tokens: usize,
     /// For each row its boundaries, counted from the call's first token.
     pub boundaries: Arc<Vec<Vec<usize>>>,
+    /// Earlier boundaries in the chunk that the call continues, counted from that chunk's first token.
+    pub replay: Vec<usize>,
     /// Where these rows' new anchors stand in the call's anchor stream.
     pub new: Range<usize>,
     /// What each token sees.
@@ -168,7 +174,11 @@ fn walk(policy: &Policy, start: &Timeline, tokens: usize, end: bool) -> Walk {
         }
         position = until;
     }
-    let after = Timeline { position: stop, complete, kept: kept.iter().map(|&n| anchors[n]).collect() };
+    let chunk = stop / CHUNK_TOKENS * CHUNK_TOKENS;
+    let new = boundaries.iter().map(|boundary| start.position + boundary);
+    let recent = start.recent.iter().copied().chain(new).filter(|&b| b > chunk).collect();
+    let kept_anchors = kept.iter().map(|&n| anchors[n]).collect();
+    let after = Timeline { position: stop, complete, kept: kept_anchors, recent };
     let ordinals = anchors.iter().map(|anchor| anchor.ordinal).collect();
     Walk { boundaries, segments, keep: kept, ordinals, after }
 }
@@ -198,6 +208,7 @@ impl AnchorPlan {
         let row = walk(policy, timeline, tokens, true);
         let plan = Self {
             new: first_new..first_new + row.boundaries.len(),
+            replay: timeline.recent.iter().map(|b| b % CHUNK_TOKENS).collect(),
             ..Self::of(policy, &row, timeline.position, 1, tokens, 0)
         };
         (plan, row.after)
@@ -220,6 +231,7 @@ impl AnchorPlan {
             position,
             tokens,
             boundaries: Arc::new(vec![row.boundaries.clone(); rows]),
+            replay: Vec::new(),
             new: 0..0,
             read_newest: if policy.top_k.is_some() { read(policy.top_k) } else { Arc::clone(&all) },
             read: all,

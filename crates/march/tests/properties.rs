@@ -142,6 +142,23 @@ fn prefill_does_not_depend_on_its_cuts() {
     }
 }
 
+/// Where the recurrence decides what is read, decoding has the very bits of the forward pass: else two scores that
+/// almost tie could be ranked differently.
+#[test]
+fn decoding_has_the_bits_of_the_forward_pass() {
+    let engine = invariant();
+    for kind in ["gated_deltanet", "march", "march_top_k", "march_no_null"] {
+        let case = Case::new(&engine, &small(kind));
+        let ids = tokens(333, 37, 21);
+        for policy in policies(&case.model.policy()) {
+            let whole = case.forward(Batch::one(&ids), &policy);
+            for calls in [&[1][..], &[333], &[5, 40, 1, 1, 23], &[16]] {
+                assert!(case.extend(&ids, &policy, calls) == whole, "{kind} {policy:?} {calls:?}");
+            }
+        }
+    }
+}
+
 /// Three sequences at different positions decode together as they do alone, bit for bit.
 #[test]
 fn decoding_does_not_depend_on_its_batch() {

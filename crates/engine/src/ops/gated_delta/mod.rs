@@ -25,6 +25,11 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::tape::{Tape, Var};
 
+/// Tokens of a chunk. Chunks start at multiples of this, counted from the call's first token, and end at boundaries
+/// too. A token's readout has the same bits wherever its chunk ends, so calls that start at multiples of this, with
+/// the same boundaries, give the bits of one long call.
+pub const CHUNK_TOKENS: usize = chunk::CHUNK;
+
 /// Added to the squared length of queries and keys before the root.
 pub const L2_EPS: f64 = 1e-6;
 

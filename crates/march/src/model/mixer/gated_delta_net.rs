@@ -5,11 +5,12 @@
 //! S ← α S + β k (v − α Sᵀk)ᵀ;   o = Sᵀ q      with q, k of length 1 and q scaled by d_k^-½
 //! y = W_o (rms_norm(o) ∘ SiLU(W_g x))
 //! ```
-//! Memory: the state, and the last inputs of the three convolutions.
+//! Memory: the state at the last multiple of the chunk's length, the recurrence's inputs since then, and the last
+//! inputs of the three convolutions.
 
 use std::sync::Arc;
 
-use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput};
+use march_engine::ops::gated_delta::{CHUNK_TOKENS, GatedDelta, GatedDeltaOptions, GatedDeltaOutput};
 use march_engine::ops::rms_norm::GatedRmsNorm;
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::{Engine, Var};
@@ -132,8 +133,19 @@ impl<T> Projected<T> {
     }
 }
 
+/// What the recurrence gives.
+pub(super) struct Recurred<T> {
+    /// o, [B, n, value_heads·d_v].
+    pub readout: Var<T>,
+    /// The states at the plan's boundaries, [N, value_heads, d_k, d_v].
+    pub boundary_states: Var<T>,
+}
+
 /// Names of the convolutions' last inputs in the memory.
 const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
+
+/// Names of the recurrence's inputs since the last chunk began, whose state the memory holds.
+const CHUNK: [&str; 5] = ["chunk_query", "chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
 
 impl GatedDeltaNet {
     pub fn new(keys: &GatedDeltaNetKeys, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
@@ -217,39 +229,89 @@ impl GatedDeltaNet {
         Ok((take(y), at_boundaries.into_iter().map(take).collect()))
     }
 
-    /// The recurrence over convolved inputs, from the memory's state if there is one.
+    /// The recurrence over convolved inputs, and the states at the plan's boundaries. With a memory it goes on from
+    /// where the last call ended: the chunk that this was in is computed again from its beginning, so that every
+    /// token has the bits that it has in one long call.
     pub fn recur<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
-        [query, key, value]: [&Var<E::Tensor>; 3],
-        [retention_input, write_input]: [&Var<E::Tensor>; 2],
+        inputs: [&Var<E::Tensor>; 5],
         plan: &AnchorPlan,
         memory: Option<&mut LayerMemory<E>>,
+    ) -> Result<Recurred<E::Tensor>> {
+        let Some(memory) = memory else {
+            let out = self.gated_delta(pass, inputs, None, Arc::clone(&plan.boundaries))?;
+            return Ok(Recurred { readout: out.readout, boundary_states: out.boundary_states });
+        };
+        let (tape, engine) = (pass.tape, pass.engine());
+        let again = plan.position % CHUNK_TOKENS;
+        let tokens = again + plan.tokens;
+        // Where the last chunk of this call begins, counted from where its first one does.
+        let chunk = (plan.position + plan.tokens) / CHUNK_TOKENS * CHUNK_TOKENS + again - plan.position;
+        let mut whole = Vec::with_capacity(5);
+        for (name, x) in CHUNK.into_iter().zip(inputs) {
+            whole.push(tape.constant(memory.append(engine, name, x.value().clone(), 1)?));
+        }
+        let new = plan.boundaries.first().map_or(&[][..], Vec::as_slice).iter().map(|b| b + again);
+        let anchors: Vec<usize> = plan.replay.iter().copied().chain(new).collect();
+        let mut boundaries = anchors.clone();
+        let at = boundaries.partition_point(|&b| b < chunk);
+        if chunk > 0 && boundaries.get(at) != Some(&chunk) {
+            boundaries.insert(at, chunk);
+        }
+        let initial = memory.get("state").map(|state| tape.constant(state.clone()));
+        let out = self.gated_delta(
+            pass,
+            std::array::from_fn(|i| &whole[i]),
+            initial.as_ref(),
+            Arc::new(vec![boundaries.clone()]),
+        )?;
+        let all = &out.boundary_states;
+        if chunk > 0 {
+            memory.set("state", tape.slice(all, 0, at..at + 1)?.into_value());
+            for (name, whole) in CHUNK.into_iter().zip(whole) {
+                memory.set(name, tape.slice(&whole, 1, chunk..tokens)?.into_value());
+            }
+        }
+        let readout = if again == 0 { out.readout } else { tape.slice(&out.readout, 1, again..tokens)? };
+        // The new anchors' states: without those that are computed again, and the last chunk's where it is no anchor.
+        let (old, end) = (plan.replay.len(), boundaries.len());
+        let boundary_states = match boundaries.len() > anchors.len() {
+            true if old < at && at + 1 < end => {
+                let parts = [tape.slice(all, 0, old..at)?, tape.slice(all, 0, at + 1..end)?];
+                tape.concat(&parts.each_ref(), 0)?
+            }
+            true if old < at => pass.slice_rows(all, old..at)?,
+            true => pass.slice_rows(all, at + 1..end)?,
+            false => pass.slice_rows(all, old..end)?,
+        };
+        Ok(Recurred { readout, boundary_states })
+    }
+
+    fn gated_delta<E: Engine>(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        [query, key, value, retention_input, write_input]: [&Var<E::Tensor>; 5],
+        initial_state: Option<&Var<E::Tensor>>,
+        boundaries: Arc<Vec<Vec<usize>>>,
     ) -> Result<GatedDeltaOutput<Var<E::Tensor>>> {
-        let initial = memory.as_ref().and_then(|m| m.get("state")).map(|s| pass.tape.constant(s.clone()));
         let options = GatedDeltaOptions {
             key_heads: self.key_heads,
             value_heads: self.value_heads,
             allow_neg_eigval: self.allow_neg_eigval,
-            boundaries: Arc::clone(&plan.boundaries),
+            boundaries,
         };
-        let out = pass.tape.gated_delta(
-            GatedDelta {
-                query,
-                key,
-                value,
-                retention_input,
-                write_input,
-                a_log: pass.weight(self.a_log),
-                dt_bias: pass.weight(self.dt_bias),
-                initial_state: initial.as_ref(),
-            },
-            &options,
-        )?;
-        if let Some(memory) = memory {
-            memory.set("state", out.final_state.value().clone());
-        }
-        Ok(out)
+        let input = GatedDelta {
+            query,
+            key,
+            value,
+            retention_input,
+            write_input,
+            a_log: pass.weight(self.a_log),
+            dt_bias: pass.weight(self.dt_bias),
+            initial_state,
+        };
+        Ok(pass.tape.gated_delta(input, &options)?)
     }
 
     /// y = W_o (rms_norm(o) ∘ SiLU(W_g x)); `x` may be one row for all rows of the readout.
@@ -263,6 +325,13 @@ impl GatedDeltaNet {
             pass.repeat_rows(&pass.linear(x, self.g_proj)?, pass.engine().shape(readout.value())[0])?;
         let input = GatedRmsNorm { x: readout, gate: &gate, weight: pass.weight(self.o_norm) };
         pass.linear(&pass.tape.gated_rms_norm(input, pass.norm_eps())?, self.o_proj)
+    }
+
+    /// Bytes of what goes on: a state, the inputs since it, and the convolutions' last inputs.
+    pub fn live_bytes(&self, tokens: usize) -> usize {
+        let inputs = 2 * self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2);
+        let state = if tokens < CHUNK_TOKENS { 0 } else { self.state_bytes() };
+        state + self.tail_bytes() + tokens % CHUNK_TOKENS * inputs * size_of::<f32>()
     }
 
     /// Bytes of a state.
@@ -292,13 +361,13 @@ impl<E: Engine> Mixer<E> for GatedDeltaNet {
     ) -> Result<Streams<E::Tensor>> {
         let projected = self.project(pass, &input.text)?;
         let [readout] = pass.each_row(projected.all(), memory, |[q, k, v, a, b], plan, mut memory| {
-            let (qkv, _) = self.convolve(pass, [q, k, v], plan, memory.as_deref_mut())?;
-            Ok([self.recur(pass, qkv.each_ref(), [a, b], plan, memory)?.readout])
+            let ([q, k, v], _) = self.convolve(pass, [q, k, v], plan, memory.as_deref_mut())?;
+            Ok([self.recur(pass, [&q, &k, &v, a, b], plan, memory)?.readout])
         })?;
         Ok(Streams { text: self.output(pass, &readout, &input.text)?, anchors: None })
     }
 
-    fn memory_bytes(&self, _: usize, _: &Policy) -> usize {
-        self.state_bytes() + self.tail_bytes()
+    fn memory_bytes(&self, tokens: usize, _: &Policy) -> usize {
+        self.live_bytes(tokens)
     }
 }

@@ -264,7 +264,8 @@ impl<E: Engine> Mixer<E> for March {
                    plan: &AnchorPlan,
                    mut memory: Option<&mut LayerMemory<E>>| {
             let (qkv, tails) = base.convolve(pass, [q, k, v], plan, memory.as_deref_mut())?;
-            let out = base.recur(pass, qkv.each_ref(), [a, b], plan, memory.as_deref_mut())?;
+            let [q, k, v] = qkv.each_ref();
+            let out = base.recur(pass, [q, k, v, a, b], plan, memory.as_deref_mut())?;
             let keys = match &keys {
                 Some(keys) if !plan.new.is_empty() => Some(pass.slice_rows(keys, plan.new.clone())?),
                 _ => None,
@@ -299,6 +300,6 @@ impl<E: Engine> Mixer<E> for March {
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
         let key = self.base.value_heads * self.routing_dim * size_of::<f32>();
         let anchor = self.base.state_bytes() + self.base.tail_bytes() + key;
-        self.base.state_bytes() + self.base.tail_bytes() + policy.kept_after(tokens) * anchor
+        self.base.live_bytes(tokens) + policy.kept_after(tokens) * anchor
     }
 }
