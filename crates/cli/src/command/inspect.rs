@@ -98,7 +98,7 @@ fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
 }
 
 fn share(part: usize, whole: usize) -> String {
-    format!("{:.3} %", 100.0 * part as f64 / whole as f64)
+    format!("{:.2} %", 100.0 * part as f64 / whole as f64)
 }
 
 /// The configuration of a preset, a TOML file or a checkpoint, and its policy.
