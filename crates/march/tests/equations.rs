@@ -1,5 +1,5 @@
-//! The page `docs/equations.md` is true: the places it names are there, its tests are tests, no equation is missing;
-//! and one head of the method, written out in the paper's letters, is what the operations compute.
+//! The page `docs/equations.md` is true: the places it names are there, its tests are tests, no equation is
+//! missing; and one head of the method, written out in the paper's letters, is what the operations compute.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,8 +222,8 @@ struct Head {
 }
 
 impl Head {
-    /// prelim-gdn, march-anchor, march-anchor-token-read, march-routing-score, march-routing-prob and march-core with
-    /// S [d_v, d_k] and t from 1. Gives o_t of every token and o_m of every anchor that some token sees.
+    /// prelim-gdn, march-anchor, march-anchor-token-read, march-routing-score, march-routing-prob and
+    /// march-core with S [d_v, d_k] and t from 1: o_t of every token, o_m of every anchor that some token sees.
     fn by_the_paper(&self, top_k: Option<usize>) -> (Vec<f64>, Vec<f64>) {
         let unit = |x: &[f64]| -> Vec<f64> {
             let length = (dot(x, x) + 1e-6).sqrt();
