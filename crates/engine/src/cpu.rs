@@ -102,7 +102,19 @@ impl Cpu {
     }
 
     pub(crate) fn from_slice(&self, data: &[f32], shape: &[usize]) -> Result<Tensor<f32>> {
-        Tensor::from_slice(&self.buffers, data, shape)
+        const LARGE: usize = 1 << 20;
+        if data.len() < LARGE || shape.iter().product::<usize>() != data.len() {
+            return Tensor::from_slice(&self.buffers, data, shape);
+        }
+        let mut tensor = self.uninit(shape);
+        let to = Shared::new(tensor.data_mut());
+        self.parallel(data.len().div_ceil(LARGE), |part| {
+            let from = &data[part * LARGE..((part + 1) * LARGE).min(data.len())];
+            #[allow(unsafe_code)]
+            // SAFETY: parts are disjoint.
+            unsafe { to.part(part * LARGE, from.len()) }.copy_from_slice(from);
+        });
+        Ok(tensor)
     }
 
     /// Runs `task(0..count)`, each once, on all threads. Tasks must be independent; which thread takes which

@@ -55,6 +55,20 @@ impl Mapped {
         (before.is_empty() && after.is_empty()).then_some(numbers)
     }
 
+    /// Tells the system that a range is about to be read, so that its pages come all at once. Does nothing but on
+    /// Linux.
+    pub fn prepare(&self, range: Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if let Some(map) = &self.map {
+            let start = range.start.min(map.len());
+            let end = range.end.min(map.len()).max(start);
+            // An older system does not know the advice; its pages come one by one.
+            let _ = map.advise_range(memmap2::Advice::PopulateRead, start, end - start);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
+    }
+
     /// Tells the system that the pages wholly inside a range are not needed for now: they leave the memory of
     /// the process and come back from the file when they are read again. Does nothing but on Linux.
     pub fn release(&self, range: Range<usize>) {

@@ -1,11 +1,13 @@
 //! The engine's threads. A parallel region is often shorter than it takes to wake a sleeping thread, so workers
-//! wait for the next region awake for a millisecond before they sleep; the calling thread works along.
+//! wait for the next region awake for a millisecond before they sleep; the calling thread works along. When it has
+//! no work left, it closes the region and waits only for workers that have entered it: on a busy machine, where a
+//! worker may not run for milliseconds, the caller does the work alone.
 #![allow(unsafe_code)]
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,21 +17,41 @@ const AWAKE: Duration = Duration::from_millis(1);
 
 type Job = *const (dyn Fn() + Sync);
 
+/// A region in one number: its own in the upper half, then a bit for open, then the workers inside.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Region(u64);
+
+impl Region {
+    const OPEN: u64 = 1 << 31;
+
+    fn number(self) -> u64 {
+        self.0 >> 32
+    }
+    fn is_open(self) -> bool {
+        self.0 & Self::OPEN != 0
+    }
+    fn workers(self) -> u64 {
+        self.0 & (Self::OPEN - 1)
+    }
+    /// The next region, open and empty.
+    fn next(self) -> Self {
+        Self((self.number().wrapping_add(1) << 32) | Self::OPEN)
+    }
+}
+
 /// What the caller and the workers share.
 struct Shared {
-    /// Counts regions; a worker that sees a new number runs the job.
-    region: AtomicUsize,
+    /// The region's number, whether it is open, and the workers inside: see [`Region`].
+    region: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    /// Workers that have not finished the job.
-    running: AtomicUsize,
     stop: AtomicBool,
     asleep: Mutex<usize>,
     wake: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is written by the caller only while no worker runs (`running` is 0), and read by workers only
-// after the region's number, which is published after it.
+// SAFETY: `job` is written by the caller only while the region is closed and no worker is inside, and read by
+// workers only inside a region, whose opening is published after it.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
@@ -51,9 +73,8 @@ impl Team {
     /// A team of `threads`, the caller included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            region: AtomicUsize::new(0),
+            region: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            running: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             asleep: Mutex::new(0),
             wake: Condvar::new(),
@@ -69,8 +90,8 @@ impl Team {
         Ok(team)
     }
 
-    /// Runs `job` on every thread of the team at once and returns when all are done. Inside a region, or while
-    /// another caller's region runs, the calling thread runs it alone.
+    /// Runs `job` on the calling thread and on those workers that come before it is done there, and returns when all
+    /// of them are done. Inside a region, or while another caller's region runs, the calling thread runs it alone.
     pub(crate) fn run(&self, job: &(dyn Fn() + Sync)) {
         let alone = self.workers.is_empty() || INSIDE.get();
         let busy = match self.busy.try_lock() {
@@ -90,8 +111,8 @@ impl Team {
             let job = std::mem::transmute::<*const (dyn Fn() + Sync + '_), Job>(job);
             *shared.job.get() = Some(job);
         }
-        shared.running.store(self.workers.len(), Ordering::Relaxed);
-        shared.region.fetch_add(1, Ordering::SeqCst);
+        let next = Region(shared.region.load(Ordering::Relaxed)).next();
+        shared.region.store(next.0, Ordering::SeqCst);
         if *shared.asleep.lock().unwrap_or_else(PoisonError::into_inner) > 0 {
             shared.wake.notify_all();
         }
@@ -99,7 +120,8 @@ impl Team {
         let mine = catch_unwind(AssertUnwindSafe(job));
         INSIDE.set(false);
         let mut spins = 0u32;
-        while shared.running.load(Ordering::Acquire) > 0 {
+        shared.region.fetch_and(!Region::OPEN, Ordering::Relaxed);
+        while Region(shared.region.load(Ordering::Acquire)).workers() > 0 {
             spins += 1;
             if spins < 1 << 14 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -116,7 +138,7 @@ fn work(shared: &Shared) {
     loop {
         let mut since = None;
         let mut spins = 0u32;
-        while shared.region.load(Ordering::Acquire) == seen {
+        while Region(shared.region.load(Ordering::Acquire)).number() == seen {
             if shared.stop.load(Ordering::Relaxed) {
                 return;
             }
@@ -126,23 +148,46 @@ fn work(shared: &Shared) {
             } else if since.get_or_insert_with(Instant::now).elapsed() > AWAKE {
                 let mut asleep = shared.asleep.lock().unwrap_or_else(PoisonError::into_inner);
                 *asleep += 1;
-                while shared.region.load(Ordering::SeqCst) == seen && !shared.stop.load(Ordering::Relaxed) {
+                while Region(shared.region.load(Ordering::SeqCst)).number() == seen
+                    && !shared.stop.load(Ordering::Relaxed)
+                {
                     asleep = shared.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner);
                 }
                 *asleep -= 1;
             }
         }
-        seen = seen.wrapping_add(1);
-        // SAFETY: the region's number was published after the job, and the caller keeps the job alive until
-        // `running` is 0.
+        let Some(number) = enter(shared) else {
+            seen = Region(shared.region.load(Ordering::Relaxed)).number();
+            continue;
+        };
+        seen = number;
+        // SAFETY: the region was opened after the job was written, and the caller keeps the job alive and unchanged
+        // while a worker is inside.
         let job = unsafe { (*shared.job.get()).map(|job| &*job) };
         if let Some(job) = job
             && let Err(panic) = catch_unwind(AssertUnwindSafe(job))
         {
             *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
         }
-        shared.running.fetch_sub(1, Ordering::Release);
+        shared.region.fetch_sub(1, Ordering::Release);
     }
+}
+
+/// Enters the region if it is open; gives its number.
+fn enter(shared: &Shared) -> Option<u64> {
+    let mut region = Region(shared.region.load(Ordering::Relaxed));
+    while region.is_open() {
+        match shared.region.compare_exchange_weak(
+            region.0,
+            region.0 + 1,
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        ) {
+            Ok(_) => return Some(region.number()),
+            Err(now) => region = Region(now),
+        }
+    }
+    None
 }
 
 impl Drop for Team {
@@ -161,38 +206,63 @@ impl Drop for Team {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
+    /// Tasks that threads take one by one, as the engine shares out its work.
+    fn tasks(team: &Team, count: usize) -> Vec<usize> {
+        let done: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+        let next = AtomicUsize::new(0);
+        team.run(&|| {
+            while let Some(task) = done.get(next.fetch_add(1, Ordering::Relaxed)) {
+                task.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        done.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
     #[test]
-    fn every_thread_runs_every_region() {
+    fn every_task_runs_once() {
         let team = Team::new(3).unwrap();
-        let count = AtomicUsize::new(0);
         for round in 0..2000 {
-            team.run(&|| {
-                count.fetch_add(1, Ordering::Relaxed);
-            });
+            assert!(tasks(&team, 1 + round % 7).iter().all(|&times| times == 1));
             if round % 700 == 0 {
                 std::thread::sleep(2 * AWAKE); // the workers sleep and are woken
             }
         }
-        assert_eq!(count.into_inner(), 3 * 2000);
+    }
+
+    /// A worker takes part: the caller waits for it inside the region.
+    #[test]
+    fn workers_take_part() {
+        let team = Team::new(2).unwrap();
+        let inside = AtomicUsize::new(0);
+        team.run(&|| {
+            inside.fetch_add(1, Ordering::SeqCst);
+            while inside.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(inside.into_inner(), 2);
     }
 
     #[test]
     fn regions_inside_regions_and_callers_side_by_side() {
         let team = Team::new(2).unwrap();
         let count = AtomicUsize::new(0);
-        let add = || {
+        team.run(&|| {
+            assert!(tasks(&team, 5).iter().all(|&times| times == 1));
             count.fetch_add(1, Ordering::Relaxed);
-        };
-        team.run(&|| team.run(&add));
-        assert_eq!(count.load(Ordering::Relaxed), 2);
+        });
+        assert!((1..=2).contains(&count.into_inner()));
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..100).for_each(|_| team.run(&add)));
+                scope.spawn(|| {
+                    (0..100).for_each(|_| assert!(tasks(&team, 9).iter().all(|&times| times == 1)));
+                });
             }
         });
-        assert!(count.into_inner() >= 402);
     }
 
     #[test]
@@ -200,10 +270,6 @@ mod tests {
         let team = Team::new(2).unwrap();
         let panicked = catch_unwind(AssertUnwindSafe(|| team.run(&|| panic!("as asked"))));
         assert!(panicked.is_err());
-        let count = AtomicUsize::new(0);
-        team.run(&|| {
-            count.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(count.into_inner(), 2);
+        assert!(tasks(&team, 9).iter().all(|&times| times == 1));
     }
 }

@@ -4,7 +4,7 @@
 //! dropped, the buffer goes back to its pool, so a training step that repeats the shapes of the step
 //! before it asks the system for no memory.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -53,7 +53,10 @@ impl Real for f64 {
 /// Numbers in memory of their own that starts on a cache line; large ones on pages of 2 MiB, where the system has
 /// them, because rows of one head lie on many small pages.
 pub(crate) struct Lines<R> {
+    /// The first number, at or a little behind `base`.
     start: NonNull<R>,
+    bytes: usize,
+    base: NonNull<u8>,
     layout: Layout,
 }
 
@@ -74,27 +77,30 @@ impl<R: Real> Lines<R> {
         let bytes = (len * size_of::<R>()).next_multiple_of(LINE).max(LINE);
         let large = bytes >= 2 * LARGE_PAGE;
         let align = if large { LARGE_PAGE } else { LINE };
-        let layout = Layout::from_size_align(bytes, align).expect("a size that was checked");
+        // Zeros from the system cost nothing until they are touched, but only where no alignment is asked for.
+        let layout = Layout::from_size_align(bytes + align, 16).expect("a size that was checked");
         // SAFETY: the size is not zero.
-        let memory = unsafe { alloc(layout) };
-        let Some(start) = NonNull::new(memory) else { handle_alloc_error(layout) };
+        let memory = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(memory) else { handle_alloc_error(layout) };
+        let skip = memory.addr().next_multiple_of(align) - memory.addr();
+        // SAFETY: `skip` is below `align`, so `bytes` bytes from here are inside the allocation.
+        let start = unsafe { base.add(skip) };
         #[cfg(target_os = "linux")]
         if large {
+            let whole = bytes / LARGE_PAGE * LARGE_PAGE;
             // SAFETY: advice on whole pages of our own memory; a refusal changes nothing.
-            unsafe { libc::madvise(memory.cast(), bytes / LARGE_PAGE * LARGE_PAGE, libc::MADV_HUGEPAGE) };
+            unsafe { libc::madvise(start.as_ptr().cast(), whole, libc::MADV_HUGEPAGE) };
         }
-        // SAFETY: `bytes` bytes from `start` are ours; zero bytes are the number zero.
-        unsafe { start.write_bytes(0, bytes) };
-        Self { start: start.cast(), layout }
+        Self { start: start.cast(), bytes, base, layout }
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        self.layout.size() / size_of::<R>()
+        self.bytes / size_of::<R>()
     }
 
     #[allow(unsafe_code)]
     pub(crate) fn as_slice(&self) -> &[R] {
-        // SAFETY: the memory is initialised, aligned and ours.
+        // SAFETY: the memory is initialised (zero bytes are the number zero), aligned and ours.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity()) }
     }
 
@@ -109,7 +115,7 @@ impl<R> Drop for Lines<R> {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) };
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
 

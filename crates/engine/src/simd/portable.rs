@@ -120,7 +120,8 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}
-    #[inline(always)]
+    /// Not inlined: one copy of each kernel is enough, and saves minutes of compilation.
+    #[inline(never)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }

@@ -68,6 +68,7 @@ impl TensorFile {
     /// The numbers of one of the file's tensors.
     pub fn numbers(&self, name: &str, entry: &Entry) -> Result<Cow<'_, [f32]>> {
         self.check_dtype(name, entry)?;
+        self.mapped.prepare(entry.range.clone());
         let bytes = &self.mapped.bytes()[entry.range.clone()];
         Ok(match entry.dtype {
             Dtype::BF16 => Cow::Owned(widen(bytes, bf16::from_le_bytes)),

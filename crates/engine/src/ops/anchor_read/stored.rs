@@ -93,6 +93,16 @@ impl StoredStates {
         }
     }
 
+    /// State (`n`, `head`) where it lies, if it is stored as f32.
+    pub(crate) fn plain(&self, n: usize, head: usize) -> Option<&[f32]> {
+        let [_, heads, rows, cols] = self.shape;
+        let at = (n * heads + head) * rows * cols;
+        match &self.data {
+            Data::F32(v) => v.get(at..at + rows * cols),
+            _ => None,
+        }
+    }
+
     /// Writes state (`n`, `head`) into panels.
     #[inline(always)]
     pub(crate) fn pack<S: Simd>(&self, s: S, n: usize, head: usize, panels: &mut [f32]) {

@@ -105,12 +105,19 @@ impl<'a> Call<'a> {
     /// State (`anchor`, `head`) as it lies in memory, if the product can read it from there.
     #[inline(always)]
     pub(super) fn plain_state(&self, anchor: usize, head: usize) -> Option<&'a [f32]> {
+        if !self.sizes.value_dim.is_multiple_of(PANEL) {
+            return None;
+        }
         match self.states {
-            States::Tensor(data) if self.sizes.value_dim.is_multiple_of(PANEL) => {
+            States::Tensor(data) => {
                 let at = (anchor * self.sizes.value_heads + head) * self.sizes.state();
                 Some(&data[at..at + self.sizes.state()])
             }
-            _ => None,
+            States::Stored(list) => {
+                let (first, stored) = list[list.partition_point(|(first, _)| *first <= anchor) - 1];
+                stored.plain(anchor - first, head)
+            }
+            States::Absent => None,
         }
     }
 
