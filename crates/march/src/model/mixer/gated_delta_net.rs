@@ -80,7 +80,7 @@ impl MixerKeys for GatedDeltaNetKeys {
             return Err(("num_v_heads", message));
         }
         let width = self.head_dim as f64 * self.expand_v;
-        if !(width >= 1.0 && width <= 1e6 && (width - width.round()).abs() < 1e-6) {
+        if !((1.0..=1e6).contains(&width) && (width - width.round()).abs() < 1e-6) {
             let message = format!(
                 "is {}, so a value is {width} wide (`head_dim` · `expand_v`); it must be a whole number above 0",
                 self.expand_v
