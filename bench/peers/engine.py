@@ -1,7 +1,7 @@
 """Times of the engine's operations in PyTorch on the CPU, eager, float32.
 
 Prints one JSON object, {"name": milliseconds}: the best of several repetitions after a warm-up. The names are
-those of `cargo bench -p march-engine`, with the peer's way of doing it in brackets where there are two. With
+those of `cargo bench --workspace --bench engine`, with the peer's way of doing it in brackets where there are two. With
 --check it instead compares the chunked gated delta rule that is timed here, and its gradients, with the
 token-by-token recurrence in float64.
 """

@@ -19,7 +19,7 @@ fi
 
 results="$(mktemp -d)"
 trap 'rm -rf "$results"' EXIT
-(cd "$root" && cargo bench -q -p march-engine -- --json "$results/march.json" >&2)
+(cd "$root" && cargo bench -q --workspace --bench engine -- --json "$results/march.json" >&2)
 "$python" -W ignore "$here/engine.py" --check >&2
 "$python" -W ignore "$here/engine.py" --threads "$threads" >"$results/torch.json"
 "$python" "$here/table.py" "$results/march.json" "$results/torch.json"

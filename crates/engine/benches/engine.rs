@@ -1,4 +1,4 @@
-//! `cargo bench -p march-engine`: the machine's own peak first, then every operation as a share of it.
+//! `cargo bench --workspace --bench engine`: the machine's own peak first, then every operation as a share of it.
 //!
 //! After `--`: `--threads N` (default: all of the machine's), `--only TEXT` (operations whose name holds TEXT),
 //! `--quick` (one run each, without the longest), `--json FILE`. Times are the best of several runs; nothing here asserts a time.
