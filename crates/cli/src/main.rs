@@ -19,6 +19,7 @@ enum Command {
     Init(command::init::Init),
     Inspect(command::inspect::Inspect),
     Logits(command::logits::Logits),
+    Train(command::train::Train),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -33,5 +34,6 @@ fn main() -> anyhow::Result<()> {
         Command::Init(init) => init.run(),
         Command::Inspect(inspect) => inspect.run(),
         Command::Logits(logits) => logits.run(),
+        Command::Train(train) => train.run(),
     }
 }

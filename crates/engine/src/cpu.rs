@@ -82,6 +82,11 @@ impl Cpu {
         self.buffers.trim();
     }
 
+    /// Bytes that this engine's tensors hold now.
+    pub fn live_bytes(&self) -> usize {
+        self.buffers.live_bytes()
+    }
+
     /// Bytes of unused buffers that are kept for the next step.
     pub fn free_bytes(&self) -> usize {
         self.buffers.free_bytes()

@@ -7,6 +7,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
@@ -123,6 +124,8 @@ impl<R> Drop for Lines<R> {
 #[derive(Default)]
 pub(crate) struct Pool<R: Real> {
     free: Mutex<BTreeMap<usize, Vec<Lines<R>>>>,
+    /// Bytes that tensors hold.
+    live: AtomicUsize,
 }
 
 impl<R: Real> Pool<R> {
@@ -133,10 +136,13 @@ impl<R: Real> Pool<R> {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
             free.get_mut(&class).and_then(Vec::pop)
         };
-        found.unwrap_or_else(|| Lines::zeroed(class))
+        let lines = found.unwrap_or_else(|| Lines::zeroed(class));
+        self.live.fetch_add(lines.bytes, Ordering::Relaxed);
+        lines
     }
 
     fn give(&self, lines: Lines<R>) {
+        self.live.fetch_sub(lines.bytes, Ordering::Relaxed);
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.entry(lines.capacity()).or_default().push(lines);
     }
@@ -144,6 +150,11 @@ impl<R: Real> Pool<R> {
     /// Gives all free buffers back to the system.
     pub(crate) fn trim(&self) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Bytes that tensors hold.
+    pub(crate) fn live_bytes(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
     }
 
     /// Bytes that lie free in the pool.

@@ -33,6 +33,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A loss or gradient that is not finite: where it came from and what to try.
+    #[error("{0}")]
+    Diverged(String),
     /// A request that does not fit the model.
     #[error("{0}")]
     Request(String),

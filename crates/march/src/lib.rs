@@ -6,9 +6,13 @@
 pub mod anchors;
 pub mod checkpoint;
 pub mod config;
+pub mod data;
 mod error;
+pub mod generate;
 pub mod memory;
 pub mod model;
+pub mod tokenizer;
+pub mod train;
 
 pub use error::{Error, Result};
 pub use march_engine as engine;

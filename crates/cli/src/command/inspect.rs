@@ -109,7 +109,7 @@ fn read(name: &str) -> anyhow::Result<(ModelConfig, Policy)> {
         let policy = config.mixer.policy().unwrap_or_default();
         return Ok((config, policy));
     }
-    let Config { model, memory } = Config::load(name)?;
+    let Config { model, memory, .. } = Config::load(name)?;
     let own = model.mixer.policy().unwrap_or_default();
     Ok((model, Policy { retention: memory.retention, ..own }))
 }

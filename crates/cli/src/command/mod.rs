@@ -5,3 +5,4 @@ pub mod init;
 pub mod inspect;
 pub mod logits;
 mod policy;
+pub mod train;

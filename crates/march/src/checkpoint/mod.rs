@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::model::ParameterSpec;
 
 use self::read::{Entry, TensorFile};
-pub use self::write::save;
+pub use self::write::{NewFolder, save};
 
 /// Bytes of tensors that a file holds at most, unless one tensor alone is larger.
 pub const SHARD_BYTES: usize = 5_000_000_000;
@@ -75,6 +75,19 @@ impl Checkpoint {
             checkpoint.add_shards(folder)?;
         }
         Ok(checkpoint)
+    }
+
+    /// Another file of tensors in a checkpoint's folder, to be read in the same way.
+    pub fn open_beside(&self, folder: &Path, name: &str) -> Result<Self> {
+        let path = folder.join(name);
+        let mut beside = Self {
+            config: self.config.clone(),
+            listing: path.clone(),
+            files: vec![],
+            tensors: BTreeMap::new(),
+        };
+        beside.add(&path)?;
+        Ok(beside)
     }
 
     /// Opens the files that the index names, and checks that they hold what it says.

@@ -25,28 +25,76 @@ pub fn save(
     shard_bytes: usize,
     mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
 ) -> Result<()> {
-    refuse_existing(folder)?;
-    let bytes = count_bytes(folder, parameters)?;
-    let shards = cut(&bytes, shard_bytes);
-    let partial = Partial::create(folder)?;
-    let path = partial.path.join(CONFIG_FILE);
-    write_file(&path, |file| file.write_all(config.to_json().as_bytes()).map_err(Error::io(&path, "write")))?;
-    let mut weight_map = Map::new();
-    for (number, shard) in shards.iter().enumerate() {
-        let name = file_name(number, shards.len());
-        let path = partial.path.join(&name);
-        write_tensors(&path, &parameters[shard.clone()], &bytes[shard.clone()], |i| tensor(shard.start + i))?;
-        for parameter in &parameters[shard.clone()] {
-            weight_map.insert(parameter.name.clone(), Value::from(name.as_str()));
+    let new = NewFolder::create(folder)?;
+    new.model(config, parameters, shard_bytes, &mut tensor)?;
+    new.finish()
+}
+
+/// A checkpoint folder that is being written beside its place. It is there once it is finished; dropped before, it
+/// leaves nothing behind.
+pub struct NewFolder {
+    partial: Partial,
+    folder: PathBuf,
+}
+
+impl NewFolder {
+    /// Begins a folder, whose place must be free.
+    pub fn create(folder: &Path) -> Result<Self> {
+        refuse_existing(folder)?;
+        Ok(Self { partial: Partial::create(folder)?, folder: folder.into() })
+    }
+
+    /// Writes a model: `config.json` and the tensors. `tensor(i)` gives the numbers of `parameters[i]`.
+    pub fn model(
+        &self,
+        config: &ModelConfig,
+        parameters: &[ParameterSpec],
+        shard_bytes: usize,
+        mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        let bytes = count_bytes(&self.folder, parameters)?;
+        let shards = cut(&bytes, shard_bytes);
+        self.file(CONFIG_FILE, config.to_json().as_bytes())?;
+        let mut weight_map = Map::new();
+        for (number, shard) in shards.iter().enumerate() {
+            let name = file_name(number, shards.len());
+            let path = self.partial.path.join(&name);
+            write_tensors(&path, &parameters[shard.clone()], &bytes[shard.clone()], |i| {
+                tensor(shard.start + i)
+            })?;
+            for parameter in &parameters[shard.clone()] {
+                weight_map.insert(parameter.name.clone(), Value::from(name.as_str()));
+            }
         }
+        if shards.len() > 1 {
+            let total_size: usize = bytes.iter().sum();
+            let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+            self.file(INDEX_FILE, format!("{index:#}\n").as_bytes())?;
+        }
+        Ok(())
     }
-    if shards.len() > 1 {
-        let total_size: usize = bytes.iter().sum();
-        let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
-        let path = partial.path.join(INDEX_FILE);
-        write_file(&path, |file| writeln!(file, "{index:#}").map_err(Error::io(&path, "write")))?;
+
+    /// Writes one file of tensors.
+    pub fn tensors(
+        &self,
+        name: &str,
+        parameters: &[ParameterSpec],
+        tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        let bytes = count_bytes(&self.folder, parameters)?;
+        write_tensors(&self.partial.path.join(name), parameters, &bytes, tensor)
     }
-    partial.rename_to(folder)
+
+    /// Writes one file.
+    pub fn file(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.partial.path.join(name);
+        write_file(&path, |file| file.write_all(bytes).map_err(Error::io(&path, "write")))
+    }
+
+    /// Puts the folder in its place.
+    pub fn finish(self) -> Result<()> {
+        self.partial.rename_to(&self.folder)
+    }
 }
 
 /// A folder that is there and holds something is never touched.

@@ -1,6 +1,6 @@
 //! What is computed, as files say it: TOML for people, `config.json` for checkpoints, the same keys in both.
 //!
-//! A TOML file has sections, `[model]` and `[memory]`, and may start with `extends = "…"`, the name of a
+//! A TOML file has sections, `[model]`, `[memory]`, `[data]` and `[train]`, and may start with `extends = "…"`, the name of a
 //! preset or the path of a file: its own keys then count over those of that file. The presets are the files
 //! of `configs/`. A key that nobody knows is refused in TOML, where it is a mistake, and kept in
 //! `config.json`, where it belongs to another tool, unless it would change what is computed.
@@ -21,6 +21,7 @@ pub use model::ModelConfig;
 
 use crate::anchors::Retention;
 use crate::error::{Error, Result};
+use crate::train::{DataKeys, TrainKeys};
 use sections::{SECTIONS, Sections, Source};
 
 /// A whole configuration file.
@@ -30,6 +31,10 @@ pub struct Config {
     pub model: ModelConfig,
     /// `[memory]`: what decoding keeps.
     pub memory: MemoryKeys,
+    /// `[data]`: where tokens come from.
+    pub data: DataKeys,
+    /// `[train]`: how the model learns.
+    pub train: TrainKeys,
 }
 
 /// `[memory]`: how the state bank is kept.
@@ -61,6 +66,59 @@ impl Config {
         Self::read(&source.origin, source.sections()?, false)
     }
 
+    /// The same with some keys set anew, each as `section.key=value`. A value is TOML; what is not is a text.
+    pub fn load_with(name_or_path: &str, settings: &[String]) -> Result<Self> {
+        if settings.is_empty() {
+            return Self::load(name_or_path);
+        }
+        let mut sections: toml::Table = toml::Table::new();
+        for setting in settings {
+            let parts = setting.split_once('=').and_then(|(key, value)| Some((key.split_once('.')?, value)));
+            let Some(((section, key), value)) = parts else {
+                let message = "must be section.key=value, such as train.steps=100";
+                return Err(Error::config("--set", setting, message));
+            };
+            let value = match toml::from_str::<toml::Table>(&format!("x = {}", value.trim())) {
+                Ok(mut table) => table.remove("x"),
+                Err(_) => None,
+            };
+            let text = || toml::Value::String(setting.split_once('=').map_or("", |s| s.1).trim().into());
+            let table = sections.entry(section.trim()).or_insert_with(|| toml::Table::new().into());
+            if let Some(table) = table.as_table_mut() {
+                table.insert(key.trim().into(), value.unwrap_or_else(text));
+            }
+        }
+        let overlay =
+            toml::to_string(&sections).map_err(|e| Error::config("--set", "value", e.to_string()))?;
+        let base = match Source::preset(name_or_path) {
+            Some(_) => name_or_path.to_string(),
+            None => {
+                let path = Path::new(name_or_path);
+                Self::load(name_or_path)?;
+                let path = std::fs::canonicalize(path).map_err(Error::io(path, "find"))?;
+                path.display().to_string()
+            }
+        };
+        let base = toml::Value::String(base);
+        Self::from_toml(&format!("extends = {base}\n{overlay}"), "--set", Some(Path::new("/")))
+    }
+
+    /// The whole configuration as TOML, defaults filled in.
+    pub fn to_toml(&self) -> String {
+        let without_null = |keys: serde_json::Map<String, serde_json::Value>| -> serde_json::Map<_, _> {
+            keys.into_iter().filter(|(_, value)| !value.is_null()).collect()
+        };
+        let sections = [
+            ("model", self.model.keys()),
+            ("memory", keys_of(&MemoryText { retention: Some(self.memory.retention.to_string()) })),
+            ("data", keys_of(&self.data)),
+            ("train", keys_of(&self.train)),
+        ];
+        let table: std::collections::BTreeMap<_, _> =
+            sections.into_iter().map(|(name, keys)| (name, without_null(keys))).collect();
+        toml::to_string(&table).unwrap_or_default()
+    }
+
     /// Reads a configuration from the text of a TOML file. `origin` names it in errors; `folder` is where the
     /// path in `extends` starts; without one it can only name a preset.
     pub fn from_toml(text: &str, origin: &str, folder: Option<&Path>) -> Result<Self> {
@@ -80,7 +138,7 @@ impl Config {
     }
 
     fn read(origin: &str, mut sections: Sections, without_hints: bool) -> Result<Self> {
-        let [model, memory] = SECTIONS.map(|name| sections.0.remove(name));
+        let [model, memory, data, train] = SECTIONS.map(|name| sections.0.remove(name));
         let document = |section: sections::Section| {
             Document::new(origin, section.keys).at_places(section.places).without_hints(without_hints)
         };
@@ -105,7 +163,15 @@ impl Config {
             );
             return Err(memory_keys.error("retention", message));
         }
-        Ok(Self { model, memory: MemoryKeys { retention } })
+        let mut data_keys = document(data.unwrap_or_default());
+        let data: DataKeys = data_keys.keys()?;
+        refuse_unknown(&data_keys, "data", model.mixer.model_type())?;
+        data.check().map_err(|(key, message)| data_keys.error(key, message))?;
+        let mut train_keys = document(train.unwrap_or_default());
+        let train: TrainKeys = train_keys.keys()?;
+        refuse_unknown(&train_keys, "train", model.mixer.model_type())?;
+        train.check(data.sequence_length).map_err(|(key, message)| train_keys.error(key, message))?;
+        Ok(Self { model, memory: MemoryKeys { retention }, data, train })
     }
 }
 

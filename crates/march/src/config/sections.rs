@@ -12,7 +12,7 @@ use super::{hints, presets};
 use crate::error::{Error, Result};
 
 /// The sections that a configuration file can have.
-pub(super) const SECTIONS: [&str; 2] = ["model", "memory"];
+pub(super) const SECTIONS: [&str; 4] = ["model", "memory", "data", "train"];
 
 /// The key before the sections that names the file to start from.
 const EXTENDS: &str = "extends";
@@ -165,7 +165,7 @@ pub(super) struct Section {
 
 /// An error about a name outside of the sections, or a section that nobody knows.
 fn unknown_name(place: &str, name: &str, value: &DeValue<'_>) -> Error {
-    let sections = || SECTIONS.map(|section| format!("[{section}]")).join(" and ");
+    let sections = || SECTIONS.map(|section| format!("[{section}]")).join(", ");
     let message = if SECTIONS.contains(&name) {
         format!("is a section; write [{name}] on a line of its own, with its keys below")
     } else if hints::is_model_key(name) {

@@ -174,7 +174,7 @@ fn unknown_keys_in_toml_name_the_nearest() {
 #[test]
 fn unknown_sections_are_refused() {
     refused(toml("[modle]\nvocab_size = 1"), &["my.toml, line 1: `modle`", "mean `model`"]);
-    refused(toml("\n[optimizer]\nlr = 1"), &["line 2: `optimizer`", "[model] and [memory]"]);
+    refused(toml("\n[optimizer]\nlr = 1"), &["line 2: `optimizer`", "[model], [memory], [data], [train]"]);
     refused(toml("vocab_size = 1"), &["`vocab_size`", "below the line [model]"]);
     refused(toml("model = 1"), &["`model` is a section"]);
     refused(toml("extend = 'paper/march'"), &["`extend`", "mean `extends`"]);

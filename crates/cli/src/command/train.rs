@@ -1,0 +1,216 @@
+//! `march train`: a model that learns, and a run folder that never loses work.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use march::config::Config;
+use march::engine::{Cpu, CpuOptions};
+use march::train::{Event, Run, RunOptions, StepLine, StepMemory};
+
+use crate::display::{bytes, thousands};
+
+/// Train a model, or go on with a run that was stopped.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  march train configs/tiny/march.toml
+  march train tiny/gdn --run runs/gdn --set train.steps=100 --set train.learning_rate=1e-3
+  march train --resume runs/gdn
+
+Without [data] the model learns from a book that is part of the program. Ctrl-C finishes the step, writes a checkpoint
+and says how to go on. A checkpoint RUN/checkpoints/step-N is an ordinary model folder.")]
+pub struct Train {
+    /// A TOML file, or the name of a preset
+    #[arg(value_name = "FILE|PRESET", required_unless_present = "resume", conflicts_with = "resume")]
+    config: Option<String>,
+    /// Set a key anew; may be given several times
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "resume")]
+    settings: Vec<String>,
+    /// The run's folder [default: runs/<name of the configuration>, with a number if that exists]
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    run: Option<PathBuf>,
+    /// Go on with this run from its newest whole checkpoint
+    #[arg(long, value_name = "RUN")]
+    resume: Option<PathBuf>,
+    /// Start with the weights of this checkpoint
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    init_from: Option<PathBuf>,
+    /// Stop after this step and save, as if interrupted
+    #[arg(long, value_name = "STEP")]
+    stop_at: Option<u64>,
+    /// Threads; 0 takes all of the machine's
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+impl Train {
+    /// Trains until the steps are made or somebody interrupts.
+    pub fn run(self) -> anyhow::Result<()> {
+        let engine = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })
+            .context("the engine could not start; try `--threads 1`")?;
+        let options = RunOptions { init_from: self.init_from.clone(), stop_at: self.stop_at };
+        let mut run = match (&self.resume, &self.config) {
+            (Some(folder), _) => Run::resume(&engine, folder, options, &mut show)?,
+            (None, Some(name)) => {
+                let config = Config::load_with(name, &self.settings)?;
+                let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
+                Run::create(&engine, config, &folder, options)?
+            }
+            (None, None) => bail!("name a configuration, or a run with --resume"),
+        };
+        introduce(&engine, &mut run)?;
+        let stop = interrupted()?;
+        let complete = run.train(&stop, &mut show);
+        let folder = run.folder().display();
+        match complete {
+            Ok(true) => {
+                let best = run
+                    .best()
+                    .map(|(step, loss)| format!(", lowest validation loss {loss:.4} at step {step}"));
+                println!("done: {folder}{}", best.unwrap_or_default());
+                println!("memory        peak {}", peak().map_or("unknown".into(), bytes));
+                Ok(())
+            }
+            Ok(false) => {
+                println!("stopped after step {}; go on: march train --resume {folder}", run.trainer().step());
+                Ok(())
+            }
+            Err(error) => {
+                eprintln!("go on from the last checkpoint: march train --resume {folder}");
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// `runs/<name>`, with a number if that exists.
+fn free_folder(config: &str) -> PathBuf {
+    let stem = config.trim_end_matches(".toml").trim_start_matches("configs/").replace(['/', '\\'], "-");
+    let stem = stem.trim_matches(['-', '.']).to_string();
+    let first = PathBuf::from("runs").join(&stem);
+    let numbered = (2..).map(|n| PathBuf::from("runs").join(format!("{stem}-{n}")));
+    std::iter::once(first).chain(numbered).find(|path| !path.exists()).unwrap_or_default()
+}
+
+/// Says what is about to happen, and decides whether memory asks for blocks to be computed again.
+fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
+    let (data, train) = (run.config().data.clone(), run.config().train.clone());
+    let trainer = run.trainer();
+    let model = trainer.model();
+    println!("run           {}", run.folder().display());
+    println!(
+        "model         {}, {} parameters",
+        model.config().mixer.model_type(),
+        thousands(model.parameter_count())
+    );
+    println!(
+        "steps         {} of {} tokens: sequences of {}, {} at once",
+        thousands(train.steps as usize),
+        thousands(train.tokens_per_step),
+        thousands(data.sequence_length),
+        train.micro_batch
+    );
+    let memory = StepMemory::measure(
+        engine,
+        model,
+        trainer.parameters(),
+        trainer.settings(),
+        &train,
+        data.sequence_length,
+    )?;
+    let needed = memory.parameters + memory.activations;
+    let available = available();
+    let recompute = match train.recompute.as_str() {
+        "auto" => available.is_some_and(|free| needed as f64 > 0.7 * free as f64),
+        other => other == "on",
+    };
+    run.trainer_mut().set_recompute(recompute);
+    println!(
+        "memory        about {} a step, {} with blocks computed again ({}); {} available",
+        bytes(needed),
+        bytes(memory.parameters + memory.recomputed),
+        if recompute { "which is done" } else { "not done" },
+        available.map_or("unknown".into(), bytes)
+    );
+    Ok(())
+}
+
+/// Set once somebody asks the program to end; asked twice, it ends at once.
+fn interrupted() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("\nfinishing the step, then saving; once more to end at once");
+    })
+    .context("could not listen for Ctrl-C")?;
+    Ok(stop)
+}
+
+/// A line for what happened.
+fn show(event: Event) {
+    match event {
+        Event::Step(line) => println!("{}", step_line(&line)),
+        Event::Validated(step, loss, lowest) => {
+            println!(
+                "validation    step {step}: {loss:.4} nats a token{}",
+                if lowest { " (lowest)" } else { "" }
+            );
+        }
+        Event::Sampled(step, prompt, text) => println!("sample        step {step}: {:?}", prompt + &text),
+        Event::Saved(folder) => println!("saved         {}", folder.display()),
+        Event::SetAside(folder, why) => {
+            eprintln!("set aside     {}: {why}", folder.display());
+        }
+        Event::Resumed(folder) => println!("resumed       from {}", folder.display()),
+    }
+    // Somebody may be reading the lines through a pipe that is gone.
+    let _ = std::io::stdout().flush();
+}
+
+fn step_line(line: &StepLine) -> String {
+    let StepLine { step, steps, report, tokens_per_second, seconds_left } = line;
+    format!(
+        "step {step:>6}/{steps} {:>3.0} %  loss {:.4}  norm {:.3}  rate {:.2e}  {:>7} tokens/s  {:>8}  {} left",
+        100.0 * *step as f64 / *steps as f64,
+        report.loss,
+        report.gradient_norm,
+        report.rate,
+        thousands(*tokens_per_second as usize),
+        resident().map_or(String::new(), bytes),
+        duration(*seconds_left)
+    )
+}
+
+fn duration(seconds: f64) -> String {
+    let seconds = seconds as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s} s"),
+        (0, m, s) => format!("{m} m {s:02} s"),
+        (h, m, _) => format!("{h} h {m:02} m"),
+    }
+}
+
+/// A field of a file of the system, in bytes.
+fn field(file: &str, name: &str) -> Option<usize> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kib| kib * 1024)
+}
+
+fn resident() -> Option<usize> {
+    field("/proc/self/status", "VmRSS:")
+}
+
+fn peak() -> Option<usize> {
+    field("/proc/self/status", "VmHWM:")
+}
+
+fn available() -> Option<usize> {
+    field("/proc/meminfo", "MemAvailable:")
+}

@@ -1,0 +1,229 @@
+//! Training as a user runs it: the golden losses, and runs that are stopped, killed and damaged.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn march(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_march")).args(arguments).output().unwrap()
+}
+
+fn ok(arguments: &[&str]) -> String {
+    let out = march(arguments);
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "march {arguments:?}: {errors}");
+    String::from_utf8(out.stdout).unwrap() + &errors
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let out = march(arguments);
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success(), "march {arguments:?} should have failed");
+    assert!(!errors.contains("panicked"), "{errors}");
+    errors
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn metrics(run: &Path) -> Vec<Value> {
+    let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The losses of `training.json` come out of the command, also when a step is made of two calls.
+#[test]
+fn golden_losses() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden");
+    for name in ["transformer", "gated_deltanet", "log_linear", "march", "march_topk"] {
+        let model = golden.join(name);
+        let keys: Value =
+            serde_json::from_str(&fs::read_to_string(model.join("config.json")).unwrap()).unwrap();
+        let expected: Value =
+            serde_json::from_str(&fs::read_to_string(model.join("training.json")).unwrap()).unwrap();
+        let mut config = String::from("[model]\n");
+        for (key, value) in keys.as_object().unwrap() {
+            if key != "hidden_act" && !value.is_null() {
+                config += &format!("{key} = {value}\n");
+            }
+        }
+        config += &format!(
+            "[data]\nkind = \"batches\"\npath = '{}'\nsequence_length = 64\n",
+            text(&model.join("training.json"))
+        );
+        config +=
+            "[train]\nsteps = 6\ntokens_per_step = 128\nlearning_rate = 0.004\nwarmup = 0.5\ndecay = 0\n";
+        let file = folder.path().join("golden.toml");
+        fs::write(&file, config).unwrap();
+        for micro_batch in ["1", "2"] {
+            let run = folder.path().join(format!("{name}-{micro_batch}"));
+            let set = format!("train.micro_batch={micro_batch}");
+            let arguments = ["train", text(&file), "--run", text(&run), "--set", &set, "--init-from"];
+            ok(&[&arguments[..], &[text(&model)]].concat());
+            let steps: Vec<Value> =
+                metrics(&run).into_iter().filter(|line| line.get("loss").is_some()).collect();
+            assert_eq!(steps.len(), 6);
+            for (step, line) in steps.iter().enumerate() {
+                let (got, want) =
+                    (line["loss"].as_f64().unwrap(), expected["losses"][step].as_f64().unwrap());
+                assert!((got - want).abs() < 1e-4, "{name}, step {step}: {got}, {want} expected");
+                let (got, want) = (
+                    line["learning_rate"].as_f64().unwrap(),
+                    expected["learning_rates"][step].as_f64().unwrap(),
+                );
+                assert!((got - want).abs() < 1e-12, "{name}, step {step}: rate {got}, {want} expected");
+            }
+        }
+    }
+}
+
+/// A configuration that trains in a moment.
+fn small(folder: &Path, steps: u64) -> PathBuf {
+    let path = folder.join("small.toml");
+    let config = format!(
+        "extends = \"tiny/march\"\n[model]\nhidden_size = 16\nnum_hidden_layers = 2\nintermediate_size = 24\n\
+         num_heads = 2\nhead_dim = 4\nanchor_interval = 8\nrouting_dim = 4\n\
+         [data]\nsequence_length = 40\n[train]\nsteps = {steps}\ntokens_per_step = 160\nmicro_batch = 2\n\
+         validate_every = 7\nvalidation_sequences = 3\nsample_every = 20\nsample_tokens = 5\nsave_every = 10\nkeep = 3\n"
+    );
+    fs::write(&path, config).unwrap();
+    path
+}
+
+/// Every file of a folder and its bytes.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut list: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            (path.file_name().unwrap().to_str().unwrap().to_string(), fs::read(&path).unwrap())
+        })
+        .collect();
+    list.sort();
+    list
+}
+
+fn checkpoint(run: &Path, step: u64) -> PathBuf {
+    run.join("checkpoints").join(format!("step-{step}"))
+}
+
+/// The metrics without the speed, which differs.
+fn comparable(run: &Path) -> Vec<Value> {
+    let mut lines = metrics(run);
+    for line in &mut lines {
+        line.as_object_mut().unwrap().remove("tokens_per_second");
+    }
+    lines
+}
+
+#[test]
+fn stopping_and_going_on_equals_never_stopping() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path(), 60);
+    let whole = folder.path().join("whole");
+    ok(&["train", text(&config), "--run", text(&whole), "--threads", "1"]);
+    let want = contents(&checkpoint(&whole, 60));
+    assert_eq!(want.len(), 4);
+
+    // Stopped after step 33 and resumed.
+    let run = folder.path().join("stopped");
+    let said = ok(&["train", text(&config), "--run", text(&run), "--threads", "1", "--stop-at", "33"]);
+    assert!(said.contains(&format!("march train --resume {}", text(&run))), "{said}");
+    ok(&["train", "--resume", text(&run), "--threads", "1"]);
+    assert!(contents(&checkpoint(&run, 60)) == want, "stopped and resumed");
+    assert_eq!(comparable(&run), comparable(&whole));
+    let samples = |run: &Path| fs::read_to_string(run.join("samples.txt")).unwrap();
+    assert_eq!(samples(&run), samples(&whole));
+    let kept: Vec<bool> = [20, 30, 33, 40, 50, 60].iter().map(|&n| checkpoint(&run, n).exists()).collect();
+    assert_eq!(kept, [false, false, false, true, true, true]);
+
+    // The newest checkpoint is cut short: the one before is taken, and it is said.
+    let run = folder.path().join("torn");
+    ok(&["train", text(&config), "--run", text(&run), "--threads", "1", "--stop-at", "40"]);
+    for (step, file) in [(40, "optimizer.safetensors"), (30, "progress.json")] {
+        let path = checkpoint(&run, step).join(file);
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    }
+    let said = ok(&["train", "--resume", text(&run), "--threads", "1"]);
+    assert!(said.contains("set aside") && said.contains("step-40") && said.contains("step-20"), "{said}");
+    assert!(contents(&checkpoint(&run, 60)) == want, "after damage");
+    assert_eq!(comparable(&run), comparable(&whole));
+}
+
+#[test]
+fn a_killed_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path(), 2000);
+    let run = folder.path().join("killed");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_march"))
+        .args(["train", text(&config), "--run", text(&run), "--threads", "1"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let began = Instant::now();
+    while !checkpoint(&run, 20).exists() && began.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = ok(&["train", "--resume", text(&run), "--threads", "1", "--stop-at", "200"]);
+    assert!(said.contains("resumed       from"), "{said}");
+    let whole = folder.path().join("whole");
+    ok(&["train", text(&config), "--run", text(&whole), "--threads", "1", "--stop-at", "200"]);
+    assert!(contents(&checkpoint(&run, 200)) == contents(&checkpoint(&whole, 200)));
+    assert_eq!(comparable(&run), comparable(&whole));
+}
+
+#[test]
+fn recomputing_blocks_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path(), 10);
+    let [plain, again] = ["off", "on"].map(|recompute| {
+        let run = folder.path().join(recompute);
+        let set = format!("train.recompute={recompute}");
+        ok(&["train", text(&config), "--run", text(&run), "--threads", "1", "--set", &set]);
+        contents(&checkpoint(&run, 10))
+    });
+    assert!(plain == again);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path(), 10);
+    let run = folder.path().join("run");
+    for (set, part) in [
+        ("train.steps=0", "`steps` is 0"),
+        ("train.stepps=5", "`steps`"),
+        ("train.tokens_per_step=100", "a multiple of `sequence_length`"),
+        ("train.schedule=linear", "`wsd`, `cosine` or `constant`"),
+        ("data.kind=files", "`builtin`, `shards` or `batches`"),
+        ("data.sequence_length=40000000", "multiple"),
+        ("model.vocab_size=100", "`vocab_size` is 100"),
+        ("steps=5", "section.key=value"),
+        ("train.learning_rate=fast", "it must be a number"),
+    ] {
+        let errors = refused(&["train", text(&config), "--run", text(&run), "--set", set]);
+        assert!(errors.contains(part), "{set}: {errors}");
+    }
+    assert!(!run.exists());
+    assert!(refused(&["train", "--resume", text(&run)]).contains("config.toml"));
+    ok(&["train", text(&config), "--run", text(&run)]);
+    assert!(refused(&["train", text(&config), "--run", text(&run)]).contains("already holds a run"));
+    let other = folder.path().join("other");
+    let from = folder.path().join("nowhere");
+    let arguments = ["train", text(&config), "--run", text(&other), "--init-from", text(&from)];
+    assert!(refused(&arguments).contains("nowhere"));
+    // A rate that no model survives: the run ends with the step and advice, and keeps its checkpoints.
+    let wild = folder.path().join("wild");
+    let arguments = ["train", text(&config), "--run", text(&wild), "--set", "train.learning_rate=1e30"];
+    let errors = refused(&[&arguments[..], &["--set", "train.save_every=1"]].concat());
+    assert!(errors.contains("Norms by layer") && errors.contains("learning_rate"), "{errors}");
+    assert!(checkpoint(&wild, 1).join("model.safetensors").exists());
+}

@@ -1,0 +1,57 @@
+//! AdamW on all parameters: moments, clip, and which tensors decay.
+
+use march_engine::Engine;
+use march_engine::ops::adamw::{AdamW, Step, clip_factor};
+
+use super::TrainKeys;
+use crate::error::Result;
+use crate::model::ParameterSpec;
+
+/// The moments of all parameters.
+pub struct Optimizer<E: Engine> {
+    pub(super) first: Vec<E::Tensor>,
+    pub(super) second: Vec<E::Tensor>,
+}
+
+impl<E: Engine> Optimizer<E> {
+    /// Moments of zero.
+    pub fn new(engine: &E, layout: &[ParameterSpec]) -> Result<Self> {
+        let zeros =
+            || layout.iter().map(|spec| Ok(engine.full(&spec.shape, 0.0)?)).collect::<Result<Vec<_>>>();
+        Ok(Self { first: zeros()?, second: zeros()? })
+    }
+
+    /// One update of all parameters with the learning rate, the gradient's squared norm and the step's number from 1.
+    /// A parameter that no gradient reached is updated with zero.
+    pub(super) fn update(
+        &mut self,
+        engine: &E,
+        layout: &[ParameterSpec],
+        parameters: &mut [E::Tensor],
+        gradients: &[Option<E::Tensor>],
+        keys: &TrainKeys,
+        (learning_rate, squared_norm, step): (f64, f64, u64),
+    ) -> Result<()> {
+        let clip = clip_factor(squared_norm, keys.clip_norm);
+        for (i, spec) in layout.iter().enumerate() {
+            let settings = Step {
+                learning_rate,
+                betas: keys.betas,
+                eps: keys.eps,
+                weight_decay: if spec.shape.len() >= 2 { keys.weight_decay } else { 0.0 },
+                clip,
+                step,
+            };
+            let state = AdamW {
+                parameter: &mut parameters[i],
+                first_moment: &mut self.first[i],
+                second_moment: &mut self.second[i],
+            };
+            match &gradients[i] {
+                Some(gradient) => engine.adamw(state, gradient, &settings)?,
+                None => engine.adamw(state, &engine.full(&spec.shape, 0.0)?, &settings)?,
+            }
+        }
+        Ok(())
+    }
+}
