@@ -19,6 +19,7 @@ enum Command {
     Init(command::init::Init),
     Inspect(command::inspect::Inspect),
     Logits(command::logits::Logits),
+    Report(command::report::Report),
     Train(command::train::Train),
 }
 
@@ -34,6 +35,7 @@ fn main() -> anyhow::Result<()> {
         Command::Init(init) => init.run(),
         Command::Inspect(inspect) => inspect.run(),
         Command::Logits(logits) => logits.run(),
+        Command::Report(report) => report.run(),
         Command::Train(train) => train.run(),
     }
 }

@@ -204,7 +204,7 @@ fn mistakes_are_named() {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in [&["doctor"][..], &["init"], &["inspect", "model"], &["logits"]] {
+    for command in [&["doctor"][..], &["init"], &["inspect", "model"], &["logits"], &["report"], &["train"]] {
         let text = ok(&[command, &["--help"]].concat());
         assert!(text.contains("Example"), "{command:?}: {text}");
     }

@@ -11,6 +11,7 @@ mod error;
 pub mod generate;
 pub mod memory;
 pub mod model;
+pub mod report;
 pub mod tokenizer;
 pub mod train;
 

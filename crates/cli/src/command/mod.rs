@@ -5,4 +5,5 @@ pub mod init;
 pub mod inspect;
 pub mod logits;
 mod policy;
+pub mod report;
 pub mod train;

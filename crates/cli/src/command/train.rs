@@ -29,7 +29,7 @@ pub struct Train {
     /// Set a key anew; may be given several times
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "resume")]
     settings: Vec<String>,
-    /// The run's folder [default: runs/<name of the configuration>, with a number if that exists]
+    /// The run's folder [default: runs/NAME after the configuration, with a number if that exists]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     run: Option<PathBuf>,
     /// Go on with this run from its newest whole checkpoint

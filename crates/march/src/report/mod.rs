@@ -1,0 +1,198 @@
+//! One page of a run: curves, configuration, samples. No script, no network: the page is whole in itself.
+
+mod chart;
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+pub use chart::{Chart, Line};
+
+/// What a run's `metrics.jsonl` says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics {
+    /// (step, loss) of every step.
+    pub loss: Vec<(f64, f64)>,
+    /// (step, loss) on held-back text.
+    pub validation: Vec<(f64, f64)>,
+    /// (step, norm) of the gradient.
+    pub gradient_norm: Vec<(f64, f64)>,
+    /// (step, learning rate).
+    pub learning_rate: Vec<(f64, f64)>,
+    /// (step, tokens a second).
+    pub speed: Vec<(f64, f64)>,
+    /// Step, prompt and text of every sample.
+    pub samples: Vec<(u64, String, String)>,
+    /// Tokens learned from.
+    pub tokens: u64,
+}
+
+impl Metrics {
+    /// Reads a run's metrics. A last line that was cut off is left out; any other that is not JSON is an error.
+    pub fn read(run: &Path) -> Result<Self> {
+        let path = run.join("metrics.jsonl");
+        let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+        let mut metrics = Self::default();
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, line) in lines.iter().enumerate() {
+            let value: Value = match serde_json::from_str(line) {
+                Ok(value) => value,
+                Err(_) if number + 1 == lines.len() => break,
+                Err(error) => {
+                    return Err(Error::file(&path, format!("line {}: {error}", number + 1)));
+                }
+            };
+            metrics.take(&value);
+        }
+        Ok(metrics)
+    }
+
+    fn take(&mut self, line: &Value) {
+        let Some(step) = line["step"].as_f64() else { return };
+        let add = |key: &str, list: &mut Vec<(f64, f64)>| {
+            if let Some(number) = line[key].as_f64() {
+                list.push((step, number));
+            }
+        };
+        add("loss", &mut self.loss);
+        add("validation_loss", &mut self.validation);
+        add("gradient_norm", &mut self.gradient_norm);
+        add("learning_rate", &mut self.learning_rate);
+        add("tokens_per_second", &mut self.speed);
+        self.tokens = line["tokens"].as_u64().unwrap_or(self.tokens);
+        if let (Some(prompt), Some(text)) = (line["prompt"].as_str(), line["sample"].as_str()) {
+            self.samples.push((step as u64, prompt.into(), text.into()));
+        }
+    }
+}
+
+/// The page of a run.
+pub fn render(run: &Path) -> Result<String> {
+    let metrics = Metrics::read(run)?;
+    let path = run.join("config.toml");
+    let config = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+    let name =
+        run.file_name().map_or_else(|| run.display().to_string(), |n| n.to_string_lossy().into_owned());
+    let mut page = String::new();
+    let _ = write!(
+        page,
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>{0}</title>\n<style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n<p class=\"facts\">{1}</p>\n",
+        escape(&name),
+        facts(&metrics)
+    );
+    let smooth = smoothed(&metrics.loss);
+    let charts = [
+        Chart {
+            title: "Loss, nats a token",
+            lines: vec![
+                Line { name: "each step", points: &metrics.loss, class: "faint" },
+                Line { name: "smoothed", points: &smooth, class: "main" },
+                Line { name: "held-back text", points: &metrics.validation, class: "other" },
+            ],
+        },
+        Chart::one("Gradient norm, before the clip", &metrics.gradient_norm),
+        Chart::one("Learning rate", &metrics.learning_rate),
+        Chart::one("Tokens a second", &metrics.speed),
+    ];
+    page += "<div class=\"charts\">\n";
+    for chart in charts.iter().filter(|chart| !chart.is_empty()) {
+        page += &chart.to_svg();
+    }
+    page += "</div>\n";
+    if !metrics.samples.is_empty() {
+        page += "<h2>Samples</h2>\n";
+        for (step, prompt, text) in metrics.samples.iter().rev() {
+            let _ = writeln!(
+                page,
+                "<figure><figcaption>step {step}</figcaption><pre><b>{}</b>{}</pre></figure>",
+                escape(prompt),
+                escape(text)
+            );
+        }
+    }
+    let _ = write!(page, "<h2>Configuration</h2>\n<pre>{}</pre>\n</body></html>\n", escape(&config));
+    Ok(page)
+}
+
+/// The run in a line.
+fn facts(metrics: &Metrics) -> String {
+    let last = metrics.loss.last().map_or(0.0, |point| point.0);
+    let mut text = format!("{last} steps, {:.2} million tokens", metrics.tokens as f64 / 1e6);
+    if let Some((step, loss)) = metrics.validation.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1)) {
+        let _ = write!(text, "; lowest loss on held-back text {loss:.4} at step {step}");
+    }
+    let mut speeds: Vec<f64> = metrics.speed.iter().map(|point| point.1).collect();
+    speeds.sort_by(f64::total_cmp);
+    if let Some(median) = speeds.get(speeds.len() / 2) {
+        let _ = write!(text, "; {median:.0} tokens a second (median)");
+    }
+    text
+}
+
+/// A running mean over about a twentieth of the points.
+fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let keep = 1.0 - 1.0 / (points.len() as f64 / 20.0).max(1.0);
+    let mut mean = None;
+    points
+        .iter()
+        .map(|&(x, y)| {
+            let next = mean.map_or(y, |mean: f64| keep * mean + (1.0 - keep) * y);
+            mean = Some(next);
+            (x, next)
+        })
+        .collect()
+}
+
+/// Text inside HTML.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+const STYLE: &str = "
+:root { color-scheme: light dark; --ink: #1d2733; --faint: #9aa7b4; --main: #1f6feb; --other: #d1583b; --grid: #e3e8ee;
+  --back: #ffffff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #dde5ee; --faint: #5d6b7a; --main: #6ea8fe; --other: #f0876b;
+  --grid: #2a3440; --back: #12181f; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back); max-width: 1100px;
+  margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+.facts { color: var(--faint); margin-top: .2rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(460px, 1fr)); gap: 1.2rem; }
+svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
+svg .title { font-size: 13px; font-weight: 600; } svg .tick { fill: var(--faint); } svg .grid { stroke: var(--grid); }
+svg polyline { fill: none; stroke-width: 1.6; } .faint { stroke: var(--faint); opacity: .55; } .main { stroke: var(--main); }
+.other { stroke: var(--other); } circle.other { fill: var(--other); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: color-mix(in srgb, var(--grid) 45%, transparent);
+  padding: .7rem .9rem; border-radius: 6px; font-size: 13px; }
+figure { margin: 0 0 .8rem; } figcaption { color: var(--faint); font-size: 13px; }
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_becomes_a_page() {
+        let run = tempfile::tempdir().unwrap();
+        assert!(render(run.path()).is_err());
+        fs::write(run.path().join("config.toml"), "[model]\nname = \"<b>\"\n").unwrap();
+        let lines = "{\"step\":1,\"loss\":3.5,\"gradient_norm\":1,\"learning_rate\":0.1,\"tokens\":10}\n\
+                     {\"step\":2,\"loss\":2.5,\"gradient_norm\":2,\"learning_rate\":0.1,\"tokens\":20}\n\
+                     {\"step\":2,\"validation_loss\":2.75}\n\
+                     {\"step\":2,\"prompt\":\"A\",\"sample\":\"<script>\"}\n{\"step\":3,\"lo";
+        fs::write(run.path().join("metrics.jsonl"), lines).unwrap();
+        let metrics = Metrics::read(run.path()).unwrap();
+        assert_eq!((metrics.loss.len(), metrics.tokens), (2, 20));
+        let page = render(run.path()).unwrap();
+        assert!(page.contains("2 steps") && page.contains("2.7500 at step 2") && page.contains("<svg"));
+        assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
+        assert!(page.contains("&lt;b&gt;"));
+        fs::write(run.path().join("metrics.jsonl"), "nonsense\n{}\n").unwrap();
+        assert!(Metrics::read(run.path()).unwrap_err().to_string().contains("line 1"));
+    }
+}
