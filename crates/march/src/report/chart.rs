@@ -136,7 +136,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
 /// A number without needless digits.
 fn number(value: f64) -> String {
     let size = value.abs();
-    if size != 0.0 && (size < 1e-3 || size >= 1e6) {
+    if size != 0.0 && !(1e-3..1e6).contains(&size) {
         return format!("{value:.1e}");
     }
     let text = format!("{value:.4}");
