@@ -3,6 +3,8 @@
 mod command;
 mod display;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// MARCH: a recurrent memory that keeps its past versions and routes each token to the ones it needs.
@@ -23,7 +25,18 @@ enum Command {
     Train(command::train::Train),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    // What went wrong and why, in one line, whatever the environment says of backtraces.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .without_time()

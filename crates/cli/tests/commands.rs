@@ -1,31 +1,12 @@
 //! The commands as a user runs them.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
+use common::{ok, refused};
 use safetensors::SafeTensors;
-
-fn march(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_march")).args(arguments).output().unwrap()
-}
-
-/// What a command that must succeed prints.
-fn ok(arguments: &[&str]) -> String {
-    let out = march(arguments);
-    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(out.status.success(), "march {arguments:?}: {errors}");
-    String::from_utf8(out.stdout).unwrap()
-}
-
-/// What a command that must fail says.
-fn refused(arguments: &[&str]) -> String {
-    let out = march(arguments);
-    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(!out.status.success(), "march {arguments:?} should have failed");
-    assert!(!errors.contains("panicked"), "{errors}");
-    errors
-}
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)

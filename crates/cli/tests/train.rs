@@ -1,30 +1,14 @@
 //! Training as a user runs it: the golden losses, and runs that are stopped, killed and damaged.
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::{ok, refused};
 use serde_json::Value;
-
-fn march(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_march")).args(arguments).output().unwrap()
-}
-
-fn ok(arguments: &[&str]) -> String {
-    let out = march(arguments);
-    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(out.status.success(), "march {arguments:?}: {errors}");
-    String::from_utf8(out.stdout).unwrap() + &errors
-}
-
-fn refused(arguments: &[&str]) -> String {
-    let out = march(arguments);
-    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(!out.status.success(), "march {arguments:?} should have failed");
-    assert!(!errors.contains("panicked"), "{errors}");
-    errors
-}
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -203,7 +187,7 @@ fn mistakes_are_named() {
         ("train.stepps=5", "`steps`"),
         ("train.tokens_per_step=100", "a multiple of `sequence_length`"),
         ("train.schedule=linear", "`wsd`, `cosine` or `constant`"),
-        ("data.kind=files", "`builtin`, `shards` or `batches`"),
+        ("data.kind=files", "`builtin` or `batches`"),
         ("data.sequence_length=40000000", "multiple"),
         ("model.vocab_size=100", "`vocab_size` is 100"),
         ("steps=5", "section.key=value"),

@@ -148,11 +148,6 @@ impl<'e, E: Engine> Run<'e, E> {
                 let source = BatchFile::open(Path::new(&path), data.sequence_length)?;
                 (Loader::new(Box::new(source), None), None)
             }
-            "shards" => {
-                let message =
-                    "is `shards`, which this version cannot read yet; it takes `builtin` or `batches`";
-                return Err(Error::config(CONFIG_FILE, "kind", message));
-            }
             _ => {
                 let mut tokens = tokenizer.encode(builtin())?;
                 let held_back = tokens.split_off(split(tokens.len(), data.validation_fraction));
@@ -324,7 +319,7 @@ impl<'e, E: Engine> Run<'e, E> {
     /// Writes a checkpoint and lets go of the oldest beyond those that are kept.
     fn save(&mut self) -> Result<PathBuf> {
         let folder = self.folder.join(CHECKPOINTS).join(format!("step-{}", self.trainer.step()));
-        self.trainer.save(&folder, &self.progress, None)?;
+        self.trainer.save(&folder, &self.progress)?;
         let all = self.checkpoints()?;
         for (_, old) in all.iter().take(all.len().saturating_sub(self.config.train.keep)) {
             fs::remove_dir_all(old).map_err(Error::io(old, "remove"))?;
