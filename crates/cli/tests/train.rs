@@ -180,6 +180,30 @@ fn a_killed_run_goes_on() {
     assert_eq!(comparable(&run), comparable(&whole));
 }
 
+/// Text files become shards, and a run learns from them; its checkpoint carries the tokenizer.
+#[test]
+fn shards_are_learned_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let book = folder.path().join("book.txt");
+    let lines: String =
+        (0..400).map(|i| format!("line {i} of a small book, {} words\n", i * i % 17)).collect();
+    fs::write(&book, lines).unwrap();
+    let shards = folder.path().join("shards");
+    ok(&["data", "prepare", "--tokenizer", "bytes", "--output", text(&shards), text(&book)]);
+    let config = small(folder.path(), 30);
+    let run = folder.path().join("run");
+    let path = format!("data.path={}", text(&shards));
+    let set = ["--set", "data.kind=shards", "--set", &path, "--run", text(&run), "--threads", "1"];
+    ok(&[&["train", text(&config), "--stop-at", "11"], &set[..]].concat());
+    ok(&["train", "--resume", text(&run), "--threads", "1"]);
+    let losses: Vec<f64> = metrics(&run).iter().filter_map(|line| line["loss"].as_f64()).collect();
+    assert!(losses.len() == 30 && losses[29] < losses[0] - 0.5, "{losses:?}");
+    assert!(metrics(&run).iter().any(|line| line["validation_loss"].as_f64().is_some()));
+    assert!(checkpoint(&run, 30).join("tokenizer.json").exists());
+    fs::write(shards.join("meta.json"), "{").unwrap();
+    assert!(refused(&["train", "--resume", text(&run)]).contains("meta.json"));
+}
+
 #[test]
 fn recomputing_blocks_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -17,11 +18,12 @@ use march_engine::Engine;
 use serde_json::{Value, json};
 
 use super::state::Progress;
-use super::{StepReport, Trainer};
+use super::{DataKeys, StepReport, Trainer};
 use crate::anchors::Policy;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
-use crate::data::{BatchFile, Loader, Source, TextSource, builtin, split};
+use crate::data::shards::TOKENIZER_FILE;
+use crate::data::{BatchFile, Loader, ShardSource, Shards, Source, TextSource, builtin, split};
 use crate::error::{Error, Result};
 use crate::generate::{Sampling, continue_text};
 use crate::model::{Model, Settings};
@@ -82,6 +84,8 @@ pub struct Run<'e, E: Engine> {
     loader: Loader,
     validation: Option<Loader>,
     tokenizer: Tokenizer,
+    /// The bytes of its tokenizer.json, to go with checkpoints.
+    tokenizer_file: Option<Vec<u8>>,
     progress: Progress,
     options: RunOptions,
 }
@@ -137,29 +141,18 @@ impl<'e, E: Engine> Run<'e, E> {
 
     fn open(engine: &'e E, config: Config, folder: &Path, options: RunOptions) -> Result<Self> {
         let Config { model, memory, data, train } = &config;
-        let tokenizer = Tokenizer::load(&data.tokenizer)?;
-        let shuffle = data.shuffle.then_some(train.seed);
-        let text = |tokens: Vec<u32>| -> Result<Box<dyn Source>> {
-            Ok(Box::new(TextSource::new(tokens, data.sequence_length)?))
+        let Data { training, validation, tokenizer } = Data::open(data)?;
+        let tokenizer_file = match (data.kind.as_str(), &data.path) {
+            ("shards", Some(path)) => Some(Path::new(path).join(TOKENIZER_FILE)),
+            _ if data.tokenizer != "bytes" => Some(PathBuf::from(&data.tokenizer)),
+            _ => None,
         };
-        let (loader, validation) = match data.kind.as_str() {
-            "batches" => {
-                let path = data.path.clone().unwrap_or_default();
-                let source = BatchFile::open(Path::new(&path), data.sequence_length)?;
-                (Loader::new(Box::new(source), None), None)
-            }
-            "shards" => {
-                let message =
-                    "is `shards`, which this version cannot read yet; it takes `builtin` or `batches`";
-                return Err(Error::config(CONFIG_FILE, "kind", message));
-            }
-            _ => {
-                let mut tokens = tokenizer.encode(builtin())?;
-                let held_back = tokens.split_off(split(tokens.len(), data.validation_fraction));
-                let validation = (data.validation_fraction > 0.0).then(|| text(held_back)).transpose()?;
-                (Loader::new(text(tokens)?, shuffle), validation.map(|source| Loader::new(source, None)))
-            }
-        };
+        let tokenizer_file = tokenizer_file
+            .map(|path| fs::read(&path).map_err(Error::io(&path, "read the tokenizer")))
+            .transpose()?;
+        let shuffle = (data.shuffle && data.kind != "batches").then_some(train.seed);
+        let loader = Loader::new(training, shuffle)?;
+        let validation = validation.map(|source| Loader::new(source, None)).transpose()?;
         if data.kind != "batches" && tokenizer.vocabulary() > model.vocab_size {
             let message = format!(
                 "is {}, but the tokenizer has {} tokens; set it to that or more",
@@ -191,7 +184,18 @@ impl<'e, E: Engine> Run<'e, E> {
             Trainer::new(engine, architecture, parameters, settings, train.clone(), data.sequence_length)?;
         let progress = Progress::default();
         let folder = folder.to_path_buf();
-        Ok(Self { engine, config, folder, trainer, loader, validation, tokenizer, progress, options })
+        Ok(Self {
+            engine,
+            config,
+            folder,
+            trainer,
+            loader,
+            validation,
+            tokenizer,
+            tokenizer_file,
+            progress,
+            options,
+        })
     }
 
     /// The configuration.
@@ -324,7 +328,7 @@ impl<'e, E: Engine> Run<'e, E> {
     /// Writes a checkpoint and lets go of the oldest beyond those that are kept.
     fn save(&mut self) -> Result<PathBuf> {
         let folder = self.folder.join(CHECKPOINTS).join(format!("step-{}", self.trainer.step()));
-        self.trainer.save(&folder, &self.progress, None)?;
+        self.trainer.save(&folder, &self.progress, self.tokenizer_file.as_deref())?;
         let all = self.checkpoints()?;
         for (_, old) in all.iter().take(all.len().saturating_sub(self.config.train.keep)) {
             fs::remove_dir_all(old).map_err(Error::io(old, "remove"))?;
@@ -369,6 +373,68 @@ impl<'e, E: Engine> Run<'e, E> {
             }
         }
         Ok(())
+    }
+}
+
+/// What a run learns from, validates on and reads.
+struct Data {
+    training: Box<dyn Source>,
+    validation: Option<Box<dyn Source>>,
+    tokenizer: Tokenizer,
+}
+
+impl Data {
+    fn open(keys: &DataKeys) -> Result<Self> {
+        let length = keys.sequence_length;
+        let path = PathBuf::from(keys.path.clone().unwrap_or_default());
+        match keys.kind.as_str() {
+            "batches" => {
+                let file = BatchFile::open(&path)?;
+                if file.sequence_length() != length {
+                    let message = format!(
+                        "is {length}, but the rows of {} have {} tokens and the next one",
+                        path.display(),
+                        file.sequence_length()
+                    );
+                    return Err(Error::config(CONFIG_FILE, "sequence_length", message));
+                }
+                let tokenizer = Tokenizer::load(&keys.tokenizer)?;
+                Ok(Self { training: Box::new(file), validation: None, tokenizer })
+            }
+            "shards" => {
+                let shards = Arc::new(Shards::open(&path)?);
+                let tokenizer = shards.tokenizer()?;
+                let (training, held_back) = match &keys.validation {
+                    Some(_) => (0..shards.tokens(), 0..0),
+                    None => split(shards.tokens(), keys.validation_fraction)?,
+                };
+                let validation: Option<Box<dyn Source>> = match &keys.validation {
+                    Some(folder) => {
+                        let other = Shards::open(Path::new(folder))?;
+                        if other.meta().tokenizer_hash != shards.meta().tokenizer_hash {
+                            let message = "was made with another tokenizer than the training shards";
+                            return Err(Error::file(Path::new(folder), message));
+                        }
+                        Some(Box::new(ShardSource::new(Arc::new(other), length)?))
+                    }
+                    None if held_back.is_empty() => None,
+                    None => Some(Box::new(ShardSource::part(Arc::clone(&shards), held_back, length)?)),
+                };
+                let training = Box::new(ShardSource::part(shards, training, length)?);
+                Ok(Self { training, validation, tokenizer })
+            }
+            _ => {
+                let tokenizer = Tokenizer::load(&keys.tokenizer)?;
+                let mut tokens = tokenizer.encode(builtin())?;
+                let (training, _) = split(tokens.len() as u64, keys.validation_fraction)?;
+                let held_back = tokens.split_off(training.end as usize);
+                let validation: Option<Box<dyn Source>> = match held_back.is_empty() {
+                    true => None,
+                    false => Some(Box::new(TextSource::new(held_back, length)?)),
+                };
+                Ok(Self { training: Box::new(TextSource::new(tokens, length)?), validation, tokenizer })
+            }
+        }
     }
 }
 
