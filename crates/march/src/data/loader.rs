@@ -1,0 +1,84 @@
+//! Batches: sequences from a source, in its order or shuffled, from any place on.
+
+use super::order::Order;
+use crate::error::{Error, Result};
+
+/// Sequences of T inputs and as many targets, the targets one token later.
+///
+/// A source is what a text, a folder of shards or a synthetic task implements: it gives the sequence of an
+/// index and keeps no place. The order and the place in it are the [`Loader`]'s.
+pub trait Source: Send {
+    /// T.
+    fn sequence_length(&self) -> usize;
+
+    /// How many sequences there are, in one epoch.
+    fn sequences(&self) -> u64;
+
+    /// Appends the T inputs and the T targets of a sequence, the same each time. `index` is below
+    /// [`Source::sequences`].
+    fn sequence(&self, index: u64, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()>;
+}
+
+/// Takes batches from a source.
+pub struct Loader {
+    source: Box<dyn Source>,
+    sequences: u64,
+    shuffle: Option<u64>,
+    cursor: u64,
+}
+
+impl Loader {
+    /// Starts at the beginning of a source; with a seed, every epoch is shuffled, each in an order of its
+    /// own.
+    pub fn new(source: Box<dyn Source>, shuffle: Option<u64>) -> Result<Self> {
+        let sequences = source.sequences();
+        if sequences == 0 {
+            return Err(Error::Request("the source has no sequences; it needs at least one".into()));
+        }
+        Ok(Self { source, sequences, shuffle, cursor: 0 })
+    }
+
+    /// The source.
+    pub fn source(&self) -> &dyn Source {
+        self.source.as_ref()
+    }
+
+    /// Fills `inputs` and `targets`, [rows, T] each, with the next sequences; what they held is gone. After
+    /// the last sequence of an epoch comes the first of the next. On an error the loader stays where it was.
+    pub fn next(&mut self, rows: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()> {
+        inputs.clear();
+        targets.clear();
+        let mut order = None;
+        for row in 0..rows as u64 {
+            let index = self.ordered(self.cursor.wrapping_add(row), &mut order);
+            self.source.sequence(index, inputs, targets)?;
+        }
+        self.cursor = self.cursor.wrapping_add(rows as u64);
+        Ok(())
+    }
+
+    /// Sequences taken since the beginning, over all epochs.
+    pub fn cursor(&self) -> u64 {
+        self.cursor
+    }
+
+    /// Goes to where [`Loader::cursor`] was: what comes next is what came then.
+    pub fn seek(&mut self, cursor: u64) {
+        self.cursor = cursor;
+    }
+
+    /// The index of the sequence at a cursor.
+    pub fn at(&self, cursor: u64) -> u64 {
+        self.ordered(cursor, &mut None)
+    }
+
+    /// The same, with the order of the epoch that was used last.
+    fn ordered(&self, cursor: u64, order: &mut Option<(u64, Order)>) -> u64 {
+        let (epoch, place) = (cursor / self.sequences, cursor % self.sequences);
+        let Some(seed) = self.shuffle else { return place };
+        match order {
+            Some((known, order)) if *known == epoch => order.at(place),
+            _ => order.insert((epoch, Order::new(self.sequences, seed, epoch))).1.at(place),
+        }
+    }
+}
