@@ -2,6 +2,7 @@
 
 mod command;
 mod display;
+mod interrupt;
 
 use clap::{Parser, Subcommand};
 
@@ -15,6 +16,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Data(command::data::Data),
     Doctor(command::doctor::Doctor),
     Init(command::init::Init),
     Inspect(command::inspect::Inspect),
@@ -29,6 +31,7 @@ fn main() -> anyhow::Result<()> {
         .with_ansi(false)
         .init();
     match Cli::parse().command {
+        Command::Data(data) => data.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Init(init) => init.run(),
         Command::Inspect(inspect) => inspect.run(),
