@@ -143,13 +143,15 @@ impl Tokenizer {
         Encoder { tokenizer: self, cache: byte_level::Cache::default() }
     }
 
-    /// The text of ids. Bytes that are not UTF-8 become U+FFFD; the end of a text is spelt out.
+    /// The text of ids. Bytes that are not UTF-8 become U+FFFD, and so do ids that the tokenizer does not
+    /// have, which a model with a larger vocabulary can draw; the end of a text is spelt out.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        let vocabulary = self.vocabulary();
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
-            let message = format!("token {id} is not in the tokenizer {}, whose ids end at", self.name);
-            return Err(Error::Request(format!("{message} {}", vocabulary - 1)));
-        }
+        let unknown = |id: &u32| *id as usize >= self.vocabulary();
+        let known = ids.split(unknown).map(|known| self.decode_known(known));
+        Ok(known.collect::<Result<Vec<String>>>()?.join("\u{FFFD}"))
+    }
+
+    fn decode_known(&self, ids: &[u32]) -> Result<String> {
         match &self.kind {
             Kind::Bytes => {
                 let mut bytes = Vec::with_capacity(ids.len());

@@ -32,7 +32,7 @@ fn bytes_are_bytes() {
     }
     assert_eq!(tokenizer.decode(&[0xC3]).unwrap(), "\u{FFFD}");
     assert_eq!(tokenizer.decode(&[65, 0xFF, 256, 66]).unwrap(), "A\u{FFFD}<|endoftext|>B");
-    message(tokenizer.decode(&[65, 257]), &["257", "256", "bytes"]);
+    assert_eq!(tokenizer.decode(&[257, 65, u32::MAX, 66]).unwrap(), "\u{FFFD}A\u{FFFD}B");
     // Folders that exist carry this hash: it must never change.
     assert_eq!(tokenizer.hash(), "4ac42338aa4c66aca62402c411908ecf06c316e70ad83613890a304d368e4d4b");
 }
@@ -116,7 +116,7 @@ fn a_file_encodes_as_the_library_does() {
         assert_eq!(learnt().decode(&expected).unwrap(), *text);
     }
     assert_eq!(learnt().decode(&learnt().encode("中").unwrap()[..1]).unwrap(), "\u{FFFD}");
-    message(learnt().decode(&[600]), &["600", "599"]);
+    assert_eq!(learnt().decode(&[65, 600, 66]).unwrap(), "A\u{FFFD}B");
 }
 
 proptest! {
