@@ -2,6 +2,7 @@
 
 mod command;
 mod display;
+mod interrupt;
 
 use std::process::ExitCode;
 
@@ -17,6 +18,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Data(command::data::Data),
     Doctor(command::doctor::Doctor),
     Init(command::init::Init),
     Inspect(command::inspect::Inspect),
@@ -44,6 +46,7 @@ fn run() -> anyhow::Result<()> {
         .with_ansi(false)
         .init();
     match Cli::parse().command {
+        Command::Data(data) => data.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Init(init) => init.run(),
         Command::Inspect(inspect) => inspect.run(),

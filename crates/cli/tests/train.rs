@@ -112,7 +112,7 @@ fn stopping_and_going_on_equals_never_stopping() {
     let whole = folder.path().join("whole");
     ok(&["train", text(&config), "--run", text(&whole), "--threads", "1"]);
     let want = contents(&checkpoint(&whole, 60));
-    assert_eq!(want.len(), 4);
+    assert_eq!(want.len(), 5);
 
     // Stopped after step 33 and resumed.
     let run = folder.path().join("stopped");
@@ -164,6 +164,30 @@ fn a_killed_run_goes_on() {
     assert_eq!(comparable(&run), comparable(&whole));
 }
 
+/// Text files become shards, and a run learns from them; its checkpoint carries the tokenizer.
+#[test]
+fn shards_are_learned_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let book = folder.path().join("book.txt");
+    let lines: String =
+        (0..400).map(|i| format!("line {i} of a small book, {} words\n", i * i % 17)).collect();
+    fs::write(&book, lines).unwrap();
+    let shards = folder.path().join("shards");
+    ok(&["data", "prepare", "--tokenizer", "bytes", "--output", text(&shards), text(&book)]);
+    let config = small(folder.path(), 30);
+    let run = folder.path().join("run");
+    let path = format!("data.path={}", text(&shards));
+    let set = ["--set", "data.kind=shards", "--set", &path, "--run", text(&run), "--threads", "1"];
+    ok(&[&["train", text(&config), "--stop-at", "11"], &set[..]].concat());
+    ok(&["train", "--resume", text(&run), "--threads", "1"]);
+    let losses: Vec<f64> = metrics(&run).iter().filter_map(|line| line["loss"].as_f64()).collect();
+    assert!(losses.len() == 30 && losses[29] < losses[0] - 0.5, "{losses:?}");
+    assert!(metrics(&run).iter().any(|line| line["validation_loss"].as_f64().is_some()));
+    assert!(checkpoint(&run, 30).join("tokenizer.json").exists());
+    fs::write(shards.join("meta.json"), "{").unwrap();
+    assert!(refused(&["train", "--resume", text(&run)]).contains("meta.json"));
+}
+
 #[test]
 fn recomputing_blocks_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,7 +211,7 @@ fn mistakes_are_named() {
         ("train.stepps=5", "`steps`"),
         ("train.tokens_per_step=100", "a multiple of `sequence_length`"),
         ("train.schedule=linear", "`wsd`, `cosine` or `constant`"),
-        ("data.kind=files", "`builtin` or `batches`"),
+        ("data.kind=files", "`builtin`, `shards` or `batches`"),
         ("data.sequence_length=40000000", "multiple"),
         ("model.vocab_size=100", "`vocab_size` is 100"),
         ("steps=5", "section.key=value"),

@@ -1,12 +1,14 @@
 //! MARCH and its baselines: from a configuration to logits, losses and a memory that decoding keeps.
 //!
-//! In the order of the data: [`config`] says what is computed, [`checkpoint`] where the numbers are,
-//! [`anchors`] which past states each token may read, [`model`] computes, [`memory`] is what is kept between calls.
+//! In the order of the data: [`tokenizer`] and [`data`] make batches of texts, [`config`] says what is computed,
+//! [`checkpoint`] where the numbers are, [`anchors`] which past states each token may read, [`model`] computes,
+//! [`memory`] is what is kept between calls, [`train`] learns, [`generate`] writes, [`report`] shows.
 
 pub mod anchors;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+mod disk;
 mod error;
 pub mod generate;
 pub mod memory;

@@ -1,33 +1,279 @@
-//! Text to token ids and back.
+//! Text to token ids and back: the built-in bytes, or a Hugging Face `tokenizer.json`.
 
+mod byte_level;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokenizers::models::ModelWrapper;
+
+pub(crate) use self::byte_level::words;
+use self::byte_level::{ByteLevel, Cut};
+use crate::disk;
 use crate::error::{Error, Result};
 
-/// Bytes as tokens: 0 to 255 are the bytes, 256 is the end of a text.
-#[derive(Clone, Debug)]
-pub struct Tokenizer;
+/// The name of the built-in tokenizer.
+pub const BYTES: &str = "bytes";
+
+/// How the end of a text is called in a vocabulary; the first that a file has is taken.
+pub(crate) const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"];
+
+/// Ids 0..=255 of the built-in tokenizer, and of those trained here, are the bytes; this one ends a text.
+pub(crate) const BYTE_END_OF_TEXT: u32 = 256;
+
+/// A tokenizer. Copies share the vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer {
+    kind: Kind,
+    name: String,
+    hash: String,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Bytes,
+    File(Arc<File>),
+}
+
+/// A `tokenizer.json`.
+struct File {
+    inner: tokenizers::Tokenizer,
+    /// The file as it was read.
+    json: Vec<u8>,
+    vocabulary: usize,
+    end_of_text: Option<u32>,
+    /// Where long texts can be cut without changing their ids.
+    cut: Option<Cut>,
+    /// The short way, for the commonest kind of file.
+    byte_level: Option<ByteLevel>,
+}
 
 impl Tokenizer {
-    /// A tokenizer by its name.
-    pub fn load(name: &str) -> Result<Self> {
-        match name {
-            "bytes" => Ok(Self),
-            other => Err(Error::Request(format!("there is no tokenizer `{other}`; there is `bytes`"))),
+    /// `bytes`, or the path of a `tokenizer.json`.
+    pub fn load(name_or_path: &str) -> Result<Self> {
+        if name_or_path == BYTES {
+            return Ok(Self::bytes());
+        }
+        let path = Path::new(name_or_path);
+        let refuse = |message: &str| Err(Error::file(path, message));
+        if path.is_dir() {
+            return refuse("is a folder; name the `tokenizer.json` in it");
+        }
+        if !path.exists() {
+            return refuse("does not exist; a tokenizer is `bytes` or the path of a `tokenizer.json`");
+        }
+        let json = std::fs::read(path).map_err(Error::io(path, "read the tokenizer"))?;
+        let name = path.file_name().map_or(name_or_path.into(), |name| name.to_string_lossy().into_owned());
+        Self::from_json(json, &name)
+            .map_err(|message| Error::file(path, format!("is not a `tokenizer.json`: {message}")))
+    }
+
+    /// The built-in tokenizer: ids 0..=255 are the bytes, 256 is the end of a text.
+    pub fn bytes() -> Self {
+        Self { kind: Kind::Bytes, name: BYTES.into(), hash: hex(b"march: the tokenizer of bytes, version 1") }
+    }
+
+    /// The contents of a `tokenizer.json`.
+    pub(crate) fn from_json(json: Vec<u8>, name: &str) -> std::result::Result<Self, String> {
+        if json == bytes_as_json().as_bytes() {
+            return Ok(Self::bytes());
+        }
+        let value: Value = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+        if !value.is_object() || value.get("model").is_none() {
+            return Err("it has no `model`".into());
+        }
+        let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| error.to_string())?;
+        // A text becomes all of its tokens, the same each time.
+        inner.with_padding(None).with_truncation(None).map_err(|error| error.to_string())?;
+        if let ModelWrapper::BPE(model) = inner.get_model()
+            && model.dropout.is_some()
+        {
+            let mut model = model.clone();
+            model.dropout = None;
+            inner.with_model(model);
+        }
+        let vocabulary = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        if vocabulary == 0 {
+            return Err("its vocabulary is empty".into());
+        }
+        let added: BTreeMap<String, u32> =
+            inner.get_added_tokens_decoder().into_iter().map(|(id, token)| (token.content, id)).collect();
+        let end_of_text = END_OF_TEXT.iter().find_map(|name| added.get(*name).copied());
+        let (cut, byte_level) = (Cut::of(&value), ByteLevel::of(&value, &inner));
+        let hash = hex(&json);
+        let file = File { inner, json, vocabulary, end_of_text, cut, byte_level };
+        Ok(Self { kind: Kind::File(Arc::new(file)), name: name.into(), hash })
+    }
+
+    /// `bytes`, or the name of the file without its folder.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Ids are below this number.
+    pub fn vocabulary(&self) -> usize {
+        match &self.kind {
+            Kind::Bytes => BYTE_END_OF_TEXT as usize + 1,
+            Kind::File(file) => file.vocabulary,
         }
     }
 
-    /// Ids are below this.
-    pub fn vocabulary(&self) -> usize {
-        257
+    /// The id that stands between texts: of a file, the first it adds of `<|endoftext|>`, `<|end_of_text|>`,
+    /// `</s>`, `<eos>`, `<|im_end|>`.
+    pub fn end_of_text(&self) -> Option<u32> {
+        match &self.kind {
+            Kind::Bytes => Some(BYTE_END_OF_TEXT),
+            Kind::File(file) => file.end_of_text,
+        }
     }
 
-    /// The ids of a text.
+    /// The ids of a text, without a beginning or an end added. Where the text spells a token that the file adds,
+    /// such as `<|endoftext|>`, that is the token; the bytes tokenizer knows no such spelling.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(text.bytes().map(u32::from).collect())
+        let mut ids = Vec::new();
+        self.encoder().encode(text, &mut ids)?;
+        Ok(ids)
     }
 
-    /// The text of ids; what is not UTF-8 becomes U+FFFD, the end of a text nothing.
-    pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    /// What encodes many texts, faster than one by one. Each thread takes its own.
+    pub fn encoder(&self) -> Encoder<'_> {
+        Encoder { tokenizer: self, cache: byte_level::Cache::default() }
     }
+
+    /// The text of ids. Bytes that are not UTF-8 become U+FFFD, and so do ids that the tokenizer does not
+    /// have, which a model with a larger vocabulary can draw; the end of a text is spelt out.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        let unknown = |id: &u32| *id as usize >= self.vocabulary();
+        let known = ids.split(unknown).map(|known| self.decode_known(known));
+        Ok(known.collect::<Result<Vec<String>>>()?.join("\u{FFFD}"))
+    }
+
+    fn decode_known(&self, ids: &[u32]) -> Result<String> {
+        match &self.kind {
+            Kind::Bytes => {
+                let mut bytes = Vec::with_capacity(ids.len());
+                for &id in ids {
+                    match u8::try_from(id) {
+                        Ok(byte) => bytes.push(byte),
+                        Err(_) => bytes.extend_from_slice(END_OF_TEXT[0].as_bytes()),
+                    }
+                }
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::File(file) => {
+                let text = file.inner.decode(ids, false);
+                text.map_err(|error| Error::Request(format!("{} could not decode: {error}", self.name)))
+            }
+        }
+    }
+
+    /// SHA-256, in hexadecimal, of what the tokenizer is: of the file's bytes, or of a fixed text for `bytes`.
+    pub fn hash(&self) -> String {
+        self.hash.clone()
+    }
+
+    /// Writes a `tokenizer.json`: the file as it was, or, for `bytes`, one that other tools read and that
+    /// [`Tokenizer::load`] knows again.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        disk::replace(path, &self.to_json())
+    }
+
+    /// The bytes that [`Tokenizer::save`] writes.
+    pub fn to_json(&self) -> Vec<u8> {
+        match &self.kind {
+            Kind::Bytes => bytes_as_json().into(),
+            Kind::File(file) => file.json.to_vec(),
+        }
+    }
+
+    /// Cuts a text into parts of `size` bytes or a little more whose ids, one part after the other, are those of
+    /// the whole text. Where the tokenizer allows no such cut, the parts are larger or the text stays whole.
+    pub(crate) fn parts<'t>(&self, text: &'t str, size: usize) -> Vec<&'t str> {
+        match &self.kind {
+            Kind::Bytes => Cut::Anywhere.parts(text, size),
+            Kind::File(file) => file.cut.map_or(vec![text], |cut| cut.parts(text, size)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({}, {} ids)", self.name, self.vocabulary())
+    }
+}
+
+/// Encodes texts and remembers the ids of the words it met.
+pub struct Encoder<'t> {
+    tokenizer: &'t Tokenizer,
+    cache: byte_level::Cache,
+}
+
+impl Encoder<'_> {
+    /// Appends the ids of a text, as [`Tokenizer::encode`] has them.
+    pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+        let file = match &self.tokenizer.kind {
+            Kind::Bytes => {
+                ids.extend(text.bytes().map(u32::from));
+                return Ok(());
+            }
+            Kind::File(file) => file,
+        };
+        let result = match &file.byte_level {
+            Some(byte_level) if !byte_level.has_added_token(text) => {
+                byte_level.encode(file.inner.get_model(), text, &mut self.cache, ids)
+            }
+            _ => {
+                file.inner.encode_fast(text, false).map(|encoding| ids.extend_from_slice(encoding.get_ids()))
+            }
+        };
+        result.map_err(|error| Error::Request(format!("{} could not encode: {error}", self.tokenizer.name)))
+    }
+}
+
+/// SHA-256 in hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The built-in tokenizer as a `tokenizer.json`.
+fn bytes_as_json() -> String {
+    byte_level_json(&[], &[], false)
+}
+
+/// A byte-level BPE as a `tokenizer.json`: the 256 bytes, the end of a text, `tokens`; and merges, each of two
+/// tokens.
+pub(crate) fn byte_level_json(tokens: &[Vec<u8>], merges: &[(&[u8], &[u8])], use_regex: bool) -> String {
+    let spell = byte_level::spell;
+    let bytes = (0..=255).map(|byte| spell(&[byte]));
+    let names = bytes.chain([END_OF_TEXT[0].into()]).chain(tokens.iter().map(|token| spell(token)));
+    let vocabulary: serde_json::Map<String, Value> =
+        names.zip(0..).map(|(name, id)| (name, id.into())).collect();
+    let merges: Vec<String> = merges.iter().map(|(a, b)| format!("{} {}", spell(a), spell(b))).collect();
+    let byte_level = |regex: bool| {
+        json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex
+        })
+    };
+    let value = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [{
+            "id": BYTE_END_OF_TEXT, "content": END_OF_TEXT[0], "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true
+        }],
+        "normalizer": null,
+        "pre_tokenizer": byte_level(use_regex),
+        "post_processor": null,
+        "decoder": byte_level(true),
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocabulary, "merges": merges
+        }
+    });
+    format!("{value:#}\n")
 }

@@ -1,5 +1,6 @@
 //! One file a verb.
 
+pub mod data;
 pub mod doctor;
 pub mod init;
 pub mod inspect;

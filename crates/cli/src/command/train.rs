@@ -2,8 +2,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,6 +10,7 @@ use march::engine::{Cpu, CpuOptions};
 use march::train::{Event, Run, RunOptions, StepLine, StepMemory};
 
 use crate::display::{bytes, thousands};
+use crate::interrupt;
 
 /// Train a model, or go on with a run that was stopped.
 #[derive(Args)]
@@ -62,8 +61,8 @@ impl Train {
             (None, None) => bail!("name a configuration, or a run with --resume"),
         };
         introduce(&engine, &mut run)?;
-        let stop = interrupted()?;
-        let complete = run.train(&stop, &mut show);
+        let stop = interrupt::listen("finishing the step, then saving")?;
+        let complete = run.train(stop, &mut show);
         let folder = run.folder().display();
         match complete {
             Ok(true) => {
@@ -136,20 +135,6 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
         available.map_or("unknown".into(), bytes)
     );
     Ok(())
-}
-
-/// Set once somebody asks the program to end; asked twice, it ends at once.
-fn interrupted() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("\nfinishing the step, then saving; once more to end at once");
-    })
-    .context("could not listen for Ctrl-C")?;
-    Ok(stop)
 }
 
 /// A line for what happened.

@@ -2,7 +2,7 @@
 
 mod progress;
 
-pub use progress::Progress;
+pub use progress::{Progress, left};
 
 /// 1234567 as 1,234,567.
 pub fn thousands(number: usize) -> String {

@@ -24,24 +24,27 @@ impl Progress {
 
     /// Shows that `done` units are finished, if enough time has passed since the last time.
     pub fn at(&mut self, done: usize) {
+        let (what, unit, total) = (self.what, self.unit, self.total);
+        self.show(|seconds| {
+            let rate = done as f64 / seconds;
+            format!(
+                "{what} {} of {} {unit} ({}), {} a second",
+                thousands(done),
+                thousands(total),
+                left(done as f64 / total.max(1) as f64, seconds),
+                thousands(rate as usize),
+            )
+        });
+    }
+
+    /// Shows a line, if enough time has passed since the last time; `line` is given the seconds since the beginning.
+    pub fn show(&mut self, line: impl FnOnce(f64) -> String) {
         let pause = Duration::from_millis(if self.terminal { 100 } else { 10_000 });
         if self.shown.unwrap_or(self.started).elapsed() < pause {
             return;
         }
         self.shown = Some(Instant::now());
-        let seconds = self.started.elapsed().as_secs_f64();
-        let rate = done as f64 / seconds;
-        let left = (self.total.saturating_sub(done)) as f64 / rate.max(1e-9);
-        let line = format!(
-            "{} {} of {} {} ({:.0} %), {} a second, {:.0} s left",
-            self.what,
-            thousands(done),
-            thousands(self.total),
-            self.unit,
-            100.0 * done as f64 / self.total.max(1) as f64,
-            thousands(rate as usize),
-            left
-        );
+        let line = line(self.started.elapsed().as_secs_f64());
         // Nothing can be done where the line cannot be written.
         let _ = if self.terminal {
             write!(std::io::stderr(), "\r\x1b[K{line}")
@@ -57,4 +60,11 @@ impl Progress {
         }
         self.started.elapsed()
     }
+}
+
+/// "34 %, 12 s left", for a share of the work that took so many seconds.
+pub fn left(share: f64, seconds: f64) -> String {
+    let share = share.clamp(0.0, 1.0);
+    let left = seconds * (1.0 - share) / share.max(1e-9);
+    format!("{:.0} %, {left:.0} s left", 100.0 * share)
 }

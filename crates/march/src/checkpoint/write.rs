@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE};
 use crate::config::ModelConfig;
+use crate::disk::{parent, sync_folder};
 use crate::error::{Error, Result};
 use crate::model::ParameterSpec;
 
@@ -271,29 +272,10 @@ impl Drop for Partial {
     }
 }
 
-/// The folder that holds a file or folder.
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// Makes a folder and those above it, to the disk.
 fn create_parents(folder: &Path) -> Result<()> {
     let missing: Vec<&Path> =
         folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).collect();
     fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     missing.into_iter().try_for_each(|made| sync_folder(parent(made)))
-}
-
-/// Waits until a folder's list of names is on the disk.
-fn sync_folder(folder: &Path) -> Result<()> {
-    if cfg!(not(unix)) {
-        return Ok(());
-    }
-    match File::open(folder).and_then(|folder| folder.sync_all()) {
-        // Some network file systems cannot do this.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
-            Ok(())
-        }
-        result => result.map_err(Error::io(folder, "write to the disk")),
-    }
 }

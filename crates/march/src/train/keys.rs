@@ -8,13 +8,16 @@ use crate::model::mixer::Contradiction;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataKeys {
-    /// `builtin` (the text in the program) or `batches` (a JSON file of explicit batches).
+    /// `builtin` (the text in the program), `shards` (a folder of `march data prepare`) or `batches` (a JSON file of
+    /// explicit batches).
     pub kind: String,
-    /// The file of `batches`.
+    /// The folder or file.
     pub path: Option<String>,
-    /// How much of the text, at its end, is held back to validate on.
+    /// A folder of shards to validate on; without one the last part of the training text is held back.
+    pub validation: Option<String>,
+    /// How much of the text that is.
     pub validation_fraction: f64,
-    /// `bytes`.
+    /// `bytes`, or a tokenizer.json: for the built-in text, for samples, and to go with the checkpoint.
     pub tokenizer: String,
     /// T, tokens of a sequence.
     pub sequence_length: usize,
@@ -27,6 +30,7 @@ impl Default for DataKeys {
         Self {
             kind: "builtin".into(),
             path: None,
+            validation: None,
             validation_fraction: 0.1,
             tokenizer: "bytes".into(),
             sequence_length: 2048,
@@ -45,12 +49,12 @@ impl DataKeys {
                     "is set, but the built-in text needs none; remove it or set `kind`".into(),
                 ));
             }
-            "batches" if self.path.is_none() => {
-                return Err(("path", "is missing; `kind = \"batches\"` needs a file".into()));
+            "shards" | "batches" if self.path.is_none() => {
+                return Err(("path", format!("is missing; `kind = \"{}\"` needs it", self.kind)));
             }
-            "builtin" | "batches" => {}
+            "builtin" | "shards" | "batches" => {}
             other => {
-                return Err(("kind", format!("is `{other}`; it must be `builtin` or `batches`")));
+                return Err(("kind", format!("is `{other}`; it must be `builtin`, `shards` or `batches`")));
             }
         }
         if self.sequence_length == 0 {
@@ -248,7 +252,7 @@ mod tests {
         assert_eq!(bad(TrainKeys { learning_rate: f64::NAN, ..good.clone() }), "learning_rate");
         assert_eq!(bad(TrainKeys { schedule: "linear".into(), ..good.clone() }), "schedule");
         assert_eq!(bad(TrainKeys { recompute: "yes".into(), ..good }), "recompute");
-        let data = DataKeys { kind: "batches".into(), ..DataKeys::default() };
+        let data = DataKeys { kind: "shards".into(), ..DataKeys::default() };
         assert_eq!(data.check().unwrap_err().0, "path");
     }
 }

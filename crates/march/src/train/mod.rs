@@ -7,6 +7,7 @@ mod estimate;
 mod keys;
 mod optimizer;
 mod run;
+mod sources;
 mod state;
 
 use march_engine::{Engine, Tape};
@@ -91,7 +92,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
     /// Learns from the loader's next sequences. A loss or gradient that is not finite changes nothing and is an
     /// error that says where it came from.
     pub fn advance(&mut self, loader: &mut Loader) -> Result<StepReport> {
-        let length = loader.sequence_length();
+        let length = loader.source().sequence_length();
         let tokens = self.rows * length;
         let mut gradients: Vec<Option<E::Tensor>> = vec![None; self.parameters.len()];
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
@@ -182,8 +183,8 @@ impl<'e, E: Engine> Trainer<'e, E> {
 
     /// The mean loss of given sequences, in nats a token.
     pub fn validate(&self, loader: &Loader, sequences: usize) -> Result<f64> {
-        let length = loader.sequence_length();
-        let count = (sequences as u64).min(loader.sequences());
+        let length = loader.source().sequence_length();
+        let count = (sequences as u64).min(loader.source().sequences());
         let (mut inputs, mut targets, mut total) = (Vec::new(), Vec::new(), 0.0);
         let settings = Settings { recompute: false, ..self.settings.clone() };
         let mut at = 0;
@@ -192,7 +193,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
             inputs.clear();
             targets.clear();
             for i in at..at + rows {
-                loader.sequence(i, &mut inputs, &mut targets)?;
+                loader.source().sequence(i, &mut inputs, &mut targets)?;
             }
             let tape = Tape::inference(self.engine);
             let weights = self.model.bind(&tape, &self.parameters);

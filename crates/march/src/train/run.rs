@@ -7,7 +7,7 @@
 //! RUN/checkpoints/step-N/    a checkpoint that any command takes, and what going on needs
 //! ```
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +16,14 @@ use std::time::Instant;
 use march_engine::Engine;
 use serde_json::{Value, json};
 
+use super::sources::Sources;
 use super::state::Progress;
 use super::{StepReport, Trainer};
 use crate::anchors::Policy;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
-use crate::data::{BatchFile, Loader, Source, TextSource, builtin, split};
+use crate::data::Loader;
+use crate::disk;
 use crate::error::{Error, Result};
 use crate::generate::{Sampling, continue_text};
 use crate::model::{Model, Settings};
@@ -137,24 +139,10 @@ impl<'e, E: Engine> Run<'e, E> {
 
     fn open(engine: &'e E, config: Config, folder: &Path, options: RunOptions) -> Result<Self> {
         let Config { model, memory, data, train } = &config;
-        let tokenizer = Tokenizer::load(&data.tokenizer)?;
-        let shuffle = data.shuffle.then_some(train.seed);
-        let text = |tokens: Vec<u32>| -> Result<Box<dyn Source>> {
-            Ok(Box::new(TextSource::new(tokens, data.sequence_length)?))
-        };
-        let (loader, validation) = match data.kind.as_str() {
-            "batches" => {
-                let path = data.path.clone().unwrap_or_default();
-                let source = BatchFile::open(Path::new(&path), data.sequence_length)?;
-                (Loader::new(Box::new(source), None), None)
-            }
-            _ => {
-                let mut tokens = tokenizer.encode(builtin())?;
-                let held_back = tokens.split_off(split(tokens.len(), data.validation_fraction));
-                let validation = (data.validation_fraction > 0.0).then(|| text(held_back)).transpose()?;
-                (Loader::new(text(tokens)?, shuffle), validation.map(|source| Loader::new(source, None)))
-            }
-        };
+        let Sources { training, validation, tokenizer } = Sources::open(data)?;
+        let shuffle = (data.shuffle && data.kind != "batches").then_some(train.seed);
+        let loader = Loader::new(training, shuffle)?;
+        let validation = validation.map(|source| Loader::new(source, None)).transpose()?;
         if data.kind != "batches" && tokenizer.vocabulary() > model.vocab_size {
             let message = format!(
                 "is {}, but the tokenizer has {} tokens; set it to that or more",
@@ -319,7 +307,9 @@ impl<'e, E: Engine> Run<'e, E> {
     /// Writes a checkpoint and lets go of the oldest beyond those that are kept.
     fn save(&mut self) -> Result<PathBuf> {
         let folder = self.folder.join(CHECKPOINTS).join(format!("step-{}", self.trainer.step()));
-        self.trainer.save(&folder, &self.progress)?;
+        // Ids in a file of batches are not a tokenizer's.
+        let tokenizer = (self.config.data.kind != "batches").then(|| self.tokenizer.to_json());
+        self.trainer.save(&folder, &self.progress, tokenizer.as_deref())?;
         let all = self.checkpoints()?;
         for (_, old) in all.iter().take(all.len().saturating_sub(self.config.train.keep)) {
             fs::remove_dir_all(old).map_err(Error::io(old, "remove"))?;
@@ -353,9 +343,9 @@ impl<'e, E: Engine> Run<'e, E> {
             .filter(|(_, value)| value["step"].as_u64().is_some_and(|at| at <= step))
             .collect();
         let kept: String = lines.iter().flat_map(|(line, _)| [*line, "\n"]).collect();
-        replace(&path, kept.as_bytes())?;
+        disk::replace(&path, kept.as_bytes())?;
         let samples = self.folder.join(SAMPLES_FILE);
-        replace(&samples, b"")?;
+        disk::replace(&samples, b"")?;
         for (_, value) in &lines {
             if let (Some(at), Some(prompt), Some(text)) =
                 (value["step"].as_u64(), value["prompt"].as_str(), value["sample"].as_str())
@@ -371,16 +361,4 @@ fn append_sample(path: &Path, step: u64, prompt: &str, text: &str) -> Result<()>
     let file = OpenOptions::new().create(true).append(true).open(path);
     let write = file.and_then(|mut file| writeln!(file, "== step {step}\n{prompt}{text}\n"));
     write.map_err(Error::io(path, "write"))
-}
-
-/// Puts a file in another's place, whole or not at all.
-fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let beside = path.with_extension("partial");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    write().map_err(Error::io(path, "write"))
 }

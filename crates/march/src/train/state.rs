@@ -16,6 +16,7 @@ use crate::model::{Model, ParameterSpec};
 
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const PROGRESS_FILE: &str = "progress.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Raised when a file's meaning changes.
 const FORMAT: u32 = 1;
 
@@ -46,7 +47,7 @@ fn moments(layout: &[ParameterSpec]) -> Vec<ParameterSpec> {
 
 impl<E: Engine> Trainer<'_, E> {
     /// Writes a new checkpoint folder. `progress.step` is set to the trainer's.
-    pub fn save(&self, folder: &Path, progress: &Progress) -> Result<()> {
+    pub fn save(&self, folder: &Path, progress: &Progress, tokenizer: Option<&[u8]>) -> Result<()> {
         let layout = self.model.layout();
         let moments = moments(layout);
         let new = NewFolder::create(folder)?;
@@ -56,6 +57,9 @@ impl<E: Engine> Trainer<'_, E> {
             let moment = if i < count { &self.optimizer.first[i] } else { &self.optimizer.second[i - count] };
             Ok(self.engine.to_f32(moment))
         })?;
+        if let Some(tokenizer) = tokenizer {
+            new.file(TOKENIZER_FILE, tokenizer)?;
+        }
         let progress = Progress { format: FORMAT, step: self.step, ..progress.clone() };
         let text = serde_json::to_string_pretty(&progress).unwrap_or_default();
         new.file(PROGRESS_FILE, (text + "\n").as_bytes())?;

@@ -1,0 +1,191 @@
+//! `march data`: from files of text to tokens.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use march::data::{Meta, Options, Prepared, Status, prepare, train_tokenizer};
+use march::tokenizer::Tokenizer;
+
+use crate::display::{Progress, bytes, left, thousands};
+use crate::interrupt;
+
+/// Make tokens of files of text.
+#[derive(Args)]
+pub struct Data {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Prepare(Prepare),
+    TrainTokenizer(TrainTokenizer),
+}
+
+const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jsonl.zst (one document a line), or \
+.parquet (one document a row).";
+
+/// Encode files of text into a folder of tokens that training reads.
+#[derive(Args)]
+#[command(after_help = format!("Examples:
+  march data prepare --tokenizer bytes --output data/play play.txt
+  march data prepare --tokenizer tokenizer.json --output data/web web-*.jsonl.zst
+
+{FORMATS}
+Interrupted, by Ctrl-C or by anything else, the same command goes on where it was and writes the same bytes."))]
+struct Prepare {
+    /// `bytes`, or a Hugging Face tokenizer.json
+    #[arg(long, value_name = "bytes|FILE")]
+    tokenizer: String,
+    /// The folder to write
+    #[arg(long, value_name = "DIR")]
+    output: PathBuf,
+    /// The key or column that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    text_column: String,
+    /// Leave out broken lines and files without text instead of stopping at them
+    #[arg(long)]
+    skip_bad: bool,
+    /// Tokens of a shard
+    #[arg(long, value_name = "N", default_value_t = Options::default().shard_tokens)]
+    shard_tokens: u64,
+    /// Replace the tokens that the folder has
+    #[arg(long)]
+    force: bool,
+    /// Threads; 0 takes all of the machine's
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Files of text, in the order of their tokens
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+}
+
+/// Learn a byte-level BPE from files of text.
+#[derive(Args)]
+#[command(after_help = format!("Example:
+  march data train-tokenizer --vocab-size 8192 --output tokenizer.json web-*.jsonl.zst
+
+{FORMATS}
+The same files give the same tokenizer."))]
+struct TrainTokenizer {
+    /// How many ids: 256 bytes, <|endoftext|>, and what is learnt
+    #[arg(long, value_name = "N")]
+    vocab_size: usize,
+    /// The tokenizer.json to write
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+    /// The key or column that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    text_column: String,
+    /// Leave out broken lines instead of stopping at them
+    #[arg(long)]
+    skip_bad: bool,
+    /// Files of text
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+}
+
+impl Data {
+    /// Does what was asked for.
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.what {
+            What::Prepare(prepare) => prepare.run(),
+            What::TrainTokenizer(train) => train.run(),
+        }
+    }
+}
+
+impl Prepare {
+    fn run(self) -> anyhow::Result<()> {
+        let tokenizer = Tokenizer::load(&self.tokenizer)?;
+        let options = Options {
+            text_column: self.text_column,
+            skip_bad: self.skip_bad,
+            shard_tokens: self.shard_tokens,
+            threads: self.threads,
+            force: self.force,
+        };
+        interrupt::listen("finishing what is in work")?;
+        let mut progress = Progress::new("preparing", "bytes", 0);
+        let mut watch = |status: &Status| {
+            progress.show(|seconds| line(status, seconds));
+            if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let result = prepare(&tokenizer, &self.files, &self.output, &options, &mut watch);
+        let seconds = progress.finish().as_secs_f64();
+        let folder = self.output.display();
+        match result? {
+            Prepared::Finished(meta, status) => {
+                println!("{folder}: {}", summary(&meta, &status, seconds));
+                Ok(())
+            }
+            Prepared::Stopped(status) => {
+                eprintln!(
+                    "{folder}: stopped after {} documents, {} tokens; the same command{} goes on from here",
+                    thousands(status.documents as usize),
+                    thousands(status.tokens as usize),
+                    if self.force { ", without --force," } else { "" }
+                );
+                std::process::exit(interrupt::EXIT);
+            }
+        }
+    }
+}
+
+/// Tokens a second of this run.
+fn rate(status: &Status, seconds: f64) -> String {
+    let new = status.tokens.saturating_sub(status.resumed_tokens);
+    format!("{} tokens a second", thousands((new as f64 / seconds.max(1e-9)) as usize))
+}
+
+fn line(status: &Status, seconds: f64) -> String {
+    format!(
+        "{} documents, {} tokens, {}, {}",
+        thousands(status.documents as usize),
+        thousands(status.tokens as usize),
+        rate(status, seconds),
+        left(status.bytes as f64 / status.total_bytes.max(1) as f64, seconds)
+    )
+}
+
+fn summary(meta: &Meta, status: &Status, seconds: f64) -> String {
+    let count = |count: usize, one: &str| {
+        let plural = if count == 1 { "" } else { "s" };
+        format!("{} {one}{plural}", thousands(count))
+    };
+    let skipped = match status.skipped {
+        0 => String::new(),
+        skipped => format!(", {} left out", count(skipped as usize, "broken record")),
+    };
+    format!(
+        "{} in {}, {}, {}{skipped}; {seconds:.1} s, {}",
+        count(meta.tokens as usize, "token"),
+        count(meta.documents as usize, "document"),
+        count(meta.shards.len(), "shard"),
+        bytes((meta.tokens * meta.token_type.bytes()) as usize),
+        rate(status, seconds)
+    )
+}
+
+impl TrainTokenizer {
+    fn run(self) -> anyhow::Result<()> {
+        let mut progress = Progress::new("learning", "tokens", 0);
+        let mut watch = |what: &str, done: u64, of: u64| {
+            progress.show(|_| format!("{what} {} of {}", thousands(done as usize), thousands(of as usize)));
+        };
+        let tokenizer =
+            train_tokenizer(&self.files, &self.text_column, self.vocab_size, self.skip_bad, &mut watch)?;
+        let seconds = progress.finish().as_secs_f64();
+        tokenizer.save(&self.output)?;
+        let learnt = tokenizer.vocabulary();
+        println!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
+        if learnt < self.vocab_size {
+            eprintln!(
+                "No other pair stands twice in the text; for {} ids give more.",
+                thousands(self.vocab_size)
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,279 @@
+//! Files of text to a folder of token shards: documents are read in order, encoded on all threads, and written in
+//! order, so the bytes do not depend on the number of threads.
+//!
+//! `progress.json` says up to which document the shards are written; it is replaced every few seconds and when a
+//! shard is full. Whatever ends the process, the same command goes on from there, and what it writes is what it
+//! would have written without the interruption. `meta.json` comes last and makes the folder a whole.
+
+mod pipeline;
+mod progress;
+mod writer;
+
+use std::fs::{self, File, TryLockError};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use self::pipeline::{Encoded, Pipeline};
+pub use self::progress::PROGRESS_FILE;
+use self::progress::{Command, Progress};
+use self::writer::Writer;
+use super::shards::{
+    FORMAT_VERSION, META_FILE, Meta, SourceMeta, TOKENIZER_FILE, TokenType, shard_file, shard_number,
+};
+use super::text;
+use crate::disk;
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+
+/// Keeps a second process out of the folder.
+const LOCK_FILE: &str = "prepare.lock";
+
+/// How often `progress.json` is replaced: often enough that little work is lost, seldom enough that waiting for the
+/// disk costs nothing.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Settings of [`prepare`].
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The key of JSON lines, or the column of tables, that holds the text.
+    pub text_column: String,
+    /// Leave out broken lines, and files without documents, instead of stopping at them.
+    pub skip_bad: bool,
+    /// Tokens of a shard; the last one may have fewer.
+    pub shard_tokens: u64,
+    /// Threads that encode; 0 takes all of the machine's.
+    pub threads: usize,
+    /// Begin anew where a folder of tokens is already.
+    pub force: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            text_column: "text".into(),
+            skip_bad: false,
+            shard_tokens: 100_000_000,
+            threads: 0,
+            force: false,
+        }
+    }
+}
+
+/// How far [`prepare`] has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Documents written.
+    pub documents: u64,
+    /// Broken lines and rows left out.
+    pub skipped: u64,
+    /// Tokens written.
+    pub tokens: u64,
+    /// Tokens that were there when an interrupted run was taken up again.
+    pub resumed_tokens: u64,
+    /// About how many bytes of the sources are done.
+    pub bytes: u64,
+    /// Bytes of all sources.
+    pub total_bytes: u64,
+}
+
+/// How [`prepare`] ended.
+#[derive(Clone, Debug)]
+pub enum Prepared {
+    /// The folder is finished.
+    Finished(Meta, Status),
+    /// It was asked to stop; the same call goes on.
+    Stopped(Status),
+}
+
+/// Writes the tokens of `files` to the folder `output`. `watch` is called after every batch of documents and can stop
+/// the work.
+pub fn prepare(
+    tokenizer: &Tokenizer,
+    files: &[PathBuf],
+    output: &Path,
+    options: &Options,
+    watch: &mut dyn FnMut(&Status) -> ControlFlow<()>,
+) -> Result<Prepared> {
+    if files.is_empty() {
+        return Err(Error::Request("no files were named; name at least one file of text".into()));
+    }
+    if options.shard_tokens == 0 {
+        return Err(Error::Request("a shard cannot have 0 tokens; at least 1 is needed".into()));
+    }
+    let sizes = files.iter().map(|file| text::check(file)).collect::<Result<Vec<u64>>>()?;
+    let command = Command::new(tokenizer, files, &sizes, options);
+    fs::create_dir_all(output).map_err(Error::io(output, "create the folder"))?;
+    let _lock = Lock::take(output)?;
+    let progress = begin(output, command, tokenizer, options)?;
+    let run = Run { tokenizer, files, output, options };
+    run.run(progress, watch)
+}
+
+/// Looks at what is in the folder: goes on from its `progress.json`, or starts.
+fn begin(output: &Path, command: Command, tokenizer: &Tokenizer, options: &Options) -> Result<Progress> {
+    if options.force {
+        clear(output)?;
+    } else if output.join(META_FILE).exists() {
+        let message = "is finished already; choose another folder, or replace its tokens with --force";
+        return Err(Error::file(output, message));
+    } else if let Some(progress) = Progress::read(output)? {
+        return progress.taken_up(command, output);
+    } else if let Some(name) = shards_in(output)?.first() {
+        let message =
+            format!("has `{name}` but neither `{META_FILE}` nor `{PROGRESS_FILE}`; choose another folder,");
+        return Err(Error::file(output, format!("{message} or replace it with --force")));
+    }
+    let progress = Progress::new(command);
+    let copy = output.join(TOKENIZER_FILE);
+    if !options.force && copy.exists() && !is(&copy, tokenizer) {
+        let message =
+            "is another tokenizer, which would be replaced; choose another folder, or agree with --force";
+        return Err(Error::file(&copy, message));
+    }
+    tokenizer.save(&copy)?;
+    progress.write(output)?;
+    Ok(progress)
+}
+
+/// Whether a file holds a tokenizer.
+fn is(path: &Path, tokenizer: &Tokenizer) -> bool {
+    Tokenizer::load(&path.to_string_lossy()).is_ok_and(|other| other.hash() == tokenizer.hash())
+}
+
+/// Removes what an earlier run wrote, and nothing else; `meta.json` first, so that no whole folder is left that is not.
+fn clear(output: &Path) -> Result<()> {
+    disk::remove(&output.join(META_FILE))?;
+    for name in shards_in(output)? {
+        disk::remove(&output.join(name))?;
+    }
+    disk::remove(&output.join(PROGRESS_FILE))
+}
+
+/// The names of the shards in a folder.
+fn shards_in(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
+        let name = entry.map_err(Error::io(folder, "read"))?.file_name();
+        if let Some(name) = name.to_str().filter(|name| shard_number(name).is_some()) {
+            names.push(name.into());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// What one call works with.
+struct Run<'a> {
+    tokenizer: &'a Tokenizer,
+    files: &'a [PathBuf],
+    output: &'a Path,
+    options: &'a Options,
+}
+
+impl Run<'_> {
+    fn run(
+        &self,
+        mut progress: Progress,
+        watch: &mut dyn FnMut(&Status) -> ControlFlow<()>,
+    ) -> Result<Prepared> {
+        let token_type = TokenType::of(self.tokenizer.vocabulary() as u64);
+        let resumed_tokens = progress.tokens();
+        let mut writer = Writer::new(self.output, token_type, self.options.shard_tokens, resumed_tokens)?;
+        let mut saved = Instant::now();
+        let pipeline = Pipeline {
+            tokenizer: self.tokenizer,
+            files: self.files,
+            options: self.options,
+            places: progress.places(),
+        };
+        let mut status = progress.status(0, resumed_tokens);
+        let mut stopped = false;
+        let result = pipeline.run(|encoded: Encoded| {
+            let full = writer.push(&encoded.tokens)?;
+            if let Some(step) = encoded.step {
+                progress.advance(encoded.source, &step, encoded.tokens.len() as u64);
+                if full || saved.elapsed() > PAUSE {
+                    writer.sync()?;
+                    progress.write(self.output)?;
+                    saved = Instant::now();
+                }
+            }
+            if let Some(error) = encoded.failed {
+                return Err(error);
+            }
+            status = progress.status(encoded.bytes, resumed_tokens);
+            stopped = watch(&status).is_break();
+            Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        });
+        let saved = writer.sync().and_then(|()| progress.write(self.output));
+        result.and(saved)?;
+        if stopped && !progress.finished() {
+            return Ok(Prepared::Stopped(status));
+        }
+        let meta = self.finish(&progress, writer, token_type)?;
+        Ok(Prepared::Finished(meta, status))
+    }
+
+    /// Writes `meta.json`.
+    fn finish(&self, progress: &Progress, writer: Writer<'_>, token_type: TokenType) -> Result<Meta> {
+        let shards = writer.finish()?;
+        if progress.tokens() == 0 {
+            clear(self.output)?;
+            return Err(Error::Request("the files hold no documents; there is nothing to write".into()));
+        }
+        let sources = progress.command.files.iter().zip(&progress.sources).map(|(file, done)| SourceMeta {
+            file: file.file.clone(),
+            bytes: file.bytes,
+            documents: done.documents,
+            skipped: done.skipped,
+            tokens: done.tokens,
+        });
+        let meta = Meta {
+            format_version: FORMAT_VERSION,
+            token_type,
+            vocabulary: self.tokenizer.vocabulary() as u64,
+            tokenizer: self.tokenizer.name().into(),
+            tokenizer_hash: self.tokenizer.hash(),
+            end_of_text: self.tokenizer.end_of_text(),
+            tokens: progress.tokens(),
+            documents: progress.documents(),
+            shards,
+            sources: sources.collect(),
+        };
+        let path = self.output.join(META_FILE);
+        let text =
+            serde_json::to_string_pretty(&meta).map_err(|error| Error::file(&path, error.to_string()))?;
+        disk::replace(&path, format!("{text}\n").as_bytes())?;
+        disk::remove(&self.output.join(PROGRESS_FILE))?;
+        Ok(meta)
+    }
+}
+
+/// A file that only one process at a time can hold.
+struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    fn take(folder: &Path) -> Result<Self> {
+        let path = folder.join(LOCK_FILE);
+        let file = File::create(&path).map_err(Error::io(&path, "create"))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(Error::file(
+                folder,
+                "is being written by another `march data prepare`; wait until it ends",
+            )),
+            // A file system without locks cannot keep others out.
+            Err(TryLockError::Error(_)) | Ok(()) => Ok(Self { path, _file: file }),
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // What stays of it does no harm.
+        let _ = fs::remove_file(&self.path);
+    }
+}

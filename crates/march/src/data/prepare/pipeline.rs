@@ -1,0 +1,328 @@
+//! One thread reads documents, some encode them, and the caller's thread takes the tokens in order.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+use super::Options;
+use crate::data::text::{Documents, Record};
+use crate::error::{Error, Result};
+use crate::tokenizer::{Encoder, Tokenizer};
+
+/// Bytes of text that go to a thread at once; longer documents are cut into parts where the tokenizer allows it.
+pub(super) const BATCH_BYTES: usize = 1 << 18;
+
+/// Batches on their way for each thread: enough that none waits, few enough to fit in memory.
+const BATCHES_A_THREAD: usize = 4;
+
+/// Where a source is to be read on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Lines or rows before it.
+    pub records: u64,
+    /// Parts of the document there that are done.
+    pub parts: u64,
+    /// Documents and broken records before it.
+    pub found: u64,
+}
+
+/// How far a source is in the shards once a batch and all before it are written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Step {
+    /// Lines or rows of the source that are done.
+    pub records: u64,
+    /// Parts of the document after them that are done.
+    pub parts: u64,
+    /// Documents that ended since the last step.
+    pub documents: u64,
+    /// Broken records since the last step.
+    pub skipped: u64,
+    /// Whether the source has ended.
+    pub finished: bool,
+}
+
+/// A part of a document, or a whole one.
+struct Part {
+    text: String,
+    ends_document: bool,
+}
+
+/// Texts of one source on their way to be encoded.
+struct Batch {
+    number: u64,
+    source: usize,
+    parts: Vec<Part>,
+    step: Step,
+    bytes: u64,
+    failed: Option<Error>,
+}
+
+/// A batch as tokens.
+pub(super) struct Encoded {
+    number: u64,
+    /// Which source it is of.
+    pub source: usize,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// None if they are not all of the batch's.
+    pub step: Option<Step>,
+    /// Bytes of all sources read so far.
+    pub bytes: u64,
+    /// What ended the work after these tokens.
+    pub failed: Option<Error>,
+}
+
+pub(super) struct Pipeline<'a> {
+    pub tokenizer: &'a Tokenizer,
+    pub files: &'a [PathBuf],
+    pub options: &'a Options,
+    /// Where each file is to be read on; none for those that are done.
+    pub places: Vec<Option<Place>>,
+}
+
+impl Pipeline<'_> {
+    /// Hands every batch to `take`, in order, until it breaks, fails, or all is done.
+    pub fn run(&self, mut take: impl FnMut(Encoded) -> Result<ControlFlow<()>>) -> Result<()> {
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if self.options.threads == 0 { available() } else { self.options.threads };
+        let (batch_sender, batches) = channel::<Batch>();
+        let batches = Mutex::new(batches);
+        let (sender, receiver) = channel::<Encoded>();
+        // The reader puts in a coin for each batch and waits while there is no room for one; a batch that is written
+        // gives it back.
+        let (coins, given_back) = sync_channel::<()>(threads * BATCHES_A_THREAD);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                Reader { pipeline: self, batches: batch_sender, coins, number: 0, bytes: 0 }.run()
+            });
+            for _ in 0..threads {
+                let (sender, batches) = (sender.clone(), &batches);
+                scope.spawn(move || work(self.tokenizer, batches, &sender));
+            }
+            drop(sender);
+            let result = in_order(&receiver, &given_back, &mut take);
+            // Whoever still wants to hand something on now ends.
+            drop(receiver);
+            drop(given_back);
+            result
+        })
+    }
+}
+
+/// Takes batches by their numbers.
+fn in_order(
+    receiver: &Receiver<Encoded>,
+    given_back: &Receiver<()>,
+    take: &mut impl FnMut(Encoded) -> Result<ControlFlow<()>>,
+) -> Result<()> {
+    let mut waiting = BTreeMap::new();
+    let mut next = 0;
+    while let Ok(encoded) = receiver.recv() {
+        waiting.insert(encoded.number, encoded);
+        while let Some(encoded) = waiting.remove(&next) {
+            next += 1;
+            if take(encoded)?.is_break() {
+                return Ok(());
+            }
+            let _ = given_back.recv();
+        }
+    }
+    Ok(())
+}
+
+/// Encodes batches until there are no more.
+fn work(tokenizer: &Tokenizer, batches: &Mutex<Receiver<Batch>>, sender: &Sender<Encoded>) {
+    let mut encoder = tokenizer.encoder();
+    loop {
+        let received = batches.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
+        let Ok(Batch { number, source, parts, step, bytes, failed }) = received else { return };
+        let mut encoded = Encoded { number, source, tokens: Vec::new(), step: Some(step), bytes, failed };
+        // Tokenizer files are many and odd; one that brings the library down must not hang the others.
+        let result = catch_unwind(AssertUnwindSafe(|| encode(tokenizer, &mut encoder, &parts)));
+        match result.unwrap_or_else(|_| Err(Error::Request("the tokenizer failed on a document".into()))) {
+            Ok(tokens) => encoded.tokens = tokens,
+            Err(error) => (encoded.step, encoded.failed) = (None, Some(error)),
+        }
+        if sender.send(encoded).is_err() {
+            return;
+        }
+    }
+}
+
+fn encode(tokenizer: &Tokenizer, encoder: &mut Encoder<'_>, parts: &[Part]) -> Result<Vec<u32>> {
+    let mut tokens = Vec::new();
+    for Part { text, ends_document } in parts {
+        encoder.encode(text, &mut tokens)?;
+        if *ends_document {
+            tokens.extend(tokenizer.end_of_text());
+        }
+    }
+    Ok(tokens)
+}
+
+/// Reads the files one after the other.
+struct Reader<'p> {
+    pipeline: &'p Pipeline<'p>,
+    batches: Sender<Batch>,
+    coins: SyncSender<()>,
+    number: u64,
+    /// Of the sources before the current one.
+    bytes: u64,
+}
+
+/// Nobody takes batches any more.
+struct Ended;
+
+impl Reader<'_> {
+    fn run(mut self) {
+        let pipeline = self.pipeline;
+        for (source, (path, place)) in pipeline.files.iter().zip(&pipeline.places).enumerate() {
+            let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+            if let Some(place) = place {
+                let mut batch = Filling::new(source, *place);
+                match self.read(path, *place, &mut batch) {
+                    Err(Ended) | Ok(ControlFlow::Break(())) => return,
+                    Ok(ControlFlow::Continue(())) => {}
+                }
+            }
+            self.bytes += size;
+        }
+    }
+
+    /// Reads one file; breaks when it failed.
+    fn read(
+        &mut self,
+        path: &std::path::Path,
+        place: Place,
+        batch: &mut Filling,
+    ) -> std::result::Result<ControlFlow<()>, Ended> {
+        let options = self.pipeline.options;
+        let documents = Documents::open(path, &options.text_column).and_then(|mut documents| {
+            documents.skip_to(place.records)?;
+            Ok(documents)
+        });
+        let mut documents = match documents {
+            Ok(documents) => documents,
+            Err(error) => return self.fail(batch, error),
+        };
+        let (mut found, mut done) = (place.found, place.parts);
+        loop {
+            match documents.read() {
+                // An empty text is no document: nothing would stand between two ends.
+                Ok(Some(Record::Document(text))) if text.is_empty() => {}
+                Ok(Some(Record::Document(text))) => {
+                    found += 1;
+                    self.add(batch, text, std::mem::take(&mut done), documents.bytes())?;
+                }
+                Ok(Some(Record::Broken(error))) => {
+                    found += 1;
+                    if !options.skip_bad {
+                        return self.fail(batch, error);
+                    }
+                    batch.step.skipped += 1;
+                }
+                Ok(None) => break,
+                Err(error) => return self.fail(batch, error),
+            }
+            batch.step.records = documents.place();
+            batch.bytes = documents.bytes();
+            if batch.size >= BATCH_BYTES {
+                self.send(batch, None)?;
+            }
+        }
+        if found == 0 {
+            let error =
+                Error::file(path, "holds no text; leave it out, or pass over such files with --skip-bad");
+            if !options.skip_bad {
+                return self.fail(batch, error);
+            }
+            tracing::warn!("{} holds no text", path.display());
+        }
+        batch.step.records = documents.place();
+        batch.step.finished = true;
+        self.send(batch, None)?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Adds a document, in parts if it is long; `done` of them are in the shards already.
+    fn add(
+        &mut self,
+        batch: &mut Filling,
+        text: String,
+        done: u64,
+        bytes: u64,
+    ) -> std::result::Result<(), Ended> {
+        batch.bytes = bytes;
+        if text.len() <= BATCH_BYTES {
+            batch.push(text, true);
+        } else {
+            let parts = self.pipeline.tokenizer.parts(&text, BATCH_BYTES);
+            let last = parts.len().saturating_sub(1);
+            for (place, part) in parts.into_iter().enumerate().skip(done as usize) {
+                batch.push(part.into(), place == last);
+                if place < last {
+                    batch.step.parts = place as u64 + 1;
+                    self.send(batch, None)?;
+                }
+            }
+        }
+        batch.step.parts = 0;
+        batch.step.documents += 1;
+        Ok(())
+    }
+
+    /// Hands on what was read before an error, and the error.
+    fn fail(&mut self, batch: &mut Filling, error: Error) -> std::result::Result<ControlFlow<()>, Ended> {
+        self.send(batch, Some(error))?;
+        Ok(ControlFlow::Break(()))
+    }
+
+    /// Hands on a batch.
+    fn send(&mut self, batch: &mut Filling, failed: Option<Error>) -> std::result::Result<(), Ended> {
+        let (source, bytes) = (batch.source, self.bytes + batch.bytes);
+        let sent = Batch {
+            number: self.number,
+            source,
+            parts: batch.take(),
+            step: batch.step.clone(),
+            bytes,
+            failed,
+        };
+        (batch.step.documents, batch.step.skipped) = (0, 0);
+        self.number += 1;
+        self.coins.send(()).map_err(|_| Ended)?;
+        self.batches.send(sent).map_err(|_| Ended)
+    }
+}
+
+/// A batch that is being filled.
+struct Filling {
+    source: usize,
+    parts: Vec<Part>,
+    /// Bytes of its texts.
+    size: usize,
+    /// What has changed since the last step.
+    step: Step,
+    /// Bytes of the source read so far.
+    bytes: u64,
+}
+
+impl Filling {
+    fn new(source: usize, place: Place) -> Self {
+        let step = Step { records: place.records, parts: place.parts, ..Step::default() };
+        Self { source, parts: Vec::new(), size: 0, step, bytes: 0 }
+    }
+
+    fn push(&mut self, text: String, ends_document: bool) {
+        self.size += text.len();
+        self.parts.push(Part { text, ends_document });
+    }
+
+    fn take(&mut self) -> Vec<Part> {
+        self.size = 0;
+        std::mem::take(&mut self.parts)
+    }
+}

@@ -1,0 +1,222 @@
+//! `progress.json`: the command that a folder was begun with, and how far it came.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::pipeline::{BATCH_BYTES, Place, Step};
+use super::{Options, Status};
+use crate::data::shards::FORMAT_VERSION;
+use crate::disk;
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+
+/// What says how far an unfinished folder is.
+pub const PROGRESS_FILE: &str = "progress.json";
+
+/// Counts beyond this are damage.
+const LARGEST: u64 = 1 << 60;
+
+/// What decides the bytes of the shards.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Command {
+    pub tokenizer: String,
+    pub tokenizer_hash: String,
+    pub text_column: String,
+    pub skip_bad: bool,
+    pub shard_tokens: u64,
+    pub files: Vec<SourceFile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SourceFile {
+    pub file: String,
+    pub bytes: u64,
+}
+
+impl Command {
+    pub fn new(tokenizer: &Tokenizer, files: &[PathBuf], sizes: &[u64], options: &Options) -> Self {
+        let file = |(path, &bytes): (&PathBuf, &u64)| SourceFile { file: path.display().to_string(), bytes };
+        Self {
+            tokenizer: tokenizer.name().into(),
+            tokenizer_hash: tokenizer.hash(),
+            text_column: options.text_column.clone(),
+            skip_bad: options.skip_bad,
+            shard_tokens: options.shard_tokens,
+            files: files.iter().zip(sizes).map(file).collect(),
+        }
+    }
+
+    /// In what the command `now` would not go on with what this one began; none if it would.
+    fn difference(&self, now: &Self, skipped: u64) -> Option<String> {
+        let changed = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
+            Some(format!("was begun with {what} {then}, not {now}"))
+        };
+        if self.tokenizer_hash != now.tokenizer_hash {
+            let same = if self.tokenizer == now.tokenizer { " of other contents" } else { "" };
+            return changed("--tokenizer", &self.tokenizer, &format!("{}{same}", now.tokenizer));
+        }
+        if self.text_column != now.text_column {
+            return changed("--text-column", &self.text_column, &now.text_column);
+        }
+        if self.shard_tokens != now.shard_tokens {
+            return changed("--shard-tokens", &self.shard_tokens, &now.shard_tokens);
+        }
+        // Where nothing was broken so far, the flag made no difference so far.
+        if self.skip_bad && !now.skip_bad && skipped > 0 {
+            return Some(format!("was begun with --skip-bad and has left out {skipped} broken lines"));
+        }
+        for (place, (then, now)) in self.files.iter().zip(&now.files).enumerate() {
+            if then.file != now.file {
+                return changed(&format!("file {}", place + 1), &then.file, &now.file);
+            }
+            if then.bytes != now.bytes {
+                let (file, then, now) = (&then.file, then.bytes, now.bytes);
+                return Some(format!("was begun when {file} had {then} bytes; now it has {now}"));
+            }
+        }
+        let (then, now) = (self.files.len(), now.files.len());
+        (then != now).then(|| format!("was begun with {then} files, not {now}"))
+    }
+}
+
+/// `progress.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Progress {
+    format_version: u32,
+    /// [`BATCH_BYTES`]: where long documents are cut.
+    part_bytes: usize,
+    pub command: Command,
+    pub sources: Vec<SourceProgress>,
+    /// Sums over all sources.
+    #[serde(skip)]
+    sum: Status,
+}
+
+/// How much of a source is in the shards.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct SourceProgress {
+    /// Lines or rows.
+    pub records: u64,
+    /// Parts of the document after them.
+    pub parts: u64,
+    pub documents: u64,
+    pub skipped: u64,
+    pub tokens: u64,
+    pub finished: bool,
+}
+
+impl Progress {
+    pub fn new(command: Command) -> Self {
+        let sources = vec![SourceProgress::default(); command.files.len()];
+        Self {
+            format_version: FORMAT_VERSION,
+            part_bytes: BATCH_BYTES,
+            command,
+            sources,
+            sum: Status::default(),
+        }
+        .summed()
+    }
+
+    /// The same with its sums.
+    fn summed(mut self) -> Self {
+        let sum = |of: fn(&SourceProgress) -> u64| self.sources.iter().map(of).fold(0, u64::saturating_add);
+        self.sum = Status {
+            documents: sum(|source| source.documents),
+            skipped: sum(|source| source.skipped),
+            tokens: sum(|source| source.tokens),
+            total_bytes: self.command.files.iter().map(|file| file.bytes).sum(),
+            ..Status::default()
+        };
+        self
+    }
+
+    /// Reads what a folder has; none if it has not begun.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(PROGRESS_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let wrong = |what: String| Error::file(&path, format!("{what}; begin anew with --force"));
+        let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+        let progress: Self =
+            serde_json::from_str(&text).map_err(|error| wrong(format!("cannot be understood: {error}")))?;
+        let progress = progress.summed();
+        if progress.format_version != FORMAT_VERSION
+            || progress.part_bytes != BATCH_BYTES
+            || progress.sources.len() != progress.command.files.len()
+            || progress.command.shard_tokens == 0
+            || [progress.sum.tokens, progress.sum.documents, progress.sum.skipped]
+                .iter()
+                .any(|&sum| sum > LARGEST)
+        {
+            return Err(wrong("is of another version or damaged".into()));
+        }
+        Ok(Some(progress))
+    }
+
+    /// The progress for a command that goes on with it. Refuses another command.
+    pub fn taken_up(self, now: Command, folder: &Path) -> Result<Self> {
+        if let Some(difference) = self.command.difference(&now, self.sum.skipped) {
+            let message =
+                format!("{difference}; run that command again, choose another folder, or begin anew");
+            return Err(Error::file(folder, format!("{message} with --force")));
+        }
+        Ok(Self { command: now, ..self }.summed())
+    }
+
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(PROGRESS_FILE);
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| Error::file(&path, error.to_string()))?;
+        disk::replace(&path, text.as_bytes())
+    }
+
+    /// Tokens in the shards.
+    pub fn tokens(&self) -> u64 {
+        self.sum.tokens
+    }
+
+    /// Documents in the shards.
+    pub fn documents(&self) -> u64 {
+        self.sum.documents
+    }
+
+    pub fn finished(&self) -> bool {
+        self.sources.iter().all(|source| source.finished)
+    }
+
+    /// Where each source is to be read on; none for those that are done.
+    pub fn places(&self) -> Vec<Option<Place>> {
+        let place = |source: &SourceProgress| {
+            (!source.finished).then_some(Place {
+                records: source.records,
+                parts: source.parts,
+                found: source.documents + source.skipped,
+            })
+        };
+        self.sources.iter().map(place).collect()
+    }
+
+    /// Counts what a batch added.
+    pub fn advance(&mut self, source: usize, step: &Step, tokens: u64) {
+        if let Some(source) = self.sources.get_mut(source) {
+            source.records = step.records;
+            source.parts = step.parts;
+            source.documents += step.documents;
+            source.skipped += step.skipped;
+            source.tokens += tokens;
+            source.finished = step.finished;
+            self.sum.documents += step.documents;
+            self.sum.skipped += step.skipped;
+            self.sum.tokens += tokens;
+        }
+    }
+
+    /// For people; `bytes` are of sources that this run read.
+    pub fn status(&self, bytes: u64, resumed_tokens: u64) -> Status {
+        Status { bytes, resumed_tokens, ..self.sum }
+    }
+}

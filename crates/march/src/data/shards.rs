@@ -1,0 +1,282 @@
+//! Folders of tokens: `tokens-00000.bin`, `tokens-00001.bin`, …, `meta.json`, `tokenizer.json`.
+//!
+//! A shard is nothing but tokens, little-endian u16, or u32 where the vocabulary has more than 65,536 ids. All shards
+//! after each other are one long text; `meta.json` says how long each is and where it came from.
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+use march_engine::Mapped;
+use serde::{Deserialize, Serialize};
+
+use super::prepare::PROGRESS_FILE;
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+
+/// The version of the folder's format that this program writes and reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What describes a folder of shards.
+pub const META_FILE: &str = "meta.json";
+
+/// The folder's copy of its tokenizer.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// How a token is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// Two bytes, little-endian.
+    U16,
+    /// Four bytes, little-endian.
+    U32,
+}
+
+impl TokenType {
+    /// Ids that two bytes can tell apart.
+    const U16_VOCABULARY: u64 = 1 << 16;
+
+    /// The smallest that holds every id of a vocabulary.
+    pub fn of(vocabulary: u64) -> Self {
+        if vocabulary <= Self::U16_VOCABULARY { Self::U16 } else { Self::U32 }
+    }
+
+    /// Bytes of a token.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+}
+
+/// `meta.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Meta {
+    /// [`FORMAT_VERSION`].
+    pub format_version: u32,
+    /// How tokens are stored.
+    #[serde(rename = "type")]
+    pub token_type: TokenType,
+    /// Ids are below this number.
+    pub vocabulary: u64,
+    /// The name of the tokenizer.
+    pub tokenizer: String,
+    /// What [`Tokenizer::hash`] says of it.
+    pub tokenizer_hash: String,
+    /// The token that ends each document, if the tokenizer has one.
+    pub end_of_text: Option<u32>,
+    /// Tokens in all shards, those that end documents included.
+    pub tokens: u64,
+    /// Documents in all shards.
+    pub documents: u64,
+    /// The files, in order.
+    pub shards: Vec<ShardMeta>,
+    /// Where the documents came from, in order.
+    pub sources: Vec<SourceMeta>,
+}
+
+/// A shard in `meta.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardMeta {
+    /// Its name in the folder.
+    pub file: String,
+    /// How many tokens it holds.
+    pub tokens: u64,
+}
+
+/// A file of text in `meta.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceMeta {
+    /// Its path, as it was given.
+    pub file: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Documents taken from it.
+    pub documents: u64,
+    /// Lines or rows that were left out because they were broken.
+    pub skipped: u64,
+    /// Tokens that its documents became.
+    pub tokens: u64,
+}
+
+/// The name of a shard.
+pub(super) fn shard_file(number: u64) -> String {
+    format!("tokens-{number:05}.bin")
+}
+
+/// The number of a shard by the name of its file; none for other files.
+pub(super) fn shard_number(name: &str) -> Option<u64> {
+    let number = name.strip_prefix("tokens-")?.strip_suffix(".bin")?.parse().ok()?;
+    (shard_file(number) == name).then_some(number)
+}
+
+/// A folder of tokens, mapped into memory.
+#[derive(Debug)]
+pub struct Shards {
+    folder: PathBuf,
+    meta: Meta,
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    /// The place of its first token among all.
+    start: u64,
+    map: Mapped,
+}
+
+impl Shards {
+    /// Reads `meta.json`, maps the shards, and checks that they are as long as it says.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let meta = read_meta(folder)?;
+        let path = folder.join(META_FILE);
+        let wrong = |message: String| Err(Error::file(&path, message));
+        let mut shards = Vec::with_capacity(meta.shards.len());
+        let mut start = 0u64;
+        for ShardMeta { file, tokens } in &meta.shards {
+            let mut parts = Path::new(file).components();
+            if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+                return wrong(format!("names the shard `{file}`, which is not a file name in the folder"));
+            }
+            let path = folder.join(file);
+            if !path.is_file() {
+                return Err(Error::file(&path, format!("is missing; `{META_FILE}` names it")));
+            }
+            let map = Mapped::open(&path).map_err(Error::io(&path, "map into memory"))?;
+            let (bytes, expected) = (map.bytes().len() as u64, tokens.checked_mul(meta.token_type.bytes()));
+            if expected != Some(bytes) {
+                let message = format!(
+                    "has {bytes} bytes, but `{META_FILE}` says {tokens} tokens of {} bytes; copy or prepare it again",
+                    meta.token_type.bytes()
+                );
+                return Err(Error::file(&path, message));
+            }
+            shards.push(Shard { path, start, map });
+            // No overflow: the files' sizes were just compared.
+            start = start.saturating_add(*tokens);
+        }
+        if start != meta.tokens {
+            return wrong(format!("says {} tokens, but its shards have {start}", meta.tokens));
+        }
+        Ok(Self { folder: folder.into(), meta, shards })
+    }
+
+    /// Tokens in all shards.
+    pub fn tokens(&self) -> u64 {
+        self.meta.tokens
+    }
+
+    /// What `meta.json` says.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The tokenizer that the folder was made with, from its own copy.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let path = self.folder.join(TOKENIZER_FILE);
+        let tokenizer = Tokenizer::load(&path.to_string_lossy())?;
+        if tokenizer.hash() != self.meta.tokenizer_hash {
+            let message = format!("is not the tokenizer that `{META_FILE}` names, {}", self.meta.tokenizer);
+            return Err(Error::file(&path, message));
+        }
+        Ok(tokenizer)
+    }
+
+    /// Appends the tokens of a range.
+    pub fn read(&self, range: Range<u64>, out: &mut Vec<u32>) -> Result<()> {
+        if range.start > range.end || range.end > self.tokens() {
+            let message = format!("tokens {}..{} were asked for, but there are", range.start, range.end);
+            return Err(Error::file(&self.folder, format!("{message} {}", self.tokens())));
+        }
+        let kept = out.len();
+        let result = self.read_parts(range, out);
+        if result.is_err() {
+            out.truncate(kept);
+        }
+        result
+    }
+
+    fn read_parts(&self, range: Range<u64>, out: &mut Vec<u32>) -> Result<()> {
+        let width = self.meta.token_type.bytes();
+        let first = self.shards.partition_point(|shard| shard.start <= range.start).saturating_sub(1);
+        for shard in self.shards.iter().skip(first) {
+            if shard.start >= range.end {
+                break;
+            }
+            let bytes = shard.map.bytes();
+            let from = (range.start.saturating_sub(shard.start) * width).min(bytes.len() as u64);
+            let to = ((range.end - shard.start) * width).min(bytes.len() as u64);
+            let bytes = bytes.get(from as usize..to as usize).unwrap_or_default();
+            let begin = out.len();
+            match self.meta.token_type {
+                TokenType::U16 => {
+                    out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from(u16::from_le_bytes(token))));
+                }
+                TokenType::U32 => {
+                    out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token)))
+                }
+            }
+            let new = out.get(begin..).unwrap_or_default();
+            if let Some(place) = new.iter().position(|&id| u64::from(id) >= self.meta.vocabulary) {
+                let message = format!(
+                    "token {} is {}, but the vocabulary has {} ids; the file is damaged",
+                    from / width + place as u64,
+                    new[place],
+                    self.meta.vocabulary
+                );
+                return Err(Error::file(&shard.path, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads and checks `meta.json`.
+fn read_meta(folder: &Path) -> Result<Meta> {
+    let path = folder.join(META_FILE);
+    if !folder.is_dir() {
+        let wrong = if folder.exists() { "is not a folder" } else { "does not exist" };
+        return Err(Error::file(folder, format!("{wrong}; `march data prepare` makes folders of tokens")));
+    }
+    if !path.exists() {
+        let message = if folder.join(PROGRESS_FILE).exists() {
+            "is not finished; run the same `march data prepare` again, and it continues".into()
+        } else {
+            format!("has no `{META_FILE}`; `march data prepare` makes folders of tokens")
+        };
+        return Err(Error::file(folder, message));
+    }
+    let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+    let wrong = |message: String| Err(Error::file(&path, message));
+    // The version first: another version may lack other keys.
+    #[derive(Deserialize)]
+    struct Version {
+        format_version: u64,
+    }
+    let version = match serde_json::from_str::<Version>(&text) {
+        Ok(version) => version.format_version,
+        Err(error) => return wrong(format!("does not describe token shards: {error}")),
+    };
+    if version != u64::from(FORMAT_VERSION) {
+        let message = format!("has format version {version}, but this program reads {FORMAT_VERSION};");
+        return wrong(format!("{message} prepare the data again"));
+    }
+    let meta: Meta = match serde_json::from_str(&text) {
+        Ok(meta) => meta,
+        Err(error) => return wrong(format!("does not describe token shards: {error}")),
+    };
+    let largest = if meta.token_type == TokenType::U16 { TokenType::U16_VOCABULARY } else { 1 << 32 };
+    if meta.vocabulary == 0 || meta.vocabulary > largest {
+        let name = if meta.token_type == TokenType::U16 { "u16" } else { "u32" };
+        return wrong(format!("says a vocabulary of {}, which {name} cannot hold", meta.vocabulary));
+    }
+    Ok(meta)
+}

@@ -1,0 +1,335 @@
+//! The words of GPT-2's byte-level tokenizers, and two things that follow from them: a shorter way to the same
+//! ids, and places where a long text can be cut.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use regex::Regex;
+use serde_json::Value;
+use tokenizers::Model;
+use tokenizers::models::ModelWrapper;
+
+/// GPT-2's words, but for its last rule but one, `\s+(?!\S)`, which [`words`] adds: a run of white space leaves its
+/// last character to what follows.
+static WORD: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+").ok());
+
+/// Patterns of words that take in line ends only as the last of a word: those of Llama 3 and of Qwen 2.
+const LINE_END_LAST: [&str; 2] = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
+/// The words of a text, which no token crosses. Together they are the text.
+pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let end = first_word(rest)?;
+        let (word, after) = rest.split_at(end);
+        rest = after;
+        Some(word)
+    })
+}
+
+/// Where the first word of a text ends; none if there is no text.
+fn first_word(text: &str) -> Option<usize> {
+    if text.is_empty() {
+        return None;
+    }
+    let end =
+        ascii_word(text.as_bytes()).or_else(|| Some(WORD.as_ref()?.find(text)?.end())).unwrap_or(text.len());
+    // Only a run of white space ends in white space.
+    match text.get(..end)?.char_indices().next_back() {
+        Some((last, c)) if c.is_whitespace() && last > 0 && end < text.len() => Some(last),
+        _ => Some(end),
+    }
+}
+
+/// What [`WORD`] finds, for a word and a character after it in ASCII: most of them, and many times faster.
+fn ascii_word(text: &[u8]) -> Option<usize> {
+    #[derive(PartialEq)]
+    enum Class {
+        Letter,
+        Digit,
+        Space,
+        Other,
+    }
+    let class = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' => Class::Letter,
+        b'0'..=b'9' => Class::Digit,
+        b'\t'..=b'\r' | b' ' => Class::Space,
+        _ => Class::Other,
+    };
+    match text {
+        [b'\'', b's' | b't' | b'm' | b'd', ..] => return Some(2),
+        [b'\'', b'r', b'e', ..] | [b'\'', b'v', b'e', ..] | [b'\'', b'l', b'l', ..] => return Some(3),
+        _ => {}
+    }
+    let start = match text {
+        [b' ', next, ..] if class(*next) != Class::Space => 1,
+        _ => 0,
+    };
+    let of = class(*text.get(start)?);
+    let end = text.iter().skip(start).position(|&byte| !byte.is_ascii() || class(byte) != of);
+    match end.map(|length| start + length) {
+        Some(end) => text[end].is_ascii().then_some(end),
+        None => Some(text.len()),
+    }
+}
+
+/// A byte as the printable character that vocabularies write for it: itself if it is one, else one above U+0100.
+fn character(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if printable(byte) {
+        return char::from(byte);
+    }
+    let place = (0..byte).filter(|&before| !printable(before)).count();
+    char::from_u32(0x100 + place as u32).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+static CHARACTERS: LazyLock<[char; 256]> =
+    LazyLock::new(|| std::array::from_fn(|byte| character(byte as u8)));
+
+/// Bytes as vocabularies write them.
+pub(crate) fn spell(bytes: &[u8]) -> String {
+    bytes.iter().map(|&byte| CHARACTERS[usize::from(byte)]).collect()
+}
+
+/// The ids of words met before.
+#[derive(Default)]
+pub(crate) struct Cache(HashMap<Box<str>, Box<[u32]>>);
+
+impl Cache {
+    /// How many words are kept, and how long they are at most, in bytes.
+    const WORDS: usize = 1 << 16;
+    const LENGTH: usize = 64;
+}
+
+/// A tokenizer with GPT-2's words and no normalisation: its model can be asked word by word.
+pub(crate) struct ByteLevel {
+    /// Finds the tokens that the file adds to its model; none if it adds none.
+    added: Option<Regex>,
+}
+
+impl ByteLevel {
+    /// For the files that are of this kind.
+    pub fn of(json: &Value, tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
+        if Cut::of(json) != Some(Cut::BeforeLineEnd) || !matches!(tokenizer.get_model(), ModelWrapper::BPE(_))
+        {
+            return None;
+        }
+        let added: Vec<String> = tokenizer
+            .get_added_tokens_decoder()
+            .values()
+            .map(|token| regex::escape(&token.content))
+            .collect();
+        if added.is_empty() {
+            return Some(Self { added: None });
+        }
+        Some(Self { added: Some(Regex::new(&added.join("|")).ok()?) })
+    }
+
+    /// Whether a text spells a token that the file adds; such a text goes the long way.
+    pub fn has_added_token(&self, text: &str) -> bool {
+        self.added.as_ref().is_some_and(|added| added.is_match(text))
+    }
+
+    /// Appends the ids of a text.
+    pub fn encode(
+        &self,
+        model: &ModelWrapper,
+        text: &str,
+        cache: &mut Cache,
+        ids: &mut Vec<u32>,
+    ) -> tokenizers::Result<()> {
+        for word in words(text) {
+            if let Some(known) = cache.0.get(word) {
+                ids.extend_from_slice(known);
+                continue;
+            }
+            let start = ids.len();
+            ids.extend(model.tokenize(&spell(word.as_bytes()))?.iter().map(|token| token.id));
+            if word.len() <= Cache::LENGTH && cache.0.len() < Cache::WORDS {
+                cache.0.insert(word.into(), ids[start..].into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a text can be cut so that its parts have the ids of the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Between any two characters.
+    Anywhere,
+    /// Between a character that is not white space and a line end: GPT-2's words never hold both in this order.
+    BeforeLineEnd,
+    /// Between a line end and a character that is not white space: see [`LINE_END_LAST`].
+    AfterLineEnd,
+}
+
+impl Cut {
+    /// What a `tokenizer.json` allows, as far as is known.
+    pub fn of(json: &Value) -> Option<Self> {
+        let no_normalizer = json.get("normalizer").is_none_or(Value::is_null);
+        // A token that takes in the white space around it, or line ends, could lie across the cut.
+        let is = |value: &Value, key: &str| value.get(key).and_then(Value::as_bool) == Some(true);
+        let crossing = |token: &Value| {
+            let content = token.get("content").and_then(Value::as_str).unwrap_or("\n");
+            content.contains('\n') || is(token, "lstrip") || is(token, "rstrip")
+        };
+        let added = json.get("added_tokens").and_then(Value::as_array);
+        if !no_normalizer || added.is_some_and(|added| added.iter().any(crossing)) {
+            return None;
+        }
+        let pre_tokenizer = json.get("pre_tokenizer")?;
+        let kind = |value: &Value, name: &str| value.get("type").and_then(Value::as_str) == Some(name);
+        let plain = |value: &Value| {
+            kind(value, "ByteLevel") && value.get("add_prefix_space").and_then(Value::as_bool) == Some(false)
+        };
+        if plain(pre_tokenizer) && pre_tokenizer.get("use_regex").is_none_or(|regex| regex == true) {
+            return Some(Self::BeforeLineEnd);
+        }
+        let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array)?;
+        let [split, byte_level] = steps.as_slice() else { return None };
+        let pattern = split.get("pattern")?.get("Regex")?.as_str()?;
+        let isolated =
+            split.get("behavior").and_then(Value::as_str) == Some("Isolated") && !is(split, "invert");
+        let known = kind(pre_tokenizer, "Sequence") && kind(split, "Split") && isolated && plain(byte_level);
+        let known = known && byte_level.get("use_regex").and_then(Value::as_bool) == Some(false);
+        (known && LINE_END_LAST.contains(&pattern)).then_some(Self::AfterLineEnd)
+    }
+
+    /// Cuts a text at the first place allowed after every `size` bytes.
+    pub fn parts(self, text: &str, size: usize) -> Vec<&str> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while rest.len() > size
+            && let Some(place) = self.place(rest, size.max(1))
+        {
+            let (part, after) = rest.split_at(place);
+            parts.push(part);
+            rest = after;
+        }
+        if !rest.is_empty() {
+            parts.push(rest);
+        }
+        parts
+    }
+
+    /// The first place at or after `from` bytes where the text can be cut.
+    fn place(self, text: &str, from: usize) -> Option<usize> {
+        let from = (from..text.len()).find(|&place| text.is_char_boundary(place))?;
+        let before = |place: usize| text[..place].chars().next_back();
+        let after = |place: usize| text[place..].chars().next();
+        let no_space = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
+        let mut line_ends = text[from..].match_indices('\n').map(|(place, _)| from + place);
+        match self {
+            Self::Anywhere => Some(from),
+            Self::BeforeLineEnd => line_ends.find(|&place| no_space(before(place))),
+            Self::AfterLineEnd => line_ends.map(|place| place + 1).find(|&place| no_space(after(place))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+    use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+
+    /// Texts that try every rule: letters, digits, signs and spaces of ASCII and beyond, contractions, runs.
+    fn texts() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            "[a-zA-Z]{1,6}",
+            "[0-9]{1,5}",
+            "[ \t\r\n\u{a0}\u{2003}\u{85}]{1,4}",
+            "[ \n]{1,3}",
+            "[!-/:-@]{1,3}",
+            "'(s|t|re|ve|m|ll|d|S|x)",
+            "[äßéΩж中文字़\u{301}]{1,3}",
+            "[²½٣Ⅷ]{1,2}",
+            "[“”…—🦀\u{200d}\u{0}\u{1c}]{1,2}",
+            "\\PC{0,4}",
+        ];
+        prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+    }
+
+    fn pre_tokenizer(json: &Value) -> PreTokenizerWrapper {
+        serde_json::from_value(json.clone()).unwrap()
+    }
+
+    /// What no token crosses, as the library finds it.
+    fn splits(pre_tokenizer: &PreTokenizerWrapper, text: &str) -> Vec<String> {
+        let mut string = PreTokenizedString::from(text);
+        pre_tokenizer.pre_tokenize(&mut string).unwrap();
+        let splits = string.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(split, ..)| split.to_string()).collect()
+    }
+
+    fn gpt2() -> Value {
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})
+    }
+
+    fn line_end_last(pattern: &str) -> Value {
+        json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
+        ]})
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        #[test]
+        fn words_are_those_of_the_library(text in texts()) {
+            let ours: Vec<String> = words(&text).map(|word| spell(word.as_bytes())).collect();
+            prop_assert_eq!(ours, splits(&pre_tokenizer(&gpt2()), &text));
+        }
+
+        #[test]
+        fn cuts_change_nothing(text in texts(), size in 1usize..20) {
+            let kinds = [(Cut::BeforeLineEnd, gpt2()), (Cut::AfterLineEnd, line_end_last(LINE_END_LAST[0])),
+                (Cut::AfterLineEnd, line_end_last(LINE_END_LAST[1]))];
+            for (cut, json) in kinds {
+                prop_assert_eq!(Cut::of(&json!({"pre_tokenizer": json})), Some(cut));
+                let library = pre_tokenizer(&json);
+                let parts = cut.parts(&text, size);
+                prop_assert_eq!(parts.concat(), text.as_str());
+                prop_assert!(parts.iter().rev().skip(1).all(|part| part.len() >= size));
+                let cut: Vec<String> = parts.iter().flat_map(|part| splits(&library, part)).collect();
+                prop_assert_eq!(cut, splits(&library, &text));
+            }
+            prop_assert_eq!(Cut::Anywhere.parts(&text, size).concat(), text);
+        }
+    }
+
+    #[test]
+    fn bytes_are_spelt_as_in_vocabularies() {
+        let ours: Vec<String> = (0..=255).map(|byte| spell(&[byte])).collect();
+        let distinct: std::collections::BTreeSet<&String> = ours.iter().collect();
+        assert_eq!(distinct.len(), 256);
+        assert_eq!(
+            (ours[0].as_str(), ours[32].as_str(), ours[10].as_str(), ours[65].as_str()),
+            ("Ā", "Ġ", "Ċ", "A")
+        );
+    }
+
+    #[test]
+    fn other_files_are_not_cut() {
+        let refused = [
+            json!({"pre_tokenizer": gpt2(), "normalizer": {"type": "NFC"}}),
+            json!({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}}),
+            json!({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}}),
+            json!({"pre_tokenizer": gpt2(), "added_tokens": [{"content": "<x>", "rstrip": true}]}),
+            json!({"pre_tokenizer": gpt2(), "added_tokens": [{"content": "a\nb"}]}),
+            json!({"pre_tokenizer": line_end_last(r"\s+")}),
+            json!({"pre_tokenizer": null}),
+            json!({}),
+        ];
+        assert!(refused.iter().all(|json| Cut::of(json).is_none()));
+    }
+}
