@@ -2,15 +2,17 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use march::config::Config;
 use march::engine::{Cpu, CpuOptions};
+use march::train::ranks::{Alone, Ranks};
 use march::train::{Event, Run, RunOptions, StepLine, StepMemory};
 
 use crate::display::{bytes, thousands};
-use crate::interrupt;
+use crate::{interrupt, job};
 
 /// Train a model, or go on with a run that was stopped.
 #[derive(Args)]
@@ -48,23 +50,38 @@ pub struct Train {
 impl Train {
     /// Trains until the steps are made or somebody interrupts.
     pub fn run(self) -> anyhow::Result<()> {
-        let engine = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })
+        let stop = interrupt::listen("finishing the step, then saving")?;
+        if job::launched() {
+            return job::together(stop, |ranks, threads| self.train(ranks, threads, stop));
+        }
+        self.train(Box::<Alone>::default(), 0, stop)
+    }
+
+    fn train(&self, ranks: Box<dyn Ranks>, threads: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let threads = if self.threads > 0 { self.threads } else { threads };
+        let engine = Cpu::new(CpuOptions { threads, ..Default::default() })
             .context("the engine could not start; try `--threads 1`")?;
         let options = RunOptions { init_from: self.init_from.clone(), stop_at: self.stop_at };
+        let speaks = ranks.rank() == 0;
+        let mut show = |event| {
+            if speaks {
+                show(event)
+            }
+        };
         let mut run = match (&self.resume, &self.config) {
-            (Some(folder), _) => Run::resume(&engine, folder, options, &mut show)?,
+            (Some(folder), _) => Run::resume(&engine, folder, options, ranks, &mut show)?,
             (None, Some(name)) => {
                 let config = Config::load_with(name, &self.settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
-                Run::create(&engine, config, &folder, options)?
+                Run::create(&engine, config, &folder, options, ranks)?
             }
             (None, None) => bail!("name a configuration, or a run with --resume"),
         };
         introduce(&engine, &mut run)?;
-        let stop = interrupt::listen("finishing the step, then saving")?;
         let complete = run.train(stop, &mut show);
         let folder = run.folder().display();
         match complete {
+            _ if !speaks => complete.map(drop).map_err(Into::into),
             Ok(true) => {
                 let best = run
                     .best()
@@ -99,41 +116,41 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     let (data, train) = (run.config().data.clone(), run.config().train.clone());
     let trainer = run.trainer();
     let model = trainer.model();
-    println!("run           {}", run.folder().display());
-    println!(
-        "model         {}, {} parameters",
-        model.config().mixer.model_type(),
-        thousands(model.parameter_count())
-    );
-    println!(
-        "steps         {} of {} tokens: sequences of {}, {} at once",
-        thousands(train.steps as usize),
-        thousands(train.tokens_per_step),
-        thousands(data.sequence_length),
-        train.micro_batch
-    );
-    let memory = StepMemory::measure(
-        engine,
-        model,
-        trainer.parameters(),
-        trainer.settings(),
-        &train,
-        data.sequence_length,
-    )?;
+    let memory = StepMemory::measure(engine, model.config(), trainer.settings(), data.sequence_length)?
+        .of(trainer.rows_at_once(), trainer.rank().1);
     let needed = memory.parameters + memory.activations;
     let available = available();
     let recompute = match train.recompute.as_str() {
         "auto" => available.is_some_and(|free| needed as f64 > 0.7 * free as f64),
         other => other == "on",
     };
+    let (rank, ranks) = trainer.rank();
+    if rank == 0 {
+        println!("run           {}", run.folder().display());
+        println!(
+            "model         {}, {} parameters",
+            model.config().mixer.model_type(),
+            thousands(model.parameter_count())
+        );
+        println!(
+            "steps         {} of {} tokens: sequences of {}, {} at once",
+            thousands(train.steps as usize),
+            thousands(train.tokens_per_step),
+            thousands(data.sequence_length),
+            train.micro_batch
+        );
+        println!(
+            "memory        about {} a step, {} with blocks computed again ({}); {} available",
+            bytes(needed),
+            bytes(memory.parameters + memory.recomputed),
+            if recompute { "which is done" } else { "not done" },
+            available.map_or("unknown".into(), bytes)
+        );
+        if ranks > 1 {
+            println!("processes     {ranks} of {} threads; memory is each one's", engine.threads());
+        }
+    }
     run.trainer_mut().set_recompute(recompute);
-    println!(
-        "memory        about {} a step, {} with blocks computed again ({}); {} available",
-        bytes(needed),
-        bytes(memory.parameters + memory.recomputed),
-        if recompute { "which is done" } else { "not done" },
-        available.map_or("unknown".into(), bytes)
-    );
     Ok(())
 }
 
@@ -160,15 +177,17 @@ fn show(event: Event) {
 
 fn step_line(line: &StepLine) -> String {
     let StepLine { step, steps, report, tokens_per_second, seconds_left } = line;
+    let hidden = report.overlap.map(|overlap| format!("  summing {:.0} % hidden", 100.0 * overlap.hidden()));
     format!(
-        "step {step:>6}/{steps} {:>3.0} %  loss {:.4}  norm {:.3}  rate {:.2e}  {:>7} tokens/s  {:>8}  {} left",
+        "step {step:>6}/{steps} {:>3.0} %  loss {:.4}  norm {:.3}  rate {:.2e}  {:>7} tokens/s  {:>8}  {} left{}",
         100.0 * *step as f64 / *steps as f64,
         report.loss,
         report.gradient_norm,
         report.rate,
         thousands(*tokens_per_second as usize),
         resident().map_or(String::new(), bytes),
-        duration(*seconds_left)
+        duration(*seconds_left),
+        hidden.unwrap_or_default()
     )
 }
 
