@@ -9,7 +9,7 @@ use clap::Args;
 use march::config::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::train::ranks::{Alone, Ranks};
-use march::train::{Event, Run, RunOptions, StepLine, StepMemory};
+use march::train::{Event, Run, RunOptions, StepLine, StepMemory, machine_memory};
 
 use crate::display::{bytes, thousands};
 use crate::{interrupt, job};
@@ -119,7 +119,7 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     let memory = StepMemory::measure(engine, model.config(), trainer.settings(), data.sequence_length)?
         .of(trainer.rows_at_once(), trainer.rank().1);
     let needed = memory.parameters + memory.activations;
-    let available = available();
+    let available = machine_memory().map(|[_, available]| available);
     let recompute = match train.recompute.as_str() {
         "auto" => available.is_some_and(|free| needed as f64 > 0.7 * free as f64),
         other => other == "on",
@@ -200,21 +200,17 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// A field of a file of the system, in bytes.
-fn field(file: &str, name: &str) -> Option<usize> {
-    let text = std::fs::read_to_string(file).ok()?;
+/// A field of what the system says of this process, in bytes.
+fn field(name: &str) -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
     line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kib| kib * 1024)
 }
 
 fn resident() -> Option<usize> {
-    field("/proc/self/status", "VmRSS:")
+    field("VmRSS:")
 }
 
 fn peak() -> Option<usize> {
-    field("/proc/self/status", "VmHWM:")
-}
-
-fn available() -> Option<usize> {
-    field("/proc/meminfo", "MemAvailable:")
+    field("VmHWM:")
 }

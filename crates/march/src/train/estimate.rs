@@ -6,6 +6,16 @@ use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::model::{Batch, Model, Settings};
 
+/// Bytes of memory that the machine has, and that are free for a program; none where it does not say.
+pub fn machine_memory() -> Option<[usize; 2]> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kib| kib * 1024)
+    };
+    Some([field("MemTotal:")?, field("MemAvailable:")?])
+}
+
 /// Bytes that a step takes, estimated before the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepMemory {

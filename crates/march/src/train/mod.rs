@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::model::{Batch, Model, Parameters, Settings};
 use ranks::{Alone, Overlap, Ranks};
 
-pub use estimate::StepMemory;
+pub use estimate::{StepMemory, machine_memory};
 pub use keys::{DataKeys, TrainKeys};
 pub use optimizer::Optimizer;
 pub use run::{Event, Run, RunOptions, StepLine};

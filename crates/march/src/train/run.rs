@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::ranks::Ranks;
 use super::sources::Sources;
 use super::state::Progress;
-use super::{StepReport, Trainer};
+use super::{StepReport, Trainer, machine_memory};
 use crate::anchors::Policy;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
@@ -183,6 +183,19 @@ impl<'e, E: Engine> Run<'e, E> {
                 tokenizer.vocabulary()
             );
             return Err(Error::config(CONFIG_FILE, "vocab_size", message));
+        }
+        if let Some([memory, _]) = machine_memory() {
+            let count = Model::<E>::new(model).parameter_count();
+            // Weights, gradients and two moments.
+            if count > memory / 16 {
+                let message = format!(
+                    "the model has {count} parameters; with gradients and moments they take {:.0} GiB, and the machine \
+                     has {:.0} GiB of memory",
+                    count as f64 * 16.0 / 2f64.powi(30),
+                    memory as f64 / 2f64.powi(30)
+                );
+                return Err(Error::Request(message));
+            }
         }
         let policy = Policy { retention: memory.retention, ..model.mixer.policy().unwrap_or_default() };
         let (architecture, parameters) = match &options.init_from {
