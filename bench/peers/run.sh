@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The engine's operations and the same in PyTorch, on this machine, one after the other; prints a table.
+# The engine's operations and training steps, and the same in PyTorch, on this machine, one after the other; prints two
+# tables.
 #
 # PEERS_PYTHON names a Python that has torch; without it, one is set up in bench/peers/.venv.
 set -euo pipefail
@@ -23,3 +24,6 @@ trap 'rm -rf "$results"' EXIT
 "$python" -W ignore "$here/engine.py" --check >&2
 "$python" -W ignore "$here/engine.py" --threads "$threads" >"$results/torch.json"
 "$python" "$here/table.py" "$results/march.json" "$results/torch.json"
+echo
+(cd "$root" && cargo build -q --release --workspace)
+"$python" "$here/train.py" "$root/target/release/march" --threads "$threads"

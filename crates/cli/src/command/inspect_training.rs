@@ -58,9 +58,9 @@ impl InspectTraining {
             tokens
         );
         println!(
-            "  a token: {:.2} GFLOP forward, {:.2} a step; the run: {:.3e} FLOP",
-            forward / 1e9,
-            3.0 * forward / 1e9,
+            "  a token: {} MFLOP forward, {} MFLOP a step; the run: {:.3e} FLOP",
+            megaflops(forward),
+            megaflops(3.0 * forward),
             3.0 * forward * tokens
         );
         let seconds = self.days * 86_400.0;
@@ -93,4 +93,8 @@ impl InspectTraining {
         }
         Ok(())
     }
+}
+
+fn megaflops(work: f64) -> String {
+    format!("{}.{}", thousands((work / 1e6) as usize), (work / 1e5) as usize % 10)
 }
