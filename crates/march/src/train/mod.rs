@@ -3,6 +3,7 @@
 //! [`Trainer`] makes one step at a time and can be written to a checkpoint folder and read again such that going on
 //! equals never having stopped, bit for bit. [`Run`] is the loop around it: validate, sample, save, step, log.
 
+mod environment;
 mod estimate;
 mod keys;
 mod optimizer;
@@ -16,6 +17,7 @@ use crate::data::Loader;
 use crate::error::{Error, Result};
 use crate::model::{Batch, Model, Parameters, Settings};
 
+pub use environment::Session;
 pub use estimate::StepMemory;
 pub use keys::{DataKeys, TrainKeys};
 pub use optimizer::Optimizer;
