@@ -1,23 +1,23 @@
 //! `march train`: a model that learns, and a run folder that never loses work.
 
-use std::io::Write;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use march::config::Config;
 use march::engine::{Cpu, CpuOptions};
-use march::train::{Event, Run, RunOptions, StepLine, StepMemory};
+use march::train::{Event, Run, RunOptions, StepMemory};
 
-use crate::display::{bytes, thousands};
-use crate::interrupt;
+use crate::display::{About, Dashboard, bytes, lines, thousands};
+use crate::{interrupt, machine};
 
 /// Train a model, or go on with a run that was stopped.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march train configs/tiny/march.toml
   march train tiny/gdn --run runs/gdn --set train.steps=100 --set train.learning_rate=1e-3
-  march train --resume runs/gdn
+  march train --resume runs/gdn --dashboard
 
 Without [data] the model learns from a book that is part of the program. Ctrl-C finishes the step, writes a checkpoint
 and says how to go on. A checkpoint RUN/checkpoints/step-N is an ordinary model folder.")]
@@ -43,6 +43,9 @@ pub struct Train {
     /// Threads; 0 takes all of the machine's
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    /// Fill the terminal with curves and numbers instead of lines; q finishes the step, saves and stops
+    #[arg(long)]
+    dashboard: bool,
 }
 
 impl Train {
@@ -51,8 +54,13 @@ impl Train {
         let engine = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })
             .context("the engine could not start; try `--threads 1`")?;
         let options = RunOptions { init_from: self.init_from.clone(), stop_at: self.stop_at };
+        let mut past = Vec::new();
+        let mut note = |event: Event| {
+            past.push(event.clone());
+            lines::show(event);
+        };
         let mut run = match (&self.resume, &self.config) {
-            (Some(folder), _) => Run::resume(&engine, folder, options, &mut show)?,
+            (Some(folder), _) => Run::resume(&engine, folder, options, &mut note)?,
             (None, Some(name)) => {
                 let config = Config::load_with(name, &self.settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
@@ -61,8 +69,16 @@ impl Train {
             (None, None) => bail!("name a configuration, or a run with --resume"),
         };
         introduce(&engine, &mut run)?;
+        if let Err(error) = machine::session(&engine, run.trainer().step()).record(run.folder()) {
+            eprintln!("note          {error}"); // no reason not to train
+        }
         let stop = interrupt::listen("finishing the step, then saving")?;
-        let complete = run.train(stop, &mut show);
+        let dashboard = self.dashboard.then(|| open_dashboard(&run, past)).flatten();
+        let complete = run.train(stop, &mut |event| match &dashboard {
+            Some(dashboard) => dashboard.show(event),
+            None => lines::show(event),
+        });
+        drop(dashboard); // the terminal is what it was
         let folder = run.folder().display();
         match complete {
             Ok(true) => {
@@ -70,7 +86,7 @@ impl Train {
                     .best()
                     .map(|(step, loss)| format!(", lowest validation loss {loss:.4} at step {step}"));
                 println!("done: {folder}{}", best.unwrap_or_default());
-                println!("memory        peak {}", peak().map_or("unknown".into(), bytes));
+                println!("memory        peak {}", machine::peak().map_or("unknown".into(), bytes));
                 Ok(())
             }
             Ok(false) => {
@@ -121,7 +137,7 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
         data.sequence_length,
     )?;
     let needed = memory.parameters + memory.activations;
-    let available = available();
+    let available = machine::available();
     let recompute = match train.recompute.as_str() {
         "auto" => available.is_some_and(|free| needed as f64 > 0.7 * free as f64),
         other => other == "on",
@@ -137,65 +153,20 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line for what happened.
-fn show(event: Event) {
-    match event {
-        Event::Step(line) => println!("{}", step_line(&line)),
-        Event::Validated(step, loss, lowest) => {
-            println!(
-                "validation    step {step}: {loss:.4} nats a token{}",
-                if lowest { " (lowest)" } else { "" }
-            );
-        }
-        Event::Sampled(step, prompt, text) => println!("sample        step {step}: {:?}", prompt + &text),
-        Event::Saved(folder) => println!("saved         {}", folder.display()),
-        Event::SetAside(folder, why) => {
-            eprintln!("set aside     {}: {why}", folder.display());
-        }
-        Event::Resumed(folder) => println!("resumed       from {}", folder.display()),
+/// The dashboard, or a note that there is none.
+fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
+    if !std::io::stdout().is_terminal() || std::env::var("TERM").is_ok_and(|name| name == "dumb") {
+        eprintln!("note          no dashboard: the output is not a terminal that can be drawn on");
+        return None;
     }
-    // Somebody may be reading the lines through a pipe that is gone.
-    let _ = std::io::stdout().flush();
-}
-
-fn step_line(line: &StepLine) -> String {
-    let StepLine { step, steps, report, tokens_per_second, seconds_left } = line;
-    format!(
-        "step {step:>6}/{steps} {:>3.0} %  loss {:.4}  norm {:.3}  rate {:.2e}  {:>7} tokens/s  {:>8}  {} left",
-        100.0 * *step as f64 / *steps as f64,
-        report.loss,
-        report.gradient_norm,
-        report.rate,
-        thousands(*tokens_per_second as usize),
-        resident().map_or(String::new(), bytes),
-        duration(*seconds_left)
-    )
-}
-
-fn duration(seconds: f64) -> String {
-    let seconds = seconds as u64;
-    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, s) => format!("{s} s"),
-        (0, m, s) => format!("{m} m {s:02} s"),
-        (h, m, _) => format!("{h} h {m:02} m"),
-    }
-}
-
-/// A field of a file of the system, in bytes.
-fn field(file: &str, name: &str) -> Option<usize> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kib| kib * 1024)
-}
-
-fn resident() -> Option<usize> {
-    field("/proc/self/status", "VmRSS:")
-}
-
-fn peak() -> Option<usize> {
-    field("/proc/self/status", "VmHWM:")
-}
-
-fn available() -> Option<usize> {
-    field("/proc/meminfo", "MemAvailable:")
+    let model = run.trainer().model();
+    let about = About {
+        folder: run.folder().to_path_buf(),
+        model: model.config().mixer.model_type().to_string(),
+        parameters: model.parameter_count(),
+        step: run.trainer().step(),
+        steps: run.config().train.steps,
+    };
+    let dashboard = Dashboard::open(about, past);
+    dashboard.inspect_err(|error| eprintln!("note          no dashboard: {error}")).ok()
 }
