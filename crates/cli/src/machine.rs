@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use march::engine::Cpu;
-use march::train::Session;
+use march::train::{Session, machine_memory};
 
-/// Features that the program was built with.
-const FEATURES: [&str; 0] = [];
+/// Features that the program may be built with, and whether it was.
+const FEATURES: [(&str, bool); 1] = [("mpi", cfg!(feature = "mpi"))];
 
 /// The kind of build.
 pub fn profile() -> &'static str {
@@ -47,32 +47,23 @@ pub fn peak() -> Option<usize> {
     kib("/proc/self/status", "VmHWM")
 }
 
-/// The machine's memory that can still be had.
-pub fn available() -> Option<usize> {
-    kib("/proc/meminfo", "MemAvailable")
-}
-
-/// The machine's memory.
-pub fn total() -> Option<usize> {
-    kib("/proc/meminfo", "MemTotal")
-}
-
-/// This call of the program, for a run that has made `step` steps. It names neither user nor host.
-pub fn session(engine: &Cpu, step: u64) -> Session {
+/// This call of the program, one of `processes`, for a run that has made `step` steps. It names neither user nor host.
+pub fn session(engine: &Cpu, step: u64, processes: usize) -> Session {
     let home = std::env::var("HOME").unwrap_or_default();
     let arguments = std::env::args_os().skip(1);
     Session {
         started: utc(SystemTime::now()),
         step,
         program: format!("march {} ({})", env!("CARGO_PKG_VERSION"), profile()),
-        features: FEATURES.map(String::from).to_vec(),
+        features: FEATURES.iter().filter(|(_, has)| *has).map(|(name, _)| name.to_string()).collect(),
         arguments: arguments.map(|word| without_home(&word.to_string_lossy(), &home)).collect(),
         processor: field("/proc/cpuinfo", "model name", ':'),
         instructions: format!("{} {}", std::env::consts::ARCH, instructions()),
         cores: cores(),
+        processes,
         threads: engine.threads(),
         kernels: format!("{:?}", engine.level()),
-        memory: total().map(|bytes| bytes as u64),
+        memory: machine_memory().map(|[total, _]| total as u64),
         system: field("/etc/os-release", "PRETTY_NAME", '=').unwrap_or(std::env::consts::OS.into()),
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().into()),
     }

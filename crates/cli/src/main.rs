@@ -3,6 +3,7 @@
 mod command;
 mod display;
 mod interrupt;
+mod job;
 mod machine;
 
 use std::process::ExitCode;

@@ -7,12 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{ok, refused};
+use common::{ok, refused, text};
 use serde_json::Value;
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 fn metrics(run: &Path) -> Vec<Value> {
     let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();

@@ -1,5 +1,7 @@
 //! From files of text to batches of tokens.
 
+#[path = "common/damage.rs"]
+mod damage;
 #[path = "data/loader.rs"]
 mod loader;
 #[path = "data/prepare.rs"]
@@ -19,6 +21,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
+use damage::damaged;
 use march::Result;
 use march::data::{Meta, Options, Prepared, Status, prepare as run_prepare, train_tokenizer};
 use march::tokenizer::Tokenizer;
@@ -128,30 +131,4 @@ fn message<T: std::fmt::Debug>(result: Result<T>, names: &[&str]) -> String {
         assert!(message.contains(name), "`{name}` is not in: {message}");
     }
     message
-}
-
-/// Calls `check` with many damaged copies of some bytes: changed, cut, grown.
-fn damaged(bytes: &[u8], seed: u64, times: usize, mut check: impl FnMut(&[u8])) {
-    let mut state = seed | 1;
-    let mut random = |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as usize % below.max(1)
-    };
-    for _ in 0..times {
-        let mut copy = bytes.to_vec();
-        for _ in 0..=random(4) {
-            let place = random(copy.len());
-            match random(5) {
-                0 => copy.truncate(place),
-                1 => copy.insert(place, random(256) as u8),
-                2 if !copy.is_empty() => _ = copy.remove(place),
-                3 if !copy.is_empty() => copy[place] ^= 1 << random(8),
-                _ if !copy.is_empty() => copy[place] = b"0919\"{}[],:-e\xFF\0"[random(15)],
-                _ => {}
-            }
-        }
-        check(&copy);
-    }
 }

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::Args;
 use march::engine::{Cpu, CpuOptions, Machine};
+use march::train::machine_memory;
 
 use crate::machine;
 
@@ -44,5 +45,5 @@ impl Doctor {
 /// Total and available memory in GiB, where the system tells.
 fn memory() -> Option<(f64, f64)> {
     let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
-    Some((gib(machine::total()?), gib(machine::available()?)))
+    machine_memory().map(|[total, available]| (gib(total), gib(available)))
 }

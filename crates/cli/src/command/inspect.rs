@@ -10,6 +10,7 @@ use march::config::{Config, ModelConfig};
 use march::engine::Cpu;
 use march::model::{Model, ParameterSpec};
 
+use super::inspect_training::InspectTraining;
 use super::policy::PolicyArgs;
 use crate::display::{bytes, thousands};
 
@@ -23,6 +24,7 @@ pub struct Inspect {
 #[derive(Subcommand)]
 enum What {
     Model(InspectModel),
+    Training(InspectTraining),
 }
 
 /// Parameters by part, and the memory that decoding keeps, beside a Transformer's cache.
@@ -48,6 +50,7 @@ impl Inspect {
         match self.what {
             What::Model(InspectModel { list: true, .. }) => list(),
             What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
+            What::Training(training) => training.run(),
             What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
         }
     }

@@ -2,15 +2,17 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use march::config::Config;
 use march::engine::{Cpu, CpuOptions};
-use march::train::{Event, Run, RunOptions, StepMemory};
+use march::train::ranks::{Alone, Ranks};
+use march::train::{Event, Run, RunOptions, StepMemory, machine_memory};
 
 use crate::display::{About, Dashboard, bytes, lines, thousands};
-use crate::{interrupt, machine};
+use crate::{interrupt, job, machine};
 
 /// Train a model, or go on with a run that was stopped.
 #[derive(Args)]
@@ -51,36 +53,50 @@ pub struct Train {
 impl Train {
     /// Trains until the steps are made or somebody interrupts.
     pub fn run(self) -> anyhow::Result<()> {
-        let engine = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })
+        let stop = interrupt::listen("finishing the step, then saving")?;
+        if job::launched() {
+            return job::together(stop, |ranks, threads| self.train(ranks, threads, stop));
+        }
+        self.train(Box::<Alone>::default(), 0, stop)
+    }
+
+    fn train(&self, ranks: Box<dyn Ranks>, threads: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let threads = if self.threads > 0 { self.threads } else { threads };
+        let engine = Cpu::new(CpuOptions { threads, ..Default::default() })
             .context("the engine could not start; try `--threads 1`")?;
         let options = RunOptions { init_from: self.init_from.clone(), stop_at: self.stop_at };
+        let speaks = ranks.rank() == 0;
         let mut past = Vec::new();
         let mut note = |event: Event| {
-            past.push(event.clone());
-            lines::show(event);
+            if speaks {
+                past.push(event.clone());
+                lines::show(event);
+            }
         };
         let mut run = match (&self.resume, &self.config) {
-            (Some(folder), _) => Run::resume(&engine, folder, options, &mut note)?,
+            (Some(folder), _) => Run::resume(&engine, folder, options, ranks, &mut note)?,
             (None, Some(name)) => {
                 let config = Config::load_with(name, &self.settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
-                Run::create(&engine, config, &folder, options)?
+                Run::create(&engine, config, &folder, options, ranks)?
             }
             (None, None) => bail!("name a configuration, or a run with --resume"),
         };
         introduce(&engine, &mut run)?;
-        if let Err(error) = machine::session(&engine, run.trainer().step()).record(run.folder()) {
+        let session = machine::session(&engine, run.trainer().step(), run.trainer().rank().1);
+        if speaks && let Err(error) = session.record(run.folder()) {
             eprintln!("note          {error}"); // no reason not to train
         }
-        let stop = interrupt::listen("finishing the step, then saving")?;
-        let dashboard = self.dashboard.then(|| open_dashboard(&run, past)).flatten();
+        let dashboard = (self.dashboard && speaks).then(|| open_dashboard(&run, past)).flatten();
         let complete = run.train(stop, &mut |event| match &dashboard {
             Some(dashboard) => dashboard.show(event),
-            None => lines::show(event),
+            None if speaks => lines::show(event),
+            None => {}
         });
         drop(dashboard); // the terminal is what it was
         let folder = run.folder().display();
         match complete {
+            _ if !speaks => complete.map(drop).map_err(Into::into),
             Ok(true) => {
                 let best = run
                     .best()
@@ -115,47 +131,51 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     let (data, train) = (run.config().data.clone(), run.config().train.clone());
     let trainer = run.trainer();
     let model = trainer.model();
-    println!("run           {}", run.folder().display());
-    println!(
-        "model         {}, {} parameters",
-        model.config().mixer.model_type(),
-        thousands(model.parameter_count())
-    );
-    println!(
-        "steps         {} of {} tokens: sequences of {}, {} at once",
-        thousands(train.steps as usize),
-        thousands(train.tokens_per_step),
-        thousands(data.sequence_length),
-        train.micro_batch
-    );
-    let memory = StepMemory::measure(
-        engine,
-        model,
-        trainer.parameters(),
-        trainer.settings(),
-        &train,
-        data.sequence_length,
-    )?;
+    let memory = StepMemory::measure(engine, model.config(), trainer.settings(), data.sequence_length)?
+        .of(trainer.rows_at_once(), trainer.rank().1);
     let needed = memory.parameters + memory.activations;
-    let available = machine::available();
+    let available = machine_memory().map(|[_, available]| available);
     let recompute = match train.recompute.as_str() {
         "auto" => available.is_some_and(|free| needed as f64 > 0.7 * free as f64),
         other => other == "on",
     };
+    let (rank, ranks) = trainer.rank();
+    if rank == 0 {
+        println!("run           {}", run.folder().display());
+        println!(
+            "model         {}, {} parameters",
+            model.config().mixer.model_type(),
+            thousands(model.parameter_count())
+        );
+        println!(
+            "steps         {} of {} tokens: sequences of {}, {} at once",
+            thousands(train.steps as usize),
+            thousands(train.tokens_per_step),
+            thousands(data.sequence_length),
+            train.micro_batch
+        );
+        println!(
+            "memory        about {} a step, {} with blocks computed again ({}); {} available",
+            bytes(needed),
+            bytes(memory.parameters + memory.recomputed),
+            if recompute { "which is done" } else { "not done" },
+            available.map_or("unknown".into(), bytes)
+        );
+        if ranks > 1 {
+            println!("processes     {ranks} of {} threads; memory is each one's", engine.threads());
+        }
+    }
     run.trainer_mut().set_recompute(recompute);
-    println!(
-        "memory        about {} a step, {} with blocks computed again ({}); {} available",
-        bytes(needed),
-        bytes(memory.parameters + memory.recomputed),
-        if recompute { "which is done" } else { "not done" },
-        available.map_or("unknown".into(), bytes)
-    );
     Ok(())
 }
 
 /// The dashboard, or a note that there is none.
 fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
-    if !std::io::stdout().is_terminal() || std::env::var("TERM").is_ok_and(|name| name == "dumb") {
+    // A launcher stands between its processes and the terminal.
+    if job::launched()
+        || !std::io::stdout().is_terminal()
+        || std::env::var("TERM").is_ok_and(|name| name == "dumb")
+    {
         eprintln!("note          no dashboard: the output is not a terminal that can be drawn on");
         return None;
     }

@@ -37,15 +37,17 @@ pub fn line(event: &Event) -> String {
 
 fn step(line: &StepLine) -> String {
     let StepLine { step, steps, report, tokens_per_second, seconds_left } = line;
+    let hidden = report.overlap.map(|overlap| format!("  summing {:.0} % hidden", 100.0 * overlap.hidden()));
     format!(
-        "step {step:>6}/{steps} {:>3.0} %  loss {:.4}  norm {:.3}  rate {:.2e}  {:>7} tokens/s  {:>8}  {} left",
+        "step {step:>6}/{steps} {:>3.0} %  loss {:.4}  norm {:.3}  rate {:.2e}  {:>7} tokens/s  {:>8}  {} left{}",
         100.0 * *step as f64 / *steps as f64,
         report.loss,
         report.gradient_norm,
         report.rate,
         thousands(*tokens_per_second as usize),
         machine::resident().map_or(String::new(), bytes),
-        duration(*seconds_left)
+        duration(*seconds_left),
+        hidden.unwrap_or_default()
     )
 }
 

@@ -272,7 +272,7 @@ mod tests {
     }
 
     fn step(step: u64) -> Event {
-        let report = StepReport { loss: 2.5, gradient_norm: 1.0, rate: 1e-3, tokens: 10 };
+        let report = StepReport { loss: 2.5, gradient_norm: 1.0, rate: 1e-3, tokens: 10, overlap: None };
         Event::Step(StepLine { step, steps: 120, report, tokens_per_second: 1234.0, seconds_left: 3725.0 })
     }
 

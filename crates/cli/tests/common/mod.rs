@@ -1,5 +1,8 @@
 //! Running the `march` command as a user does.
 
+#![allow(dead_code)] // Each test file uses a part of it.
+
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn march(arguments: &[&str]) -> Output {
@@ -22,4 +25,9 @@ pub fn refused(arguments: &[&str]) -> String {
     assert!(!out.status.success(), "march {arguments:?} should have failed");
     assert!(!errors.contains("panicked") && !errors.contains("backtrace"), "{errors}");
     errors
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
 }

@@ -36,6 +36,10 @@ impl<E: Engine> Block<E> {
         }
     }
 
+    pub fn work(&self, tokens: usize, policy: &Policy) -> f64 {
+        self.mixer.work(tokens, policy)
+    }
+
     pub fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
         self.mixer.memory_bytes(tokens, policy)
     }

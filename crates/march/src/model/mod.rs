@@ -128,6 +128,18 @@ impl<E: Engine> Model<E> {
         self.layout.iter().map(ParameterSpec::count).sum()
     }
 
+    /// Floating-point operations of the products in a forward pass over one text of `tokens` tokens, without those of
+    /// the anchors' own way through the layers. The backward pass takes twice as many.
+    pub fn work(&self, tokens: usize, policy: &Policy) -> f64 {
+        // The table of embeddings is read, not multiplied with; the head is a matrix as any other, also if it is tied.
+        let table = if self.head.0 == self.embeddings.0 { None } else { Some(self.embeddings.0) };
+        let matrices =
+            self.layout.iter().enumerate().filter(|(i, spec)| spec.shape.len() == 2 && Some(*i) != table);
+        let numbers: usize = matrices.map(|(_, spec)| spec.count()).sum();
+        let along: f64 = self.blocks.iter().map(|block| block.work(tokens, policy)).sum();
+        2.0 * numbers as f64 * tokens as f64 + along
+    }
+
     /// Bytes that decoding keeps after `tokens` tokens.
     pub fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
         self.blocks.iter().map(|block| block.memory_bytes(tokens, policy)).sum()

@@ -28,7 +28,7 @@ pub(super) fn table(run: &Path) -> String {
             session.step.to_string(),
             [&[session.program.clone()], &session.features[..]].concat().join(", "),
             [session.processor.as_deref().unwrap_or_default(), &session.instructions].join(" "),
-            format!("{} of {} cores, {} kernels", session.threads, session.cores, session.kernels),
+            threads(session),
             format!("{} {}{memory}", session.system, session.kernel.as_deref().unwrap_or_default()),
             session.arguments.join(" "),
         ];
@@ -39,6 +39,13 @@ pub(super) fn table(run: &Path) -> String {
         text += "</tr>\n";
     }
     text + "</table></div>\n"
+}
+
+/// "2 on 8 cores, Avx2", and of how many processes.
+fn threads(session: &Session) -> String {
+    let Session { processes, threads, cores, kernels, .. } = session;
+    let each = if *processes > 1 { format!(" in each of {processes} processes") } else { String::new() };
+    format!("{threads}{each} on {cores} cores, {kernels}")
 }
 
 #[cfg(test)]

@@ -33,7 +33,9 @@ pub struct Session {
     pub instructions: String,
     /// Cores that the process may use.
     pub cores: usize,
-    /// Threads that compute.
+    /// Processes that train together; the rest is told of the first.
+    pub processes: usize,
+    /// Threads that compute, of each process.
     pub threads: usize,
     /// The engine's kernels.
     pub kernels: String,

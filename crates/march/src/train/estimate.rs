@@ -1,15 +1,25 @@
-//! How much memory a step will take, measured on a short text.
+//! How much memory a step will take, and how much work it is.
 
-use march_engine::{Cpu, Tape};
+use march_engine::{Cpu, Engine, Tape};
 
-use super::TrainKeys;
+use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::model::{Batch, Model, Parameters, Settings};
+use crate::model::{Batch, Model, Settings};
+
+/// Bytes of memory that the machine has, and that are free for a program; none where it does not say.
+pub fn machine_memory() -> Option<[usize; 2]> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kib| kib * 1024)
+    };
+    Some([field("MemTotal:")?, field("MemAvailable:")?])
+}
 
 /// Bytes that a step takes, estimated before the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepMemory {
-    /// Weights, gradients and both moments.
+    /// Weights, gradients and both moments; with several processes also what is sent and received.
     pub parameters: usize,
     /// What the backward pass needs of one call's tokens.
     pub activations: usize,
@@ -18,34 +28,55 @@ pub struct StepMemory {
 }
 
 impl StepMemory {
-    /// Runs the model forward on a short text and scales what it keeps to the calls that training will make.
+    /// Runs the model forward on a short text, with few of its layers, and scales what it keeps to all layers of one
+    /// process that computes one sequence at a time.
     pub fn measure(
         engine: &Cpu,
-        model: &Model<Cpu>,
-        parameters: &Parameters<Cpu>,
+        config: &ModelConfig,
         settings: &Settings,
-        keys: &TrainKeys,
         sequence_length: usize,
     ) -> Result<Self> {
-        let short = sequence_length.min(512);
-        let ids = vec![0; short];
-        let kept = |recompute: bool| -> Result<usize> {
+        // Long enough for some anchors.
+        let short = sequence_length.min(512.max(4 * settings.policy.interval.unwrap_or(0)));
+        let layers = config.num_hidden_layers;
+        let kept = |layers: usize, recompute: bool| -> Result<usize> {
+            let config = ModelConfig { num_hidden_layers: layers, ..config.clone() };
+            let model: Model<Cpu> = Model::new(&config);
+            let zeros = model.layout().iter().map(|spec| Ok(engine.full(&spec.shape, 0.0)?));
+            let parameters = zeros.collect::<Result<Vec<_>>>()?;
             let settings = Settings { recompute, ..settings.clone() };
             let before = engine.live_bytes();
             let tape = Tape::new(engine);
-            let weights = model.bind(&tape, parameters);
-            let _hidden = model.forward(&tape, &weights, Batch::one(&ids), &settings, None)?;
+            let weights = model.bind(&tape, &parameters);
+            let _hidden = model.forward(&tape, &weights, Batch::one(&vec![0; short]), &settings, None)?;
             Ok(engine.live_bytes().saturating_sub(before))
         };
-        let rows = keys.micro_batch.min(keys.tokens_per_step / sequence_length.max(1)).max(1);
-        let scale = |bytes: usize| bytes / short * sequence_length * rows;
-        let whole = scale(kept(false)?);
-        let layers = model.config().num_hidden_layers;
+        // The first and the last layer are not like those between.
+        let all = |recompute: bool| -> Result<usize> {
+            let bytes = if layers <= 3 {
+                kept(layers, recompute)?
+            } else {
+                let (two, three) = (kept(2, recompute)?, kept(3, recompute)?);
+                two + (layers - 2) * three.saturating_sub(two)
+            };
+            Ok((bytes as f64 / short as f64 * sequence_length as f64) as usize)
+        };
+        let whole = all(false)?;
         Ok(Self {
-            parameters: 4 * size_of::<f32>() * model.parameter_count(),
+            parameters: 4 * size_of::<f32>() * Model::<Cpu>::new(config).parameter_count(),
             // The gradients of one block come on top.
             activations: whole + whole / layers,
-            recomputed: scale(kept(true)?) + 2 * whole / layers,
+            recomputed: all(true)? + 2 * whole / layers,
         })
+    }
+
+    /// The same with `rows` sequences at a time, in each of `processes` processes.
+    pub fn of(self, rows: usize, processes: usize) -> Self {
+        let Self { parameters, activations, recomputed } = self;
+        Self {
+            parameters: if processes > 1 { parameters / 4 * 6 } else { parameters },
+            activations: activations * rows,
+            recomputed: recomputed * rows,
+        }
     }
 }

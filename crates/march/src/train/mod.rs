@@ -7,18 +7,22 @@ mod environment;
 mod estimate;
 mod keys;
 mod optimizer;
+pub mod ranks;
 mod run;
 mod sources;
 mod state;
+
+use std::cell::RefCell;
 
 use march_engine::{Engine, Tape};
 
 use crate::data::Loader;
 use crate::error::{Error, Result};
 use crate::model::{Batch, Model, Parameters, Settings};
+use ranks::{Alone, Overlap, Ranks};
 
 pub use environment::Session;
-pub use estimate::StepMemory;
+pub use estimate::{StepMemory, machine_memory};
 pub use keys::{DataKeys, TrainKeys};
 pub use optimizer::Optimizer;
 pub use run::{Event, Run, RunOptions, StepLine};
@@ -33,8 +37,10 @@ pub struct StepReport {
     pub gradient_norm: f64,
     /// The learning rate.
     pub rate: f64,
-    /// Tokens learned from.
+    /// Tokens learned from, by all processes.
     pub tokens: usize,
+    /// How far summing the processes' gradients was hidden behind the backward pass; none where there is one.
+    pub overlap: Option<Overlap>,
 }
 
 /// A model that learns.
@@ -45,8 +51,9 @@ pub struct Trainer<'e, E: Engine> {
     optimizer: Optimizer<E>,
     settings: Settings,
     keys: TrainKeys,
-    /// Sequences of one step.
+    /// Sequences of one step, of all processes.
     rows: usize,
+    ranks: RefCell<Box<dyn Ranks>>,
     /// Steps made.
     step: u64,
 }
@@ -63,7 +70,46 @@ impl<'e, E: Engine> Trainer<'e, E> {
     ) -> Result<Self> {
         let optimizer = Optimizer::new(engine, model.layout())?;
         let rows = keys.tokens_per_step / sequence_length;
-        Ok(Self { engine, model, parameters, optimizer, settings, keys, rows, step: 0 })
+        Ok(Self {
+            engine,
+            model,
+            parameters,
+            optimizer,
+            settings,
+            keys,
+            rows,
+            ranks: RefCell::new(Box::<Alone>::default()),
+            step: 0,
+        })
+    }
+
+    /// Learns together with other processes. Each must have been made with the same arguments.
+    pub fn with_ranks(mut self, ranks: Box<dyn Ranks>) -> Result<Self> {
+        if ranks.count() > self.rows {
+            return Err(Error::Request(format!(
+                "a step has {} sequences, too few for {} processes; raise `tokens_per_step` or start fewer",
+                self.rows,
+                ranks.count()
+            )));
+        }
+        self.ranks = RefCell::new(ranks);
+        Ok(self)
+    }
+
+    /// This process's number, from 0, and how many there are.
+    pub fn rank(&self) -> (usize, usize) {
+        let ranks = self.ranks.borrow();
+        (ranks.rank(), ranks.count())
+    }
+
+    /// Sequences that this process computes at once.
+    pub fn rows_at_once(&self) -> usize {
+        self.ranks.borrow().share(self.rows).len().min(self.keys.micro_batch)
+    }
+
+    /// Sums over all processes, number by number.
+    pub fn sum(&self, values: &mut [f64]) -> Result<()> {
+        self.ranks.borrow_mut().sum(values)
     }
 
     /// The model.
@@ -94,22 +140,37 @@ impl<'e, E: Engine> Trainer<'e, E> {
     /// Learns from the loader's next sequences. A loss or gradient that is not finite changes nothing and is an
     /// error that says where it came from.
     pub fn advance(&mut self, loader: &mut Loader) -> Result<StepReport> {
-        let length = loader.source().sequence_length();
-        let tokens = self.rows * length;
+        let tokens = self.rows * loader.source().sequence_length();
         let mut gradients: Vec<Option<E::Tensor>> = vec![None; self.parameters.len()];
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-        let (mut loss, mut left) = (0.0, self.rows);
+        let (mut loss, mut overlap) = (0.0, None);
+        let (share, count) = {
+            let ranks = self.ranks.borrow();
+            (ranks.share(self.rows), ranks.count())
+        };
+        let first = loader.cursor();
+        loader.seek(first.wrapping_add(share.start as u64));
+        let mut left = share.len();
         while left > 0 {
             let rows = left.min(self.keys.micro_batch);
-            inputs.clear();
-            targets.clear();
             loader.next(rows, &mut inputs, &mut targets)?;
-            loss += self.micro_step(Batch { ids: &inputs, rows }, &targets, tokens, &mut gradients)?;
             left -= rows;
+            let batch = Batch { ids: &inputs, rows };
+            if left > 0 || count == 1 {
+                loss += self.micro_step(batch, &targets, tokens, &mut gradients, &mut |_, _| {})?;
+            } else {
+                let (part, sent) = self.summed_micro_step(batch, &targets, tokens, &mut gradients)?;
+                loss += part;
+                overlap = Some(sent);
+            }
         }
+        loader.seek(first.wrapping_add(self.rows as u64));
         let mut squared = 0.0;
         for gradient in gradients.iter().flatten() {
             squared += self.engine.squared_norm(gradient)?;
+        }
+        if count > 1 {
+            loss = self.agree(loss, squared, count as f64)?;
         }
         if !(loss.is_finite() && squared.is_finite()) {
             return Err(self.diverged(loss, &gradients));
@@ -124,16 +185,18 @@ impl<'e, E: Engine> Trainer<'e, E> {
             &self.keys,
             (rate, squared, self.step),
         )?;
-        Ok(StepReport { loss, gradient_norm: squared.sqrt(), rate, tokens })
+        Ok(StepReport { loss, gradient_norm: squared.sqrt(), rate, tokens, overlap })
     }
 
-    /// Adds the gradients of some of the step's sequences; gives their part of the loss.
+    /// Adds the gradients of some of the step's sequences; gives their part of the loss. `ready` is called with each
+    /// parameter's number once nothing more is added to its gradient by these sequences.
     fn micro_step(
         &self,
         batch: Batch<'_>,
         targets: &[u32],
         tokens: usize,
         gradients: &mut [Option<E::Tensor>],
+        ready: &mut dyn FnMut(usize, &mut [Option<E::Tensor>]),
     ) -> Result<f64> {
         let tape = Tape::new(self.engine);
         let weights = self.model.bind(&tape, &self.parameters);
@@ -141,14 +204,63 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let loss = self.model.loss(&tape, &weights, &hidden, targets, Some(tokens as f64))?;
         drop((weights, hidden));
         let mut failed = None;
-        tape.backward(&loss, |key, gradient| match &mut gradients[key] {
-            Some(sum) => failed = self.engine.accumulate(sum, &gradient).err().or(failed.take()),
-            none => *none = Some(gradient),
+        tape.backward(&loss, |key, gradient| {
+            match &mut gradients[key] {
+                Some(sum) => failed = self.engine.accumulate(sum, &gradient).err().or(failed.take()),
+                none => *none = Some(gradient),
+            }
+            ready(key, gradients);
         })?;
         match failed {
             Some(error) => Err(error.into()),
             None => Ok(self.engine.to_f64(loss.value())[0]),
         }
+    }
+
+    /// The step's last [`Trainer::micro_step`] with other processes: gradients are summed as they become final.
+    fn summed_micro_step(
+        &self,
+        batch: Batch<'_>,
+        targets: &[u32],
+        tokens: usize,
+        gradients: &mut [Option<E::Tensor>],
+    ) -> Result<(f64, Overlap)> {
+        let (mut loss, mut order) = (0.0, Vec::new());
+        let mut ranks = self.ranks.borrow_mut();
+        let mut backward = |hand_over: &mut ranks::HandOver<'_>| -> Result<()> {
+            loss = self.micro_step(batch, targets, tokens, gradients, &mut |key, gradients| {
+                if let Some(gradient) = gradients[key].take() {
+                    order.push(key);
+                    hand_over(&self.engine.to_f32(&gradient));
+                }
+            })?;
+            Ok(())
+        };
+        let (mut sums, overlap) = ranks.sum_during(self.model.parameter_count(), &mut backward)?;
+        for key in order {
+            let spec = &self.model.layout()[key];
+            let (own, rest) = sums.split_at(spec.count());
+            gradients[key] = Some(self.engine.from_f32(own, &spec.shape)?);
+            sums = rest;
+        }
+        Ok((loss, overlap))
+    }
+
+    /// The loss of all processes; refuses to go on where they do not have the same gradient, bit for bit.
+    fn agree(&self, loss: f64, squared: f64, count: f64) -> Result<f64> {
+        let bits = squared.to_bits();
+        let halves = [(bits >> 32) as f64, (bits & u64::from(u32::MAX)) as f64];
+        let mut values = [loss, halves[0], halves[1]];
+        self.sum(&mut values)?;
+        // Sums of whole numbers below 2^53 are exact.
+        if values[1..] != halves.map(|half| half * count) {
+            return Err(Error::Diverged(format!(
+                "step {}: the processes do not have the same gradient; do they all run the same program on the same \
+                 data? Go on from the last checkpoint with --resume.",
+                self.step + 1
+            )));
+        }
+        Ok(values[0])
     }
 
     /// What to say of a loss or gradient that is not finite.
@@ -189,9 +301,10 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let count = (sequences as u64).min(loader.source().sequences());
         let (mut inputs, mut targets, mut total) = (Vec::new(), Vec::new(), 0.0);
         let settings = Settings { recompute: false, ..self.settings.clone() };
-        let mut at = 0;
-        while at < count {
-            let rows = (count - at).min(self.keys.micro_batch as u64);
+        let share = self.ranks.borrow().share(count as usize);
+        let (mut at, end) = (share.start as u64, share.end as u64);
+        while at < end {
+            let rows = (end - at).min(self.keys.micro_batch as u64);
             inputs.clear();
             targets.clear();
             for i in at..at + rows {
@@ -205,6 +318,8 @@ impl<'e, E: Engine> Trainer<'e, E> {
             total += self.engine.to_f64(loss.value())[0];
             at += rows;
         }
-        Ok(total / (count as f64 * length as f64))
+        let mut total = [total];
+        self.sum(&mut total)?;
+        Ok(total[0] / (count as f64 * length as f64))
     }
 }

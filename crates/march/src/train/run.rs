@@ -17,9 +17,10 @@ use std::time::Instant;
 use march_engine::Engine;
 use serde_json::{Value, json};
 
+use super::ranks::Ranks;
 use super::sources::Sources;
 use super::state::Progress;
-use super::{StepReport, Trainer};
+use super::{StepReport, Trainer, machine_memory};
 use crate::anchors::Policy;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
@@ -91,12 +92,22 @@ pub struct Run<'e, E: Engine> {
 
 impl<'e, E: Engine> Run<'e, E> {
     /// Begins a run in a new folder.
-    pub fn create(engine: &'e E, config: Config, folder: &Path, options: RunOptions) -> Result<Self> {
-        if folder.join(CONFIG_FILE).exists() {
+    pub fn create(
+        engine: &'e E,
+        config: Config,
+        folder: &Path,
+        options: RunOptions,
+        ranks: Box<dyn Ranks>,
+    ) -> Result<Self> {
+        let writes = ranks.rank() == 0;
+        if writes && folder.join(CONFIG_FILE).exists() {
             let message = "already holds a run; go on with --resume, or choose another folder";
             return Err(Error::file(folder, message));
         }
-        let run = Self::open(engine, config, folder, options)?;
+        let run = Self::open(engine, config, folder, options, ranks)?;
+        if !writes {
+            return Ok(run);
+        }
         fs::create_dir_all(folder.join(CHECKPOINTS)).map_err(Error::io(folder, "create"))?;
         let path = folder.join(CONFIG_FILE);
         fs::write(&path, run.config.to_toml()).map_err(Error::io(&path, "write"))?;
@@ -109,6 +120,7 @@ impl<'e, E: Engine> Run<'e, E> {
         engine: &'e E,
         folder: &Path,
         options: RunOptions,
+        ranks: Box<dyn Ranks>,
         watch: &mut dyn FnMut(Event),
     ) -> Result<Self> {
         let path = folder.join(CONFIG_FILE);
@@ -117,12 +129,28 @@ impl<'e, E: Engine> Run<'e, E> {
             return Err(Error::file(&path, message));
         }
         let config = Config::load(&path.display().to_string())?;
-        let mut run = Self::open(engine, config, folder, options)?;
-        for (_, checkpoint) in run.checkpoints()?.into_iter().rev() {
-            match run.trainer.restore(&checkpoint) {
+        let mut run = Self::open(engine, config, folder, options, ranks)?;
+        if run.trainer.rank().0 == 0 {
+            run.restore_newest(watch)?;
+            run.forget_later_metrics()?;
+        }
+        // The others take the checkpoint that number 0 took.
+        let mut step = [if run.trainer.rank().0 == 0 { run.trainer.step() as f64 } else { 0.0 }];
+        run.trainer.sum(&mut step)?;
+        if run.trainer.rank().0 > 0 && step[0] > 0.0 {
+            let checkpoint = run.checkpoint(step[0] as u64);
+            run.progress = run.trainer.restore(&checkpoint)?;
+        }
+        run.loader.seek(run.progress.cursor);
+        Ok(run)
+    }
+
+    /// Takes the newest checkpoint that is whole, and sets damaged ones aside.
+    fn restore_newest(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
+        for (_, checkpoint) in self.checkpoints()?.into_iter().rev() {
+            match self.trainer.restore(&checkpoint) {
                 Ok(progress) => {
-                    run.loader.seek(progress.cursor);
-                    run.progress = progress;
+                    self.progress = progress;
                     watch(Event::Resumed(checkpoint));
                     break;
                 }
@@ -134,11 +162,16 @@ impl<'e, E: Engine> Run<'e, E> {
                 }
             }
         }
-        run.forget_later_metrics()?;
-        Ok(run)
+        Ok(())
     }
 
-    fn open(engine: &'e E, config: Config, folder: &Path, options: RunOptions) -> Result<Self> {
+    fn open(
+        engine: &'e E,
+        config: Config,
+        folder: &Path,
+        options: RunOptions,
+        ranks: Box<dyn Ranks>,
+    ) -> Result<Self> {
         let Config { model, memory, data, train } = &config;
         let Sources { training, validation, tokenizer } = Sources::open(data)?;
         let shuffle = (data.shuffle && data.kind != "batches").then_some(train.seed);
@@ -151,6 +184,19 @@ impl<'e, E: Engine> Run<'e, E> {
                 tokenizer.vocabulary()
             );
             return Err(Error::config(CONFIG_FILE, "vocab_size", message));
+        }
+        if let Some([memory, _]) = machine_memory() {
+            let count = Model::<E>::new(model).parameter_count();
+            // Weights, gradients and two moments.
+            if count > memory / 16 {
+                let message = format!(
+                    "the model has {count} parameters; with gradients and moments they take {:.0} GiB, and the machine \
+                     has {:.0} GiB of memory",
+                    count as f64 * 16.0 / 2f64.powi(30),
+                    memory as f64 / 2f64.powi(30)
+                );
+                return Err(Error::Request(message));
+            }
         }
         let policy = Policy { retention: memory.retention, ..model.mixer.policy().unwrap_or_default() };
         let (architecture, parameters) = match &options.init_from {
@@ -172,7 +218,8 @@ impl<'e, E: Engine> Run<'e, E> {
         };
         let settings = Settings { policy, recompute: train.recompute == "on" };
         let trainer =
-            Trainer::new(engine, architecture, parameters, settings, train.clone(), data.sequence_length)?;
+            Trainer::new(engine, architecture, parameters, settings, train.clone(), data.sequence_length)?
+                .with_ranks(ranks)?;
         let progress = Progress::default();
         let folder = folder.to_path_buf();
         Ok(Self { engine, config, folder, trainer, loader, validation, tokenizer, progress, options })
@@ -208,10 +255,13 @@ impl<'e, E: Engine> Run<'e, E> {
     pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
         let keys = self.config.train.clone();
         let path = self.folder.join(METRICS_FILE);
-        let mut metrics =
-            OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io(&path, "open"))?;
-        let mut log =
-            |line: Value| -> Result<()> { writeln!(metrics, "{line}").map_err(Error::io(&path, "write")) };
+        let writes = self.trainer.rank().0 == 0;
+        let metrics = writes.then(|| OpenOptions::new().create(true).append(true).open(&path));
+        let mut metrics = metrics.transpose().map_err(Error::io(&path, "open"))?;
+        let mut log = |line: Value| -> Result<()> {
+            let Some(metrics) = &mut metrics else { return Ok(()) };
+            writeln!(metrics, "{line}").map_err(Error::io(&path, "write"))
+        };
         let started = (Instant::now(), self.trainer.step());
         let mut saved = (self.trainer.step() > 0).then_some(self.trainer.step());
         let mut first = true;
@@ -224,12 +274,16 @@ impl<'e, E: Engine> Run<'e, E> {
                 if due(keys.validate_every) {
                     self.validate(&mut log, watch)?;
                 }
-                if due(keys.sample_every) {
+                if due(keys.sample_every) && writes {
                     self.sample(&mut log, watch)?;
                 }
             }
             let asked = stop.load(Ordering::Relaxed) || self.options.stop_at.is_some_and(|at| step >= at);
-            if step > 0 && saved != Some(step) && (asked || due(keys.save_every)) {
+            // All processes stop after the same step.
+            let mut any = [f64::from(u8::from(asked))];
+            self.trainer.sum(&mut any)?;
+            let asked = any[0] > 0.0;
+            if step > 0 && saved != Some(step) && (asked || due(keys.save_every)) && writes {
                 watch(Event::Saved(self.save()?));
                 saved = Some(step);
             }
@@ -244,11 +298,15 @@ impl<'e, E: Engine> Run<'e, E> {
             let step = self.trainer.step();
             let pace = started.0.elapsed().as_secs_f64() / (step - started.1) as f64;
             let tokens_per_second = report.tokens as f64 / seconds;
-            log(json!({
+            let mut line = json!({
                 "step": step, "loss": report.loss, "gradient_norm": report.gradient_norm,
                 "learning_rate": report.rate, "tokens": self.progress.tokens,
                 "tokens_per_second": tokens_per_second.round(),
-            }))?;
+            });
+            if let Some(overlap) = &report.overlap {
+                line["summing_hidden"] = json!(overlap.hidden());
+            }
+            log(line)?;
             let seconds_left = pace * (keys.steps - step) as f64;
             let steps = keys.steps;
             watch(Event::Step(StepLine { step, steps, report, tokens_per_second, seconds_left }));
@@ -307,7 +365,7 @@ impl<'e, E: Engine> Run<'e, E> {
 
     /// Writes a checkpoint and lets go of the oldest beyond those that are kept.
     fn save(&mut self) -> Result<PathBuf> {
-        let folder = self.folder.join(CHECKPOINTS).join(format!("step-{}", self.trainer.step()));
+        let folder = self.checkpoint(self.trainer.step());
         // Ids in a file of batches are not a tokenizer's.
         let tokenizer = (self.config.data.kind != "batches").then(|| self.tokenizer.to_json());
         self.trainer.save(&folder, &self.progress, tokenizer.as_deref())?;
@@ -316,6 +374,11 @@ impl<'e, E: Engine> Run<'e, E> {
             fs::remove_dir_all(old).map_err(Error::io(old, "remove"))?;
         }
         Ok(folder)
+    }
+
+    /// Where the checkpoint of a step is.
+    fn checkpoint(&self, step: u64) -> PathBuf {
+        self.folder.join(CHECKPOINTS).join(format!("step-{step}"))
     }
 
     /// The checkpoints by step.

@@ -110,6 +110,11 @@ impl<E: Engine> Mixer<E> for Attention {
         Ok(Streams { text: pass.linear(&readout, self.o_proj)?, anchors: None })
     }
 
+    /// A score and a weighted value, two operations a dimension each, for each token at or before each token.
+    fn work(&self, tokens: usize, _: &Policy) -> f64 {
+        2.0 * (tokens * (tokens + 1) * self.width) as f64
+    }
+
     fn memory_bytes(&self, tokens: usize, _: &Policy) -> usize {
         2 * tokens * self.width * size_of::<f32>()
     }

@@ -327,6 +327,11 @@ impl GatedDeltaNet {
         pass.linear(&pass.tape.gated_rms_norm(input, pass.norm_eps())?, self.o_proj)
     }
 
+    /// kᵀS, the update of S and Sᵀq, two operations for each number of S.
+    pub(super) fn recurrence_work(&self, tokens: usize) -> f64 {
+        6.0 * (self.key_dim * self.value_dim * self.value_heads) as f64 * tokens as f64
+    }
+
     /// Bytes of what goes on: a state, the inputs since it, and the convolutions' last inputs.
     pub fn live_bytes(&self, tokens: usize) -> usize {
         let inputs = 2 * self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2);
@@ -365,6 +370,10 @@ impl<E: Engine> Mixer<E> for GatedDeltaNet {
             Ok([self.recur(pass, [&q, &k, &v, a, b], plan, memory)?.readout])
         })?;
         Ok(Streams { text: self.output(pass, &readout, &input.text)?, anchors: None })
+    }
+
+    fn work(&self, tokens: usize, _: &Policy) -> f64 {
+        self.recurrence_work(tokens)
     }
 
     fn memory_bytes(&self, tokens: usize, _: &Policy) -> usize {

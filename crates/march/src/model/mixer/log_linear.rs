@@ -139,6 +139,12 @@ impl<E: Engine> Mixer<E> for LogLinear {
         Ok(Streams { text: base.output(pass, &readout, &input.text)?, anchors: None })
     }
 
+    /// The update of one state, and a read of each level's.
+    fn work(&self, tokens: usize, _: &Policy) -> f64 {
+        let levels = (usize::BITS - tokens.leading_zeros()) as f64 + 1.0;
+        self.base.recurrence_work(tokens) * (2.0 + levels) / 3.0
+    }
+
     fn memory_bytes(&self, tokens: usize, _: &Policy) -> usize {
         let levels = (usize::BITS - tokens.leading_zeros()) as usize + 1;
         levels * self.base.state_bytes() + self.base.tail_bytes()

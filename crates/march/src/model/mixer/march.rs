@@ -297,6 +297,20 @@ impl<E: Engine> Mixer<E> for March {
         Ok(Streams { text, anchors })
     }
 
+    /// The recurrence's, and for each anchor that a token reads a score and Aᵀq.
+    fn work(&self, tokens: usize, policy: &Policy) -> f64 {
+        let base = &self.base;
+        let plan = AnchorPlan::fresh(policy, 1, tokens);
+        let (mut scored, mut read) = (0, 0);
+        for segment in &plan.read.segments {
+            let seen = segment.visible.len();
+            scored += segment.len * seen;
+            read += segment.len * policy.top_k.map_or(seen, |k| seen.min(k));
+        }
+        let anchor = (base.key_dim * base.value_dim * read + self.routing_dim * scored) as f64;
+        base.recurrence_work(tokens) + 2.0 * base.value_heads as f64 * anchor
+    }
+
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
         let key = self.base.value_heads * self.routing_dim * size_of::<f32>();
         let anchor = self.base.state_bytes() + self.base.tail_bytes() + key;

@@ -58,6 +58,10 @@ pub trait Mixer<E: Engine> {
         memory: &mut [&mut LayerMemory<E>],
     ) -> Result<Streams<E::Tensor>>;
 
+    /// Floating-point operations of a forward pass over one text of `tokens` tokens from its beginning, counted over
+    /// the products along the text: all but the mixer's linear layers.
+    fn work(&self, tokens: usize, policy: &Policy) -> f64;
+
     /// Bytes that one layer's memory takes after `tokens` tokens, with anchors stored as f32.
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize;
 }

@@ -1,0 +1,96 @@
+//! `march inspect training`: what a run asks of the machines, before it starts.
+
+use clap::Args;
+use march::anchors::Policy;
+use march::config::Config;
+use march::engine::{Cpu, CpuOptions};
+use march::model::{Model, Settings};
+use march::train::StepMemory;
+
+use crate::display::{bytes, thousands};
+
+/// The work of a run, and the memory and speed that it needs of each process.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  march inspect training paper/march
+  march inspect training paper/march --processes 64,256 --days 14
+
+Memory is measured: a few layers run forward on a short text, and what they keep is scaled. Work is counted over the
+products of a step, forward once and backward twice that; one block more forward where blocks are computed again.")]
+pub struct InspectTraining {
+    /// The name of a preset, or a TOML file
+    #[arg(value_name = "PRESET|FILE")]
+    config: String,
+    /// Set a key anew; may be given several times
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    settings: Vec<String>,
+    /// Numbers of processes to compare
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64, 256])]
+    processes: Vec<usize>,
+    /// Days that the run may take
+    #[arg(long, default_value_t = 30.0)]
+    days: f64,
+}
+
+impl InspectTraining {
+    /// Prints the tables.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Config { model: config, memory, data, train } = Config::load_with(&self.config, &self.settings)?;
+        anyhow::ensure!(self.days > 0.0, "--days is {}; it must be above 0", self.days);
+        let engine = Cpu::new(CpuOptions::default())?;
+        let model: Model<Cpu> = Model::new(&config);
+        let policy = Policy { retention: memory.retention, ..config.mixer.policy().unwrap_or_default() };
+        let length = data.sequence_length;
+        let rows = train.tokens_per_step / length;
+        let tokens = train.steps as f64 * train.tokens_per_step as f64;
+        let forward = model.work(length, &policy) / length as f64;
+        println!(
+            "{}: {}, {} parameters",
+            self.config,
+            config.mixer.model_type(),
+            thousands(model.parameter_count())
+        );
+        println!(
+            "  {} steps of {} tokens (sequences of {}): {:.3e} tokens",
+            thousands(train.steps as usize),
+            thousands(train.tokens_per_step),
+            thousands(length),
+            tokens
+        );
+        println!(
+            "  a token: {:.2} GFLOP forward, {:.2} a step; the run: {:.3e} FLOP",
+            forward / 1e9,
+            3.0 * forward / 1e9,
+            3.0 * forward * tokens
+        );
+        let seconds = self.days * 86_400.0;
+        println!(
+            "  in {} days: {} tokens/s, {:.1} TFLOP/s ({:.1} with blocks computed again)\n",
+            self.days,
+            thousands((tokens / seconds) as usize),
+            3e-12 * forward * tokens / seconds,
+            4e-12 * forward * tokens / seconds
+        );
+        println!("                                   ---------------- each process ----------------");
+        println!("  processes  sequences of a step   tokens/s   GFLOP/s   memory   blocks computed again");
+        let settings = Settings { policy: policy.clone(), recompute: false };
+        let memory = StepMemory::measure(&engine, &config, &settings, length)?;
+        for &processes in &self.processes {
+            if processes == 0 || processes > rows {
+                println!("  {processes:>9}  a step has only {rows} sequences");
+                continue;
+            }
+            let share = rows.div_ceil(processes);
+            let memory = memory.of(share.min(train.micro_batch), processes);
+            let speed = tokens / seconds * share as f64 / rows as f64;
+            println!(
+                "  {processes:>9}  {share:>19}  {:>9}  {:>8.1}  {:>7}  {:>22}",
+                format!("{speed:.1}"),
+                3e-9 * forward * speed,
+                bytes(memory.parameters + memory.activations),
+                bytes(memory.parameters + memory.recomputed),
+            );
+        }
+        Ok(())
+    }
+}

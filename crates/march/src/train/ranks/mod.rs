@@ -1,0 +1,123 @@
+//! The processes that train one model together: each learns from its share of every batch, and what they found is
+//! summed before the update, so that all make the same one.
+
+#[cfg(feature = "mpi")]
+mod mpi;
+
+use std::ops::Range;
+
+use crate::error::Result;
+
+#[cfg(feature = "mpi")]
+pub use mpi::{Job, Mpi};
+
+/// What gradients do while they become final: each is handed over as numbers.
+pub type HandOver<'a> = dyn FnMut(&[f32]) + 'a;
+
+/// The processes, seen from one of them. All must make the same calls in the same order.
+pub trait Ranks {
+    /// This process's number, from 0. Number 0 writes files and speaks.
+    fn rank(&self) -> usize;
+
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Sums over all processes, number by number; each gets the same bits.
+    fn sum(&mut self, values: &mut [f64]) -> Result<()>;
+
+    /// Runs `backward`, which hands over at most `numbers` numbers as they become final, and sums what it hands over
+    /// while it goes on. Gives the sums in the same order.
+    fn sum_during(
+        &mut self,
+        numbers: usize,
+        backward: &mut dyn FnMut(&mut HandOver<'_>) -> Result<()>,
+    ) -> Result<(&[f32], Overlap)>;
+
+    /// This process's part of the rows of a batch: as many as the others', or one more or less.
+    fn share(&self, rows: usize) -> Range<usize> {
+        let at = |rank: usize| rank * rows / self.count();
+        at(self.rank())..at(self.rank() + 1)
+    }
+}
+
+/// How long sums were on their way, in seconds, and how much of that somebody waited for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Overlap {
+    /// From the first hand-over that was sent to the last sum.
+    pub sending: f64,
+    /// Of that, after the backward pass had nothing left to do.
+    pub waiting: f64,
+}
+
+impl Overlap {
+    /// The share of the time that was hidden behind the backward pass.
+    pub fn hidden(&self) -> f64 {
+        if self.sending > 0.0 { 1.0 - self.waiting / self.sending } else { 1.0 }
+    }
+}
+
+/// One process by itself.
+#[derive(Debug, Default)]
+pub struct Alone {
+    numbers: Vec<f32>,
+}
+
+impl Ranks for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn sum(&mut self, _: &mut [f64]) -> Result<()> {
+        Ok(())
+    }
+
+    fn sum_during(
+        &mut self,
+        _: usize,
+        backward: &mut dyn FnMut(&mut HandOver<'_>) -> Result<()>,
+    ) -> Result<(&[f32], Overlap)> {
+        self.numbers.clear();
+        backward(&mut |part| self.numbers.extend_from_slice(part))?;
+        Ok((&self.numbers, Overlap::default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct One(usize, usize);
+
+    impl Ranks for One {
+        fn rank(&self) -> usize {
+            self.0
+        }
+        fn count(&self) -> usize {
+            self.1
+        }
+        fn sum(&mut self, _: &mut [f64]) -> Result<()> {
+            Ok(())
+        }
+        fn sum_during(
+            &mut self,
+            _: usize,
+            _: &mut dyn FnMut(&mut HandOver<'_>) -> Result<()>,
+        ) -> Result<(&[f32], Overlap)> {
+            Ok((&[], Overlap::default()))
+        }
+    }
+
+    #[test]
+    fn shares_cover_a_batch() {
+        for (rows, count) in [(8, 2), (7, 3), (3, 3), (1, 1), (100, 7)] {
+            let shares: Vec<Range<usize>> = (0..count).map(|rank| One(rank, count).share(rows)).collect();
+            assert_eq!((shares[0].start, shares[count - 1].end), (0, rows));
+            assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert!(shares.iter().all(|share| share.len().abs_diff(rows / count) <= 1 && !share.is_empty()));
+        }
+    }
+}
