@@ -1,20 +1,33 @@
 //! Ctrl-C, for work that ends well when it is asked to.
 
-use anyhow::Context;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+
+use crate::display::screen;
 
 static ASKED: AtomicBool = AtomicBool::new(false);
 
 /// From now on Ctrl-C, or a request to end the process, only asks, and `say` is said; a second one ends it at once.
 pub fn listen(say: &'static str) -> anyhow::Result<&'static AtomicBool> {
     ctrlc::set_handler(move || {
-        if ASKED.swap(true, Ordering::Relaxed) {
-            std::process::exit(EXIT);
+        ask();
+        if !screen::taken() {
+            // The terminal may be what went away.
+            let _ = writeln!(std::io::stderr(), "\n{say}; once more to end at once");
         }
-        eprintln!("\n{say}; once more to end at once");
     })
     .context("could not listen for Ctrl-C")?;
     Ok(&ASKED)
+}
+
+/// Asks the work to end; the second time the process ends at once.
+pub fn ask() {
+    if ASKED.swap(true, Ordering::Relaxed) {
+        screen::give_back();
+        std::process::exit(EXIT);
+    }
 }
 
 /// Whether the work is asked to end.

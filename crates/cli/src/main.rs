@@ -4,6 +4,7 @@ mod command;
 mod display;
 mod interrupt;
 mod job;
+mod machine;
 
 use std::process::ExitCode;
 
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<()> {
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| display::screen::Aside)
         .without_time()
         .with_target(false)
         .with_ansi(false)

@@ -231,3 +231,51 @@ fn mistakes_are_named() {
     assert!(errors.contains("Norms by layer") && errors.contains("learning_rate"), "{errors}");
     assert!(checkpoint(&wild, 1).join("model.safetensors").exists());
 }
+
+/// Without a terminal the dashboard is a note, and the lines are as ever.
+#[test]
+fn a_dashboard_needs_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path(), 3);
+    let run = folder.path().join("run");
+    let said = ok(&["train", text(&config), "--run", text(&run), "--dashboard"]);
+    for part in ["no dashboard", "step      3/3 100 %", "validation    step 3", "saved ", "done: "] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains('\u{1b}'), "{said}");
+    assert_eq!(said.matches("no dashboard").count(), 1);
+}
+
+#[test]
+fn sessions_are_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path(), 6);
+    let run = folder.path().join("run");
+    ok(&["train", text(&config), "--run", text(&run), "--threads", "1", "--stop-at", "4"]);
+    ok(&["train", "--resume", text(&run), "--threads", "1"]);
+    let path = run.join("environment.json");
+    let sessions: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let sessions = sessions.as_array().unwrap();
+    assert_eq!(sessions.len(), 2);
+    for session in sessions {
+        for key in ["program", "processor", "instructions", "kernels", "memory", "system", "kernel", "cores"]
+        {
+            assert!(session.get(key).is_some(), "{key}: {session}");
+        }
+        assert!(session["program"].as_str().unwrap().contains(env!("CARGO_PKG_VERSION")));
+        assert!(session["features"].is_array() && session["cores"].as_u64().unwrap() > 0);
+        assert_eq!(session["threads"], 1);
+        let started = session["started"].as_str().unwrap();
+        assert!(started.len() == 20 && started.starts_with("20") && started.ends_with('Z'), "{started}");
+    }
+    assert_eq!((&sessions[0]["step"], &sessions[1]["step"]), (&Value::from(0), &Value::from(4)));
+    assert_eq!(sessions[0]["arguments"][0], "train");
+    assert_eq!(sessions[1]["arguments"][1], "--resume");
+    ok(&["report", text(&run)]);
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(page.contains("<h2>Machine</h2>") && page.contains("<td>4</td>"), "{page}");
+    // A file that somebody changed is no reason not to train, and stays.
+    fs::write(&path, "mine").unwrap();
+    assert!(ok(&["train", "--resume", text(&run)]).contains("environment.json"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+}

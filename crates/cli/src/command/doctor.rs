@@ -3,6 +3,9 @@
 use anyhow::Context;
 use clap::Args;
 use march::engine::{Cpu, CpuOptions, Machine};
+use march::train::machine_memory;
+
+use crate::machine;
 
 /// Show what this machine offers: instruction sets, threads, memory, and measured limits.
 #[derive(Args)]
@@ -18,10 +21,9 @@ impl Doctor {
     pub fn run(self) -> anyhow::Result<()> {
         let cpu = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })
             .context("the engine could not start; try `--threads 1`")?;
-        let available = std::thread::available_parallelism().map_or(1, usize::from);
-        println!("march         {} ({})", env!("CARGO_PKG_VERSION"), profile());
-        println!("processor     {} {}", std::env::consts::ARCH, features());
-        println!("threads       {} in use, {available} available", cpu.threads());
+        println!("march         {} ({})", env!("CARGO_PKG_VERSION"), machine::profile());
+        println!("processor     {} {}", std::env::consts::ARCH, machine::instructions());
+        println!("threads       {} in use, {} available", cpu.threads(), machine::cores());
         println!("kernels       {:?}", cpu.level());
         match memory() {
             Some((total, free)) => println!("memory        {total:.1} GiB, {free:.1} GiB available"),
@@ -29,10 +31,10 @@ impl Doctor {
         }
         // Two arrays of at most an eighth of what is free, so that a small machine is not pushed into swapping.
         let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
-        let machine = Machine::measure(&cpu, array);
-        println!("FMA peak      {:.1} GFLOP/s", machine.peak_gflops);
-        println!("memory read   {:.1} GB/s", machine.read_gbs);
-        println!("memory copy   {:.1} GB/s (bytes read and written)", machine.copy_gbs);
+        let measured = Machine::measure(&cpu, array);
+        println!("FMA peak      {:.1} GFLOP/s", measured.peak_gflops);
+        println!("memory read   {:.1} GB/s", measured.read_gbs);
+        println!("memory copy   {:.1} GB/s (bytes read and written)", measured.copy_gbs);
         if cfg!(debug_assertions) {
             println!("\nThis is a debug build, many times slower: build with `cargo build --release`.");
         }
@@ -40,35 +42,8 @@ impl Doctor {
     }
 }
 
-fn profile() -> &'static str {
-    if cfg!(debug_assertions) { "debug build" } else { "release build" }
-}
-
-/// The instruction sets that matter here and that the processor has.
-fn features() -> String {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let known = [
-            ("avx2", std::arch::is_x86_feature_detected!("avx2")),
-            ("fma", std::arch::is_x86_feature_detected!("fma")),
-            ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
-        ];
-        let has: Vec<&str> = known.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
-        if has.is_empty() { "(no AVX2: portable kernels)".into() } else { has.join(" ") }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        "(portable kernels)".into()
-    }
-}
-
 /// Total and available memory in GiB, where the system tells.
 fn memory() -> Option<(f64, f64)> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let field = |name: &str| -> Option<f64> {
-        let line = text.lines().find(|l| l.starts_with(name))?;
-        let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
-        Some(kib / (1024.0 * 1024.0))
-    };
-    Some((field("MemTotal:")?, field("MemAvailable:")?))
+    let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+    machine_memory().map(|[total, available]| (gib(total), gib(available)))
 }

@@ -1,6 +1,6 @@
 //! `march train`: a model that learns, and a run folder that never loses work.
 
-use std::io::Write;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
@@ -9,17 +9,17 @@ use clap::Args;
 use march::config::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::train::ranks::{Alone, Ranks};
-use march::train::{Event, Run, RunOptions, StepLine, StepMemory, machine_memory};
+use march::train::{Event, Run, RunOptions, StepMemory, machine_memory};
 
-use crate::display::{bytes, thousands};
-use crate::{interrupt, job};
+use crate::display::{About, Dashboard, bytes, lines, thousands};
+use crate::{interrupt, job, machine};
 
 /// Train a model, or go on with a run that was stopped.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march train configs/tiny/march.toml
   march train tiny/gdn --run runs/gdn --set train.steps=100 --set train.learning_rate=1e-3
-  march train --resume runs/gdn
+  march train --resume runs/gdn --dashboard
 
 Without [data] the model learns from a book that is part of the program. Ctrl-C finishes the step, writes a checkpoint
 and says how to go on. A checkpoint RUN/checkpoints/step-N is an ordinary model folder.")]
@@ -45,6 +45,9 @@ pub struct Train {
     /// Threads; 0 takes all of the machine's
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    /// Fill the terminal with curves and numbers instead of lines; q finishes the step, saves and stops
+    #[arg(long)]
+    dashboard: bool,
 }
 
 impl Train {
@@ -63,13 +66,15 @@ impl Train {
             .context("the engine could not start; try `--threads 1`")?;
         let options = RunOptions { init_from: self.init_from.clone(), stop_at: self.stop_at };
         let speaks = ranks.rank() == 0;
-        let mut show = |event| {
+        let mut past = Vec::new();
+        let mut note = |event: Event| {
             if speaks {
-                show(event)
+                past.push(event.clone());
+                lines::show(event);
             }
         };
         let mut run = match (&self.resume, &self.config) {
-            (Some(folder), _) => Run::resume(&engine, folder, options, ranks, &mut show)?,
+            (Some(folder), _) => Run::resume(&engine, folder, options, ranks, &mut note)?,
             (None, Some(name)) => {
                 let config = Config::load_with(name, &self.settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
@@ -78,7 +83,17 @@ impl Train {
             (None, None) => bail!("name a configuration, or a run with --resume"),
         };
         introduce(&engine, &mut run)?;
-        let complete = run.train(stop, &mut show);
+        let session = machine::session(&engine, run.trainer().step(), run.trainer().rank().1);
+        if speaks && let Err(error) = session.record(run.folder()) {
+            eprintln!("note          {error}"); // no reason not to train
+        }
+        let dashboard = (self.dashboard && speaks).then(|| open_dashboard(&run, past)).flatten();
+        let complete = run.train(stop, &mut |event| match &dashboard {
+            Some(dashboard) => dashboard.show(event),
+            None if speaks => lines::show(event),
+            None => {}
+        });
+        drop(dashboard); // the terminal is what it was
         let folder = run.folder().display();
         match complete {
             _ if !speaks => complete.map(drop).map_err(Into::into),
@@ -87,7 +102,7 @@ impl Train {
                     .best()
                     .map(|(step, loss)| format!(", lowest validation loss {loss:.4} at step {step}"));
                 println!("done: {folder}{}", best.unwrap_or_default());
-                println!("memory        peak {}", peak().map_or("unknown".into(), bytes));
+                println!("memory        peak {}", machine::peak().map_or("unknown".into(), bytes));
                 Ok(())
             }
             Ok(false) => {
@@ -154,63 +169,24 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line for what happened.
-fn show(event: Event) {
-    match event {
-        Event::Step(line) => println!("{}", step_line(&line)),
-        Event::Validated(step, loss, lowest) => {
-            println!(
-                "validation    step {step}: {loss:.4} nats a token{}",
-                if lowest { " (lowest)" } else { "" }
-            );
-        }
-        Event::Sampled(step, prompt, text) => println!("sample        step {step}: {:?}", prompt + &text),
-        Event::Saved(folder) => println!("saved         {}", folder.display()),
-        Event::SetAside(folder, why) => {
-            eprintln!("set aside     {}: {why}", folder.display());
-        }
-        Event::Resumed(folder) => println!("resumed       from {}", folder.display()),
+/// The dashboard, or a note that there is none.
+fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
+    // A launcher stands between its processes and the terminal.
+    if job::launched()
+        || !std::io::stdout().is_terminal()
+        || std::env::var("TERM").is_ok_and(|name| name == "dumb")
+    {
+        eprintln!("note          no dashboard: the output is not a terminal that can be drawn on");
+        return None;
     }
-    // Somebody may be reading the lines through a pipe that is gone.
-    let _ = std::io::stdout().flush();
-}
-
-fn step_line(line: &StepLine) -> String {
-    let StepLine { step, steps, report, tokens_per_second, seconds_left } = line;
-    let hidden = report.overlap.map(|overlap| format!("  summing {:.0} % hidden", 100.0 * overlap.hidden()));
-    format!(
-        "step {step:>6}/{steps} {:>3.0} %  loss {:.4}  norm {:.3}  rate {:.2e}  {:>7} tokens/s  {:>8}  {} left{}",
-        100.0 * *step as f64 / *steps as f64,
-        report.loss,
-        report.gradient_norm,
-        report.rate,
-        thousands(*tokens_per_second as usize),
-        resident().map_or(String::new(), bytes),
-        duration(*seconds_left),
-        hidden.unwrap_or_default()
-    )
-}
-
-fn duration(seconds: f64) -> String {
-    let seconds = seconds as u64;
-    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, s) => format!("{s} s"),
-        (0, m, s) => format!("{m} m {s:02} s"),
-        (h, m, _) => format!("{h} h {m:02} m"),
-    }
-}
-
-/// A field of what the system says of this process, in bytes.
-fn field(name: &str) -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kib| kib * 1024)
-}
-
-fn resident() -> Option<usize> {
-    field("VmRSS:")
-}
-
-fn peak() -> Option<usize> {
-    field("VmHWM:")
+    let model = run.trainer().model();
+    let about = About {
+        folder: run.folder().to_path_buf(),
+        model: model.config().mixer.model_type().to_string(),
+        parameters: model.parameter_count(),
+        step: run.trainer().step(),
+        steps: run.config().train.steps,
+    };
+    let dashboard = Dashboard::open(about, past);
+    dashboard.inspect_err(|error| eprintln!("note          no dashboard: {error}")).ok()
 }

@@ -1,8 +1,14 @@
 //! What people see while they wait, and numbers as they read them.
 
+mod dashboard;
+pub mod lines;
 mod progress;
+pub mod screen;
+mod view;
 
+pub use dashboard::Dashboard;
 pub use progress::{Progress, left};
+pub use view::About;
 
 /// 1234567 as 1,234,567.
 pub fn thousands(number: usize) -> String {

@@ -1,6 +1,8 @@
-//! One page of a run: curves, configuration, samples. No script, no network: the page is whole in itself.
+//! One page of a run: curves, samples, machine, configuration. No script, no network: the page is whole in itself.
 
 mod chart;
+mod follow;
+mod machine;
 
 use std::fmt::Write;
 use std::fs;
@@ -10,6 +12,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 pub use chart::{Chart, Line};
+pub use follow::Follow;
 
 /// What a run's `metrics.jsonl` says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -115,6 +118,7 @@ pub fn render(run: &Path) -> Result<String> {
             );
         }
     }
+    page += &machine::table(run);
     let _ = write!(page, "<h2>Configuration</h2>\n<pre>{}</pre>\n</body></html>\n", escape(&config));
     Ok(page)
 }
@@ -135,7 +139,7 @@ fn facts(metrics: &Metrics) -> String {
 }
 
 /// A running mean over about a twentieth of the points.
-fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+pub fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let keep = 1.0 - 1.0 / (points.len() as f64 / 20.0).max(1.0);
     let mut mean = None;
     points
@@ -169,6 +173,9 @@ svg polyline { fill: none; stroke-width: 1.6; } .faint { stroke: var(--faint); o
 .other { stroke: var(--other); } circle.other { fill: var(--other); }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: color-mix(in srgb, var(--grid) 45%, transparent);
   padding: .7rem .9rem; border-radius: 6px; font-size: 13px; }
+table { border-collapse: collapse; font-size: 13px; } .wide { overflow-x: auto; }
+th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--grid); }
+th { color: var(--faint); font-weight: 400; } td { overflow-wrap: anywhere; }
 figure { margin: 0 0 .8rem; } figcaption { color: var(--faint); font-size: 13px; }
 ";
 

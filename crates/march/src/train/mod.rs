@@ -3,6 +3,7 @@
 //! [`Trainer`] makes one step at a time and can be written to a checkpoint folder and read again such that going on
 //! equals never having stopped, bit for bit. [`Run`] is the loop around it: validate, sample, save, step, log.
 
+mod environment;
 mod estimate;
 mod keys;
 mod optimizer;
@@ -20,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::model::{Batch, Model, Parameters, Settings};
 use ranks::{Alone, Overlap, Ranks};
 
+pub use environment::Session;
 pub use estimate::{StepMemory, machine_memory};
 pub use keys::{DataKeys, TrainKeys};
 pub use optimizer::Optimizer;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! RUN/config.toml            the whole configuration, defaults filled in
+//! RUN/environment.json       the program and machine of each session
 //! RUN/metrics.jsonl          a line for each step, validation and sample; what reports are made from
 //! RUN/samples.txt            the samples, to read
 //! RUN/checkpoints/step-N/    a checkpoint that any command takes, and what going on needs

@@ -1,0 +1,96 @@
+//! The whole terminal, taken for a while and always given back: at the end, after an error, in a panic, and before the
+//! process ends on its second interrupt.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
+
+use ratatui::crossterm::cursor::{Hide, Show};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+
+static TAKEN: AtomicBool = AtomicBool::new(false);
+/// Held while something is drawn.
+static DRAWING: Mutex<()> = Mutex::new(());
+/// What would have gone to standard error meanwhile.
+static ASIDE: Mutex<String> = Mutex::new(String::new());
+
+/// Takes the terminal: keys come one by one, and what it showed is kept for later.
+pub fn take() -> io::Result<()> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            give_back();
+            before(panic);
+        }));
+    });
+    enable_raw_mode()?;
+    TAKEN.store(true, Ordering::SeqCst);
+    // Not every terminal has a second screen, which begins empty.
+    execute!(io::stdout(), EnterAlternateScreen, Clear(ClearType::All), Hide).inspect_err(|_| give_back())
+}
+
+/// Whether the terminal is taken.
+pub fn taken() -> bool {
+    TAKEN.load(Ordering::SeqCst)
+}
+
+/// Draws, unless the terminal was given back; gives whether it did.
+pub fn draw(draw: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
+    let _drawing = lock(&DRAWING);
+    if !taken() {
+        return Ok(false);
+    }
+    draw().map(|()| true)
+}
+
+/// Makes the terminal what it was, and says what was held back. Does nothing where it was not taken.
+pub fn give_back() {
+    // Waits for the drawing to end, but not for ever: this may be the panic of that drawing.
+    let mut drawing = DRAWING.try_lock();
+    for _ in 0..100 {
+        if drawing.is_ok() || !taken() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        drawing = DRAWING.try_lock();
+    }
+    if TAKEN.swap(false, Ordering::SeqCst) {
+        // A terminal that is gone needs nothing back.
+        let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
+        let _ = disable_raw_mode();
+        let aside = std::mem::take(&mut *lock(&ASIDE));
+        let _ = io::stderr().write_all(aside.as_bytes());
+    }
+}
+
+/// The lines that were held back so far.
+pub fn held_back() -> Vec<String> {
+    lock(&ASIDE).lines().map(String::from).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Standard error for messages that can come at any time: held back while the terminal is taken.
+pub struct Aside;
+
+impl Write for Aside {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut aside = lock(&ASIDE);
+        if taken() && io::stderr().is_terminal() {
+            aside.push_str(&String::from_utf8_lossy(bytes));
+            return Ok(bytes.len());
+        }
+        io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}

@@ -1,0 +1,358 @@
+//! What the dashboard shows, at any size. All curves and numbers come from `metrics.jsonl`, so that those from before a
+//! resume are among them.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use march::report::{Follow, smoothed};
+use march::train::Event;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::symbols::Marker;
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph, Wrap};
+
+use super::lines::{self, duration};
+use super::{bytes, screen, thousands};
+use crate::{interrupt, machine};
+
+/// Messages that are kept.
+const MESSAGES: usize = 100;
+/// The least width and height that have room for a chart.
+const ROOM: (u16, u16) = (40, 12);
+
+/// What does not change during a run.
+pub struct About {
+    /// The run's folder.
+    pub folder: PathBuf,
+    /// The model's kind.
+    pub model: String,
+    /// Its parameters.
+    pub parameters: usize,
+    /// Steps made before.
+    pub step: u64,
+    /// Steps in all.
+    pub steps: u64,
+}
+
+/// What is shown.
+pub struct View {
+    about: About,
+    follow: Follow,
+    step: u64,
+    seconds_left: Option<f64>,
+    memory: Option<usize>,
+    messages: Vec<String>,
+    /// Of the lines held back from standard error, those among the messages.
+    held_back: usize,
+    started: Instant,
+    stopping: bool,
+}
+
+impl View {
+    /// Before anything happened.
+    pub fn new(about: About) -> Self {
+        Self {
+            follow: Follow::new(&about.folder),
+            step: about.step,
+            about,
+            seconds_left: None,
+            memory: None,
+            messages: Vec::new(),
+            held_back: 0,
+            started: Instant::now(),
+            stopping: false,
+        }
+    }
+
+    /// Takes what happened.
+    pub fn take(&mut self, event: Event) {
+        match &event {
+            Event::Step(line) => {
+                self.step = line.step;
+                self.seconds_left = Some(line.seconds_left);
+            }
+            // These stand elsewhere on the screen.
+            Event::Sampled(..) | Event::Validated(..) => {}
+            _ => self.say(lines::line(&event)),
+        }
+    }
+
+    fn say(&mut self, message: String) {
+        self.messages.push(message);
+        let extra = self.messages.len().saturating_sub(MESSAGES);
+        self.messages.drain(..extra);
+    }
+
+    /// Takes what came from elsewhere since the last drawing.
+    pub fn read_on(&mut self) {
+        if let Err(error) = self.follow.read_on() {
+            let message = error.to_string();
+            if self.messages.last() != Some(&message) {
+                self.say(message);
+            }
+        }
+        let held_back = screen::held_back();
+        for line in held_back.iter().skip(self.held_back) {
+            self.say(line.clone());
+        }
+        self.held_back = held_back.len();
+        self.memory = machine::resident();
+        self.stopping = interrupt::asked();
+    }
+
+    /// Draws all of it that there is room for.
+    pub fn draw(&self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        if area.width < ROOM.0 || area.height < ROOM.1 {
+            return self.draw_small(frame, area);
+        }
+        let sample = if area.height >= 24 { 7 } else { 0 };
+        let messages = if area.height >= 18 { 5 } else { 0 };
+        let rows = [1, 1, 0, sample, messages, 1].map(Constraint::Length);
+        let rows = [&rows[..2], &[Constraint::Fill(1)], &rows[3..]].concat();
+        let rows = Layout::vertical(rows).split(area);
+        let [title, gauge, middle, sample, messages, hint] = rows[..] else { return };
+        let About { folder, model, parameters, .. } = &self.about;
+        let about = format!("  {model}, {} parameters", thousands(*parameters));
+        let run = Span::from(folder.display().to_string()).bold();
+        frame.render_widget(Line::from(vec![run, Span::from(about)]), title);
+        let bar = Style::new().fg(Color::Cyan).bg(Color::DarkGray);
+        let ratio = self.share().clamp(0.0, 1.0);
+        frame.render_widget(Gauge::default().gauge_style(bar).ratio(ratio).label(self.progress()), gauge);
+        if area.width >= 80 {
+            let [curves, numbers] =
+                Layout::horizontal([Constraint::Fill(1), Constraint::Length(38)]).areas(middle);
+            self.draw_chart(frame, curves);
+            let rows: Vec<Line<'_>> = self.numbers().iter().map(|(name, value)| pair(name, value)).collect();
+            frame.render_widget(Paragraph::new(rows).block(Block::bordered().title("numbers")), numbers);
+        } else {
+            let [numbers, curves] =
+                Layout::vertical([Constraint::Length(3), Constraint::Fill(1)]).areas(middle);
+            let all = self.numbers().map(|(name, value)| format!("{name} {value}")).join("  ");
+            frame.render_widget(Paragraph::new(all).wrap(Wrap { trim: true }), numbers);
+            self.draw_chart(frame, curves);
+        }
+        self.draw_sample(frame, sample);
+        let shown = self.messages.len().saturating_sub(usize::from(messages.height.saturating_sub(2)));
+        let text: Vec<Line<'_>> =
+            self.messages[shown..].iter().map(|text| Line::from(text.as_str())).collect();
+        frame.render_widget(Paragraph::new(text).block(Block::bordered().title("messages")), messages);
+        frame.render_widget(self.hint(), hint);
+    }
+
+    /// The numbers alone, as many as there is room for.
+    fn draw_small(&self, frame: &mut Frame<'_>, area: Rect) {
+        let mut rows = vec![Line::from(self.progress())];
+        if self.stopping {
+            rows.push(self.hint());
+        }
+        rows.extend(self.numbers().iter().map(|(name, value)| Line::from(format!("{name} {value}"))));
+        frame.render_widget(Paragraph::new(rows), area);
+    }
+
+    fn draw_chart(&self, frame: &mut Frame<'_>, area: Rect) {
+        let metrics = self.follow.metrics();
+        // Two dots of a chart are as wide as a character.
+        let training = thinned(&smoothed(&metrics.loss), 2 * usize::from(area.width));
+        let validation = thinned(&metrics.validation, 2 * usize::from(area.width));
+        let range = |of: fn(&(f64, f64)) -> f64| {
+            let values = training.iter().chain(&validation).map(of).filter(|value| value.is_finite());
+            let (low, high) =
+                values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+            if high > low { [low, high] } else { [low - 0.5, low + 0.5] }
+        };
+        let block = Block::bordered().title("loss, nats a token");
+        if training.is_empty() && validation.is_empty() {
+            let text = "the first step is being made";
+            return frame.render_widget(Paragraph::new(text).block(block), area);
+        }
+        let (x, y) = (range(|point| point.0), range(|point| point.1));
+        let labels = |[low, high]: [f64; 2], digits: usize| {
+            [low, (low + high) / 2.0, high].map(|value| Span::from(format!("{value:.digits$}")).dim())
+        };
+        let line = |name, color, data| {
+            let set = Dataset::default().name(name).style(Style::new().fg(color)).data(data);
+            set.marker(Marker::Braille).graph_type(GraphType::Line)
+        };
+        let sets = vec![
+            line("training, smoothed", Color::Cyan, &training),
+            line("validation", Color::Yellow, &validation).marker(Marker::Dot).graph_type(GraphType::Scatter),
+        ];
+        let chart = Chart::new(sets)
+            .block(block)
+            .x_axis(Axis::default().bounds(x).labels(labels(x, 0)))
+            .y_axis(Axis::default().bounds(y).labels(labels(y, 3)));
+        frame.render_widget(chart, area);
+    }
+
+    fn draw_sample(&self, frame: &mut Frame<'_>, area: Rect) {
+        let (title, text) = match self.follow.metrics().samples.last() {
+            Some((step, prompt, text)) => {
+                (format!("sample, step {step}"), prompt.clone() + &text.replace('\t', " "))
+            }
+            None => ("sample".into(), String::new()),
+        };
+        let text = Paragraph::new(Text::from(text)).wrap(Wrap { trim: false });
+        frame.render_widget(text.block(Block::bordered().title(title)), area);
+    }
+
+    fn share(&self) -> f64 {
+        self.step as f64 / self.about.steps.max(1) as f64
+    }
+
+    fn progress(&self) -> String {
+        let left = self.seconds_left.map_or(String::new(), |left| format!(", {} left", duration(left)));
+        format!("step {}/{}, {:.0} %{left}", self.step, self.about.steps, 100.0 * self.share())
+    }
+
+    fn numbers(&self) -> [(&'static str, String); 9] {
+        let metrics = self.follow.metrics();
+        let last = |points: &[(f64, f64)], show: fn(f64) -> String| {
+            points.last().map_or("-".into(), |point| show(point.1))
+        };
+        let best = metrics.validation.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        [
+            ("loss", last(&metrics.loss, |loss| format!("{loss:.4}"))),
+            ("validation", last(&metrics.validation, |loss| format!("{loss:.4}"))),
+            ("lowest", best.map_or("-".into(), |(step, loss)| format!("{loss:.4} at step {step}"))),
+            ("gradient norm", last(&metrics.gradient_norm, |norm| format!("{norm:.3}"))),
+            ("learning rate", last(&metrics.learning_rate, |rate| format!("{rate:.2e}"))),
+            ("tokens/s", last(&metrics.speed, |speed| thousands(speed as usize))),
+            ("tokens", thousands(metrics.tokens as usize)),
+            ("memory", self.memory.map_or("-".into(), bytes)),
+            ("time", duration(self.started.elapsed().as_secs_f64())),
+        ]
+    }
+
+    fn hint(&self) -> Line<'static> {
+        if self.stopping {
+            return Line::from("finishing the step, then saving; q again: end at once").yellow().bold();
+        }
+        Line::from("q or Ctrl-C: finish the step, save and stop").dim()
+    }
+}
+
+fn pair(name: &str, value: &str) -> Line<'static> {
+    Line::from(vec![Span::from(format!(" {name:<13} ")).dim(), Span::from(value.to_string()).bold()])
+}
+
+/// About `most` points: means of neighbours, each where the first of them is; the last point stays.
+fn thinned(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
+    let size = points.len().div_ceil(most.max(1)).max(1);
+    let mean = |part: &[(f64, f64)]| {
+        let sum: f64 = part.iter().map(|point| point.1).sum();
+        (part[0].0, sum / part.len() as f64)
+    };
+    let Some((last, before)) = points.split_last() else { return Vec::new() };
+    before.chunks(size).map(mean).chain([*last]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use march::train::{StepLine, StepReport};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn view(folder: &Path) -> View {
+        let folder = folder.to_path_buf();
+        View::new(About { folder, model: "march".into(), parameters: 1_234_567, step: 40, steps: 120 })
+    }
+
+    fn screen(view: &View, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn step(step: u64) -> Event {
+        let report = StepReport { loss: 2.5, gradient_norm: 1.0, rate: 1e-3, tokens: 10, overlap: None };
+        Event::Step(StepLine { step, steps: 120, report, tokens_per_second: 1234.0, seconds_left: 3725.0 })
+    }
+
+    /// Every size, with nothing to show and with much.
+    #[test]
+    fn any_size_is_drawn() {
+        let run = tempfile::tempdir().unwrap();
+        let (empty, mut full) = (view(run.path()), view(run.path()));
+        let mut lines: String = (1..=3000)
+            .map(|step| {
+                format!("{{\"step\":{step},\"loss\":{},\"gradient_norm\":1e30}}\n", 9.0 / f64::from(step))
+            })
+            .collect();
+        lines += "{\"step\":3000,\"validation_loss\":1e300}\n{\"step\":3000,\"prompt\":\"A\",\"sample\":\"\\u001b[2J\\n\\u6f22\"}\n";
+        fs::write(run.path().join("metrics.jsonl"), lines).unwrap();
+        full.take(step(300));
+        (0..200).for_each(|n| full.take(Event::Saved(format!("a/long/folder/step-{n}").into())));
+        full.read_on();
+        let mut stopping = view(run.path());
+        stopping.stopping = true;
+        for (width, height) in [(0, 0), (1, 1), (2, 30), (300, 1), (20, 5), (39, 12), (40, 11), (400, 100)] {
+            [&empty, &full, &stopping].map(|view| screen(view, width, height));
+        }
+        for width in (1..=120).step_by(7) {
+            for height in 1..=40 {
+                let text = screen(&full, width, height);
+                assert!(!text.contains('\u{1b}'));
+            }
+        }
+    }
+
+    #[test]
+    fn what_happened_is_shown() {
+        let run = tempfile::tempdir().unwrap();
+        let mut view = view(run.path());
+        assert!(screen(&view, 120, 40).contains("step 40/120, 33 %"));
+        // From before the run was gone on with.
+        let lines = "{\"step\":1,\"loss\":5.5,\"gradient_norm\":1.25,\"learning_rate\":0.001,\"tokens\":4096,\
+                     \"tokens_per_second\":2048}\n{\"step\":40,\"loss\":3.25}\n\
+                     {\"step\":20,\"validation_loss\":3.5}\n{\"step\":40,\"validation_loss\":3.75}\n\
+                     {\"step\":40,\"prompt\":\"Once\",\"sample\":\" upon\\na time\"}\n";
+        fs::write(run.path().join("metrics.jsonl"), lines).unwrap();
+        view.take(Event::Resumed("runs/a/checkpoints/step-40".into()));
+        view.take(step(41));
+        view.take(Event::Saved("runs/a/checkpoints/step-41".into()));
+        view.read_on();
+        let large = screen(&view, 120, 40);
+        for part in [
+            "1,234,567 parameters",
+            "step 41/120, 34 %, 1 h 02 m left",
+            "3.2500",
+            "3.5000 at step 20",
+            "1.00e-3",
+            "2,048",
+            "4,096",
+            "sample, step 40",
+            "Once upon",
+            "a time",
+            "resumed       from",
+            "step-41",
+            "training, smoothed",
+            "q or Ctrl-C",
+        ] {
+            assert!(large.contains(part), "{part}: {large}");
+        }
+        assert!(large.contains(run.path().to_str().unwrap()));
+        let small = screen(&view, 30, 5);
+        assert!(small.contains("step 41/120") && small.contains("loss 3.2500"), "{small}");
+        view.stopping = true;
+        assert!(screen(&view, 120, 40).contains("then saving"));
+        assert!(screen(&view, 60, 5).contains("then saving"));
+    }
+
+    #[test]
+    fn curves_are_thinned() {
+        let points: Vec<(f64, f64)> = (0..1001).map(|x| (f64::from(x), 1.0)).collect();
+        let thin = thinned(&points, 100);
+        assert!(thin.len() <= 101 && thin.last() == Some(&(1000.0, 1.0)));
+        assert_eq!(thin[..2], [(0.0, 1.0), (11.0, 1.0)]);
+        assert_eq!(thinned(&points[..3], 100), points[..3]);
+        assert!(thinned(&[], 0).is_empty() && thinned(&points, 0).len() == 2);
+    }
+}

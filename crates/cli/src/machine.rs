@@ -1,0 +1,148 @@
+//! What the machine, the system and the build tell of themselves.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use march::engine::Cpu;
+use march::train::{Session, machine_memory};
+
+/// Features that the program may be built with, and whether it was.
+const FEATURES: [(&str, bool); 1] = [("mpi", cfg!(feature = "mpi"))];
+
+/// The kind of build.
+pub fn profile() -> &'static str {
+    if cfg!(debug_assertions) { "debug build" } else { "release build" }
+}
+
+/// The instruction sets that matter here and that the processor has.
+pub fn instructions() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let known = [
+            ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+            ("fma", std::arch::is_x86_feature_detected!("fma")),
+            ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+        ];
+        let has: Vec<&str> = known.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+        if has.is_empty() { "(no AVX2: portable kernels)".into() } else { has.join(" ") }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        "(portable kernels)".into()
+    }
+}
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The memory that the process has in use, in bytes.
+pub fn resident() -> Option<usize> {
+    kib("/proc/self/status", "VmRSS")
+}
+
+/// The most that it ever had.
+pub fn peak() -> Option<usize> {
+    kib("/proc/self/status", "VmHWM")
+}
+
+/// This call of the program, one of `processes`, for a run that has made `step` steps. It names neither user nor host.
+pub fn session(engine: &Cpu, step: u64, processes: usize) -> Session {
+    let home = std::env::var("HOME").unwrap_or_default();
+    let arguments = std::env::args_os().skip(1);
+    Session {
+        started: utc(SystemTime::now()),
+        step,
+        program: format!("march {} ({})", env!("CARGO_PKG_VERSION"), profile()),
+        features: FEATURES.iter().filter(|(_, has)| *has).map(|(name, _)| name.to_string()).collect(),
+        arguments: arguments.map(|word| without_home(&word.to_string_lossy(), &home)).collect(),
+        processor: field("/proc/cpuinfo", "model name", ':'),
+        instructions: format!("{} {}", std::env::consts::ARCH, instructions()),
+        cores: cores(),
+        processes,
+        threads: engine.threads(),
+        kernels: format!("{:?}", engine.level()),
+        memory: machine_memory().map(|[total, _]| total as u64),
+        system: field("/etc/os-release", "PRETTY_NAME", '=').unwrap_or(std::env::consts::OS.into()),
+        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().into()),
+    }
+}
+
+/// The value of the first line `name<separator>value` of a file of the system, without quotes.
+fn field(file: &str, name: &str, separator: char) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(separator));
+    let (_, value) = lines.find(|(key, _)| key.trim() == name)?;
+    Some(value.trim().trim_matches('"').into())
+}
+
+/// The same where the value is a number and "kB", in bytes.
+fn kib(file: &str, name: &str) -> Option<usize> {
+    field(file, name, ':')?.split_whitespace().next()?.parse::<usize>().ok().map(|kib| kib * 1024)
+}
+
+/// An argument in which the home folder, which a shell may have filled in, is `~` again.
+fn without_home(argument: &str, home: &str) -> String {
+    let (key, path) = argument.rsplit_once('=').map_or(("", argument), |(key, path)| (key, path));
+    match Path::new(path).strip_prefix(home) {
+        Ok(rest) if home.len() > 1 => {
+            let equals = if key.is_empty() { "" } else { "=" };
+            format!("{key}{equals}{}", Path::new("~").join(rest).display())
+        }
+        _ => argument.into(),
+    }
+}
+
+/// A time as RFC 3339, in UTC.
+fn utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+    let (mut days, second) = (seconds / 86_400, seconds % 86_400);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let (mut year, mut month) = (1970, 1);
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_utc() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn the_home_folder_is_not_told() {
+        let told = |argument| without_home(argument, "/home/somebody");
+        assert_eq!(told("/home/somebody/runs/a"), "~/runs/a");
+        assert_eq!(told("data.path=/home/somebody/x"), "data.path=~/x");
+        assert_eq!(told("--run=/home/somebody/x"), "--run=~/x");
+        assert_eq!(told("/home/somebody-else/x"), "/home/somebody-else/x");
+        assert_eq!(told("runs/a"), "runs/a");
+        assert_eq!(without_home("/data", "/"), "/data");
+        assert_eq!(without_home("train", ""), "train");
+    }
+}
