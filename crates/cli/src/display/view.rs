@@ -110,8 +110,12 @@ impl View {
         if area.width < ROOM.0 || area.height < ROOM.1 {
             return self.draw_small(frame, area);
         }
-        let sample = if area.height >= 24 { 7 } else { 0 };
-        let messages = if area.height >= 18 { 5 } else { 0 };
+        let (sample, messages) = match area.height {
+            0..17 => (0, 0),
+            17..22 => (0, 4),
+            22..34 => (4, 4),
+            34.. => (7, 5),
+        };
         let rows = [1, 1, 0, sample, messages, 1].map(Constraint::Length);
         let rows = [&rows[..2], &[Constraint::Fill(1)], &rows[3..]].concat();
         let rows = Layout::vertical(rows).split(area);
