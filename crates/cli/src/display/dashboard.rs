@@ -1,17 +1,17 @@
 //! A run as a screen of curves and numbers.
 //!
-//! The training loop only sends events. A thread of its own reads the keys, follows `metrics.jsonl`, and draws at most
-//! five times a second, and only when something changed.
+//! The training loop only sends events. A thread of its own follows `metrics.jsonl` and draws, at most five times a
+//! second and only when something changed; another one waits for keys.
 
-use std::io::{self, BufWriter, Write, stdout};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Read, Write, stdout};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use march::train::Event;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
-use ratatui::crossterm::event::{self, Event as Input, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::view::{About, View};
 use super::{lines, screen};
@@ -21,6 +21,8 @@ use crate::interrupt;
 const PAUSE: Duration = Duration::from_millis(200);
 /// A held key repeats itself before this has passed; that is not a second press.
 const REPEAT: Duration = Duration::from_millis(700);
+const CTRL_C: u8 = 3;
+const ESCAPE: u8 = 27;
 
 /// The thread that draws; dropping it gives the terminal back.
 pub struct Dashboard {
@@ -43,8 +45,12 @@ impl Dashboard {
                 received.try_iter().for_each(lines::show);
             }
         };
-        let thread = std::thread::Builder::new().name("dashboard".into()).spawn(work);
-        let thread = thread.inspect_err(|_| screen::give_back())?;
+        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+            thread.inspect_err(|_| screen::give_back())
+        };
+        start("keys", Box::new(read_keys))?;
+        let thread = start("dashboard", Box::new(work))?;
         Ok(Self { events: Some(events), thread: Some(thread) })
     }
 
@@ -71,19 +77,13 @@ impl Drop for Dashboard {
 /// Draws until the events end or the terminal is given back.
 fn watch(mut view: View, events: &Receiver<Event>) -> io::Result<()> {
     let mut terminal = Terminal::new(CrosstermBackend::new(BufWriter::new(stdout())))?;
-    let (mut drawn, mut pressed, mut changed) = (None::<Instant>, None, true);
+    let (mut drawn, mut before, mut changed) = (None::<Instant>, None, true);
     loop {
-        loop {
-            match events.try_recv() {
-                Ok(event) => {
-                    view.take(event);
-                    changed = true;
-                }
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return Ok(()),
-            }
-        }
         let age = drawn.map_or(Duration::MAX, |drawn| drawn.elapsed());
+        if age >= PAUSE {
+            let now = Some((terminal.size()?, interrupt::asked()));
+            changed |= std::mem::replace(&mut before, now) != now;
+        }
         // The clock moves on each second.
         if age >= Duration::from_secs(1) || (age >= PAUSE && changed) {
             view.read_on();
@@ -93,24 +93,43 @@ fn watch(mut view: View, events: &Receiver<Event>) -> io::Result<()> {
             changed = false;
             drawn = Some(Instant::now());
         }
-        if event::poll(PAUSE)? {
-            press(&event::read()?, &mut pressed);
-            changed = true;
+        match events.recv_timeout(PAUSE) {
+            Ok(event) => {
+                view.take(event);
+                changed = true;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }
 }
 
-/// q and Ctrl-C ask the run to end. `pressed`: when q was pressed last.
-fn press(input: &Input, pressed: &mut Option<Instant>) {
-    let Input::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = input else { return };
-    match code {
-        KeyCode::Char('c' | 'C') if modifiers.contains(KeyModifiers::CONTROL) => interrupt::ask(),
-        KeyCode::Char('q' | 'Q') => {
-            let before = pressed.replace(Instant::now());
-            if before.is_none_or(|before| before.elapsed() > REPEAT) {
-                interrupt::ask();
+/// q and Ctrl-C ask the run to end, for as long as the terminal is taken. Plain reading, which ends with the terminal;
+/// the library's events would turn in a circle there.
+fn read_keys() {
+    let mut keyboard: Box<dyn Read> = match File::open("/dev/tty") {
+        Ok(file) if !io::stdin().is_terminal() => Box::new(file),
+        _ => Box::new(io::stdin()),
+    };
+    let (mut keys, mut pressed) = ([0; 64], None::<Instant>);
+    loop {
+        let count = match keyboard.read(&mut keys) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Ok(count @ 1..) if screen::taken() => count,
+            _ => return,
+        };
+        // An arrow, say, comes as several bytes.
+        for key in keys[..count].iter().take_while(|key| **key != ESCAPE) {
+            match *key {
+                CTRL_C => interrupt::ask(),
+                b'q' | b'Q' => {
+                    let before = pressed.replace(Instant::now());
+                    if before.is_none_or(|before| before.elapsed() > REPEAT) {
+                        interrupt::ask();
+                    }
+                }
+                _ => {}
             }
         }
-        _ => {}
     }
 }

@@ -21,6 +21,8 @@ use crate::{interrupt, machine};
 const MESSAGES: usize = 100;
 /// The least width and height that have room for a chart.
 const ROOM: (u16, u16) = (40, 12);
+const TRAINING: Color = Color::Cyan;
+const VALIDATION: Color = Color::Yellow;
 
 /// What does not change during a run.
 pub struct About {
@@ -108,8 +110,12 @@ impl View {
         if area.width < ROOM.0 || area.height < ROOM.1 {
             return self.draw_small(frame, area);
         }
-        let sample = if area.height >= 24 { 7 } else { 0 };
-        let messages = if area.height >= 18 { 5 } else { 0 };
+        let (sample, messages) = match area.height {
+            0..17 => (0, 0),
+            17..22 => (0, 4),
+            22..34 => (4, 4),
+            34.. => (7, 5),
+        };
         let rows = [1, 1, 0, sample, messages, 1].map(Constraint::Length);
         let rows = [&rows[..2], &[Constraint::Fill(1)], &rows[3..]].concat();
         let rows = Layout::vertical(rows).split(area);
@@ -163,7 +169,13 @@ impl View {
                 values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
             if high > low { [low, high] } else { [low - 0.5, low + 0.5] }
         };
-        let block = Block::bordered().title("loss, nats a token");
+        let title = [
+            "loss, nats a token: ".into(),
+            "training, smoothed".fg(TRAINING),
+            ", ".into(),
+            "validation".fg(VALIDATION),
+        ];
+        let block = Block::bordered().title(Line::from_iter(title));
         if training.is_empty() && validation.is_empty() {
             let text = "the first step is being made";
             return frame.render_widget(Paragraph::new(text).block(block), area);
@@ -172,13 +184,12 @@ impl View {
         let labels = |[low, high]: [f64; 2], digits: usize| {
             [low, (low + high) / 2.0, high].map(|value| Span::from(format!("{value:.digits$}")).dim())
         };
-        let line = |name, color, data| {
-            let set = Dataset::default().name(name).style(Style::new().fg(color)).data(data);
-            set.marker(Marker::Braille).graph_type(GraphType::Line)
+        let set = |data, color, marker, kind| {
+            Dataset::default().data(data).style(Style::new().fg(color)).marker(marker).graph_type(kind)
         };
         let sets = vec![
-            line("training, smoothed", Color::Cyan, &training),
-            line("validation", Color::Yellow, &validation).marker(Marker::Dot).graph_type(GraphType::Scatter),
+            set(&training, TRAINING, Marker::Braille, GraphType::Line),
+            set(&validation, VALIDATION, Marker::Dot, GraphType::Scatter),
         ];
         let chart = Chart::new(sets)
             .block(block)
@@ -268,7 +279,7 @@ mod tests {
     fn screen(view: &View, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
-        terminal.backend().to_string()
+        if width > 0 { terminal.backend().to_string() } else { String::new() }
     }
 
     fn step(step: u64) -> Event {
@@ -294,7 +305,9 @@ mod tests {
         let mut stopping = view(run.path());
         stopping.stopping = true;
         for (width, height) in [(0, 0), (1, 1), (2, 30), (300, 1), (20, 5), (39, 12), (40, 11), (400, 100)] {
-            [&empty, &full, &stopping].map(|view| screen(view, width, height));
+            for view in [&empty, &full, &stopping] {
+                screen(view, width, height);
+            }
         }
         for width in (1..=120).step_by(7) {
             for height in 1..=40 {
