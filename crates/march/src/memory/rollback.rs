@@ -1,0 +1,136 @@
+//! Back to a kept anchor: the bank as it was right after that boundary.
+
+use std::fmt::Write;
+
+use march_engine::Engine;
+use march_engine::ops::anchor_read::{Storage, StoredStates};
+use march_engine::ops::gated_delta::CHUNK_TOKENS;
+
+use super::file::storage_name;
+use super::{LayerMemory, StateBank};
+use crate::error::{Error, Result};
+use crate::model::mixer::gated_delta_net;
+
+/// What a bank is after [`StateBank::rollback`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rollback {
+    /// As it was: what follows has the bits that it would have had if the text had never gone further.
+    Exact,
+    /// Near what it was, and why not that itself.
+    Approximate(String),
+}
+
+impl<E: Engine> StateBank<E> {
+    /// Goes back to right after kept anchor `ordinal`: state, convolution tails and position are those of that
+    /// boundary, later anchors are gone. Anchors that were dropped in the meantime stay dropped. Nothing changes where
+    /// it is refused.
+    pub fn rollback(&mut self, engine: &E, ordinal: usize) -> Result<Rollback> {
+        self.check_whole()?;
+        let kept = &self.timeline.kept;
+        let Some(place) = kept.iter().position(|anchor| anchor.ordinal == ordinal) else {
+            return Err(self.not_kept(ordinal));
+        };
+        let anchor = kept[place];
+        let numbers: Vec<usize> = (0..=place).collect();
+        let mut layers = Vec::with_capacity(self.layers.len());
+        let mut storage = Storage::F32;
+        for layer in &self.layers {
+            let anchors = &layer.anchors;
+            let (Some(state), Some(tails)) = (anchors.states.get(place), anchors.tails.get(place)) else {
+                let message = format!("anchor {ordinal} is listed, but a layer does not have it");
+                return Err(Error::Request(message));
+            };
+            let state = engine.stored_to_host(state)?;
+            if state.storage() != Storage::F32 {
+                storage = state.storage();
+            }
+            let state = engine.from_f32(&state.to_f32()?, &state.shape())?;
+            let [q, k, v] = tails;
+            let tails = [tail(engine, q)?, tail(engine, k)?, tail(engine, v)?];
+            let mut back = LayerMemory { anchors: anchors.clone(), ..LayerMemory::default() };
+            back.anchors.keep(engine, &numbers)?;
+            gated_delta_net::restore(engine, &mut back, state, tails, anchor.position)?;
+            layers.push(back);
+        }
+        let then = self.policy.kept_after(anchor.position);
+        self.layers = layers;
+        self.timeline.position = anchor.position;
+        self.timeline.complete = anchor.ordinal;
+        self.timeline.kept.truncate(place + 1);
+        // The chunk is cut here again, as it was.
+        let within = !anchor.position.is_multiple_of(CHUNK_TOKENS);
+        self.timeline.recent = if within { vec![anchor.position] } else { vec![] };
+        let mut why = Vec::new();
+        if storage != Storage::F32 {
+            why.push(format!(
+                "anchor {ordinal} was stored as {}, so the state is its rounded copy",
+                storage_name(storage)
+            ));
+        }
+        if then > place + 1 {
+            why.push(format!("{} of the {then} anchors that were kept then are gone", then - place - 1));
+        }
+        Ok(if why.is_empty() { Rollback::Exact } else { Rollback::Approximate(why.join("; ")) })
+    }
+
+    /// Why there is no going back to an anchor.
+    fn not_kept(&self, ordinal: usize) -> Error {
+        let complete = self.timeline.complete;
+        let ordinals: Vec<usize> = self.timeline.kept.iter().map(|anchor| anchor.ordinal).collect();
+        let message = if ordinals.is_empty() {
+            format!("there is no anchor {ordinal} to go back to: the bank keeps none")
+        } else {
+            let what = match (1..=complete).contains(&ordinal) {
+                true => "is no longer kept",
+                false => "has never been",
+            };
+            format!("anchor {ordinal} {what}; the bank keeps {}", runs(&ordinals))
+        };
+        Error::Request(message)
+    }
+}
+
+/// A convolution's tail [1, conv_size − 1, channels].
+fn tail<E: Engine>(engine: &E, stored: &E::Stored) -> Result<E::Tensor> {
+    let stored = engine.stored_to_host(stored)?;
+    Ok(engine.from_f32(&stored.to_f32()?, &tail_shape(&stored))?)
+}
+
+fn tail_shape(stored: &StoredStates) -> [usize; 3] {
+    let [_, rest @ ..] = stored.shape();
+    rest
+}
+
+/// Ascending numbers as runs: 1–4, 6, 8. Of many runs the last.
+fn runs(numbers: &[usize]) -> String {
+    const SHOWN: usize = 12;
+    let mut list: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match list.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => list.push((number, number)),
+        }
+    }
+    let mut text = String::new();
+    if list.len() > SHOWN {
+        let _ = write!(text, "{} anchors, the last of them ", numbers.len());
+    }
+    let shown: Vec<String> = list[list.len().saturating_sub(SHOWN)..]
+        .iter()
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}–{last}") })
+        .collect();
+    text + &shown.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_as_runs() {
+        assert_eq!(runs(&[1, 2, 3, 4, 6, 8, 9]), "1–4, 6, 8–9");
+        assert_eq!(runs(&[5]), "5");
+        let odd: Vec<usize> = (0..40).map(|i| 2 * i + 1).collect();
+        assert!(runs(&odd).starts_with("40 anchors, the last of them 57, 59"));
+    }
+}
