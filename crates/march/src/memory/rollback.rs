@@ -9,7 +9,7 @@ use march_engine::ops::gated_delta::CHUNK_TOKENS;
 use super::file::storage_name;
 use super::{LayerMemory, StateBank};
 use crate::error::{Error, Result};
-use crate::model::mixer::gated_delta_net;
+use crate::model::mixer::gated_delta_net::{CHUNK, TAILS};
 
 /// What a bank is after [`StateBank::rollback`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl<E: Engine> StateBank<E> {
             let tails = [tail(engine, q)?, tail(engine, k)?, tail(engine, v)?];
             let mut back = LayerMemory { anchors: anchors.clone(), ..LayerMemory::default() };
             back.anchors.keep(engine, &numbers)?;
-            gated_delta_net::restore(engine, &mut back, state, tails, anchor.position)?;
+            restore(engine, &mut back, state, tails, anchor.position)?;
             layers.push(back);
         }
         let then = self.policy.kept_after(anchor.position);
@@ -99,6 +99,34 @@ fn tail<E: Engine>(engine: &E, stored: &E::Stored) -> Result<E::Tensor> {
 fn tail_shape(stored: &StoredStates) -> [usize; 3] {
     let [_, rest @ ..] = stored.shape();
     rest
+}
+
+/// A retention input after which nothing is forgotten: softplus of it is 0, whatever the bias.
+const KEEP_ALL: f64 = -1e9;
+
+/// Makes a memory that of a text of `position` tokens which has just this state [1, value_heads, d_k, d_v] and these
+/// tails. Where the position is within a chunk, the chunk's earlier tokens are made such that they write nothing and
+/// forget nothing (k = v = 0, α = 1): computed again up to the position, where the chunk must be cut, they give the
+/// state with its bits.
+fn restore<E: Engine>(
+    engine: &E,
+    memory: &mut LayerMemory<E>,
+    state: E::Tensor,
+    tails: [E::Tensor; 3],
+    position: usize,
+) -> Result<()> {
+    let heads = engine.shape(&state).get(1).copied().unwrap_or(0);
+    let width = |tail: &E::Tensor| engine.shape(tail).last().copied().unwrap_or(0);
+    let [query, key, value] = tails.each_ref().map(width);
+    let inputs = [(query, 0.0), (key, 0.0), (value, 0.0), (heads, KEEP_ALL), (heads, 0.0)];
+    for (name, (width, number)) in CHUNK.into_iter().zip(inputs) {
+        memory.set(name, engine.full(&[1, position % CHUNK_TOKENS, width], number)?);
+    }
+    for (name, tail) in TAILS.into_iter().zip(tails) {
+        memory.set(name, tail);
+    }
+    memory.set("state", state);
+    Ok(())
 }
 
 /// Ascending numbers as runs: 1–4, 6, 8. Of many runs the last.

@@ -145,35 +145,8 @@ pub(super) struct Recurred<T> {
 pub(crate) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
 
 /// Names of the recurrence's inputs since the last chunk began, whose state the memory holds.
-const CHUNK: [&str; 5] = ["chunk_query", "chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
-
-/// A retention input after which nothing is forgotten: softplus of it is 0, whatever the bias.
-const KEEP_ALL: f64 = -1e9;
-
-/// Makes a memory that of a text of `position` tokens which has just this state [1, value_heads, d_k, d_v] and these
-/// tails. Where the position is within a chunk, the chunk's earlier tokens are made such that they write nothing and
-/// forget nothing (k = v = 0, α = 1): computed again up to the position, where the chunk must be cut, they give the
-/// state with its bits.
-pub(crate) fn restore<E: Engine>(
-    engine: &E,
-    memory: &mut LayerMemory<E>,
-    state: E::Tensor,
-    tails: [E::Tensor; 3],
-    position: usize,
-) -> Result<()> {
-    let heads = engine.shape(&state).get(1).copied().unwrap_or(0);
-    let width = |tail: &E::Tensor| engine.shape(tail).last().copied().unwrap_or(0);
-    let [query, key, value] = tails.each_ref().map(width);
-    let inputs = [(query, 0.0), (key, 0.0), (value, 0.0), (heads, KEEP_ALL), (heads, 0.0)];
-    for (name, (width, number)) in CHUNK.into_iter().zip(inputs) {
-        memory.set(name, engine.full(&[1, position % CHUNK_TOKENS, width], number)?);
-    }
-    for (name, tail) in TAILS.into_iter().zip(tails) {
-        memory.set(name, tail);
-    }
-    memory.set("state", state);
-    Ok(())
-}
+pub(crate) const CHUNK: [&str; 5] =
+    ["chunk_query", "chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
 
 impl GatedDeltaNet {
     pub fn new(keys: &GatedDeltaNetKeys, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
