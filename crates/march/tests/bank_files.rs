@@ -64,7 +64,7 @@ impl<'e> Trial<'e> {
 
     fn refused(&self, path: &Path, tag: &BankTag, policy: Option<&Policy>) -> String {
         let loaded = StateBank::load(self.case.engine, &self.case.model, path, tag, policy);
-        loaded.err().expect("it should be refused").to_string()
+        loaded.expect_err("it should be refused").to_string()
     }
 }
 

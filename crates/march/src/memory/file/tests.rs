@@ -79,7 +79,7 @@ fn every_precision_goes_on_bit_for_bit() {
             std::fs::write(&other, damaged).unwrap();
             let mut bank = StateBank::load(&engine, &model, &other, &tag, None).unwrap();
             let failed = model.extend(&tape, &weights, Batch::one(&[1]), &mut [&mut bank], None);
-            let error = failed.err().expect("a damaged state is read").to_string();
+            let error = failed.expect_err("a damaged state is read").to_string();
             assert!(error.contains("is damaged") && error.contains(tensor), "{error}");
         }
     }
