@@ -6,6 +6,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use common::{ok, refused};
+use march::checkpoint::Checkpoint;
+use march::engine::{Cpu, CpuOptions, Tape};
+use march::memory::BankTag;
+use march::model::{Batch, Model};
+use march::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
 
 fn golden(name: &str) -> PathBuf {
@@ -137,6 +142,51 @@ fn a_checkpoint_from_nothing() {
 }
 
 #[test]
+fn a_bank_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes.safetensors");
+    let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    let checkpoint = Checkpoint::open(&golden("march")).unwrap();
+    let (model, parameters) = Model::load(&engine, &checkpoint).unwrap();
+    let tape = Tape::inference(&engine);
+    let weights = model.bind(&tape, &parameters);
+    let mut bank = model.bank(model.policy()).unwrap();
+    let ids: Vec<u32> = (0..16 * 20 + 5).map(|i| i % 61).collect();
+    model.extend(&tape, &weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
+    let fingerprint = model.checkpoint_fingerprint(&checkpoint).unwrap();
+    let tag = BankTag::new(&model, fingerprint.clone(), &Tokenizer::bytes());
+    bank.save(&engine, &path, &tag).unwrap();
+    let file = path.to_str().unwrap();
+    let text = ok(&["inspect", "bank", file]);
+    for part in [
+        "format version 1",
+        &fingerprint,
+        "bytes, ",
+        "interval 16, top_k none, retention all",
+        "325 tokens",
+        "20 kept of 20",
+        "1 at 16, 2 at 32",
+        "…, 13 at 208",
+        "20 at 320",
+        "anchors.states",
+        "all right",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let errors = refused(&["inspect", "bank", file]);
+    assert!(errors.contains("is damaged: tensor `layers."), "{errors}");
+    bytes.truncate(5000);
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(refused(&["inspect", "bank", file]).contains("notes.safetensors"));
+    let checkpoint = golden("march").join("model.safetensors");
+    let errors = refused(&["inspect", "bank", checkpoint.to_str().unwrap()]);
+    assert!(errors.contains("is not a state bank"), "{errors}");
+}
+
+#[test]
 fn mistakes_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
@@ -185,7 +235,15 @@ fn mistakes_are_named() {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in [&["doctor"][..], &["init"], &["inspect", "model"], &["logits"], &["report"], &["train"]] {
+    for command in [
+        &["doctor"][..],
+        &["init"],
+        &["inspect", "bank"],
+        &["inspect", "model"],
+        &["logits"],
+        &["report"],
+        &["train"],
+    ] {
         let text = ok(&[command, &["--help"]].concat());
         assert!(text.contains("Example"), "{command:?}: {text}");
     }

@@ -4,11 +4,12 @@
 //! the fast f32 engine; [`crate::Reference`] computes the same in f64 by the equations themselves. Forward
 //! and backward come in pairs; the tape joins them.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
-use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage};
+use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::attention::Attention;
 use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{Map, Zip};
@@ -137,6 +138,10 @@ pub trait Engine: Sized + 'static {
         input: AnchorRead<&Self::Tensor, &[&Self::Stored]>,
         options: &AnchorReadOptions,
     ) -> Result<Self::Tensor>;
+    /// Stored states as they are in the machine's memory: what a file holds.
+    fn stored_to_host<'a>(&self, states: &'a Self::Stored) -> Result<Cow<'a, StoredStates>>;
+    /// Stored states from the machine's memory, or from a file that is mapped into it.
+    fn stored_from_host(&self, states: StoredStates) -> Result<Self::Stored>;
     /// Bytes of stored states.
     fn stored_bytes(&self, states: &Self::Stored) -> usize;
     /// The routing weights themselves, [rows, value_heads, anchors], zero where unseen or not chosen: to look at.

@@ -1,5 +1,6 @@
 //! [`Cpu`] as an [`Engine`]: each method is the `fast` function of its operation.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::cpu::{Cpu, Shared};
@@ -148,6 +149,12 @@ impl Engine for Cpu {
         options: &AnchorReadOptions,
     ) -> Result<T> {
         anchor_read::fast::forward_stored(self, input, options)
+    }
+    fn stored_to_host<'a>(&self, states: &'a StoredStates) -> Result<Cow<'a, StoredStates>> {
+        Ok(Cow::Borrowed(states))
+    }
+    fn stored_from_host(&self, states: StoredStates) -> Result<StoredStates> {
+        Ok(states)
     }
     fn stored_bytes(&self, states: &StoredStates) -> usize {
         states.bytes()

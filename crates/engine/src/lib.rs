@@ -4,6 +4,7 @@
 //! Model code holds a [`Tape`] and calls operations on it; the tape runs them on an [`Engine`]. Two engines
 //! exist: [`Cpu`], f32, SIMD and threads, and [`Reference`], f64, the equations as they stand.
 
+mod checksum;
 mod cpu;
 mod engine;
 mod error;
@@ -18,11 +19,12 @@ mod tape;
 mod team;
 mod tensor;
 
+pub use checksum::checksum;
 pub use cpu::{Cpu, CpuOptions, Products};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use machine::Machine;
-pub use mapped::Mapped;
+pub use mapped::{Mapped, file_bytes};
 pub use reference_engine::Reference;
 pub use simd::Level;
 pub use tape::{Tape, Var};

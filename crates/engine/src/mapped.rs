@@ -1,9 +1,10 @@
 //! A file mapped into memory, so that its numbers are read where they are, without a copy of the file.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
@@ -13,6 +14,7 @@ use memmap2::Mmap;
 /// process.
 #[derive(Debug)]
 pub struct Mapped {
+    path: PathBuf,
     /// None for an empty file, which cannot be mapped everywhere.
     map: Option<Mmap>,
 }
@@ -26,14 +28,19 @@ impl Mapped {
             return Err(io::ErrorKind::IsADirectory.into());
         }
         if metadata.len() == 0 {
-            return Ok(Self { map: None });
+            return Ok(Self { path: path.into(), map: None });
         }
         #[allow(unsafe_code)]
         // SAFETY: the bytes must not change, nor the file be cut short, while it is mapped. Files that are
-        // opened this way are checkpoints: they are replaced by rename, which leaves the mapped file as it
-        // was, and never rewritten in place.
+        // opened this way are checkpoints, shards and state banks: they are replaced by rename, which leaves the
+        // mapped file as it was, and never rewritten in place.
         let map = unsafe { Mmap::map(&file) }?;
-        Ok(Self { map: Some(map) })
+        Ok(Self { path: path.into(), map: Some(map) })
+    }
+
+    /// The file's path when it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The whole file.
@@ -45,13 +52,19 @@ impl Mapped {
     /// does not hold whole numbers, if they do not lie on addresses for f32, or if the machine's own order is
     /// another.
     pub fn f32s(&self, range: Range<usize>) -> Option<&[f32]> {
+        self.numbers(range)
+    }
+
+    /// [`Mapped::f32s`] for other numbers.
+    #[inline]
+    pub(crate) fn numbers<T: Plain>(&self, range: Range<usize>) -> Option<&[T]> {
         let bytes = self.bytes().get(range)?;
         if cfg!(target_endian = "big") {
             return None;
         }
         #[allow(unsafe_code)]
-        // SAFETY: any four bytes are an f32.
-        let (before, numbers, after) = unsafe { bytes.align_to::<f32>() };
+        // SAFETY: any bytes are a `Plain` number.
+        let (before, numbers, after) = unsafe { bytes.align_to::<T>() };
         (before.is_empty() && after.is_empty()).then_some(numbers)
     }
 
@@ -93,4 +106,40 @@ impl Mapped {
         #[cfg(not(target_os = "linux"))]
         let _ = range;
     }
+}
+
+/// Numbers of which any bytes are one, and that have no other bytes between them.
+pub(crate) trait Plain: Copy + std::fmt::Debug + 'static {
+    /// Adds the number's bytes, the lowest first.
+    fn write_to(self, bytes: &mut Vec<u8>);
+}
+
+macro_rules! plain {
+    ($($number:ty),*) => {
+        $(impl Plain for $number {
+            fn write_to(self, bytes: &mut Vec<u8>) {
+                bytes.extend_from_slice(&self.to_le_bytes());
+            }
+        })*
+    };
+}
+
+plain!(f32, u16, i8);
+
+/// Numbers as a file holds them, little-endian: where they lie, if the machine's own order is that.
+pub fn file_bytes(numbers: &[f32]) -> Cow<'_, [u8]> {
+    plain_bytes(numbers)
+}
+
+/// [`file_bytes`] of other numbers.
+pub(crate) fn plain_bytes<T: Plain>(numbers: &[T]) -> Cow<'_, [u8]> {
+    if cfg!(target_endian = "big") {
+        let mut bytes = Vec::with_capacity(size_of_val(numbers));
+        numbers.iter().for_each(|number| number.write_to(&mut bytes));
+        return Cow::Owned(bytes);
+    }
+    #[allow(unsafe_code)]
+    // SAFETY: a `Plain` number has no bytes that are not initialised, and bytes lie on any address.
+    let (_, bytes, _) = unsafe { numbers.align_to::<u8>() };
+    Cow::Borrowed(bytes)
 }

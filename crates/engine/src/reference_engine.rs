@@ -1,5 +1,6 @@
 //! The engine of the equations: every operation as its `reference` states it, in f64.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::engine::Engine;
@@ -152,6 +153,12 @@ impl Engine for Reference {
         options: &AnchorReadOptions,
     ) -> Result<T> {
         anchor_read::reference::forward_stored(input, options)
+    }
+    fn stored_to_host<'a>(&self, states: &'a StoredStates) -> Result<Cow<'a, StoredStates>> {
+        Ok(Cow::Borrowed(states))
+    }
+    fn stored_from_host(&self, states: StoredStates) -> Result<StoredStates> {
+        Ok(states)
     }
     fn stored_bytes(&self, states: &StoredStates) -> usize {
         states.bytes()

@@ -10,11 +10,13 @@ use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{ReadPlan, Segment, Visible};
 use march_engine::ops::gated_delta::CHUNK_TOKENS;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
 /// Which anchors outlive the next boundary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Retention {
     /// Every anchor.
     #[default]
@@ -59,7 +61,7 @@ impl fmt::Display for Retention {
 }
 
 /// How anchors are placed, kept and read. Independent of how a checkpoint was trained.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
     /// C, text tokens from one anchor to the next; none for no anchors.
     pub interval: Option<usize>,
@@ -93,7 +95,7 @@ impl Policy {
 }
 
 /// An anchor's place in the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Anchor {
     /// m, from 1.
     pub ordinal: usize,
@@ -102,7 +104,7 @@ pub struct Anchor {
 }
 
 /// How far one sequence has come.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// Text tokens so far.
     pub position: usize,

@@ -10,13 +10,23 @@ use crate::error::{Error, Result};
 /// Writes a file beside its place, to the disk, and renames it into its place. What a process that died left beside it
 /// is written over.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace_with(path, |file| file.write_all(bytes).map_err(Error::io(path, "write")))
+}
+
+/// [`replace`] with what `write` puts into the file.
+pub(crate) fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let Some(name) = path.file_name() else { return Err(Error::file(path, "is not the name of a file")) };
     let mut partial = OsString::from(".");
     partial.push(name);
     partial.push(".partial");
     let partial = path.with_file_name(partial);
-    let written = write(&partial, bytes).map_err(Error::io(&partial, "write"));
-    let renamed = written.and_then(|()| fs::rename(&partial, path).map_err(Error::io(path, "replace")));
+    let attempt = || {
+        let mut file = File::create(&partial).map_err(Error::io(&partial, "create"))?;
+        write(&mut file)?;
+        file.sync_all().map_err(Error::io(&partial, "write to the disk"))?;
+        fs::rename(&partial, path).map_err(Error::io(path, "replace"))
+    };
+    let renamed = attempt();
     if renamed.is_err() {
         // The error is the one to report.
         let _ = fs::remove_file(&partial);
@@ -28,12 +38,6 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 /// The folder that holds a file or folder.
 pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }
 
 /// Waits until a folder's list of names is on the disk.

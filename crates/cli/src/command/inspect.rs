@@ -1,4 +1,4 @@
-//! `march inspect`: what a model is made of.
+//! `march inspect`: what a model is made of, or a state bank.
 
 use std::path::Path;
 
@@ -10,11 +10,12 @@ use march::config::{Config, ModelConfig};
 use march::engine::Cpu;
 use march::model::{Model, ParameterSpec};
 
+use super::inspect_bank::InspectBank;
 use super::inspect_training::InspectTraining;
 use super::policy::PolicyArgs;
 use crate::display::{bytes, thousands};
 
-/// Look into a model without running it.
+/// Look into a model, or the file of a state bank, without running it.
 #[derive(Args)]
 pub struct Inspect {
     #[command(subcommand)]
@@ -23,6 +24,7 @@ pub struct Inspect {
 
 #[derive(Subcommand)]
 enum What {
+    Bank(InspectBank),
     Model(InspectModel),
     Training(InspectTraining),
 }
@@ -48,6 +50,7 @@ impl Inspect {
     /// Prints what was asked for.
     pub fn run(self) -> anyhow::Result<()> {
         match self.what {
+            What::Bank(bank) => bank.run(),
             What::Model(InspectModel { list: true, .. }) => list(),
             What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
             What::Training(training) => training.run(),

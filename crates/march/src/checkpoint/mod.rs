@@ -8,7 +8,7 @@
 //! Tensors are read where the file is mapped into memory; f32, bf16 and f16 are taken, f32 is written. A
 //! folder is written beside its place and renamed into it, so it is there whole or not at all.
 
-mod read;
+pub(crate) mod read;
 mod write;
 
 use std::borrow::Cow;
@@ -170,6 +170,12 @@ impl Checkpoint {
     pub fn tensor(&self, parameter: &ParameterSpec) -> Result<Cow<'_, [f32]>> {
         let (file, entry) = self.find(parameter)?;
         file.numbers(&parameter.name, entry)
+    }
+
+    /// Single numbers of a tensor, by their places.
+    pub(crate) fn sample(&self, parameter: &ParameterSpec, places: &[usize]) -> Result<Vec<f32>> {
+        let (file, entry) = self.find(parameter)?;
+        file.sample(&parameter.name, entry, places)
     }
 
     /// Lets go of the memory of a tensor that was taken. It can be taken again.

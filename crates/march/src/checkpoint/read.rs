@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::error::{Error, Result};
 
 /// Bytes of the header's length.
-const LENGTH_BYTES: usize = 8;
+pub(crate) const LENGTH_BYTES: usize = 8;
 /// The longest header that the format allows.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// The key of the header that is not a tensor.
@@ -28,11 +28,19 @@ pub(super) struct TensorFile {
 
 /// What a file's header says of a tensor.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     pub shape: Vec<usize>,
-    dtype: Dtype,
+    pub dtype: Dtype,
     /// Bytes of the file.
-    range: Range<usize>,
+    pub range: Range<usize>,
+}
+
+/// What a file's header says.
+#[derive(Debug)]
+pub(crate) struct Header {
+    /// In the order in which they lie in the file.
+    pub tensors: Vec<(String, Entry)>,
+    pub metadata: Map<String, Value>,
 }
 
 /// A tensor as the header has it.
@@ -48,8 +56,8 @@ impl TensorFile {
     /// Maps a file and reads its header. The tensors must lie one after the other and fill the file.
     pub fn open(path: &Path) -> Result<(Self, Vec<(String, Entry)>)> {
         let mapped = Mapped::open(path).map_err(Error::io(path, "open"))?;
-        let entries = read_header(mapped.bytes()).map_err(|message| Error::file(path, message))?;
-        Ok((Self { path: path.into(), mapped }, entries))
+        let header = read_header(mapped.bytes()).map_err(|message| Error::file(path, message))?;
+        Ok((Self { path: path.into(), mapped }, header.tensors))
     }
 
     /// The path.
@@ -82,6 +90,21 @@ impl TensorFile {
         })
     }
 
+    /// Single numbers of one of the file's tensors, by their places, which must be in it.
+    pub fn sample(&self, name: &str, entry: &Entry, places: &[usize]) -> Result<Vec<f32>> {
+        self.check_dtype(name, entry)?;
+        let bytes = &self.mapped.bytes()[entry.range.clone()];
+        let two = |place: usize| [bytes[2 * place], bytes[2 * place + 1]];
+        Ok(places
+            .iter()
+            .map(|&place| match entry.dtype {
+                Dtype::BF16 => bf16::from_le_bytes(two(place)).to_f32(),
+                Dtype::F16 => f16::from_le_bytes(two(place)).to_f32(),
+                _ => f32::from_le_bytes(std::array::from_fn(|i| bytes[4 * place + i])),
+            })
+            .collect())
+    }
+
     /// Lets go of the memory of one of the file's tensors.
     pub fn release(&self, entry: &Entry) {
         self.mapped.release(entry.range.clone());
@@ -109,8 +132,8 @@ where
     wide
 }
 
-/// The tensors of a file by its header; or what is wrong with it.
-fn read_header(file: &[u8]) -> std::result::Result<Vec<(String, Entry)>, String> {
+/// The header of a file, in whose data the tensors lie one after the other and fill it; or what is wrong with it.
+pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(format!(
             "is cut short: a safetensors file begins with {LENGTH_BYTES} bytes of header length, this one \
@@ -134,16 +157,21 @@ fn read_header(file: &[u8]) -> std::result::Result<Vec<(String, Entry)>, String>
     };
     let header: Map<String, Value> =
         serde_json::from_slice(header).map_err(|error| format!("has a header that is not JSON: {error}"))?;
-    let mut tensors = Vec::with_capacity(header.len());
+    let (mut tensors, mut metadata) = (Vec::with_capacity(header.len()), Map::new());
     for (name, value) in header {
-        if name != METADATA_KEY {
-            let raw: RawEntry = serde_json::from_value(value)
-                .map_err(|error| format!("has a header that does not describe tensor `{name}`: {error}"))?;
-            tensors.push((name, raw));
+        match value {
+            Value::Object(value) if name == METADATA_KEY => metadata = value,
+            _ if name == METADATA_KEY => {}
+            value => {
+                let raw: RawEntry = serde_json::from_value(value).map_err(|error| {
+                    format!("has a header that does not describe tensor `{name}`: {error}")
+                })?;
+                tensors.push((name, raw));
+            }
         }
     }
     tensors.sort_by_key(|(_, raw)| raw.data_offsets);
-    place(tensors, LENGTH_BYTES + length, data.len())
+    Ok(Header { tensors: place(tensors, LENGTH_BYTES + length, data.len())?, metadata })
 }
 
 /// Checks that tensors, in the order of their offsets, lie end to end in the data and fill it. `start` is

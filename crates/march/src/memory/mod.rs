@@ -3,6 +3,10 @@
 //! Per layer the live tensors of its mixer (a state, convolution tails, or keys and values), and the kept anchors:
 //! state, routing key, and the convolution tails at that point. What is kept is decided by a [`Policy`].
 
+mod file;
+mod rollback;
+
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,7 +15,10 @@ use march_engine::ops::anchor_read::Storage;
 use march_engine::ops::embedding::Embedding;
 
 use crate::anchors::{Policy, Timeline};
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+pub use file::{BankFile, BankTag, FORMAT_VERSION, FilePart};
+pub use rollback::Rollback;
 
 /// What is kept of one sequence. Cloning it is cheap and forks the sequence.
 #[derive(Debug)]
@@ -21,11 +28,14 @@ pub struct StateBank<E: Engine> {
     /// How far the sequence has come.
     pub(crate) timeline: Timeline,
     pub(crate) layers: Vec<LayerMemory<E>>,
+    /// A call is under way, or failed between two layers.
+    pub(crate) torn: bool,
 }
 
 impl<E: Engine> Clone for StateBank<E> {
     fn clone(&self) -> Self {
-        Self { policy: self.policy.clone(), timeline: self.timeline.clone(), layers: self.layers.clone() }
+        let Self { policy, timeline, layers, torn } = self;
+        Self { policy: policy.clone(), timeline: timeline.clone(), layers: layers.clone(), torn: *torn }
     }
 }
 
@@ -33,7 +43,17 @@ impl<E: Engine> StateBank<E> {
     /// The bank of an empty text, for a model of `layers` layers.
     pub(crate) fn new(policy: Policy, layers: usize) -> Self {
         let layers = (0..layers).map(|_| LayerMemory::default()).collect();
-        Self { policy, timeline: Timeline::default(), layers }
+        Self { policy, timeline: Timeline::default(), layers, torn: false }
+    }
+
+    /// Refuses a bank that a call left half-way.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        if self.torn {
+            let message =
+                "the bank's last call failed and left it half-way; load it again or begin a new one";
+            return Err(Error::Request(message.into()));
+        }
+        Ok(())
     }
 
     /// How anchors are placed, kept and read.
@@ -60,7 +80,7 @@ impl<E: Engine> StateBank<E> {
 /// What one layer keeps of one sequence.
 #[derive(Debug)]
 pub struct LayerMemory<E: Engine> {
-    live: BTreeMap<&'static str, E::Tensor>,
+    live: BTreeMap<Cow<'static, str>, E::Tensor>,
     /// The kept anchors.
     pub anchors: Anchors<E>,
 }
@@ -85,7 +105,7 @@ impl<E: Engine> LayerMemory<E> {
 
     /// Replaces a live tensor.
     pub fn set(&mut self, name: &'static str, tensor: E::Tensor) {
-        self.live.insert(name, tensor);
+        self.live.insert(name.into(), tensor);
     }
 
     /// Adds rows to a live tensor along dimension `axis`, before which all dimensions are 1; gives the whole.
@@ -102,7 +122,7 @@ impl<E: Engine> LayerMemory<E> {
                 Ok(tensor.clone())
             }
             None => {
-                self.live.insert(name, rows.clone());
+                self.live.insert(name.into(), rows.clone());
                 Ok(rows)
             }
         }
@@ -127,8 +147,9 @@ pub struct Anchors<E: Engine> {
     states: Vec<Arc<E::Stored>>,
     /// [anchors, value_heads·d_r].
     routing_keys: Option<E::Tensor>,
-    /// The last inputs of the three convolutions before each anchor.
-    tails: Vec<[E::Tensor; 3]>,
+    /// The last inputs of the three convolutions before each anchor, each [1, 1, conv_size − 1, channels]: exact, and
+    /// in the file as long as nobody rolls back to them.
+    tails: Vec<[Arc<E::Stored>; 3]>,
 }
 
 impl<E: Engine> Clone for Anchors<E> {
@@ -159,8 +180,16 @@ impl<E: Engine> Anchors<E> {
     }
 
     /// Adds the convolutions' last inputs of new anchors.
-    pub(crate) fn push_tails(&mut self, tails: Vec<[E::Tensor; 3]>) {
-        self.tails.extend(tails);
+    pub(crate) fn push_tails(&mut self, engine: &E, tails: Vec<[E::Tensor; 3]>) -> Result<()> {
+        let store = |tail: E::Tensor| -> Result<Arc<E::Stored>> {
+            let shape: Vec<usize> = [1].iter().chain(engine.shape(&tail)).copied().collect();
+            let tail = engine.reshape(&tail, &shape)?;
+            Ok(Arc::new(engine.store_states(&tail, Storage::F32)?))
+        };
+        for [q, k, v] in tails {
+            self.tails.push([store(q)?, store(k)?, store(v)?]);
+        }
+        Ok(())
     }
 
     /// Lets go of all anchors but those with the given numbers, which ascend.
@@ -202,7 +231,7 @@ impl<E: Engine> Anchors<E> {
     pub fn bytes(&self, engine: &E) -> usize {
         let states = self.states.iter().map(|state| engine.stored_bytes(state)).sum::<usize>();
         let keys = self.routing_keys.as_ref().map_or(0, |keys| tensor_bytes(engine, keys));
-        let tails = self.tails.iter().flatten().map(|tail| tensor_bytes(engine, tail)).sum::<usize>();
+        let tails = self.tails.iter().flatten().map(|tail| engine.stored_bytes(tail)).sum::<usize>();
         states + keys + tails
     }
 }

@@ -5,6 +5,7 @@
 
 mod block;
 mod feed_forward;
+mod fingerprint;
 mod init;
 pub mod mixer;
 mod parameters;
@@ -226,6 +227,7 @@ impl<E: Engine> Model<E> {
             let message = format!("{} banks came for {} sequences", banks.len(), batch.rows);
             return Err(Error::Request(message));
         }
+        banks.iter().try_for_each(|bank| bank.check_whole())?;
         let mut plans = Vec::with_capacity(banks.len());
         let mut timelines = Vec::with_capacity(banks.len());
         let mut first_new = 0;
@@ -235,9 +237,11 @@ impl<E: Engine> Model<E> {
             plans.push(plan);
             timelines.push(after);
         }
+        banks.iter_mut().for_each(|bank| bank.torn = true);
         let hidden = self.run(tape, weights, batch, plans, banks, false, trace)?;
         for (bank, timeline) in banks.iter_mut().zip(timelines) {
             bank.timeline = timeline;
+            bank.torn = false;
         }
         Ok(hidden)
     }

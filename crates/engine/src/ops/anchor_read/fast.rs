@@ -75,7 +75,9 @@ pub(crate) fn forward_stored(
     };
     let sizes = check(&shapes, options)?;
     let call = Call::new(sizes, input, States::Stored(&list), options);
-    Ok(read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), false, false).0)
+    let (readout, ..) = read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), false, false);
+    list.iter().try_for_each(|(_, stored)| stored.check())?;
+    Ok(readout)
 }
 
 /// Whether a segment reads all that it sees.

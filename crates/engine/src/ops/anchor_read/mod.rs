@@ -19,6 +19,7 @@
 mod dense;
 mod dense_backward;
 pub(crate) mod fast;
+mod numbers;
 mod plan;
 pub(crate) mod reference;
 mod sparse;

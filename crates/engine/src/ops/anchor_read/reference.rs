@@ -161,7 +161,7 @@ pub(crate) fn forward_stored<R: Real>(
             let expected = format!("[_, {}, {}, {}], as the first", rest[0], rest[1], rest[2]);
             return bad_shape("anchor_read", "anchor_states", &stored.shape(), expected);
         }
-        states.extend(stored.to_f32().into_iter().map(|v| R::of(f64::from(v))));
+        states.extend(stored.to_f32()?.into_iter().map(|v| R::of(f64::from(v))));
     }
     let count = list.iter().map(|s| s.shape()[0]).sum();
     let states = Tensor::detached(states, &[count, rest[0], rest[1], rest[2]]);

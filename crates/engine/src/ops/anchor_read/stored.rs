@@ -1,8 +1,15 @@
 //! Anchor states as a bank stores them: f32, bf16, or int8 with one scale a row. Dequantised a tile at a time.
+//! They are in memory, or in a mapped file, whose checksums are compared when a state is first read.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
 
 use half::bf16;
 
-use crate::error::{Result, bad_shape};
+use super::numbers::Numbers;
+use crate::error::{Result, bad_shape, bad_value};
+use crate::mapped::{Mapped, plain_bytes};
 use crate::simd::{self, LANES, Simd};
 
 /// The precision of stored anchor states.
@@ -25,9 +32,9 @@ pub struct StoredStates {
 
 #[derive(Clone, Debug)]
 enum Data {
-    F32(Vec<f32>),
-    Bf16(Vec<u16>),
-    Int8 { codes: Vec<i8>, scales: Vec<f32> },
+    F32(Numbers<f32>),
+    Bf16(Numbers<u16>),
+    Int8 { codes: Numbers<i8>, scales: Numbers<f32> },
 }
 
 impl StoredStates {
@@ -38,8 +45,10 @@ impl StoredStates {
         };
         let shape = [n, heads, key_dim, value_dim];
         let data = match storage {
-            Storage::F32 => Data::F32(data.to_vec()),
-            Storage::Bf16 => Data::Bf16(data.iter().map(|&v| bf16::from_f32(v).to_bits()).collect()),
+            Storage::F32 => Data::F32(Numbers::Own(data.to_vec())),
+            Storage::Bf16 => {
+                Data::Bf16(Numbers::Own(data.iter().map(|&v| bf16::from_f32(v).to_bits()).collect()))
+            }
             Storage::Int8 => {
                 let mut codes = Vec::with_capacity(data.len());
                 let mut scales = Vec::with_capacity(n * heads * key_dim);
@@ -50,10 +59,59 @@ impl StoredStates {
                     codes.extend(row.iter().map(|v| (v * inverse).round().clamp(-127.0, 127.0) as i8));
                     scales.push(scale);
                 }
-                Data::Int8 { codes, scales }
+                Data::Int8 { codes: Numbers::Own(codes), scales: Numbers::Own(scales) }
             }
         };
         Ok(Self { shape, data })
+    }
+
+    /// States that lie in a file, with a range of its bytes and their checksum for each of [`StoredStates::parts`].
+    /// Nothing is read yet.
+    pub fn in_file(
+        file: &Arc<Mapped>,
+        shape: [usize; 4],
+        storage: Storage,
+        parts: &[(Range<usize>, u64)],
+    ) -> Result<Self> {
+        let [n, heads, key_dim, value_dim] = shape;
+        let counts = [heads, key_dim].iter().try_fold(n, |rows, &size| rows.checked_mul(size));
+        let counts = counts.and_then(|rows| Some((rows, rows.checked_mul(value_dim)?)));
+        let data = match (storage, parts, counts) {
+            (Storage::F32, [(range, sum)], Some((_, count))) => {
+                Data::F32(Numbers::filed(file, range.clone(), *sum, count)?)
+            }
+            (Storage::Bf16, [(range, sum)], Some((_, count))) => {
+                Data::Bf16(Numbers::filed(file, range.clone(), *sum, count)?)
+            }
+            (Storage::Int8, [(range, sum), (scales, scales_sum)], Some((rows, count))) => Data::Int8 {
+                codes: Numbers::filed(file, range.clone(), *sum, count)?,
+                scales: Numbers::filed(file, scales.clone(), *scales_sum, rows)?,
+            },
+            _ => {
+                let message = format!("{} parts of a file for {shape:?} states of {storage:?}", parts.len());
+                return bad_value("stored_states", message);
+            }
+        };
+        Ok(Self { shape, data })
+    }
+
+    /// The numbers as a file holds them: f32 or bf16; or int8, then the rows' scales as f32. Refused if they are
+    /// of a file and damaged.
+    pub fn parts(&self) -> Result<Vec<Cow<'_, [u8]>>> {
+        Ok(match &self.data {
+            Data::F32(v) => vec![plain_bytes(v.read()?)],
+            Data::Bf16(v) => vec![plain_bytes(v.read()?)],
+            Data::Int8 { codes, scales } => vec![plain_bytes(codes.read()?), plain_bytes(scales.read()?)],
+        })
+    }
+
+    /// Refuses states that were read from a file and found to be damaged; what was computed from them is nothing.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.data {
+            Data::F32(v) => v.check(),
+            Data::Bf16(v) => v.check(),
+            Data::Int8 { codes, scales } => codes.check().and(scales.check()),
+        }
     }
 
     /// [n, value_heads, d_k, d_v].
@@ -79,61 +137,76 @@ impl StoredStates {
         }
     }
 
-    /// All states as f32.
-    pub fn to_f32(&self) -> Vec<f32> {
+    /// All states as f32. Refused if they are of a file and damaged.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
         let width = self.shape[3].max(1);
-        match &self.data {
-            Data::F32(v) => v.clone(),
-            Data::Bf16(v) => v.iter().map(|&b| bf16::from_bits(b).to_f32()).collect(),
+        Ok(match &self.data {
+            Data::F32(v) => v.read()?.to_vec(),
+            Data::Bf16(v) => v.read()?.iter().map(|&b| bf16::from_bits(b).to_f32()).collect(),
             Data::Int8 { codes, scales } => codes
+                .read()?
                 .chunks_exact(width)
-                .zip(scales)
+                .zip(scales.read()?)
                 .flat_map(|(r, &s)| r.iter().map(move |&c| f32::from(c) * s))
                 .collect(),
-        }
+        })
     }
 
-    /// State (`n`, `head`) where it lies, if it is stored as f32.
+    /// State (`n`, `head`) where it lies, if it is stored as f32 and not damaged.
     pub(crate) fn plain(&self, n: usize, head: usize) -> Option<&[f32]> {
         let [_, heads, rows, cols] = self.shape;
         let at = (n * heads + head) * rows * cols;
         match &self.data {
-            Data::F32(v) => v.get(at..at + rows * cols),
+            Data::F32(v) => v.get()?.get(at..at + rows * cols),
             _ => None,
         }
     }
 
-    /// Writes state (`n`, `head`) into panels.
+    /// Writes state (`n`, `head`) into panels; zeros if it is damaged, which [`StoredStates::check`] then reports.
     #[inline(always)]
     pub(crate) fn pack<S: Simd>(&self, s: S, n: usize, head: usize, panels: &mut [f32]) {
         let [_, heads, rows, cols] = self.shape;
         let (at, rp) = ((n * heads + head) * rows * cols, simd::padded(rows));
-        if let Data::F32(v) = &self.data {
-            return simd::pack(rows, cols, &v[at..at + rows * cols], panels);
-        }
-        panels[..rp * simd::padded(cols)].fill(0.0);
+        let panels = &mut panels[..rp * simd::padded(cols)];
+        let codes = match &self.data {
+            Data::F32(v) => match v.get() {
+                Some(v) => return simd::pack(rows, cols, &v[at..at + rows * cols], panels),
+                None => return panels.fill(0.0),
+            },
+            Data::Bf16(v) => v.get().map(Codes::Bf16),
+            Data::Int8 { codes, scales } => codes.get().zip(scales.get()).map(|(v, s)| Codes::Int8(v, s)),
+        };
+        panels.fill(0.0);
+        let Some(codes) = codes else { return };
         for r in 0..rows {
             for c in (0..cols).step_by(LANES) {
                 let from = at + r * cols + c;
                 let to = (c / simd::PANEL) * rp * simd::PANEL + r * simd::PANEL + c % simd::PANEL;
                 let width = LANES.min(cols - c);
                 let to = &mut panels[to..to + LANES];
-                match &self.data {
-                    Data::F32(_) => {}
-                    Data::Bf16(v) if width == LANES => s.store(to, s.load_bf16(&v[from..])),
-                    Data::Bf16(v) => {
+                match codes {
+                    Codes::Bf16(v) if width == LANES => s.store(to, s.load_bf16(&v[from..])),
+                    Codes::Bf16(v) => {
                         (0..width).for_each(|i| to[i] = bf16::from_bits(v[from + i]).to_f32());
                     }
-                    Data::Int8 { codes, scales } => {
+                    Codes::Int8(v, scales) => {
                         let scale = scales[(n * heads + head) * rows + r];
                         if width == LANES {
-                            s.store(to, s.mul(s.load_i8(&codes[from..]), s.splat(scale)));
+                            s.store(to, s.mul(s.load_i8(&v[from..]), s.splat(scale)));
                         } else {
-                            (0..width).for_each(|i| to[i] = f32::from(codes[from + i]) * scale);
+                            (0..width).for_each(|i| to[i] = f32::from(v[from + i]) * scale);
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Numbers that must be decoded.
+#[derive(Clone, Copy)]
+enum Codes<'a> {
+    Bf16(&'a [u16]),
+    /// With the rows' scales.
+    Int8(&'a [i8], &'a [f32]),
 }

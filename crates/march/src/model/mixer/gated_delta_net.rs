@@ -142,10 +142,11 @@ pub(super) struct Recurred<T> {
 }
 
 /// Names of the convolutions' last inputs in the memory.
-const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
+pub(crate) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
 
 /// Names of the recurrence's inputs since the last chunk began, whose state the memory holds.
-const CHUNK: [&str; 5] = ["chunk_query", "chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
+pub(crate) const CHUNK: [&str; 5] =
+    ["chunk_query", "chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
 
 impl GatedDeltaNet {
     pub fn new(keys: &GatedDeltaNetKeys, hidden_size: usize, builder: &mut Builder<'_>) -> Self {

@@ -271,7 +271,7 @@ impl<E: Engine> Mixer<E> for March {
                 _ => None,
             };
             if let Some(memory) = memory.as_deref_mut() {
-                memory.anchors.push_tails(tails);
+                memory.anchors.push_tails(pass.engine(), tails)?;
             }
             let routing =
                 Routing { query: &qkv[0], routing_query, null_score: null_score.as_ref().map(|_| null) };

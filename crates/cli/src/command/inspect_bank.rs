@@ -1,0 +1,86 @@
+//! `march inspect bank`: what a state bank's file holds.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use march::anchors::Anchor;
+use march::memory::{BankFile, FORMAT_VERSION};
+use serde_json::Value;
+
+use crate::display::{bytes, thousands};
+
+/// Whose memory a file is, how far its text has come, which anchors it keeps, and whether it is sound.
+#[derive(Args)]
+#[command(after_help = "Example:
+  march inspect bank notes.safetensors")]
+pub struct InspectBank {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Anchors that are listed at either end.
+const SHOWN: usize = 8;
+
+impl InspectBank {
+    /// Prints what the file holds. A damaged file is an error, after what can still be said of it.
+    pub fn run(self) -> anyhow::Result<()> {
+        let file = BankFile::open(&self.file)?;
+        let (tag, timeline) = (file.tag(), file.timeline());
+        println!("{}: state bank, format version {FORMAT_VERSION}", self.file.display());
+        let line = |label: &str, text: &str| println!("  {label:<14} {text}");
+        line("model", &format!("{}, {}", tag.model_type, tag.model));
+        line("tokenizer", &format!("{}, {}", tag.tokenizer_name, tag.tokenizer));
+        line("policy", &policy(&file)?);
+        line("position", &format!("{} tokens", thousands(timeline.position)));
+        let kept = thousands(timeline.kept.len());
+        line("anchors", &format!("{kept} kept of {}", thousands(timeline.complete)));
+        if !timeline.kept.is_empty() {
+            line("", &anchors(&timeline.kept));
+        }
+        // Bytes by part, all layers together.
+        let mut parts: BTreeMap<(&str, String), (usize, usize)> = BTreeMap::new();
+        let list = file.parts();
+        for part in &list {
+            let name = part.name.splitn(3, '.').nth(2).unwrap_or(&part.name);
+            let (count, size) = parts.entry((name, part.dtype.to_lowercase())).or_default();
+            *count += 1;
+            *size += part.bytes;
+        }
+        println!("\n  {:<24} {:<5} {:>7} {:>10}", "part", "type", "layers", "bytes");
+        for ((name, dtype), (count, size)) in &parts {
+            println!("  {name:<24} {dtype:<5} {count:>7} {:>10}", bytes(*size));
+        }
+        println!("  {:<38} {:>10}\n", "total", bytes(list.iter().map(|part| part.bytes).sum()));
+        let sound = file.verify();
+        let (count, found) =
+            (thousands(file.checksums()), if sound.is_ok() { "all right" } else { "DAMAGED" });
+        line("checksums", &format!("{count}, {found}"));
+        Ok(sound?)
+    }
+}
+
+/// The policy's keys and values.
+fn policy(file: &BankFile) -> anyhow::Result<String> {
+    let keys = serde_json::to_value(file.policy())?;
+    let plain = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "none".into(),
+        other => other.to_string(),
+    };
+    let keys = keys.as_object().into_iter().flatten();
+    Ok(keys.map(|(key, value)| format!("{key} {}", plain(value))).collect::<Vec<_>>().join(", "))
+}
+
+/// Numbers and positions of anchors, of many the first and the last.
+fn anchors(kept: &[Anchor]) -> String {
+    let show = |list: &[Anchor]| {
+        let one = |anchor: &Anchor| format!("{} at {}", anchor.ordinal, thousands(anchor.position));
+        list.iter().map(one).collect::<Vec<_>>().join(", ")
+    };
+    if kept.len() <= 2 * SHOWN {
+        return show(kept);
+    }
+    format!("{}, …, {}", show(&kept[..SHOWN]), show(&kept[kept.len() - SHOWN..]))
+}

@@ -1,0 +1,92 @@
+//! What tells one model from another: a SHA-256 of its configuration, its parameters' names and shapes, and a sample of
+//! their numbers. All numbers of a large model would take seconds; training moves nearly all of them, so a few
+//! thousand of each tensor tell two models apart.
+
+use march_engine::Engine;
+use sha2::{Digest, Sha256};
+
+use super::{Model, ParameterSpec};
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::error::Result;
+
+/// Rows of a tensor that are looked at, and numbers of each row.
+const ROWS: usize = 16;
+const COLUMNS: usize = 256;
+
+/// `count` of the numbers below `size`, from the first to the last, or all.
+fn spread(size: usize, count: usize) -> impl Iterator<Item = usize> {
+    let taken = size.min(count);
+    (0..taken).map(move |i| if taken == size { i } else { i * (size - 1) / (taken - 1) })
+}
+
+/// Rows and their width; a tensor of one dimension is one row.
+fn rows_of(shape: &[usize]) -> (usize, usize) {
+    match shape {
+        [rows, rest @ ..] if !rest.is_empty() => (*rows, rest.iter().product()),
+        _ => (1, shape.iter().product()),
+    }
+}
+
+/// The fingerprint, from what `row` gives for the number of a parameter, one of its rows and columns in it.
+fn fingerprint(
+    config: &ModelConfig,
+    layout: &[ParameterSpec],
+    mut row: impl FnMut(usize, usize, &[usize]) -> Result<Vec<f32>>,
+) -> Result<String> {
+    let mut hash = Sha256::new();
+    // Keys of other tools change nothing that is computed.
+    let own = ModelConfig { other: serde_json::Map::new(), ..config.clone() };
+    hash.update(own.to_json());
+    for (i, ParameterSpec { name, shape, .. }) in layout.iter().enumerate() {
+        hash.update(format!("{name} {shape:?}\n"));
+        let (rows, width) = rows_of(shape);
+        let columns: Vec<usize> = spread(width, COLUMNS).collect();
+        for r in spread(rows, ROWS) {
+            for number in row(i, r, &columns)? {
+                hash.update(number.to_le_bytes());
+            }
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+impl<E: Engine> Model<E> {
+    /// What tells this model with these numbers from others: a SHA-256, in hexadecimal, of the configuration, the
+    /// parameters' names and shapes, and up to 4096 numbers of each.
+    pub fn fingerprint(&self, engine: &E, parameters: &[E::Tensor]) -> Result<String> {
+        fingerprint(&self.config, &self.layout, |i, r, columns| {
+            let whole = self.layout[i].shape.len() < 2;
+            let numbers = match whole {
+                true => engine.to_f32(&parameters[i]),
+                false => engine.to_f32(&engine.slice(&parameters[i], 0, r..r + 1)?),
+            };
+            Ok(columns.iter().map(|&c| numbers[c]).collect())
+        })
+    }
+
+    /// The same from a checkpoint of this model, without the numbers in memory.
+    pub fn checkpoint_fingerprint(&self, checkpoint: &Checkpoint) -> Result<String> {
+        fingerprint(&self.config, &self.layout, |i, r, columns| {
+            let (_, width) = rows_of(&self.layout[i].shape);
+            let places: Vec<usize> = columns.iter().map(|c| r * width + c).collect();
+            checkpoint.sample(&self.layout[i], &places)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_reach_both_ends() {
+        assert_eq!(spread(3, 16).collect::<Vec<_>>(), [0, 1, 2]);
+        let places: Vec<usize> = spread(1000, 16).collect();
+        assert_eq!((places.len(), places[0], places[15]), (16, 0, 999));
+        assert!(places.is_sorted_by(|a, b| a < b));
+        assert_eq!(spread(0, 16).count(), 0);
+        assert_eq!(rows_of(&[7]), (1, 7));
+        assert_eq!(rows_of(&[7, 1, 4]), (7, 4));
+    }
+}

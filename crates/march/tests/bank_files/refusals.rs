@@ -1,0 +1,179 @@
+//! Files that are damaged, forged, or of something else.
+
+use std::fs;
+use std::path::Path;
+
+use march::anchors::{Policy, Retention};
+use march::engine::checksum;
+use march::memory::{BankFile, BankTag, FORMAT_VERSION, Rollback, StateBank};
+
+use crate::common::{invariant, tokens};
+use crate::{Trial, folder};
+
+/// Whatever is done to a file: an error, or the logits of the whole one where a call does not read what is damaged.
+#[test]
+fn damage_is_refused() {
+    let engine = invariant();
+    let (_folder, path) = folder();
+    let next = tokens(3, 37, 9);
+    for kind in ["march", "log_linear_gated_deltanet", "transformer"] {
+        let trial = Trial::new(&engine, kind);
+        let mut bank = trial.bank(&trial.case.model.policy(), &tokens(59, 37, 1));
+        trial.save(&bank, &path);
+        let want = trial.extend(&mut bank, &next).unwrap();
+        let whole = fs::read(&path).unwrap();
+        let header = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+        let attempt = |bytes: &[u8]| -> march::Result<()> {
+            // Replaced, as a file that is mapped must be.
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, bytes).unwrap();
+            let mut bank = trial.load(&path)?;
+            match trial.extend(&mut bank, &next) {
+                Ok(got) => assert!(got == want, "{kind}: wrong logits"),
+                Err(error) => {
+                    assert!(error.to_string().contains("is damaged"), "{error}");
+                    let again = trial.extend(&mut bank, &next).unwrap_err().to_string();
+                    assert!(again.contains("half-way"), "{again}");
+                    assert!(
+                        bank.save(&engine, &path, &trial.tag).is_err() && bank.rollback(&engine, 1).is_err()
+                    );
+                    return Err(error);
+                }
+            }
+            BankFile::open(&path)?.verify()
+        };
+        attempt(&whole).unwrap();
+        let flips = (0..header + 200).step_by(3).chain((header + 200..whole.len()).step_by(101));
+        for (i, at) in flips.enumerate() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (i % 8);
+            let error =
+                attempt(&bytes).expect_err(&format!("{kind}: bit {} of byte {at} was flipped", i % 8));
+            assert!(error.to_string().contains("bank.safetensors"), "{error}");
+        }
+        let cuts = (0..header).step_by(61).chain((header..whole.len()).step_by(997)).chain([whole.len() - 1]);
+        for at in cuts {
+            assert!(attempt(&whole[..at]).is_err(), "{kind}: cut to {at} bytes");
+        }
+        assert!(attempt(&[&whole[..], &[0]].concat()).is_err(), "{kind}: a byte was added");
+        assert!(
+            attempt(&[&whole[..whole.len() - 4096], &[0; 4096]].concat()).is_err(),
+            "{kind}: a torn page"
+        );
+    }
+}
+
+/// What nobody reads while decoding is checked when a bank goes back to it, or is saved again.
+#[test]
+fn damaged_tails_are_refused_when_they_are_read() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    trial.save(&trial.bank(&trial.case.model.policy(), &tokens(59, 37, 1)), &path);
+    let mut bytes = fs::read(&path).unwrap();
+    let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let tails = metadata.info("layers.1.anchors.k_tail").unwrap();
+    let (start, end) = tails.data_offsets;
+    // In the second of three anchors.
+    bytes[8 + header + (start + end) / 2] ^= 4;
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, bytes).unwrap();
+    let mut bank = trial.load(&path).unwrap();
+    let error = BankFile::open(&path).unwrap().verify().unwrap_err().to_string();
+    assert!(error.contains("`layers.1.anchors.k_tail`, kept anchor 1 from 0"), "{error}");
+    assert!(bank.save(&engine, &path, &trial.tag).unwrap_err().to_string().contains("is damaged"));
+    assert!(bank.rollback(&engine, 2).unwrap_err().to_string().contains("is damaged"));
+    assert_eq!(bank.rollback(&engine, 1).unwrap(), Rollback::Exact);
+}
+
+/// A saved file with another text in its header, of the same length, and the header's checksum made right.
+fn forge(path: &Path, from: &str, to: &str) {
+    let mut bytes = fs::read(path).unwrap();
+    let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = String::from_utf8(bytes[8..end].to_vec()).unwrap();
+    assert!(header.contains(from) && from.len() == to.len(), "{header}");
+    let digits = r#"{"__metadata__":{"header_checksum":""#.len();
+    bytes[8..end].copy_from_slice(header.replace(from, to).as_bytes());
+    bytes[8 + digits..8 + digits + 16].fill(b'0');
+    let sum = format!("{:016x}", checksum(&bytes[..end]));
+    bytes[8 + digits..8 + digits + 16].copy_from_slice(sum.as_bytes());
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn wrong_tags_are_refused_with_both_values() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    let policy = trial.case.model.policy();
+    let bank = trial.bank(&policy, &tokens(50, 37, 1));
+    trial.save(&bank, &path);
+    let names = |error: String, values: &[&str]| {
+        assert!(values.iter().all(|value| error.contains(value)), "{error}: {values:?}");
+        assert!(error.contains("bank.safetensors"), "{error}");
+    };
+    // The same configuration with other numbers.
+    let parameters = trial.case.model.init(&engine, 8).unwrap();
+    let other = trial.case.model.fingerprint(&engine, &parameters).unwrap();
+    let tag = BankTag { model: other.clone(), ..trial.tag.clone() };
+    names(trial.refused(&path, &tag, None), &["model", &trial.tag.model, &other]);
+    let tag = BankTag { tokenizer: "0123".into(), tokenizer_name: "mine".into(), ..trial.tag.clone() };
+    let found = trial.refused(&path, &tag, None);
+    names(found, &["tokenizer", &trial.tag.tokenizer, "0123", "bytes", "mine"]);
+    let asked = Policy { interval: Some(32), ..policy.clone() };
+    names(trial.refused(&path, &trial.tag, Some(&asked)), &["interval 16", "interval 32"]);
+    // What may change does.
+    let asked = Policy { top_k: Some(1), retention: Retention::Fenwick, ..policy.clone() };
+    let mut changed = StateBank::load(&engine, &trial.case.model, &path, &trial.tag, Some(&asked)).unwrap();
+    assert_eq!(changed.policy(), &asked);
+    trial.decode(&mut changed, &tokens(20, 37, 2));
+    assert_eq!(changed.timeline().kept.len(), 1, "four complete intervals leave one");
+    let new = (FORMAT_VERSION + 1).to_string();
+    forge(&path, &format!(r#""version":"{FORMAT_VERSION}""#), &format!(r#""version":"{new}""#));
+    let error = trial.refused(&path, &trial.tag, None);
+    names(error, &[&format!("version {new}"), &format!("reads {FORMAT_VERSION}")]);
+}
+
+/// Files with right checksums that no bank wrote are errors too.
+#[test]
+fn forged_headers_are_errors() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    let bank = trial.bank(&trial.case.model.policy(), &tokens(50, 37, 1));
+    for (from, to) in [
+        (r#""format":"march state bank""#, r#""format":"march state pond""#),
+        (r#"layers.1.state""#, r#"layers.7.state""#),
+        (r#"layers.2.anchors.k_tail""#, r#"layers.2.anchors.k_tale""#),
+        (r#"[3,4,6,9]"#, r#"[3,4,9,6]"#),
+        (r#"[3,4,6,9]"#, r#"[1,4,6,9]"#),
+        (r#"\"position\":50"#, r#"\"position\":20"#),
+        (r#"\"interval\":16"#, r#"\"interval\":-6"#),
+        (r#"\"interval\":16"#, r#"\"interval\":00"#),
+        (r#""checksums":"#, r#""checksame":"#),
+    ] {
+        trial.save(&bank, &path);
+        forge(&path, from, to);
+        let result = trial.load(&path).and_then(|mut bank| trial.extend(&mut bank, &[1, 2, 3]));
+        assert!(result.is_err(), "{from} → {to}");
+    }
+    for bytes in [&b""[..], b"short", &[0xFF; 64], &b"\x02\0\0\0\0\0\0\0{}"[..]] {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, bytes).unwrap();
+        assert!(trial.load(&path).is_err());
+    }
+    assert!(trial.load(&path.with_file_name("none")).is_err());
+    assert!(trial.load(path.parent().unwrap()).is_err());
+}
+
+/// Not the model of the file.
+#[test]
+fn a_bank_of_another_kind_is_refused() {
+    let engine = invariant();
+    let (_folder, path) = folder();
+    let [march, base] = ["march", "gated_deltanet"].map(|kind| Trial::new(&engine, kind));
+    base.save(&base.bank(&Policy::default(), &tokens(20, 37, 1)), &path);
+    let error = march.load(&path).unwrap_err().to_string();
+    assert!(error.contains("(gated_deltanet)") && error.contains("(march)"), "{error}");
+}
