@@ -1,4 +1,4 @@
-//! `march inspect`: what a model is made of.
+//! `march inspect`: what a model is made of, and what it does with a text.
 
 use std::path::Path;
 
@@ -12,9 +12,10 @@ use march::model::{Model, ParameterSpec};
 
 use super::inspect_training::InspectTraining;
 use super::policy::PolicyArgs;
+use super::routing::InspectRouting;
 use crate::display::{bytes, thousands};
 
-/// Look into a model without running it.
+/// Look into a model.
 #[derive(Args)]
 pub struct Inspect {
     #[command(subcommand)]
@@ -25,6 +26,7 @@ pub struct Inspect {
 enum What {
     Model(InspectModel),
     Training(InspectTraining),
+    Routing(InspectRouting),
 }
 
 /// Parameters by part, and the memory that decoding keeps, beside a Transformer's cache.
@@ -51,6 +53,7 @@ impl Inspect {
             What::Model(InspectModel { list: true, .. }) => list(),
             What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
             What::Training(training) => training.run(),
+            What::Routing(routing) => routing.run(),
             What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
         }
     }

@@ -1,11 +1,17 @@
 //! One file a verb.
 
+mod bank;
+pub mod chat;
 pub mod data;
 pub mod doctor;
+pub mod generate;
 pub mod init;
 pub mod inspect;
 pub mod inspect_training;
 pub mod logits;
+mod open;
 mod policy;
 pub mod report;
+mod routing;
 pub mod train;
+mod writing;

@@ -1,6 +1,7 @@
 //! One page of a run: curves, configuration, samples. No script, no network: the page is whole in itself.
 
 mod chart;
+pub mod routing;
 
 use std::fmt::Write;
 use std::fs;
