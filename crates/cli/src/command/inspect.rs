@@ -10,9 +10,9 @@ use march::config::{Config, ModelConfig};
 use march::engine::Cpu;
 use march::model::{Model, ParameterSpec};
 
+use super::inspect_routing::InspectRouting;
 use super::inspect_training::InspectTraining;
 use super::policy::PolicyArgs;
-use super::routing::InspectRouting;
 use crate::display::{bytes, thousands};
 
 /// Look into a model.
@@ -25,8 +25,8 @@ pub struct Inspect {
 #[derive(Subcommand)]
 enum What {
     Model(InspectModel),
-    Training(InspectTraining),
     Routing(InspectRouting),
+    Training(InspectTraining),
 }
 
 /// Parameters by part, and the memory that decoding keeps, beside a Transformer's cache.
@@ -52,8 +52,8 @@ impl Inspect {
         match self.what {
             What::Model(InspectModel { list: true, .. }) => list(),
             What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
-            What::Training(training) => training.run(),
             What::Routing(routing) => routing.run(),
+            What::Training(training) => training.run(),
             What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
         }
     }
