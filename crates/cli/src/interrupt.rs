@@ -35,5 +35,10 @@ pub fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
+/// Takes the request back, for work that goes on with something else.
+pub fn forget() {
+    ASKED.store(false, Ordering::Relaxed);
+}
+
 /// The exit code of a command that was asked to end.
 pub const EXIT: i32 = 130;

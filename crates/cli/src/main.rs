@@ -20,8 +20,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Chat(command::chat::Chat),
     Data(command::data::Data),
     Doctor(command::doctor::Doctor),
+    Generate(command::generate::Generate),
     Init(command::init::Init),
     Inspect(command::inspect::Inspect),
     Logits(command::logits::Logits),
@@ -48,8 +50,10 @@ fn run() -> anyhow::Result<()> {
         .with_ansi(false)
         .init();
     match Cli::parse().command {
+        Command::Chat(chat) => chat.run(),
         Command::Data(data) => data.run(),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Generate(generate) => generate.run(),
         Command::Init(init) => init.run(),
         Command::Inspect(inspect) => inspect.run(),
         Command::Logits(logits) => logits.run(),

@@ -24,6 +24,9 @@ pub(crate) const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "
 /// Ids 0..=255 of the built-in tokenizer, and of those trained here, are the bytes; this one ends a text.
 pub(crate) const BYTE_END_OF_TEXT: u32 = 256;
 
+/// The vocabularies of models of bytes: without and with an end of a text.
+const BYTE_VOCABULARIES: [usize; 2] = [256, 257];
+
 /// A tokenizer. Copies share the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
@@ -69,6 +72,35 @@ impl Tokenizer {
         let name = path.file_name().map_or(name_or_path.into(), |name| name.to_string_lossy().into_owned());
         Self::from_json(json, &name)
             .map_err(|message| Error::file(path, format!("is not a `tokenizer.json`: {message}")))
+    }
+
+    /// The tokenizer of a checkpoint whose vocabulary has `vocabulary` ids: the one that is named as for
+    /// [`Tokenizer::load`], else the folder's `tokenizer.json`, else bytes where the vocabulary is theirs.
+    pub fn of_checkpoint(folder: &Path, vocabulary: usize, named: Option<&str>) -> Result<Self> {
+        let beside = folder.join("tokenizer.json");
+        let tokenizer = match named {
+            Some(name) => Self::load(name)?,
+            None if beside.exists() => Self::load(&beside.display().to_string())?,
+            None if BYTE_VOCABULARIES.contains(&vocabulary) => Self::bytes(),
+            None => {
+                let message = format!(
+                    "has no `tokenizer.json`, and a vocabulary of {vocabulary} is not one of bytes; \
+                     name the model's tokenizer (`--tokenizer FILE`)"
+                );
+                return Err(Error::file(folder, message));
+            }
+        };
+        // Of the bytes, a model may lack the end of a text.
+        let needed = if tokenizer.name == BYTES { BYTE_VOCABULARIES[0] } else { tokenizer.vocabulary() };
+        if needed > vocabulary {
+            let message = format!(
+                "the model's vocabulary has {vocabulary} ids, but the tokenizer `{}` gives {needed}: \
+                 it belongs to another model",
+                tokenizer.name
+            );
+            return Err(Error::file(folder, message));
+        }
+        Ok(tokenizer)
     }
 
     /// The built-in tokenizer: ids 0..=255 are the bytes, 256 is the end of a text.

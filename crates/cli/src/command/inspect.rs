@@ -1,4 +1,4 @@
-//! `march inspect`: what a model is made of, or a state bank.
+//! `march inspect`: what a model is made of and what it does with a text, or what a state bank holds.
 
 use std::path::Path;
 
@@ -11,11 +11,12 @@ use march::engine::Cpu;
 use march::model::{Model, ParameterSpec};
 
 use super::inspect_bank::InspectBank;
+use super::inspect_routing::InspectRouting;
 use super::inspect_training::InspectTraining;
 use super::policy::PolicyArgs;
 use crate::display::{bytes, thousands};
 
-/// Look into a model, or the file of a state bank, without running it.
+/// Look into a model, or the file of a state bank.
 #[derive(Args)]
 pub struct Inspect {
     #[command(subcommand)]
@@ -26,6 +27,7 @@ pub struct Inspect {
 enum What {
     Bank(InspectBank),
     Model(InspectModel),
+    Routing(InspectRouting),
     Training(InspectTraining),
 }
 
@@ -53,6 +55,7 @@ impl Inspect {
             What::Bank(bank) => bank.run(),
             What::Model(InspectModel { list: true, .. }) => list(),
             What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
+            What::Routing(routing) => routing.run(),
             What::Training(training) => training.run(),
             What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
         }

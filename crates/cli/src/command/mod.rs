@@ -1,12 +1,18 @@
 //! One file a verb.
 
+mod bank;
+pub mod chat;
 pub mod data;
 pub mod doctor;
+pub mod generate;
 pub mod init;
 pub mod inspect;
 mod inspect_bank;
+pub mod inspect_routing;
 pub mod inspect_training;
 pub mod logits;
+mod open;
 mod policy;
 pub mod report;
 pub mod train;
+mod writing;

@@ -17,12 +17,13 @@ struct Part<T> {
 /// Routing weights of one sequence, by layer.
 pub struct Trace<E: Engine> {
     heads: usize,
+    boundaries: Vec<usize>,
     layers: Vec<Vec<Part<E::Tensor>>>,
 }
 
 impl<E: Engine> Default for Trace<E> {
     fn default() -> Self {
-        Self { heads: 0, layers: Vec::new() }
+        Self { heads: 0, boundaries: Vec::new(), layers: Vec::new() }
     }
 }
 
@@ -30,12 +31,22 @@ impl<E: Engine> Trace<E> {
     /// Adds the weights of one call, [tokens, heads, anchors]; none where no token sees an anchor.
     pub(super) fn note(&mut self, layer: usize, heads: usize, plan: &AnchorPlan, weights: Option<E::Tensor>) {
         self.heads = heads;
+        let new = plan.boundaries.first().map_or(&[][..], Vec::as_slice);
+        for (&ordinal, &boundary) in plan.ordinals.iter().rev().zip(new.iter().rev()) {
+            self.boundaries.resize(self.boundaries.len().max(ordinal), 0);
+            self.boundaries[ordinal - 1] = plan.position + boundary;
+        }
         let Some(weights) = weights else { return };
         if self.layers.len() <= layer {
             self.layers.resize_with(layer + 1, Vec::new);
         }
         let AnchorPlan { position, tokens, .. } = *plan;
         self.layers[layer].push(Part { position, tokens, ordinals: plan.ordinals.clone(), weights });
+    }
+
+    /// b_m of every anchor, kept or not: the text tokens before it.
+    pub fn boundaries(&self) -> &[usize] {
+        &self.boundaries
     }
 
     /// The number of heads, and π of one layer over the whole text, [tokens, heads, anchors], the null left out; 0

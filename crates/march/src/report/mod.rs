@@ -3,6 +3,7 @@
 mod chart;
 mod follow;
 mod machine;
+pub mod routing;
 
 use std::fmt::Write;
 use std::fs;

@@ -345,7 +345,7 @@ impl<'e, E: Engine> Run<'e, E> {
                 continue;
             }
             let seed = keys.seed.wrapping_add(step << 8).wrapping_add(i as u64);
-            let sampling = Sampling { temperature: 0.8, seed };
+            let sampling = Sampling { temperature: 0.8, seed, ..Sampling::default() };
             let tokens = continue_text(
                 self.engine,
                 self.trainer.model(),

@@ -1,0 +1,63 @@
+//! A model with its tokenizer, ready to read, as several commands open it.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use march::anchors::Policy;
+use march::checkpoint::Checkpoint;
+use march::engine::{Cpu, CpuOptions, Products};
+use march::generate::{Generator, Sampling};
+use march::memory::StateBank;
+use march::model::{Model, Parameters};
+use march::tokenizer::Tokenizer;
+
+use super::policy::PolicyArgs;
+
+/// Which model, and how it runs.
+#[derive(Args, Clone)]
+pub struct ModelArgs {
+    /// A checkpoint folder
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
+    #[arg(long, value_name = "bytes|FILE")]
+    tokenizer: Option<String>,
+    /// Threads; 0 takes all of the machine's
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+/// A model that is ready to read.
+pub struct Opened {
+    pub engine: Cpu,
+    pub model: Model<Cpu>,
+    pub parameters: Parameters<Cpu>,
+    pub tokenizer: Tokenizer,
+    pub policy: Policy,
+}
+
+impl ModelArgs {
+    /// Opens the checkpoint. Decoding is to give the bits of reading, whatever the calls' lengths.
+    pub fn open(&self) -> anyhow::Result<Opened> {
+        let checkpoint = Checkpoint::open(&self.model)?;
+        let vocabulary = checkpoint.config().vocab_size;
+        let tokenizer = Tokenizer::of_checkpoint(&self.model, vocabulary, self.tokenizer.as_deref())?;
+        let options =
+            CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
+        let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
+        let (model, parameters) = Model::load(&engine, &checkpoint)?;
+        let policy = self.policy.over(model.policy());
+        model.check_policy(&policy)?;
+        Ok(Opened { engine, model, parameters, tokenizer, policy })
+    }
+}
+
+impl Opened {
+    /// Goes on after what `bank` has read.
+    pub fn generator(&self, bank: StateBank<Cpu>, sampling: Sampling) -> anyhow::Result<Generator<'_, Cpu>> {
+        Ok(Generator::new(&self.engine, &self.model, &self.parameters, bank, sampling)?)
+    }
+}

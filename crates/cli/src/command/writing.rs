@@ -1,0 +1,97 @@
+//! Flags that say how text is drawn and what ends it, and text on its way to the terminal.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+
+use clap::Args;
+use march::generate::{Ended, Limits, Sampling};
+
+use crate::interrupt;
+
+/// How text is drawn, and what ends it.
+#[derive(Args, Clone)]
+pub struct WritingArgs {
+    /// Write at most so many tokens
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_tokens: usize,
+    /// Stop before this text; may be given several times; \n, \t and \\ are understood
+    #[arg(long = "stop", value_name = "TEXT", value_parser = unescape)]
+    stop: Vec<String>,
+    /// Logits are divided by this; 0 always takes the most probable token
+    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    temperature: f64,
+    /// Draw from the K most probable tokens only
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw from the most probable tokens only that together reach this probability
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    top_p: f64,
+    /// Above 1, tokens that came of late become less probable
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    repetition_penalty: f64,
+    /// How many of the last tokens that penalty looks at
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    penalty_window: usize,
+    /// Seed of the random numbers: the same seed gives the same text
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+impl WritingArgs {
+    /// How tokens are drawn.
+    pub fn sampling(&self) -> Sampling {
+        let Self { temperature, top_k, top_p, repetition_penalty, penalty_window, seed, .. } = *self;
+        Sampling { temperature, top_k, top_p, repetition_penalty, penalty_window, seed }
+    }
+
+    /// What ends the text.
+    pub fn limits(&self) -> Limits {
+        Limits { max_tokens: self.max_tokens, stop: self.stop.clone() }
+    }
+}
+
+/// A text with \n, \t and \\ for what the shell makes hard to type.
+pub fn unescape(text: &str) -> Result<String, String> {
+    let mut plain = String::with_capacity(text.len());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        plain.push(match character {
+            '\\' => match characters.next() {
+                Some('n') => '\n',
+                Some('t') => '\t',
+                Some('\\') => '\\',
+                _ => return Err("behind a backslash, n, t or another backslash is expected".into()),
+            },
+            other => other,
+        });
+    }
+    Ok(plain)
+}
+
+/// Shows a piece at once. Breaks off where Ctrl-C asks for it or nobody reads any more.
+pub fn show(piece: &str) -> ControlFlow<()> {
+    let mut out = std::io::stdout().lock();
+    let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+    if shown.is_err() || interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+/// Why a text ended, for people.
+pub fn reason(ended: Ended) -> &'static str {
+    match ended {
+        Ended::EndOfText => "end of text",
+        Ended::Stop => "stop string",
+        Ended::MaxTokens => "--max-tokens",
+        Ended::Asked => "stopped",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backslashes() {
+        assert_eq!(unescape(r"\nUser:\t\\n").unwrap(), "\nUser:\t\\n");
+        assert!(unescape(r"a\").is_err() && unescape(r"\x").is_err());
+    }
+}

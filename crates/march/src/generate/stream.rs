@@ -1,0 +1,220 @@
+//! Tokens to text while they come: no half characters, and nothing of a stop string.
+
+use crate::error::Result;
+use crate::tokenizer::Tokenizer;
+
+/// A character of more than one byte lacks at most its last three; some tokenizers decode each byte of it to one of
+/// these as long as the others are not there.
+const REPLACEMENT: char = '\u{FFFD}';
+const HELD_REPLACEMENTS: usize = 3;
+
+/// Text from tokens, one by one. Text that the next tokens may still change is held back.
+///
+/// Some tokenizers decode a token differently behind another (a space is dropped before the first, for instance). So
+/// tokens are decoded together with those before them, and what was already known is taken off.
+pub struct TextStream<'t> {
+    tokenizer: &'t Tokenizer,
+    /// A few tokens whose text is known, then those whose text is not.
+    ids: Vec<u32>,
+    /// How many are known.
+    known: usize,
+    /// What was given of the text of `ids`.
+    given: String,
+}
+
+impl<'t> TextStream<'t> {
+    /// A stream that goes on after the last tokens of a text, `context`.
+    pub fn new(tokenizer: &'t Tokenizer, context: &[u32]) -> Result<Self> {
+        let given = tokenizer.decode(context)?;
+        Ok(Self { tokenizer, ids: context.to_vec(), known: context.len(), given })
+    }
+
+    /// The text that is certain with this token.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        self.ids.push(id);
+        let text = self.tokenizer.decode(&self.ids)?;
+        let replacements =
+            text.chars().rev().take(HELD_REPLACEMENTS).take_while(|&c| c == REPLACEMENT).count();
+        let certain = &text[..text.len() - replacements * REPLACEMENT.len_utf8()];
+        let whole = certain.len() == text.len();
+        let new = match certain.strip_prefix(&self.given) {
+            Some(new) => new.to_string(),
+            None if !whole => return Ok(String::new()),
+            // What was given has changed: it stays as it was, and the new tokens are decoded alone.
+            None => self.tokenizer.decode(&self.ids[self.known..])?,
+        };
+        if whole {
+            self.ids.drain(..self.known);
+            self.known = self.ids.len();
+            self.given = self.tokenizer.decode(&self.ids)?;
+        } else {
+            self.given = certain.to_string();
+        }
+        Ok(new)
+    }
+
+    /// Whether tokens came whose text is not certain.
+    pub fn holds(&self) -> bool {
+        self.known < self.ids.len()
+    }
+
+    /// The rest, as it is.
+    pub fn finish(self) -> Result<String> {
+        let text = self.tokenizer.decode(&self.ids)?;
+        match text.strip_prefix(&self.given) {
+            Some(rest) => Ok(rest.to_string()),
+            None => self.tokenizer.decode(&self.ids[self.known..]),
+        }
+    }
+}
+
+/// Looks for stop strings in a text that comes in pieces. What may be the beginning of one is held back.
+pub struct Stops<'s> {
+    strings: &'s [String],
+    held: String,
+}
+
+impl<'s> Stops<'s> {
+    /// Empty strings are never found.
+    pub fn new(strings: &'s [String]) -> Self {
+        Self { strings, held: String::new() }
+    }
+
+    /// The text that is before every stop string, and whether one was found; nothing may be pushed after that.
+    pub fn push(&mut self, piece: &str) -> (String, bool) {
+        self.held += piece;
+        let strings = self.strings.iter().filter(|string| !string.is_empty());
+        if let Some(at) = strings.clone().filter_map(|string| self.held.find(string.as_str())).min() {
+            self.held.truncate(at);
+            return (std::mem::take(&mut self.held), true);
+        }
+        let begins = |at: &usize| strings.clone().any(|string| string.starts_with(&self.held[*at..]));
+        let at = self.held.char_indices().map(|(at, _)| at).find(begins).unwrap_or(self.held.len());
+        let held = self.held.split_off(at);
+        (std::mem::replace(&mut self.held, held), false)
+    }
+
+    /// Whether text is held back.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The text that is held back, now that no more comes.
+    pub fn finish(self) -> String {
+        self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    /// The pieces that a stream gives, the last of them at its end.
+    fn pieces(tokenizer: &Tokenizer, context: &[u32], ids: &[u32]) -> Vec<String> {
+        let mut stream = TextStream::new(tokenizer, context).unwrap();
+        let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+        pieces.push(stream.finish().unwrap());
+        pieces
+    }
+
+    #[test]
+    fn half_characters_wait() {
+        let bytes = Tokenizer::bytes();
+        let ids = bytes.encode("aé🦀b").unwrap();
+        assert_eq!(pieces(&bytes, &[], &ids), ["a", "", "é", "", "", "", "🦀", "b", ""]);
+        // Cut off, and never a character.
+        assert_eq!(pieces(&bytes, &[], &ids[..5]), ["a", "", "é", "", "", "\u{FFFD}"]);
+        assert_eq!(pieces(&bytes, &[], &[0xC3, 65, 0xFF]), ["", "\u{FFFD}A", "", "\u{FFFD}"]);
+        // Many bytes that are no text do not stop the stream.
+        let many = pieces(&bytes, &[], &[0xFF; 9]);
+        assert_eq!((many[4].as_str(), many.concat()), ("\u{FFFD}", "\u{FFFD}".repeat(9)));
+    }
+
+    /// A tokenizer of words that drops the space before the first, with bytes for what it does not know.
+    fn words() -> Tokenizer {
+        let mut vocabulary: serde_json::Map<_, _> =
+            (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte))).collect();
+        for (token, id) in [("▁the", 256), ("▁cat", 257), ("s", 258)] {
+            vocabulary.insert(token.into(), json!(id));
+        }
+        let json = json!({
+            "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null,
+            "decoder": { "type": "Sequence", "decoders": [
+                { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+                { "type": "ByteFallback" }, { "type": "Fuse" },
+                { "type": "Strip", "content": " ", "start": 1, "stop": 0 }
+            ] },
+            "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true }
+        });
+        Tokenizer::from_json(json.to_string().into_bytes(), "words").unwrap()
+    }
+
+    #[test]
+    fn a_token_is_decoded_behind_its_context() {
+        let words = words();
+        assert_eq!(pieces(&words, &[], &[256, 257, 258]), ["the", " cat", "s", ""]);
+        assert_eq!(pieces(&words, &[256], &[257, 258, 256]), [" cat", "s", " the", ""]);
+        let crab: Vec<u32> = "🦀é".bytes().map(u32::from).collect();
+        assert_eq!(pieces(&words, &[256], &crab).concat(), "🦀é");
+        assert_eq!(pieces(&words, &[257], &[&crab[..2], &[256]].concat()).concat(), "\u{FFFD}\u{FFFD} the");
+    }
+
+    /// What `Stops` shows of pieces, and whether it stopped.
+    fn shown(strings: &[&str], pieces: &[&str]) -> (Vec<String>, bool) {
+        let strings: Vec<String> = strings.iter().map(|string| string.to_string()).collect();
+        let mut stops = Stops::new(&strings);
+        let mut list = Vec::new();
+        for piece in pieces {
+            let (text, stopped) = stops.push(piece);
+            list.push(text);
+            if stopped {
+                return (list, true);
+            }
+        }
+        list.push(stops.finish());
+        (list, false)
+    }
+
+    #[test]
+    fn stop_strings_are_found_across_pieces() {
+        let owned = |list: &[&str]| list.iter().map(|text| text.to_string()).collect::<Vec<_>>();
+        assert_eq!(shown(&["END"], &["a E", "N", "D b"]), (owned(&["a ", "", ""]), true));
+        assert_eq!(shown(&["END"], &["EE", "ND"]), (owned(&["E", ""]), true));
+        assert_eq!(shown(&["END"], &["E", "Nd"]), (owned(&["", "ENd", ""]), false));
+        assert_eq!(shown(&["END"], &["x", "EN"]), (owned(&["x", "", "EN"]), false));
+        assert_eq!(shown(&["aab"], &["a", "a", "a", "b"]), (owned(&["", "", "a", ""]), true));
+        assert_eq!(shown(&["later", "x"], &["lax later"]), (owned(&["la"]), true));
+        assert_eq!(shown(&["é!"], &["né", "?"]), (owned(&["n", "é?", ""]), false));
+        assert_eq!(shown(&["", "b"], &["ab"]), (owned(&["a"]), true));
+        assert_eq!(shown(&[], &["ab"]), (owned(&["ab", ""]), false));
+    }
+
+    proptest! {
+        /// A stream gives in the end what decoding all at once gives, and never takes anything back.
+        #[test]
+        fn a_stream_gives_all_of_the_text(
+            ids in prop::collection::vec(prop_oneof![0u32..128, 0u32..260, 0xC0u32..0xF8], 0..40),
+            text in "\\PC{0,8}"
+        ) {
+            let bytes = Tokenizer::bytes();
+            prop_assert_eq!(pieces(&bytes, &[], &ids).concat(), bytes.decode(&ids).unwrap());
+            let ids = bytes.encode(&text).unwrap();
+            let all = pieces(&bytes, &bytes.encode("before").unwrap(), &ids);
+            prop_assert!(all.iter().all(|piece| !piece.contains(REPLACEMENT)) || text.contains(REPLACEMENT));
+            prop_assert_eq!(all.concat(), text);
+        }
+
+        /// The text before the first stop string, wherever the pieces are cut.
+        #[test]
+        fn stops_show_the_text_before(pieces in prop::collection::vec("[ab]{0,3}", 0..12), stop in "[ab]{1,4}") {
+            let whole = pieces.concat();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            let (list, stopped) = shown(&[&stop], &pieces);
+            let want = whole.find(&stop).map_or(whole.as_str(), |at| &whole[..at]);
+            prop_assert_eq!((list.concat(), stopped), (want.to_string(), whole.contains(&stop)));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A generator beside the plain loop, forks, and what a stop string leaves in memory.
+
+mod common;
+
+use std::ops::ControlFlow;
+
+use common::{Case, KINDS, invariant, small, tokens};
+use march::engine::{Cpu, Engine, Tape};
+use march::generate::{Ended, Generator, Limits, PIECE_TOKENS, Sampling, Written, continue_text};
+use march::model::Batch;
+use march::tokenizer::Tokenizer;
+
+const GREEDY: Sampling = Sampling {
+    temperature: 0.0,
+    top_k: None,
+    top_p: 1.0,
+    repetition_penalty: 1.0,
+    penalty_window: 0,
+    seed: 0,
+};
+
+fn generator<'e>(case: &'e Case<'_, Cpu>, sampling: Sampling) -> Generator<'e, Cpu> {
+    let bank = case.model.bank(case.model.policy()).unwrap();
+    Generator::new(case.engine, &case.model, &case.parameters, bank, sampling).unwrap()
+}
+
+fn read(generator: &mut Generator<'_, Cpu>, ids: &[u32]) {
+    assert!(generator.read(ids, &mut |_| ControlFlow::Continue(())).unwrap());
+}
+
+fn next(generator: &mut Generator<'_, Cpu>, count: usize) -> Vec<u32> {
+    (0..count).map(|_| generator.next_token().unwrap()).collect()
+}
+
+/// The most probable next tokens, each from all of the text from its beginning.
+fn plain(case: &Case<'_, Cpu>, prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut all = prompt.to_vec();
+    for _ in 0..count {
+        let logits = case.forward(Batch::one(&all), &case.model.policy());
+        let last = &logits[(all.len() - 1) * 37..];
+        let best = (0..37).reduce(|best, i| if last[i] > last[best] { i } else { best });
+        all.push(best.unwrap() as u32);
+    }
+    all.split_off(prompt.len())
+}
+
+#[test]
+fn the_plain_loop() {
+    let engine = invariant();
+    for kind in KINDS {
+        let case = Case::new(&engine, &small(kind));
+        for length in [1, 17, 64] {
+            let prompt = tokens(length, 37, 5);
+            let want = plain(&case, &prompt, 20);
+            let (model, parameters) = (&case.model, &case.parameters);
+            let got = continue_text(&engine, model, parameters, &model.policy(), &prompt, 20, GREEDY);
+            assert_eq!(got.unwrap(), want, "{kind}, {length} tokens");
+            // In two turns, with a fork in between that goes elsewhere.
+            let mut generator = generator(&case, GREEDY);
+            read(&mut generator, &prompt);
+            assert_eq!(next(&mut generator, 7), want[..7]);
+            let fork = generator.text().clone();
+            read(&mut generator, &tokens(30, 37, 6));
+            next(&mut generator, 3);
+            generator.set_text(fork);
+            assert_eq!(generator.text().tokens(), length + 7);
+            assert_eq!(next(&mut generator, 13), want[7..], "{kind}, {length} tokens, after a fork");
+            assert_eq!(generator.bank().unwrap().timeline().position, length + 20);
+        }
+    }
+}
+
+#[test]
+fn long_prompts_are_read_in_pieces() {
+    let engine = invariant();
+    let case = Case::new(&engine, &small("march"));
+    let prompt = tokens(2 * PIECE_TOKENS + 5, 37, 8);
+    let tape = Tape::inference(&engine);
+    let weights = case.model.bind(&tape, &case.parameters);
+    let mut bank = case.model.bank(case.model.policy()).unwrap();
+    let hidden = case.model.extend(&tape, &weights, Batch::one(&prompt), &mut [&mut bank], None).unwrap();
+    let last = tape.slice(&hidden, 1, prompt.len() - 1..prompt.len()).unwrap();
+    let logits = engine.to_f32(case.model.logits(&tape, &weights, &last).unwrap().value());
+    let best = (0..37).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
+    let mut generator = generator(&case, GREEDY);
+    read(&mut generator, &prompt[..3]);
+    let mut left = Vec::new();
+    let whole = generator
+        .read(&prompt[3..], &mut |count| {
+            left.push(count);
+            if left.len() == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+    assert_eq!((whole, left), (false, vec![PIECE_TOKENS + 5, 5]));
+    assert_eq!(generator.text().tokens(), prompt.len());
+    // What was broken off goes on.
+    assert_eq!(generator.next_token().unwrap() as usize, best.unwrap());
+    assert_eq!(generator.text().bank().bytes(&engine), bank.bytes(&engine));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens() {
+    let engine = invariant();
+    let case = Case::new(&engine, &small("march"));
+    let run = |sampling| {
+        let mut generator = generator(&case, sampling);
+        read(&mut generator, &[1, 2, 3]);
+        next(&mut generator, 60)
+    };
+    let sampling = Sampling {
+        temperature: 1.2,
+        top_k: Some(20),
+        top_p: 0.9,
+        repetition_penalty: 1.3,
+        penalty_window: 8,
+        seed: 4,
+    };
+    assert_eq!(run(sampling), run(sampling));
+    assert_ne!(run(sampling), run(Sampling { seed: 5, ..sampling }));
+    // Nothing positive comes again within the window of so large a penalty.
+    let strict = run(Sampling { repetition_penalty: 1e6, penalty_window: 8, ..GREEDY });
+    assert!(strict.windows(9).all(|window| !window[..8].contains(&window[8])), "{strict:?}");
+    let empty = generator(&case, GREEDY).next_token().unwrap_err().to_string();
+    assert!(empty.contains("nothing to go on from"), "{empty}");
+}
+
+/// A tokenizer of 37 letters.
+fn letters(end_of_text: &str) -> Tokenizer {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let names = ('a'..='z').chain('0'..='9').map(String::from).chain([end_of_text.to_string()]);
+    let vocabulary: Vec<String> = names.zip(0..).map(|(name, id)| format!("\"{name}\": {id}")).collect();
+    let json = format!(
+        r#"{{"version": "1.0", "added_tokens": [{{"id": 36, "content": "{end_of_text}", "single_word": false,
+        "lstrip": false, "rstrip": false, "normalized": false, "special": true}}], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": {{"type": "Fuse"}},
+        "model": {{"type": "BPE", "vocab": {{{}}}, "merges": []}}}}"#,
+        vocabulary.join(", ")
+    );
+    std::fs::write(&path, json).unwrap();
+    Tokenizer::load(path.to_str().unwrap()).unwrap()
+}
+
+#[test]
+fn a_stop_string_leaves_nothing_behind() {
+    let engine = invariant();
+    let case = Case::new(&engine, &small("march"));
+    let sampling = Sampling { temperature: 1.5, seed: 3, ..Sampling::default() };
+    let write = |tokenizer: &Tokenizer, max_tokens, stop: &[&str], break_at: Option<usize>| {
+        let mut generator = generator(&case, sampling);
+        read(&mut generator, &[1, 2, 3]);
+        let stop = stop.iter().map(|string| string.to_string()).collect();
+        let (mut text, mut count) = (String::new(), 0);
+        let mut show = |piece: &str| {
+            text += piece;
+            count += 1;
+            if Some(count) == break_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let written = generator.write(tokenizer, &Limits { max_tokens, stop }, &mut show).unwrap();
+        (generator, text, written)
+    };
+    let tokenizer = letters("_");
+    let (_, all, written) = write(&tokenizer, 90, &[], None);
+    assert_eq!(written, Written { tokens: 90, ended: Ended::MaxTokens });
+    assert_eq!(all.len(), 90);
+    // Three tokens that come after token 70.
+    let stop = &all[70..73];
+    let (mut stopped, text, written) = write(&tokenizer, 90, &[stop, "nowhere"], None);
+    assert_eq!(written.ended, Ended::Stop);
+    assert_eq!(text, all[..all.find(stop).unwrap()]);
+    assert_eq!(stopped.text().tokens(), 3 + text.len());
+    // As if the text had been read, not written.
+    let mut fresh = generator(&case, sampling);
+    read(&mut fresh, &[&[1, 2, 3][..], &tokenizer.encode(&text).unwrap()].concat());
+    for generator in [&mut stopped, &mut fresh] {
+        assert_eq!(generator.bank().unwrap().timeline().position, 3 + text.len());
+    }
+    let more = |generator: &mut Generator<'_, Cpu>| {
+        let mut greedy = self::generator(&case, GREEDY);
+        greedy.set_text(generator.text().clone());
+        next(&mut greedy, 30)
+    };
+    assert_eq!(more(&mut stopped), more(&mut fresh));
+    // What only looked like one is shown.
+    let almost = format!("{}!", &all[88..]);
+    let (generator, text, _) = write(&tokenizer, 90, &[&almost], None);
+    assert_eq!((text, generator.text().tokens()), (all.clone(), 93));
+    let (generator, text, written) = write(&tokenizer, 90, &[], Some(12));
+    assert_eq!((text.as_str(), written.ended), (&all[..12], Ended::Asked));
+    assert_eq!(generator.text().tokens(), 15);
+    // The end of a text ends it, and is not part of it.
+    let at = all.find('_').expect("drawn in 90 tokens");
+    let (generator, text, written) = write(&letters("<|endoftext|>"), 90, &[], None);
+    assert_eq!((text.as_str(), written.ended), (&all[..at], Ended::EndOfText));
+    assert_eq!(generator.text().tokens(), 3 + at);
+}
