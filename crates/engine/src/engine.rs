@@ -137,6 +137,8 @@ pub trait Engine: Sized + 'static {
         input: AnchorRead<&Self::Tensor, &[&Self::Stored]>,
         options: &AnchorReadOptions,
     ) -> Result<Self::Tensor>;
+    /// Stored states as numbers again, in row-major order.
+    fn stored_to_f32(&self, states: &Self::Stored) -> Vec<f32>;
     /// Bytes of stored states.
     fn stored_bytes(&self, states: &Self::Stored) -> usize;
     /// The routing weights themselves, [rows, value_heads, anchors], zero where unseen or not chosen: to look at.

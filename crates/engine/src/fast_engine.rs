@@ -149,6 +149,9 @@ impl Engine for Cpu {
     ) -> Result<T> {
         anchor_read::fast::forward_stored(self, input, options)
     }
+    fn stored_to_f32(&self, states: &StoredStates) -> Vec<f32> {
+        states.to_f32()
+    }
     fn stored_bytes(&self, states: &StoredStates) -> usize {
         states.bytes()
     }

@@ -153,6 +153,9 @@ impl Engine for Reference {
     ) -> Result<T> {
         anchor_read::reference::forward_stored(input, options)
     }
+    fn stored_to_f32(&self, states: &StoredStates) -> Vec<f32> {
+        states.to_f32()
+    }
     fn stored_bytes(&self, states: &StoredStates) -> usize {
         states.bytes()
     }
