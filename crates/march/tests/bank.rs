@@ -311,7 +311,7 @@ fn training_with_adaptive_anchors() {
         assert_close("a row", &all[row * one.len()..(row + 1) * one.len()], &one, 1e-5);
         recordings.push(extend(&case, ids, &policy, &[70], |_| {}).1.recording().unwrap());
     }
-    assert!(recordings.iter().any(|other| other.boundaries != recordings[0].boundaries));
+    assert!(recordings.iter().any(|other| other.boundaries != recordings[0].boundaries), "{recordings:?}");
     assert_close("replayed", &replay(&case, batch, &policy, &recordings), &all, 1e-5);
     // Rows with different numbers of anchors, one with none.
     let by_hand = [vec![3, 40], vec![], vec![2, 5, 9, 66, 70]];

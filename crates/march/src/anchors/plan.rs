@@ -336,7 +336,7 @@ mod tests {
         let policy = Policy { interval: Some(2), retention: Retention::Budget(1), ..Policy::default() };
         let row =
             Recording { boundaries: vec![2, 4, 6], evictions: vec![vec![(3, vec![2])], vec![(2, vec![1])]] };
-        let plan = AnchorPlan::replayed(&policy, &[row.clone()], 8, 2).unwrap();
+        let plan = AnchorPlan::replayed(&policy, std::slice::from_ref(&row), 8, 2).unwrap();
         let at = |layer: usize, token: usize| seen(&plan, plan.read_in(layer).0)[token].clone();
         assert_eq!((at(0, 5), at(0, 6)), (vec![1, 2], vec![1, 3]));
         assert_eq!((at(1, 5), at(1, 6)), (vec![2], vec![2, 3]));
