@@ -103,6 +103,30 @@ fn decoding_equals_the_forward_pass() {
     }
 }
 
+/// Settings that only a bank follows: token by token as at once.
+#[test]
+fn every_setting_of_the_bank_can_be_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let ids: Vec<usize> = (0..131).map(|i| (i * i * 31 + i * 7) % 61).collect();
+    let tokens = folder.path().join("tokens.json");
+    std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();
+    let model = golden("march");
+    let run = |flags: &[&str]| logits(model.to_str().unwrap(), &tokens, folder.path(), flags);
+    for flags in [
+        &["--retention", "recent:2", "--storage", "int8"][..],
+        &["--retention", "budget:50kB", "--routing-top-k", "2", "--interval", "5"],
+        &["--placement", "adaptive:4", "--storage", "bf16", "--retention", "fenwick"],
+        &["--placement", "adaptive:2", "--retention", "budget:0.1 MiB", "--interval", "7"],
+    ] {
+        let flags = [flags, &["--trace"]].concat();
+        let (at_once, decoded) = (run(&flags), run(&[&flags[..], &["--decode"]].concat()));
+        for key in ["logits", "routing_weights.0", "routing_weights.1", "boundaries"] {
+            assert_close(&format!("{flags:?}"), &decoded, &at_once, key, key, 1e-5);
+        }
+        assert!(!at_once["boundaries"].1.is_empty());
+    }
+}
+
 #[test]
 fn the_paper_s_sizes() {
     for (preset, count) in [
@@ -216,7 +240,9 @@ fn mistakes_are_named() {
     assert!(run(gdn, "good.json", &["--interval", "4"]).contains("has no anchors"));
     assert!(run(gdn, "good.json", &["--trace"]).contains("does not route"));
     assert!(run(gdn, "good.json", &["--routing-top-k", "0"]).contains("above 0, or `dense`"));
-    assert!(run(gdn, "good.json", &["--retention", "some"]).contains("`all` or `fenwick`"));
+    assert!(run(gdn, "good.json", &["--retention", "some"]).contains("`all`, `fenwick`, `recent:N`"));
+    assert!(run(gdn, "good.json", &["--storage", "f16"]).contains("`f32`, `bf16` or `int8`"));
+    assert!(run(gdn, "good.json", &["--placement", "random"]).contains("`adaptive:MIN`"));
     let march = golden("march");
     let errors = run(march.to_str().unwrap(), "good.json", &["--interval", "0"]);
     assert!(errors.contains("interval of 0"), "{errors}");

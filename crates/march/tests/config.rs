@@ -5,7 +5,7 @@ mod refusals;
 
 use std::path::Path;
 
-use march::anchors::Retention;
+use march::anchors::{Placement, Retention, Storage};
 use march::config::{Config, ModelConfig};
 use march::model::mixer::MixerConfig;
 use serde_json::{Map, Value, json};
@@ -318,6 +318,19 @@ fn memory_is_read_and_refused() {
     refused(config("tiny/march", "retention = 3"), &["`retention` is 3"]);
     refused(config("tiny/march", "retension = 'all'"), &["`retension`", "mean `retention`"]);
     refused(config("tiny/march", "anchor_interval = 3"), &["`anchor_interval`", "[model]"]);
+    let all =
+        config("tiny/march", "retention = 'recent:9'\nplacement = 'adaptive:8'\nstorage = 'int8'").unwrap();
+    let policy = all.memory.over(all.model.mixer.policy().unwrap());
+    assert_eq!((policy.interval, policy.retention), (Some(64), Retention::Recent(9)));
+    assert_eq!((policy.placement, policy.storage), (Placement::Adaptive(8), Storage::Int8));
+    assert_eq!(Config::from_toml(&all.to_toml(), "again", None).unwrap(), all);
+    refused(
+        config("tiny/march", "placement = 'adaptive:65'"),
+        &["line 3: `placement`", "adaptive:64 or less"],
+    );
+    refused(config("tiny/march", "placement = 'here'"), &["`placement` is `here`", "`periodic`"]);
+    refused(config("tiny/march", "storage = 'f16'"), &["`storage` is `f16`", "`int8`"]);
+    refused(config("tiny/gdn", "storage = 'int8'"), &["`storage`", "`gated_deltanet` has no anchors"]);
 }
 
 #[test]

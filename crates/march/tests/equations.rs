@@ -169,7 +169,7 @@ fn a_page_that_is_not_true_is_found_out() {
         ("init.rs::draw", "init.rs::Init", "no such item"),
         ("`crates/march/tests/golden`", "`crates/march/tests/gold`", "there is no such file"),
         ("layers.rs::adamw", "common/mod.rs::compare", "is not a test"),
-        ("- code: `crates/march/src/anchors.rs::keeps`", "", "Fenwick retention: no code"),
+        ("- code: `crates/march/src/anchors/retention.rs::keeps`", "", "Fenwick retention: no code"),
         ("- background: no model", "- no model", "`eq:prelim-la`: no code"),
         (
             "- test: `crates/march/tests/properties.rs::the_first_values_are_as_they_should_be`",

@@ -24,7 +24,7 @@ fn policies(own: &Policy) -> Vec<Policy> {
             (64, Some(50), Retention::All),
             (1000, None, Retention::All),
         ] {
-            list.push(Policy { interval: Some(interval), top_k, retention });
+            list.push(Policy { interval: Some(interval), top_k, retention, ..Policy::default() });
         }
     }
     list

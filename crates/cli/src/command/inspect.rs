@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
-use march::anchors::Policy;
+use march::anchors::{Placement, Policy};
 use march::checkpoint::Checkpoint;
 use march::config::{Config, ModelConfig};
 use march::engine::Cpu;
@@ -86,7 +86,8 @@ fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
     }
     println!("  {:<26} {:>15}   {} as f32", "total", thousands(count), bytes(4 * count));
     let lengths = [4 * 1024, 16 * 1024, 128 * 1024];
-    print!("\n{:<28}", "memory of one text (f32)");
+    let precision = format!("memory of one text ({})", policy.storage);
+    print!("\n{precision:<28}");
     lengths.iter().for_each(|&n| print!(" {:>15}", format!("{} tokens", thousands(n))));
     let line = |label: &str, cells: [String; 3]| {
         print!("\n  {label:<26}");
@@ -97,10 +98,16 @@ fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
     line("a Transformer's cache", lengths.map(|n| bytes(cache(n))));
     line("share of that", lengths.map(|n| share(model.memory_bytes(n, &policy), cache(n))));
     if let Some(interval) = policy.interval {
-        line("anchors", lengths.map(|n| thousands(policy.kept_after(n))));
+        line("anchors", lengths.map(|n| thousands(policy.kept_after(n, model.anchor_bytes(&policy)))));
         let routing = policy.top_k.map_or("dense".into(), |k| format!("top-{k}"));
-        let retention = policy.retention;
-        print!("\n\n  one anchor every {interval} tokens, {routing} routing, retention {retention}");
+        let Policy { retention, placement, .. } = policy;
+        let every = match placement {
+            Placement::Periodic => format!("one anchor every {interval} tokens"),
+            Placement::Adaptive(min) => {
+                format!("about one anchor every {interval} tokens, {min} apart or more")
+            }
+        };
+        print!("\n\n  {every}, {routing} routing, retention {retention}");
     }
     println!("\n  a Transformer's cache: keys and values of as many layers of the same width");
     Ok(())
@@ -120,7 +127,7 @@ fn read(name: &str) -> anyhow::Result<(ModelConfig, Policy)> {
     }
     let Config { model, memory, .. } = Config::load(name)?;
     let own = model.mixer.policy().unwrap_or_default();
-    Ok((model, Policy { retention: memory.retention, ..own }))
+    Ok((model, memory.over(own)))
 }
 
 /// The parameters by part, in the order of the computation.

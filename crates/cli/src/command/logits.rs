@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::anchors::Policy;
+use march::anchors::{Placement, Policy, Retention, Storage};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Engine, Products, Tape};
 use march::model::{Batch, Model, Parameters, Settings, Trace, TraceCell};
@@ -67,11 +67,11 @@ impl Logits {
         let trace = self.trace.then(TraceCell::<Cpu>::default);
         let started = Instant::now();
         let run = Run { engine: &engine, model: &model, parameters: &parameters, ids: &ids, policy: &policy };
-        let logits = if self.decode { run.decode(trace.as_ref())? } else { run.forward(trace.as_ref())? };
+        let (logits, boundaries) = run.compute(self.decode, trace.as_ref())?;
         let seconds = started.elapsed().as_secs_f64();
         let mut tensors = vec![floats("logits".into(), &[ids.len(), model.config().vocab_size], &logits)];
         if let Some(trace) = &trace {
-            tensors.extend(run.traced(&trace.borrow()));
+            tensors.extend(run.traced(&trace.borrow(), &boundaries));
         }
         write(&self.output, tensors)?;
         println!(
@@ -118,37 +118,50 @@ struct Run<'a> {
 type Out = (String, Dtype, Vec<usize>, Vec<u8>);
 
 impl Run<'_> {
-    /// All tokens at once, as training computes them.
-    fn forward(&self, trace: Option<&TraceCell<Cpu>>) -> anyhow::Result<Vec<f32>> {
+    /// The logits, and the text tokens before each anchor. Without --decode all tokens go through at once: as training
+    /// computes them, or through a bank where the policy is one that only a bank follows.
+    fn compute(
+        &self,
+        decode: bool,
+        trace: Option<&TraceCell<Cpu>>,
+    ) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
+        let Policy { interval, retention, placement, storage, .. } = *self.policy;
+        let of_a_bank = matches!(retention, Retention::Budget(_))
+            || placement != Placement::default()
+            || storage != Storage::default();
+        if decode || of_a_bank {
+            return self.extend(if decode { 1 } else { self.ids.len() }, trace);
+        }
         let tape = Tape::inference(self.engine);
         let weights = self.model.bind(&tape, self.parameters);
         let settings = Settings { policy: self.policy.clone(), recompute: false };
         let hidden = self.model.forward(&tape, &weights, Batch::one(self.ids), &settings, trace)?;
         let logits = self.model.logits(&tape, &weights, &hidden)?;
-        Ok(self.engine.to_f32(logits.value()))
+        let anchors = interval.map_or(0, |interval| self.ids.len() / interval);
+        let boundaries = (1..=anchors).map(|m| m * interval.unwrap_or_default()).collect();
+        Ok((self.engine.to_f32(logits.value()), boundaries))
     }
 
-    /// One token at a time, from a bank.
-    fn decode(&self, trace: Option<&TraceCell<Cpu>>) -> anyhow::Result<Vec<f32>> {
+    /// The same, `size` tokens at a time, from a bank.
+    fn extend(&self, size: usize, trace: Option<&TraceCell<Cpu>>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
         let tape = Tape::inference(self.engine);
         let weights = self.model.bind(&tape, self.parameters);
         let mut bank = self.model.bank(self.policy.clone())?;
+        bank.record(true)?;
         let mut all = Vec::with_capacity(self.ids.len() * self.model.config().vocab_size);
         let mut progress = Progress::new("decoded", "tokens", self.ids.len());
-        for (i, id) in self.ids.iter().enumerate() {
-            let batch = Batch::one(std::slice::from_ref(id));
-            let hidden = self.model.extend(&tape, &weights, batch, &mut [&mut bank], trace)?;
+        for ids in self.ids.chunks(size) {
+            let hidden = self.model.extend(&tape, &weights, Batch::one(ids), &mut [&mut bank], trace)?;
             all.extend(self.engine.to_f32(self.model.logits(&tape, &weights, &hidden)?.value()));
-            progress.at(i + 1);
+            progress.at(bank.timeline().position);
         }
         progress.finish();
-        Ok(all)
+        Ok((all, bank.recording().unwrap_or_default().boundaries))
     }
 
     /// The routing weights and boundaries.
-    fn traced(&self, trace: &Trace<Cpu>) -> Vec<Out> {
-        let interval = self.policy.interval.unwrap_or(usize::MAX);
-        let (tokens, anchors) = (self.ids.len(), self.ids.len() / interval);
+    fn traced(&self, trace: &Trace<Cpu>, boundaries: &[usize]) -> Vec<Out> {
+        let (tokens, anchors) = (self.ids.len(), boundaries.len());
         let layers = self.model.config().num_hidden_layers;
         let mut list: Vec<Out> = (0..layers)
             .map(|layer| {
@@ -156,8 +169,8 @@ impl Run<'_> {
                 floats(format!("routing_weights.{layer}"), &[tokens, heads, anchors], &weights)
             })
             .collect();
-        let boundaries = (1..=anchors).flat_map(|m| ((m * interval) as i64).to_le_bytes()).collect();
-        list.push(("boundaries".into(), Dtype::I64, vec![anchors], boundaries));
+        let bytes = boundaries.iter().flat_map(|&b| (b as i64).to_le_bytes()).collect();
+        list.push(("boundaries".into(), Dtype::I64, vec![anchors], bytes));
         list
     }
 }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use march::anchors::{Policy, Retention};
+use march::anchors::{Placement, Policy, Retention, Storage};
 
 /// Anchors, where they are to differ from what the checkpoint was made for.
 #[derive(Args, Clone)]
@@ -14,9 +14,17 @@ pub struct PolicyArgs {
     /// How many anchors a token reads: a number, or `dense` for all that it sees [default: the checkpoint's]
     #[arg(long, value_name = "K|dense")]
     routing_top_k: Option<TopK>,
-    /// Which anchors are kept: `all`, or `fenwick` for a logarithmic number of them [default: all]
-    #[arg(long, value_name = "all|fenwick", value_parser = retention)]
+    /// Which anchors are kept: `all`, `fenwick` (a logarithmic number), `recent:N` (the newest), `budget:BYTES` (what
+    /// fits, such as budget:64MB) [default: all]
+    #[arg(long, value_name = "RULE", value_parser = setting::<Retention>)]
     retention: Option<Retention>,
+    /// The precision of kept states: `f32`, `bf16` or `int8` [default: f32]
+    #[arg(long, value_name = "TYPE", value_parser = setting::<Storage>)]
+    storage: Option<Storage>,
+    /// Where anchors are: `periodic`, or `adaptive:MIN` (where the state has moved, at most one in MIN tokens)
+    /// [default: periodic]
+    #[arg(long, value_name = "RULE", value_parser = setting::<Placement>)]
+    placement: Option<Placement>,
 }
 
 #[derive(Clone, Copy)]
@@ -34,8 +42,12 @@ impl FromStr for TopK {
     }
 }
 
-fn retention(text: &str) -> Result<Retention, String> {
-    text.parse().map_err(|_| "it must be `all` or `fenwick`".to_string())
+/// A setting, refused in a sentence that follows clap's own.
+fn setting<T: FromStr<Err = String>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: String| match error.split_once("; ") {
+        Some((_, must)) => must.to_string(),
+        None => error,
+    })
 }
 
 impl PolicyArgs {
@@ -45,6 +57,8 @@ impl PolicyArgs {
             interval: self.interval.or(own.interval),
             top_k: self.routing_top_k.map_or(own.top_k, |k| k.0),
             retention: self.retention.unwrap_or(own.retention),
+            storage: self.storage.unwrap_or(own.storage),
+            placement: self.placement.unwrap_or(own.placement),
         }
     }
 }

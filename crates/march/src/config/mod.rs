@@ -13,13 +13,14 @@ mod presets;
 mod sections;
 
 use std::path::Path;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 pub use document::{Document, keys_of};
 pub use model::ModelConfig;
 
-use crate::anchors::Retention;
+use crate::anchors::{Placement, Policy, Retention, Storage};
 use crate::error::{Error, Result};
 use crate::train::{DataKeys, TrainKeys};
 use sections::{SECTIONS, Sections, Source};
@@ -42,6 +43,65 @@ pub struct Config {
 pub struct MemoryKeys {
     /// Which anchors outlive the next boundary; all by default.
     pub retention: Retention,
+    /// Where anchors are placed, in training too; periodic by default.
+    pub placement: Placement,
+    /// The precision of kept states in decoding; f32 by default.
+    pub storage: Storage,
+}
+
+impl MemoryKeys {
+    /// `own` with these settings.
+    pub fn over(&self, own: Policy) -> Policy {
+        let Self { retention, placement, storage } = *self;
+        Policy { retention, placement, storage, ..own }
+    }
+
+    /// Reads the section for a model with this policy of its own; none for one without anchors.
+    fn read(document: &mut Document, own: Option<Policy>, model_type: &str) -> Result<Self> {
+        let text: MemoryText = document.keys()?;
+        refuse_unknown(document, "memory", model_type)?;
+        fn setting<T: FromStr<Err = String> + Default>(
+            document: &Document,
+            key: &str,
+            text: Option<String>,
+        ) -> Result<T> {
+            let parsed = text.map(|text| text.parse()).transpose();
+            Ok(parsed.map_err(|error| document.error(key, error))?.unwrap_or_default())
+        }
+        let keys = Self {
+            retention: setting(document, "retention", text.retention)?,
+            placement: setting(document, "placement", text.placement)?,
+            storage: setting(document, "storage", text.storage)?,
+        };
+        let Some(own) = own else {
+            let without = Self::default();
+            let changed = [
+                ("retention", keys.retention != without.retention, keys.retention.to_string()),
+                ("placement", keys.placement != without.placement, keys.placement.to_string()),
+                ("storage", keys.storage != without.storage, keys.storage.to_string()),
+            ];
+            return match changed.into_iter().find(|(_, changed, _)| *changed) {
+                Some((key, _, value)) => {
+                    let message =
+                        format!("is `{value}`, but model_type `{model_type}` has no anchors; remove it");
+                    Err(document.error(key, message))
+                }
+                None => Ok(keys),
+            };
+        };
+        if let (Placement::Adaptive(_), Err(error)) = (keys.placement, keys.over(own).check()) {
+            return Err(document.error("placement", format!("cannot be: {error}")));
+        }
+        Ok(keys)
+    }
+
+    fn text(&self) -> MemoryText {
+        MemoryText {
+            retention: Some(self.retention.to_string()),
+            placement: Some(self.placement.to_string()),
+            storage: Some(self.storage.to_string()),
+        }
+    }
 }
 
 /// `[memory]` as it is written.
@@ -49,6 +109,10 @@ pub struct MemoryKeys {
 struct MemoryText {
     #[serde(default)]
     retention: Option<String>,
+    #[serde(default)]
+    placement: Option<String>,
+    #[serde(default)]
+    storage: Option<String>,
 }
 
 impl Config {
@@ -110,7 +174,7 @@ impl Config {
         };
         let sections = [
             ("model", self.model.keys()),
-            ("memory", keys_of(&MemoryText { retention: Some(self.memory.retention.to_string()) })),
+            ("memory", keys_of(&self.memory.text())),
             ("data", keys_of(&self.data)),
             ("train", keys_of(&self.train)),
         ];
@@ -151,18 +215,8 @@ impl Config {
         let model = ModelConfig::read(&mut model_keys)?;
         refuse_unknown(&model_keys, "model", model.mixer.model_type())?;
         model.contradiction().map_err(|(key, message)| model_keys.error(key, message))?;
-        let memory: MemoryText = memory_keys.keys()?;
-        refuse_unknown(&memory_keys, "memory", model.mixer.model_type())?;
-        let retention = memory.retention.map(|text| text.parse()).transpose();
-        let retention: Retention =
-            retention.map_err(|e| memory_keys.error("retention", e))?.unwrap_or_default();
-        if model.mixer.policy().is_none() && retention != Retention::default() {
-            let message = format!(
-                "is `{retention}`, but model_type `{}` has no anchors to retain; remove it",
-                model.mixer.model_type()
-            );
-            return Err(memory_keys.error("retention", message));
-        }
+        let (own, model_type) = (model.mixer.policy(), model.mixer.model_type());
+        let memory = MemoryKeys::read(&mut memory_keys, own, model_type)?;
         let mut data_keys = document(data.unwrap_or_default());
         let data: DataKeys = data_keys.keys()?;
         refuse_unknown(&data_keys, "data", model.mixer.model_type())?;
@@ -171,7 +225,7 @@ impl Config {
         let train: TrainKeys = train_keys.keys()?;
         refuse_unknown(&train_keys, "train", model.mixer.model_type())?;
         train.check(data.sequence_length).map_err(|(key, message)| train_keys.error(key, message))?;
-        Ok(Self { model, memory: MemoryKeys { retention }, data, train })
+        Ok(Self { model, memory, data, train })
     }
 }
 
@@ -187,7 +241,7 @@ fn refuse_unknown(document: &Document, section: &str, model_type: &str) -> Resul
         )
     } else if section != "model" && hints::is_model_key(key) {
         format!("is not a key of [{section}] but of [model]; move it there")
-    } else if section != "memory" && key == "retention" {
+    } else if section != "memory" && ["retention", "placement", "storage"].contains(&key.as_str()) {
         format!("is not a key of [{section}] but of [memory]; move it there")
     } else if let Some(near) = hints::nearest(key, document.known()) {
         format!("is not a key of [{section}]; did you mean `{near}`?")

@@ -3,6 +3,7 @@
 //! Per layer the live tensors of its mixer (a state, convolution tails, or keys and values), and the kept anchors:
 //! state, routing key, and the convolution tails at that point. What is kept is decided by a [`Policy`].
 
+mod budget;
 mod file;
 mod rollback;
 
@@ -11,12 +12,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use march_engine::Engine;
-use march_engine::ops::anchor_read::Storage;
 use march_engine::ops::embedding::Embedding;
 
-use crate::anchors::{Policy, Timeline};
+use crate::anchors::{Policy, Recording, Storage, Timeline};
 use crate::error::{Error, Result};
 
+pub use budget::{Ledger, LedgerEntry};
 pub use file::{BankFile, BankTag, FORMAT_VERSION, FilePart};
 pub use rollback::Rollback;
 
@@ -71,11 +72,52 @@ impl<E: Engine> StateBank<E> {
         &self.layers
     }
 
+    /// Notes down from now on, or no more, where anchors are placed and what layers drop, to be replayed by
+    /// [`crate::model::Model::replay`]. It begins with the text; the notes grow with it.
+    pub fn record(&mut self, on: bool) -> Result<()> {
+        match (on, &self.timeline.boundaries) {
+            (true, None) if self.timeline.position > 0 => {
+                let message = "a recording of anchors begins with an empty bank; this one holds text already";
+                return Err(Error::Request(message.into()));
+            }
+            (true, None) => self.timeline.boundaries = Some(Vec::new()),
+            (true, Some(_)) => {}
+            (false, _) => {
+                self.timeline.boundaries = None;
+                self.layers.iter_mut().for_each(|layer| layer.anchors.ledger.evictions.clear());
+            }
+        }
+        Ok(())
+    }
+
+    /// What was noted down; none without [`StateBank::record`].
+    pub fn recording(&self) -> Option<Recording> {
+        let evictions = self.layers.iter().map(|layer| layer.anchors.ledger.evictions.clone()).collect();
+        Some(Recording { boundaries: self.timeline.boundaries.clone()?, evictions })
+    }
+
+    /// Sets the anchors of the timeline to those that all layers keep, where each decides by itself.
+    pub(crate) fn join_layers(&mut self) {
+        let [first, others @ ..] = &self.layers[..] else { return };
+        let anchors = first.anchors.ledger.anchors();
+        let kept = anchors.filter(|anchor| {
+            others.iter().all(|layer| layer.anchors.ledger.number(anchor.ordinal).is_some())
+        });
+        self.timeline.kept = kept.collect();
+    }
+
     /// Bytes of all that is kept.
     pub fn bytes(&self, engine: &E) -> usize {
         self.layers.iter().map(|layer| layer.bytes(engine)).sum()
     }
 }
+
+/// The first layer's state as adaptive placement follows it, at the last multiple of the chunk's length. It is cut at
+/// every candidate for an anchor, the mixer's own at the anchors only; the two differ by rounding.
+pub(crate) const PLACEMENT_STATE: &str = "placement_state";
+
+/// The same at the last anchor, which movement is counted from.
+pub(crate) const PLACEMENT_ANCHOR: &str = "placement_anchor";
 
 /// What one layer keeps of one sequence.
 #[derive(Debug)]
@@ -128,6 +170,16 @@ impl<E: Engine> LayerMemory<E> {
         }
     }
 
+    /// The live tensors, with the state that placement follows in the place of the mixer's own.
+    pub(crate) fn for_placement(&self) -> Self {
+        let mut live = self.live.clone();
+        live.remove("state");
+        if let Some(state) = live.remove(PLACEMENT_STATE) {
+            live.insert("state".into(), state);
+        }
+        Self { live, anchors: Anchors::default() }
+    }
+
     /// Bytes of all that is kept.
     pub fn bytes(&self, engine: &E) -> usize {
         let live = self.live.values().map(|tensor| tensor_bytes(engine, tensor)).sum::<usize>();
@@ -150,27 +202,36 @@ pub struct Anchors<E: Engine> {
     /// The last inputs of the three convolutions before each anchor, each [1, 1, conv_size − 1, channels]: exact, and
     /// in the file as long as nobody rolls back to them.
     tails: Vec<[Arc<E::Stored>; 3]>,
+    /// What this layer knows of them, where it decides by itself what to keep; else empty.
+    pub(crate) ledger: Ledger,
 }
 
 impl<E: Engine> Clone for Anchors<E> {
     fn clone(&self) -> Self {
-        let Self { states, routing_keys, tails } = self;
-        Self { states: states.clone(), routing_keys: routing_keys.clone(), tails: tails.clone() }
+        let Self { states, routing_keys, tails, ledger } = self;
+        let (states, tails) = (states.clone(), tails.clone());
+        Self { states, routing_keys: routing_keys.clone(), tails, ledger: ledger.clone() }
     }
 }
 
 impl<E: Engine> Default for Anchors<E> {
     fn default() -> Self {
-        Self { states: Vec::new(), routing_keys: None, tails: Vec::new() }
+        Self { states: Vec::new(), routing_keys: None, tails: Vec::new(), ledger: Ledger::default() }
     }
 }
 
 impl<E: Engine> Anchors<E> {
     /// Adds anchors with states [N, value_heads, d_k, d_v] and routing keys [N, value_heads·d_r].
-    pub(crate) fn push(&mut self, engine: &E, states: &E::Tensor, keys: &E::Tensor) -> Result<()> {
+    pub(crate) fn push(
+        &mut self,
+        engine: &E,
+        states: &E::Tensor,
+        keys: &E::Tensor,
+        storage: Storage,
+    ) -> Result<()> {
         for n in 0..engine.shape(states)[0] {
             let state = engine.slice(states, 0, n..n + 1)?;
-            self.states.push(Arc::new(engine.store_states(&state, Storage::F32)?));
+            self.states.push(Arc::new(engine.store_states(&state, storage)?));
         }
         match &mut self.routing_keys {
             Some(all) => engine.append(all, keys, 0)?,
@@ -225,6 +286,11 @@ impl<E: Engine> Anchors<E> {
     /// The routing keys, [anchors, value_heads·d_r]; none where there is no anchor yet.
     pub fn routing_keys(&self) -> Option<&E::Tensor> {
         self.routing_keys.as_ref()
+    }
+
+    /// What this layer knows of its anchors, where it decides by itself what to keep.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// Bytes of states, keys and tails.

@@ -7,7 +7,8 @@ use march_engine::ops::anchor_read::{Storage, StoredStates};
 use march_engine::ops::gated_delta::CHUNK_TOKENS;
 
 use super::file::storage_name;
-use super::{LayerMemory, StateBank};
+use super::{LayerMemory, PLACEMENT_ANCHOR, PLACEMENT_STATE, StateBank};
+use crate::anchors::{Placement, Retention};
 use crate::error::{Error, Result};
 use crate::model::mixer::gated_delta_net::{CHUNK, TAILS};
 
@@ -31,11 +32,12 @@ impl<E: Engine> StateBank<E> {
             return Err(self.not_kept(ordinal));
         };
         let anchor = kept[place];
-        let numbers: Vec<usize> = (0..=place).collect();
+        let budget = self.policy.budget().is_some();
         let mut layers = Vec::with_capacity(self.layers.len());
         let mut storage = Storage::F32;
         for layer in &self.layers {
             let anchors = &layer.anchors;
+            let place = if budget { anchors.ledger.number(ordinal).unwrap_or(usize::MAX) } else { place };
             let (Some(state), Some(tails)) = (anchors.states.get(place), anchors.tails.get(place)) else {
                 let message = format!("anchor {ordinal} is listed, but a layer does not have it");
                 return Err(Error::Request(message));
@@ -48,15 +50,28 @@ impl<E: Engine> StateBank<E> {
             let [q, k, v] = tails;
             let tails = [tail(engine, q)?, tail(engine, k)?, tail(engine, v)?];
             let mut back = LayerMemory { anchors: anchors.clone(), ..LayerMemory::default() };
-            back.anchors.keep(engine, &numbers)?;
+            back.anchors.keep(engine, &(0..=place).collect::<Vec<_>>())?;
+            back.anchors.ledger.entries.truncate(place + 1);
+            back.anchors.ledger.evictions.retain(|(at, _)| *at <= ordinal);
+            if layer.get(PLACEMENT_STATE).is_some() {
+                back.set(PLACEMENT_STATE, state.clone());
+                back.set(PLACEMENT_ANCHOR, state.clone());
+            }
             restore(engine, &mut back, state, tails, anchor.position)?;
             layers.push(back);
         }
-        let then = self.policy.kept_after(anchor.position);
+        let then = match self.policy.retention {
+            // How many there were is not known.
+            Retention::Budget(_) => 0,
+            retention => retention.kept_of(anchor.ordinal, 1),
+        };
         self.layers = layers;
         self.timeline.position = anchor.position;
         self.timeline.complete = anchor.ordinal;
         self.timeline.kept.truncate(place + 1);
+        if let Some(boundaries) = &mut self.timeline.boundaries {
+            boundaries.retain(|&boundary| boundary <= anchor.position);
+        }
         // The chunk is cut here again, as it was.
         let within = !anchor.position.is_multiple_of(CHUNK_TOKENS);
         self.timeline.recent = if within { vec![anchor.position] } else { vec![] };
@@ -69,6 +84,14 @@ impl<E: Engine> StateBank<E> {
         }
         if then > place + 1 {
             why.push(format!("{} of the {then} anchors that were kept then are gone", then - place - 1));
+        }
+        if budget {
+            why.push("the budget has weighed, and perhaps dropped, anchors by what later tokens read".into());
+        }
+        if self.policy.placement != Placement::Periodic {
+            why.push(
+                "adaptive placement goes on from the anchor's state, which it had rounded otherwise".into(),
+            );
         }
         Ok(if why.is_empty() { Rollback::Exact } else { Rollback::Approximate(why.join("; ")) })
     }

@@ -9,7 +9,7 @@ use super::feed_forward::FeedForward;
 use super::mixer::{Mixer, Streams};
 use super::parameters::{Builder, Init, Parameter};
 use super::pass::{Context, Pass};
-use crate::anchors::Policy;
+use crate::anchors::{AnchorPlan, Policy, Storage};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::LayerMemory;
@@ -42,6 +42,22 @@ impl<E: Engine> Block<E> {
 
     pub fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
         self.mixer.memory_bytes(tokens, policy)
+    }
+
+    pub fn anchor_bytes(&self, storage: Storage) -> usize {
+        self.mixer.anchor_bytes(storage)
+    }
+
+    /// The mixer's states at the plan's boundaries; see [`Mixer::states`].
+    pub fn states(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        text: &Var<E::Tensor>,
+        plan: &AnchorPlan,
+        memory: &mut LayerMemory<E>,
+    ) -> Result<Option<E::Tensor>> {
+        let norm = RmsNorm { x: text, weight: pass.weight(self.attn_norm) };
+        self.mixer.states(pass, &pass.tape.rms_norm(norm, pass.norm_eps())?, plan, memory)
     }
 
     pub fn forward(

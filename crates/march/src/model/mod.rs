@@ -10,6 +10,7 @@ mod init;
 pub mod mixer;
 mod parameters;
 mod pass;
+mod placement;
 mod trace;
 
 use std::cell::RefCell;
@@ -20,7 +21,7 @@ use march_engine::ops::embedding::Embedding;
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Tape, Var};
 
-use crate::anchors::{AnchorPlan, Policy};
+use crate::anchors::{AnchorPlan, Placement, Policy, Recording};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -146,6 +147,11 @@ impl<E: Engine> Model<E> {
         self.blocks.iter().map(|block| block.memory_bytes(tokens, policy)).sum()
     }
 
+    /// Bytes of one anchor in all layers together.
+    pub fn anchor_bytes(&self, policy: &Policy) -> usize {
+        self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()
+    }
+
     /// The anchors that the model was made for.
     pub fn policy(&self) -> Policy {
         self.config.mixer.policy().unwrap_or_default()
@@ -155,11 +161,21 @@ impl<E: Engine> Model<E> {
     pub fn check_policy(&self, policy: &Policy) -> Result<()> {
         if self.anchor_embedding.is_none() && *policy != Policy::default() {
             return Err(Error::Request(format!(
-                "a model of type `{}` has no anchors: interval, top-K and retention do not apply to it",
+                "a model of type `{}` has no anchors: interval, top-K, retention, placement and storage do not apply \
+                 to it",
                 self.config.mixer.model_type()
             )));
         }
-        policy.check()
+        policy.check()?;
+        let least = self.anchor_bytes(policy);
+        match policy.budget() {
+            Some(bytes) if bytes < least => Err(Error::Request(format!(
+                "a budget of {bytes} bytes holds no anchor: one takes {least} in the model's {} layers; \
+                 give it that or more, or store anchors as int8",
+                self.blocks.len()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// The same parameters for the same seed, on any engine and number of threads.
@@ -198,7 +214,8 @@ impl<E: Engine> Model<E> {
         Ok(StateBank::new(policy, self.blocks.len()))
     }
 
-    /// The last hidden layer, normalised, [rows, tokens, hidden_size], of sequences from their beginning.
+    /// The last hidden layer, normalised, [rows, tokens, hidden_size], of sequences from their beginning. States are
+    /// exact whatever the policy's storage is.
     pub fn forward<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -209,8 +226,46 @@ impl<E: Engine> Model<E> {
     ) -> Result<Var<E::Tensor>> {
         self.check_policy(&settings.policy)?;
         self.check_batch(&batch)?;
-        let plans = vec![AnchorPlan::fresh(&settings.policy, batch.rows, batch.tokens())];
-        self.run(tape, weights, batch, plans, &mut [], settings.recompute, trace)
+        let policy = &settings.policy;
+        if policy.budget().is_some() {
+            return Err(Error::Request(format!(
+                "retention {} is decided layer by layer while text is read into a bank; the forward pass can only \
+                 replay it from a recording; train with all, fenwick or recent:N",
+                policy.retention
+            )));
+        }
+        let plan = match policy.placement {
+            Placement::Periodic => AnchorPlan::fresh(policy, batch.rows, batch.tokens()),
+            Placement::Adaptive(_) => {
+                let rows = batch.ids.chunks(batch.tokens()).map(|ids| {
+                    let boundaries = self.place_fresh(tape.engine(), weights, ids, policy)?;
+                    Ok(Recording { boundaries, evictions: Vec::new() })
+                });
+                let rows = rows.collect::<Result<Vec<_>>>()?;
+                AnchorPlan::replayed(policy, &rows, batch.tokens(), self.blocks.len())?
+            }
+        };
+        self.run(tape, weights, batch, vec![plan], &mut [], settings.recompute, trace)
+    }
+
+    /// The same with the anchors that banks recorded, one recording for each sequence.
+    pub fn replay<'e>(
+        &'e self,
+        tape: &Tape<'e, E>,
+        weights: &Weights<E::Tensor>,
+        batch: Batch<'_>,
+        settings: &Settings,
+        recordings: &[Recording],
+        trace: Option<&TraceCell<E>>,
+    ) -> Result<Var<E::Tensor>> {
+        self.check_policy(&settings.policy)?;
+        self.check_batch(&batch)?;
+        if recordings.len() != batch.rows {
+            let message = format!("{} recordings came for {} sequences", recordings.len(), batch.rows);
+            return Err(Error::Request(message));
+        }
+        let plan = AnchorPlan::replayed(&settings.policy, recordings, batch.tokens(), self.blocks.len())?;
+        self.run(tape, weights, batch, vec![plan], &mut [], settings.recompute, trace)
     }
 
     /// The same for sequences that continue, each with its own bank; the banks are brought up to date.
@@ -228,11 +283,51 @@ impl<E: Engine> Model<E> {
             return Err(Error::Request(message));
         }
         banks.iter().try_for_each(|bank| bank.check_whole())?;
+        let tokens = batch.tokens();
+        let mut boundaries = Vec::with_capacity(banks.len());
+        for (bank, ids) in banks.iter_mut().zip(batch.ids.chunks(tokens)) {
+            boundaries.push(self.place(tape.engine(), weights, ids, bank)?);
+        }
+        // Where layers decide at a boundary what they keep, the next piece begins: it sees what they kept.
+        let mut ends = vec![tokens];
+        for (bank, boundaries) in banks.iter().zip(&boundaries) {
+            if bank.policy().budget().is_some() {
+                ends.extend(boundaries.iter().map(|boundary| boundary - bank.timeline.position));
+            }
+        }
+        ends.sort_unstable();
+        ends.dedup();
+        if ends.len() == 1 {
+            return self.extend_piece(tape, weights, batch, banks, &boundaries, trace);
+        }
+        let (mut parts, mut start) = (Vec::with_capacity(ends.len()), 0);
+        for end in ends {
+            let ids: Vec<u32> = batch.ids.chunks(tokens).flat_map(|ids| &ids[start..end]).copied().collect();
+            let piece = Batch { ids: &ids, rows: batch.rows };
+            parts.push(self.extend_piece(tape, weights, piece, banks, &boundaries, trace)?);
+            start = end;
+        }
+        Ok(tape.concat(&parts.iter().collect::<Vec<_>>(), 1)?)
+    }
+
+    /// A call, or a piece of one, whose anchors are at those of `boundaries` that lie in it.
+    fn extend_piece<'e>(
+        &'e self,
+        tape: &Tape<'e, E>,
+        weights: &Weights<E::Tensor>,
+        batch: Batch<'_>,
+        banks: &mut [&mut StateBank<E>],
+        boundaries: &[Vec<usize>],
+        trace: Option<&TraceCell<E>>,
+    ) -> Result<Var<E::Tensor>> {
         let mut plans = Vec::with_capacity(banks.len());
         let mut timelines = Vec::with_capacity(banks.len());
-        let mut first_new = 0;
-        for bank in banks.iter() {
-            let (plan, after) = AnchorPlan::next(bank.policy(), &bank.timeline, batch.tokens(), first_new);
+        let (tokens, mut first_new) = (batch.tokens(), 0);
+        for (bank, boundaries) in banks.iter().zip(boundaries) {
+            let timeline = &bank.timeline;
+            let up_to = |position| boundaries.partition_point(|&boundary| boundary <= position);
+            let here = &boundaries[up_to(timeline.position)..up_to(timeline.position + tokens)];
+            let (plan, after) = AnchorPlan::next(bank.policy(), timeline, tokens, here, first_new);
             first_new = plan.new.end;
             plans.push(plan);
             timelines.push(after);
@@ -240,8 +335,12 @@ impl<E: Engine> Model<E> {
         banks.iter_mut().for_each(|bank| bank.torn = true);
         let hidden = self.run(tape, weights, batch, plans, banks, false, trace)?;
         for (bank, timeline) in banks.iter_mut().zip(timelines) {
+            let placed = timeline.complete > bank.timeline.complete;
             bank.timeline = timeline;
             bank.torn = false;
+            if placed && bank.policy().budget().is_some() {
+                bank.join_layers();
+            }
         }
         Ok(hidden)
     }

@@ -21,7 +21,7 @@ use super::ranks::Ranks;
 use super::sources::Sources;
 use super::state::Progress;
 use super::{StepReport, Trainer, machine_memory};
-use crate::anchors::Policy;
+use crate::anchors::Retention;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::data::Loader;
@@ -198,7 +198,14 @@ impl<'e, E: Engine> Run<'e, E> {
                 return Err(Error::Request(message));
             }
         }
-        let policy = Policy { retention: memory.retention, ..model.mixer.policy().unwrap_or_default() };
+        let policy = memory.over(model.mixer.policy().unwrap_or_default());
+        if let Retention::Budget(_) = policy.retention {
+            let message = format!(
+                "is `{}`, which layers decide while decoding; train with `all`, `fenwick` or `recent:N`",
+                policy.retention
+            );
+            return Err(Error::config(CONFIG_FILE, "retention", message));
+        }
         let (architecture, parameters) = match &options.init_from {
             Some(from) => {
                 let checkpoint = Checkpoint::open(from)?;

@@ -5,6 +5,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+use std::fmt;
+use std::str::FromStr;
+
 use half::bf16;
 
 use super::numbers::Numbers;
@@ -13,14 +16,49 @@ use crate::mapped::{Mapped, plain_bytes};
 use crate::simd::{self, LANES, Simd};
 
 /// The precision of stored anchor states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
     /// Exact.
+    #[default]
     F32,
     /// Eight bits of mantissa, half the bytes.
     Bf16,
     /// One byte a number and a scale for each row of d_v, about a quarter of the bytes.
     Int8,
+}
+
+impl Storage {
+    /// Bytes of `rows` rows of `width` numbers.
+    pub fn bytes(self, rows: usize, width: usize) -> usize {
+        match self {
+            Self::F32 => 4 * rows * width,
+            Self::Bf16 => 2 * rows * width,
+            Self::Int8 => rows * width + 4 * rows,
+        }
+    }
+}
+
+impl FromStr for Storage {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "f32" => Ok(Self::F32),
+            "bf16" => Ok(Self::Bf16),
+            "int8" => Ok(Self::Int8),
+            _ => Err(format!("is `{text}`; it must be `f32`, `bf16` or `int8`")),
+        }
+    }
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
 }
 
 /// Stored states [n, value_heads, d_k, d_v].

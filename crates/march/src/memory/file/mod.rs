@@ -19,7 +19,7 @@ use safetensors::Dtype;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{Anchors, LayerMemory, StateBank};
+use super::{Anchors, LayerMemory, Ledger, StateBank};
 use crate::anchors::{Policy, Timeline};
 use crate::checkpoint::read::{Entry, LENGTH_BYTES, read_header};
 use crate::error::{Error, Result};
@@ -77,6 +77,8 @@ pub struct BankFile {
     tag: BankTag,
     policy: Policy,
     timeline: Timeline,
+    /// What each layer knows of its anchors, where it decides by itself.
+    ledgers: Vec<Ledger>,
     checksums: Vec<u64>,
     tensors: BTreeMap<String, Part>,
 }
@@ -164,6 +166,10 @@ impl BankFile {
         let policy: Policy = parse("policy", text("policy")?)?;
         let timeline: Timeline = parse("timeline", text("timeline")?)?;
         check_timeline(&timeline)?;
+        let ledgers: Vec<Ledger> = match header.metadata.get("ledgers") {
+            Some(Value::String(ledgers)) => parse("ledgers", ledgers)?,
+            _ => Vec::new(),
+        };
         let table_checksum = text("table_checksum")?.to_string();
         let mut tensors = header.tensors.into_iter();
         let checksums: Vec<u64> = match tensors.next() {
@@ -184,7 +190,7 @@ impl BankFile {
         if first != checksums.len() {
             return Err(format!("has {} checksums for {first} parts of tensors", checksums.len()));
         }
-        Ok(Self { path: path.into(), file, tag, policy, timeline, checksums, tensors: parts })
+        Ok(Self { path: path.into(), file, tag, policy, timeline, ledgers, checksums, tensors: parts })
     }
 
     /// The file.
@@ -272,10 +278,14 @@ impl BankFile {
                 let message = format!("does not hold what layer {index} kept");
                 return Err(Error::file(&self.path, message));
             }
-            let count = self.timeline.kept.len();
+            let ledger = self.ledgers.get(index).cloned().unwrap_or_default();
+            // Where each layer decides by itself, it knows what it keeps.
+            let own = self.policy.budget().map(|_| ledger.entries.len());
+            let count = own.unwrap_or(self.timeline.kept.len());
             if count > 0 {
                 layer.anchors = self.anchors(engine, &format!("{prefix}anchors."), count)?;
             }
+            layer.anchors.ledger = ledger;
             layers.push(layer);
         }
         if taken != self.tensors.len() {
@@ -308,7 +318,9 @@ impl BankFile {
         let (saved, wanted) = (keys(&self.policy), keys(asked));
         for (key, value) in &saved {
             let other = wanted.get(key).unwrap_or(&Value::Null);
-            if value != other && !FREE.contains(&key.as_str()) {
+            // A budget decides from the beginning of a text, layer by layer.
+            let budget = key == "retention" && (self.policy.budget().is_some() || asked.budget().is_some());
+            if value != other && (budget || !FREE.contains(&key.as_str())) {
                 let message = format!(
                     "was saved with {key} {value}, but {key} {other} is asked for; it cannot change within a text: \
                      leave it as it is, or begin a new bank"
@@ -365,7 +377,8 @@ impl BankFile {
             tails.push(move |row| stored(Storage::F32, [1, 1, tokens, width], &[part], row));
         }
         let tails = (0..count).map(|row| Ok([tails[0](row)?, tails[1](row)?, tails[2](row)?]));
-        Ok(Anchors { states, routing_keys, tails: tails.collect::<Result<_>>()? })
+        let tails = tails.collect::<Result<_>>()?;
+        Ok(Anchors { states, routing_keys, tails, ledger: Ledger::default() })
     }
 
     fn unreadable(&self, name: &str, part: &Part) -> Error {

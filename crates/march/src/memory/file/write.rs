@@ -17,7 +17,7 @@ use super::{
 };
 use crate::disk;
 use crate::error::{Error, Result};
-use crate::memory::{Anchors, StateBank};
+use crate::memory::{Anchors, Ledger, StateBank};
 
 /// The header ends on a multiple of this.
 const ALIGNMENT: usize = 64;
@@ -179,6 +179,10 @@ fn header<E: Engine>(
     }
     add("policy", &text(&bank.policy));
     add("timeline", &text(&bank.timeline));
+    if bank.policy.budget().is_some() {
+        let ledgers: Vec<&Ledger> = bank.layers.iter().map(|layer| &layer.anchors.ledger).collect();
+        add("ledgers", &text(&ledgers));
+    }
     let mut header = Map::new();
     header.insert("__metadata__".into(), metadata.into());
     let rows: usize = tensors.iter().map(Out::rows).sum();

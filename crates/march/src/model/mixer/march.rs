@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
+use march_engine::ops::gated_delta::CHUNK_TOKENS;
 use march_engine::ops::linear::Linear;
 use march_engine::ops::state_read::StateRead;
 use march_engine::{Engine, Var};
@@ -21,7 +22,7 @@ use serde_json::{Map, Value};
 
 use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetKeys};
 use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
-use crate::anchors::{AnchorPlan, Policy};
+use crate::anchors::{AnchorPlan, Placement, Policy, Storage};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::LayerMemory;
@@ -163,9 +164,13 @@ impl March {
         plan: &AnchorPlan,
         memory: Option<&mut LayerMemory<E>>,
     ) -> Result<Option<Var<E::Tensor>>> {
-        // All scores of the first layer are equal: the newest K are chosen by the plan, not by rounding.
-        let (read, top_k) =
-            if self.layer.first() { (&plan.read_newest, None) } else { (&plan.read, plan.top_k) };
+        // With a budget this layer knows by itself what there is to see.
+        let own = match (&memory, plan.budget) {
+            (Some(memory), Some(_)) => Some(plan.seeing(memory.anchors.ledger.anchors())),
+            _ => None,
+        };
+        let plan = own.as_ref().unwrap_or(plan);
+        let (read, top_k) = plan.read_in(self.layer.index);
         let options = AnchorReadOptions {
             key_heads: self.base.key_heads,
             value_heads: self.base.value_heads,
@@ -180,12 +185,14 @@ impl March {
         let Some(memory) = memory else {
             let Some(routing_keys) = keys.filter(|_| !read.segments.is_empty()) else { return Ok(None) };
             let input = AnchorRead { query, routing_query, routing_keys, anchor_states: states, null_score };
-            self.trace(pass, &options, &input, plan)?;
+            if pass.trace().is_some() {
+                self.trace(pass, plan, self.routing_weights(pass, &options, &input)?);
+            }
             return Ok(Some(pass.tape.anchor_read(input, &options)?));
         };
         let engine = pass.engine();
         if let Some(keys) = keys {
-            memory.anchors.push(engine, states.value(), keys.value())?;
+            memory.anchors.push(engine, states.value(), keys.value(), plan.storage)?;
         }
         let readout = match memory.anchors.routing_keys() {
             Some(routing_keys) if !read.segments.is_empty() => {
@@ -197,7 +204,14 @@ impl March {
                     anchor_states: states,
                     null_score,
                 };
-                self.trace(pass, &options, &input, plan)?;
+                if plan.budget.is_some() || pass.trace().is_some() {
+                    let weights = self.routing_weights(pass, &options, &input)?;
+                    if plan.budget.is_some() {
+                        let columns = engine.shape(routing_keys.value())[0];
+                        memory.anchors.ledger.note(&engine.to_f32(&weights), self.base.value_heads, columns);
+                    }
+                    self.trace(pass, plan, weights);
+                }
                 let input = AnchorRead {
                     query: query.value(),
                     routing_query: routing_query.value(),
@@ -209,19 +223,24 @@ impl March {
             }
             _ => None,
         };
-        memory.anchors.keep(engine, &plan.keep)?;
+        match plan.budget {
+            None => memory.anchors.keep(engine, &plan.keep)?,
+            Some(bytes) => {
+                for &anchor in &plan.placed {
+                    memory.anchors.settle(engine, anchor, bytes / self.layer.count, plan.record)?;
+                }
+            }
+        }
         Ok(readout)
     }
 
-    /// Notes the routing weights where somebody wants to see them.
-    fn trace<E: Engine>(
+    /// π, [tokens, value_heads, anchors].
+    fn routing_weights<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
         options: &AnchorReadOptions,
         input: &AnchorRead<&Var<E::Tensor>>,
-        plan: &AnchorPlan,
-    ) -> Result<()> {
-        let Some(trace) = pass.trace() else { return Ok(()) };
+    ) -> Result<E::Tensor> {
         let input = AnchorRead {
             query: input.query.value(),
             routing_query: input.routing_query.value(),
@@ -229,9 +248,14 @@ impl March {
             anchor_states: [self.base.key_dim, self.base.value_dim],
             null_score: input.null_score.map(Var::value),
         };
-        let weights = pass.engine().routing_weights(input, options)?;
-        trace.borrow_mut().note(self.layer.index, self.base.value_heads, plan, Some(weights));
-        Ok(())
+        Ok(pass.engine().routing_weights(input, options)?)
+    }
+
+    /// Notes routing weights where somebody wants to see them.
+    fn trace<E: Engine>(&self, pass: &Pass<'_, '_, E>, plan: &AnchorPlan, weights: E::Tensor) {
+        if let Some(trace) = pass.trace() {
+            trace.borrow_mut().note(self.layer.index, self.base.value_heads, plan, Some(weights));
+        }
     }
 }
 
@@ -312,8 +336,36 @@ impl<E: Engine> Mixer<E> for March {
     }
 
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
-        let key = self.base.value_heads * self.routing_dim * size_of::<f32>();
-        let anchor = self.base.state_bytes() + self.base.tail_bytes() + key;
-        self.base.live_bytes(tokens) + policy.kept_after(tokens) * anchor
+        let anchor = <Self as Mixer<E>>::anchor_bytes(self, policy.storage);
+        let followed = match policy.placement {
+            Placement::Adaptive(min) if self.layer.first() => {
+                usize::from(tokens >= CHUNK_TOKENS) + usize::from(tokens >= min)
+            }
+            _ => 0,
+        };
+        let kept = policy.kept_after(tokens, anchor * self.layer.count);
+        self.base.live_bytes(tokens) + followed * self.base.state_bytes() + kept * anchor
+    }
+
+    fn anchor_bytes(&self, storage: Storage) -> usize {
+        let base = &self.base;
+        let state = storage.bytes(base.value_heads * base.key_dim, base.value_dim);
+        state + base.tail_bytes() + base.value_heads * self.routing_dim * size_of::<f32>()
+    }
+
+    fn states(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        text: &Var<E::Tensor>,
+        plan: &AnchorPlan,
+        memory: &mut LayerMemory<E>,
+    ) -> Result<Option<E::Tensor>> {
+        let projected = self.base.project(pass, text)?;
+        let [q, k, v, a, b] = projected.all();
+        // Nobody wants the convolutions' last inputs at the boundaries.
+        let without = AnchorPlan { boundaries: Arc::default(), ..plan.clone() };
+        let ([q, k, v], _) = self.base.convolve(pass, [q, k, v], &without, Some(memory))?;
+        let out = self.base.recur(pass, [&q, &k, &v, a, b], plan, Some(memory))?;
+        Ok(Some(out.boundary_states.into_value()))
     }
 }

@@ -10,7 +10,7 @@ pub mod march;
 use march_engine::{Engine, Var};
 use serde_json::{Map, Value};
 
-use crate::anchors::Policy;
+use crate::anchors::{AnchorPlan, Policy, Storage};
 use crate::config::Document;
 use crate::error::Result;
 use crate::memory::LayerMemory;
@@ -62,8 +62,25 @@ pub trait Mixer<E: Engine> {
     /// the products along the text: all but the mixer's linear layers.
     fn work(&self, tokens: usize, policy: &Policy) -> f64;
 
-    /// Bytes that one layer's memory takes after `tokens` tokens, with anchors stored as f32.
+    /// Bytes that one layer's memory takes after `tokens` tokens.
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize;
+
+    /// Bytes of an anchor in one layer; 0 for a mixer without anchors.
+    fn anchor_bytes(&self, _: Storage) -> usize {
+        0
+    }
+
+    /// The states at the plan's boundaries, [N, value_heads, d_k, d_v], of one text that continues `memory`, which is
+    /// brought up to date; nothing else is computed. None for a mixer without anchors.
+    fn states(
+        &self,
+        _: &Pass<'_, '_, E>,
+        _text: &Var<E::Tensor>,
+        _: &AnchorPlan,
+        _memory: &mut LayerMemory<E>,
+    ) -> Result<Option<E::Tensor>> {
+        Ok(None)
+    }
 }
 
 /// A key that contradicts another or itself: its name, and what is wrong with it and what to do.

@@ -1,0 +1,211 @@
+//! Where anchors are placed, which of them are kept, and which of those each token sees.
+//!
+//! Boundary m (from 1) is after text token b_m; the token at position t (from 0) sees the anchors with b_m ≤ t that
+//! are still kept. The settings are separate:
+//!
+//! | setting | who decides, and when |
+//! |---|---|
+//! | [`Policy::interval`], [`Placement`] | where boundaries are; for all layers at once, before the others run |
+//! | [`Retention`] | what is kept; by number alone before any layer runs, or by each layer at its boundaries |
+//! | [`Policy::top_k`] | how many of the kept a token reads |
+//! | [`Storage`] | the precision in which tokens read the kept |
+//!
+//! [`AnchorPlan`] is what they come to in one call.
+
+mod placement;
+mod plan;
+mod retention;
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use march_engine::ops::anchor_read::Storage;
+pub use placement::Placement;
+pub(crate) use placement::{Candidate, frobenius, movement};
+pub use plan::{AnchorPlan, Recording};
+pub use retention::{Evictions, Retention};
+
+use crate::error::{Error, Result};
+
+/// How anchors are placed, kept and read. Independent of how a checkpoint was trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Policy {
+    /// C, text tokens from one anchor to the next; none for no anchors.
+    pub interval: Option<usize>,
+    /// K, how many anchors a token reads; none is all that it sees.
+    pub top_k: Option<usize>,
+    /// Which anchors are kept.
+    #[serde(with = "text")]
+    pub retention: Retention,
+    /// Where anchors are placed.
+    #[serde(with = "text")]
+    pub placement: Placement,
+    /// The precision of kept states; an anchor's own read is of the exact state.
+    #[serde(with = "text")]
+    pub storage: Storage,
+}
+
+impl Policy {
+    /// Refuses numbers of 0, and candidates for anchors that are further apart than the anchors wanted.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |message: String| Err(Error::Request(message));
+        if self.interval == Some(0) {
+            return refuse("an anchor interval of 0 tokens; it must be at least 1".into());
+        }
+        if self.top_k == Some(0) {
+            return refuse("top-K routing with K = 0; it must be at least 1, or dense routing".into());
+        }
+        match (self.placement, self.interval) {
+            (Placement::Adaptive(0), _) => {
+                return refuse(
+                    "placement adaptive:0; the tokens between two anchors must be at least 1".into(),
+                );
+            }
+            (Placement::Adaptive(min), Some(interval)) if min > interval => {
+                return refuse(format!(
+                    "placement adaptive:{min} keeps anchors {min} tokens apart, but the interval wants one every \
+                     {interval}; take adaptive:{interval} or less, or a longer interval"
+                ));
+            }
+            (Placement::Adaptive(_), None) => {
+                return refuse("adaptive placement without an interval; it sets how many are wanted".into());
+            }
+            _ => {}
+        }
+        match self.retention {
+            Retention::Recent(0) => refuse("retention recent:0 keeps nothing; take recent:1 or more".into()),
+            Retention::Budget(0) => refuse("retention budget:0 keeps nothing; give it some bytes".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Anchors that are kept after `tokens` tokens, where one takes `anchor_bytes` in all layers together. With
+    /// adaptive placement about as many, because how many were placed depends on the text.
+    pub fn kept_after(&self, tokens: usize, anchor_bytes: usize) -> usize {
+        let complete = self.interval.map_or(0, |interval| tokens / interval.max(1));
+        self.retention.kept_of(complete, anchor_bytes)
+    }
+
+    /// The boundaries after `position` and up to `position + tokens` on the periodic grid.
+    pub(crate) fn periodic(&self, position: usize, tokens: usize) -> Vec<usize> {
+        self.interval.map_or(Vec::new(), |interval| multiples(interval, position, tokens).collect())
+    }
+
+    /// The bytes of all anchors, where retention counts them.
+    pub(crate) fn budget(&self) -> Option<usize> {
+        match self.retention {
+            Retention::Budget(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+}
+
+/// The multiples of `step` after `position` and up to `position + tokens`.
+fn multiples(step: usize, position: usize, tokens: usize) -> impl Iterator<Item = usize> {
+    let step = step.max(1);
+    (position / step + 1..=(position + tokens) / step).map(move |i| i * step)
+}
+
+/// An anchor's place in the text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Anchor {
+    /// m, from 1.
+    pub ordinal: usize,
+    /// b_m, text tokens before it.
+    pub position: usize,
+}
+
+/// How far one sequence has come.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Timeline {
+    /// Text tokens so far.
+    pub position: usize,
+    /// Anchors so far, kept or not.
+    pub complete: usize,
+    /// Those that every layer keeps, oldest first.
+    pub kept: Vec<Anchor>,
+    /// Boundaries, kept or not, since the chunk began that the position is in: the next call cuts the chunk there
+    /// again, so that its bits do not depend on where calls end.
+    pub recent: Vec<usize>,
+    /// With adaptive placement: how far the state had moved at the first anchor; 0 before it.
+    #[serde(with = "bits")]
+    pub first_movement: f64,
+    /// All boundaries so far, where they are recorded.
+    pub boundaries: Option<Vec<usize>>,
+}
+
+/// A setting in a file: as it is written on the command line.
+mod text {
+    use super::{Deserialize, Deserializer, Display, FromStr, Serializer};
+
+    pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A number in a file by its bits, which no decimal form can change.
+pub(crate) mod bits {
+    use super::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        value.to_bits().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        u64::deserialize(from).map(f64::from_bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_written_and_read() {
+        let policy = Policy {
+            interval: Some(512),
+            top_k: Some(4),
+            retention: "budget:64MB".parse().unwrap(),
+            placement: "adaptive:32".parse().unwrap(),
+            storage: Storage::Int8,
+        };
+        let text = serde_json::to_string(&policy).unwrap();
+        assert!(text.contains("\"budget:64MB\"") && text.contains("\"adaptive:32\""), "{text}");
+        assert_eq!(serde_json::from_str::<Policy>(&text).unwrap(), policy);
+        let timeline = Timeline { first_movement: 0.1 + 0.2, complete: 3, ..Timeline::default() };
+        let text = serde_json::to_string(&timeline).unwrap();
+        assert_eq!(serde_json::from_str::<Timeline>(&text).unwrap(), timeline);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let own = Policy { interval: Some(8), ..Policy::default() };
+        let refused = |policy: Policy| policy.check().unwrap_err().to_string();
+        assert!(own.check().is_ok());
+        assert!(refused(Policy { interval: Some(0), ..own.clone() }).contains("interval of 0"));
+        assert!(refused(Policy { retention: Retention::Recent(0), ..own.clone() }).contains("recent:1"));
+        let far = Policy { placement: Placement::Adaptive(9), ..own.clone() };
+        assert!(refused(far).contains("adaptive:8 or less"));
+        assert!(Policy { placement: Placement::Adaptive(8), ..own }.check().is_ok());
+    }
+
+    #[test]
+    fn what_is_kept_can_be_counted() {
+        let policy = |retention| Policy { interval: Some(10), retention, ..Policy::default() };
+        let kept = |retention| policy(retention).kept_after(75, 100);
+        assert_eq!(kept(Retention::All), 7);
+        assert_eq!(kept(Retention::Fenwick), 3);
+        assert_eq!(kept(Retention::Recent(4)), 4);
+        assert_eq!(kept(Retention::Recent(40)), 7);
+        assert_eq!(kept(Retention::Budget(599)), 5);
+        assert_eq!(kept(Retention::Budget(9999)), 7);
+    }
+}

@@ -1,0 +1,348 @@
+//! What the settings come to in one call: boundaries, and what each token sees.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use march_engine::ops::anchor_read::{ReadPlan, Segment, Storage, Visible};
+use march_engine::ops::gated_delta::CHUNK_TOKENS;
+use serde::{Deserialize, Serialize};
+
+use super::{Anchor, Evictions, Policy, Timeline};
+use crate::error::{Error, Result};
+
+/// What one call does with anchors, for the rows that go through the mixers together. Anchors are numbered: those
+/// kept before the call first, then the call's new ones, row by row.
+#[derive(Clone, Debug, Default)]
+pub struct AnchorPlan {
+    /// Text tokens before the call.
+    pub position: usize,
+    /// Text tokens of the call, in each row.
+    pub tokens: usize,
+    /// For each row its boundaries, counted from the call's first token.
+    pub boundaries: Arc<Vec<Vec<usize>>>,
+    /// Earlier boundaries in the chunk that the call continues, counted from that chunk's first token.
+    pub replay: Vec<usize>,
+    /// Where these rows' new anchors stand in the call's anchor stream.
+    pub new: Range<usize>,
+    /// What each token sees.
+    pub read: Arc<ReadPlan>,
+    /// What each token sees of that where all scores are equal: with top-K the K newest, else the same.
+    pub read_newest: Arc<ReadPlan>,
+    /// The same by layer, where layers differ; of the first layer the newest.
+    pub read_by_layer: Vec<Arc<ReadPlan>>,
+    /// K.
+    pub top_k: Option<usize>,
+    /// Numbers of the anchors that are kept after the call.
+    pub keep: Vec<usize>,
+    /// The ordinal of each numbered anchor of the first row.
+    pub ordinals: Vec<usize>,
+    /// The new anchors of the first row.
+    pub placed: Vec<Anchor>,
+    /// The precision of kept states.
+    pub storage: Storage,
+    /// Bytes of all layers' anchors, where each layer decides what it keeps. Such a call sees what was kept before
+    /// it and has at most one boundary, its end.
+    pub budget: Option<usize>,
+    /// Whether layers note down what they drop.
+    pub record: bool,
+}
+
+/// What a bank decided, for the forward pass to decide the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recording {
+    /// Text tokens before each anchor.
+    pub boundaries: Vec<usize>,
+    /// What each layer dropped, with a budget.
+    pub evictions: Vec<Evictions>,
+}
+
+/// One row's part of a plan.
+struct Walk {
+    boundaries: Vec<usize>,
+    /// First token, tokens, and the numbers of the anchors they see.
+    segments: Vec<(usize, usize, Vec<usize>)>,
+    keep: Vec<usize>,
+    anchors: Vec<Anchor>,
+    after: Timeline,
+}
+
+/// Follows one row over `tokens` tokens with anchors at `boundaries`; what a layer dropped beside what the policy
+/// drops is in `evictions`.
+fn walk(
+    policy: &Policy,
+    start: &Timeline,
+    tokens: usize,
+    boundaries: &[usize],
+    evictions: &[(usize, Vec<usize>)],
+) -> Walk {
+    let stop = start.position + tokens;
+    let mut segments = Vec::new();
+    let mut anchors = start.kept.clone();
+    let mut kept: Vec<usize> = (0..anchors.len()).collect();
+    let (mut complete, mut position) = (start.complete, start.position);
+    for boundary in boundaries.iter().copied().map(Some).chain([None]) {
+        let until = boundary.unwrap_or(stop);
+        if !kept.is_empty() && position < until {
+            segments.push((position - start.position, until - position, kept.clone()));
+        }
+        position = until;
+        if boundary.is_some() {
+            complete += 1;
+            kept.push(anchors.len());
+            anchors.push(Anchor { ordinal: complete, position });
+            let gone = evictions.binary_search_by_key(&complete, |(at, _)| *at);
+            let gone = gone.map_or(&[][..], |at| &evictions[at].1);
+            kept.retain(|&number| {
+                let ordinal = anchors[number].ordinal;
+                policy.retention.keeps(ordinal, complete) && !gone.contains(&ordinal)
+            });
+        }
+    }
+    let chunk = stop / CHUNK_TOKENS * CHUNK_TOKENS;
+    let recent = start.recent.iter().chain(boundaries).copied().filter(|&b| b > chunk).collect();
+    let mut recorded = start.boundaries.clone();
+    if let Some(recorded) = &mut recorded {
+        recorded.extend(boundaries);
+    }
+    let after = Timeline {
+        position: stop,
+        complete,
+        kept: kept.iter().map(|&n| anchors[n]).collect(),
+        recent,
+        first_movement: start.first_movement,
+        boundaries: recorded,
+    };
+    let boundaries = boundaries.iter().map(|boundary| boundary - start.position).collect();
+    Walk { boundaries, segments, keep: kept, anchors, after }
+}
+
+/// Numbers as the reader wants them, a run where they are consecutive.
+fn visible(numbers: &[usize], offset: usize) -> Visible {
+    match (numbers.first(), numbers.last()) {
+        (Some(&first), Some(&last)) if last - first + 1 == numbers.len() => {
+            Visible::Run(offset + first..offset + last + 1)
+        }
+        _ => Visible::List(numbers.iter().map(|number| offset + number).collect()),
+    }
+}
+
+/// What the tokens of rows that each have their own anchors see, or the `newest` of it.
+fn read_plan(rows: &[Walk], tokens: usize, newest: Option<usize>) -> Arc<ReadPlan> {
+    let (mut segments, mut offset) = (Vec::new(), 0);
+    for (r, row) in rows.iter().enumerate() {
+        for (start, len, numbers) in &row.segments {
+            let skip = newest.map_or(0, |k| numbers.len().saturating_sub(k));
+            let visible = visible(&numbers[skip..], offset);
+            segments.push(Segment { start: r * tokens + start, len: *len, visible });
+        }
+        offset += row.anchors.len();
+    }
+    Arc::new(ReadPlan { segments })
+}
+
+impl AnchorPlan {
+    /// `rows` sequences of `tokens` tokens from their beginning with periodic anchors: what training computes. An
+    /// anchor at the very end is read by nobody and left out.
+    pub fn fresh(policy: &Policy, rows: usize, tokens: usize) -> Self {
+        let boundaries = policy.periodic(0, tokens.saturating_sub(1));
+        let row = || walk(policy, &Timeline::default(), tokens, &boundaries, &[]);
+        Self::of(policy, &(0..rows).map(|_| row()).collect::<Vec<_>>(), 0, tokens)
+    }
+
+    /// The same with the anchors of recordings, one for each row, in a model of `layers` layers.
+    pub fn replayed(policy: &Policy, rows: &[Recording], tokens: usize, layers: usize) -> Result<Self> {
+        rows.iter().try_for_each(|row| row.check(policy, layers))?;
+        let walks = |layer: Option<usize>| -> Vec<Walk> {
+            let walk = |row: &Recording| {
+                let end = row.boundaries.partition_point(|&boundary| boundary < tokens);
+                let evictions =
+                    layer.and_then(|layer| row.evictions.get(layer)).map_or(&[][..], Vec::as_slice);
+                walk(policy, &Timeline::default(), tokens, &row.boundaries[..end], evictions)
+            };
+            rows.iter().map(walk).collect()
+        };
+        let mut plan = Self::of(policy, &walks(None), 0, tokens);
+        if policy.budget().is_some() {
+            let newest = |layer| if layer == 0 { policy.top_k } else { None };
+            plan.read_by_layer =
+                (0..layers).map(|layer| read_plan(&walks(Some(layer)), tokens, newest(layer))).collect();
+        }
+        Ok(plan)
+    }
+
+    /// The next `tokens` tokens of one sequence with anchors at `boundaries`, and where it stands after them.
+    /// `first_new` anchors of the call's stream belong to earlier rows.
+    pub(crate) fn next(
+        policy: &Policy,
+        timeline: &Timeline,
+        tokens: usize,
+        boundaries: &[usize],
+        first_new: usize,
+    ) -> (Self, Timeline) {
+        let row = walk(policy, timeline, tokens, boundaries, &[]);
+        let plan = Self {
+            new: first_new..first_new + boundaries.len(),
+            replay: timeline.recent.iter().map(|b| b % CHUNK_TOKENS).collect(),
+            placed: row.anchors[timeline.kept.len()..].to_vec(),
+            storage: policy.storage,
+            budget: policy.budget(),
+            record: timeline.boundaries.is_some(),
+            ..Self::of(policy, std::slice::from_ref(&row), timeline.position, tokens)
+        };
+        (plan, row.after)
+    }
+
+    fn of(policy: &Policy, rows: &[Walk], position: usize, tokens: usize) -> Self {
+        let read = read_plan(rows, tokens, None);
+        let newest = |k| read_plan(rows, tokens, Some(k));
+        Self {
+            position,
+            tokens,
+            boundaries: Arc::new(rows.iter().map(|row| row.boundaries.clone()).collect()),
+            new: 0..rows.iter().map(|row| row.boundaries.len()).sum(),
+            read_newest: policy.top_k.map_or_else(|| Arc::clone(&read), newest),
+            read,
+            top_k: policy.top_k,
+            keep: rows.first().map_or(Vec::new(), |row| row.keep.clone()),
+            ordinals: rows.first().map_or(Vec::new(), |row| row.anchors.iter().map(|a| a.ordinal).collect()),
+            ..Self::default()
+        }
+    }
+
+    /// The same call in a layer that has kept these anchors by itself: every token sees all of them.
+    pub(crate) fn seeing(&self, kept: impl ExactSizeIterator<Item = Anchor>) -> Self {
+        let count = kept.len();
+        let read = |newest: usize| {
+            let visible = Visible::Run(count - newest.min(count)..count);
+            let segment = Segment { start: 0, len: self.tokens, visible };
+            Arc::new(ReadPlan { segments: if count > 0 { vec![segment] } else { Vec::new() } })
+        };
+        Self {
+            read: read(count),
+            read_newest: read(self.top_k.unwrap_or(count)),
+            ordinals: kept.chain(self.placed.iter().copied()).map(|anchor| anchor.ordinal).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// What the tokens see in one layer, and how many of it they read. All scores of the first layer are equal: there
+    /// the newest K are chosen here, not by rounding.
+    pub fn read_in(&self, layer: usize) -> (&Arc<ReadPlan>, Option<usize>) {
+        let shared = if layer == 0 { &self.read_newest } else { &self.read };
+        let top_k = if layer == 0 { None } else { self.top_k };
+        (self.read_by_layer.get(layer).unwrap_or(shared), top_k)
+    }
+}
+
+impl Recording {
+    /// Refuses lists that no bank writes.
+    fn check(&self, policy: &Policy, layers: usize) -> Result<()> {
+        let refuse = |message: String| Err(Error::Request(format!("a recording of anchors {message}")));
+        let ascend = self.boundaries.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascend || self.boundaries.first() == Some(&0) {
+            return refuse("must have its boundaries in ascending order, the first above 0".into());
+        }
+        if policy.budget().is_some() && self.evictions.len() != layers {
+            let count = self.evictions.len();
+            return refuse(format!("has evictions of {count} layers; the model has {layers}"));
+        }
+        for (layer, list) in self.evictions.iter().enumerate() {
+            if !list.windows(2).all(|pair| pair[0].0 < pair[1].0) {
+                return refuse(format!("must have the evictions of layer {layer} in ascending order"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Retention;
+    use super::*;
+
+    /// The visible ordinals of every token, from a plan of one row.
+    fn seen(plan: &AnchorPlan, read: &ReadPlan) -> Vec<Vec<usize>> {
+        let mut list = vec![Vec::new(); plan.tokens];
+        for segment in &read.segments {
+            for token in segment.start..segment.start + segment.len {
+                list[token] =
+                    (0..segment.visible.len()).map(|i| plan.ordinals[segment.visible.get(i)]).collect();
+            }
+        }
+        list
+    }
+
+    #[test]
+    fn cuts_change_nothing() {
+        for retention in [Retention::All, Retention::Fenwick, Retention::Recent(1), Retention::Recent(3)] {
+            for interval in [1, 3, 7, 20] {
+                let policy = Policy { interval: Some(interval), retention, ..Policy::default() };
+                let plan = AnchorPlan::fresh(&policy, 1, 61);
+                let whole = seen(&plan, &plan.read);
+                for (t, ordinals) in whole.iter().enumerate() {
+                    let complete = t / interval;
+                    let want: Vec<usize> = (1..=complete).filter(|&m| retention.keeps(m, complete)).collect();
+                    assert_eq!(*ordinals, want, "{policy:?}, token {t}");
+                }
+                for cut in [1, 2, 5, 20, 60] {
+                    let mut timeline = Timeline { boundaries: Some(Vec::new()), ..Timeline::default() };
+                    let mut parts = Vec::new();
+                    while timeline.position < 61 {
+                        let tokens = cut.min(61 - timeline.position);
+                        let boundaries = policy.periodic(timeline.position, tokens);
+                        let (plan, after) = AnchorPlan::next(&policy, &timeline, tokens, &boundaries, 0);
+                        parts.extend(seen(&plan, &plan.read));
+                        assert_eq!(plan.keep.len(), after.kept.len());
+                        timeline = after;
+                    }
+                    assert_eq!(parts, whole, "{policy:?}, calls of {cut}");
+                    assert_eq!(timeline.kept.len(), policy.kept_after(61, 0));
+                    assert_eq!(timeline.boundaries, Some(policy.periodic(0, 61)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_have_anchors_of_their_own() {
+        let policy = Policy { interval: Some(4), top_k: Some(1), ..Policy::default() };
+        let plan = AnchorPlan::fresh(&policy, 2, 12);
+        assert_eq!(plan.new, 0..4);
+        assert_eq!(*plan.boundaries, [vec![4, 8], vec![4, 8]]);
+        let runs = |plan: &ReadPlan| plan.segments.iter().map(|s| s.visible.clone()).collect::<Vec<_>>();
+        let run = |a, b| Visible::Run(a..b);
+        assert_eq!(runs(&plan.read), [run(0, 1), run(0, 2), run(2, 3), run(2, 4)]);
+        assert_eq!(runs(&plan.read_newest), [run(0, 1), run(1, 2), run(2, 3), run(3, 4)]);
+        assert!(AnchorPlan::fresh(&Policy::default(), 2, 12).read.segments.is_empty());
+    }
+
+    #[test]
+    fn rows_may_have_different_numbers_of_anchors() {
+        let policy = Policy { interval: Some(4), ..Policy::default() };
+        let rows = [vec![3], vec![], vec![2, 5, 12]]
+            .map(|boundaries| Recording { boundaries, evictions: Vec::new() });
+        let plan = AnchorPlan::replayed(&policy, &rows, 12, 2).unwrap();
+        assert_eq!(*plan.boundaries, [vec![3], vec![], vec![2, 5]]);
+        assert_eq!(plan.new, 0..3);
+        let segments: Vec<_> =
+            plan.read.segments.iter().map(|s| (s.start, s.len, s.visible.clone())).collect();
+        let run = |a, b| Visible::Run(a..b);
+        assert_eq!(segments, [(3, 9, run(0, 1)), (26, 3, run(1, 2)), (29, 7, run(1, 3))]);
+        assert_eq!(plan.read.segments.len(), ReadPlan::from_boundaries(12, &plan.boundaries).segments.len());
+    }
+
+    #[test]
+    fn evictions_are_replayed_by_layer() {
+        let policy = Policy { interval: Some(2), retention: Retention::Budget(1), ..Policy::default() };
+        let row =
+            Recording { boundaries: vec![2, 4, 6], evictions: vec![vec![(3, vec![2])], vec![(2, vec![1])]] };
+        let plan = AnchorPlan::replayed(&policy, std::slice::from_ref(&row), 8, 2).unwrap();
+        let at = |layer: usize, token: usize| seen(&plan, plan.read_in(layer).0)[token].clone();
+        assert_eq!((at(0, 5), at(0, 6)), (vec![1, 2], vec![1, 3]));
+        assert_eq!((at(1, 5), at(1, 6)), (vec![2], vec![2, 3]));
+        let refused = AnchorPlan::replayed(&policy, &[row], 8, 3).unwrap_err();
+        assert!(refused.to_string().contains("2 layers; the model has 3"), "{refused}");
+        let row = Recording { boundaries: vec![4, 4], evictions: vec![Vec::new(); 3] };
+        assert!(AnchorPlan::replayed(&policy, &[row], 8, 3).is_err());
+    }
+}
