@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::bail;
 use march::engine::Cpu;
-use march::memory::StateBank;
+use march::memory::{BankFile, BankTag, StateBank};
 
 use super::open::Opened;
 use crate::display::{bytes, thousands};
@@ -14,14 +13,22 @@ pub fn empty(opened: &Opened) -> anyhow::Result<StateBank<Cpu>> {
     Ok(opened.model.bank(opened.policy.clone())?)
 }
 
-/// A bank from a file.
-pub fn load(_opened: &Opened, path: &Path) -> anyhow::Result<StateBank<Cpu>> {
-    bail!("{}: banks cannot be read from files yet", path.display());
+/// A bank from a file, with its own policy but for what the flags change.
+pub fn load(opened: &Opened, path: &Path) -> anyhow::Result<StateBank<Cpu>> {
+    let file = BankFile::open(path)?;
+    let policy = opened.flags.over(file.policy().clone());
+    Ok(file.load(&opened.engine, &opened.model, &tag(opened)?, Some(&policy))?)
 }
 
 /// Writes a bank to a file.
-pub fn save(_opened: &Opened, _bank: &StateBank<Cpu>, path: &Path) -> anyhow::Result<()> {
-    bail!("{}: banks cannot be written to files yet", path.display());
+pub fn save(opened: &Opened, bank: &StateBank<Cpu>, path: &Path) -> anyhow::Result<()> {
+    Ok(bank.save(&opened.engine, path, &tag(opened)?)?)
+}
+
+/// What the model's banks belong to.
+fn tag(opened: &Opened) -> anyhow::Result<BankTag> {
+    let fingerprint = opened.model.fingerprint(&opened.engine, &opened.parameters)?;
+    Ok(BankTag::new(&opened.model, fingerprint, &opened.tokenizer))
 }
 
 /// A bank in a line.

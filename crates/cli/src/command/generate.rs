@@ -21,6 +21,8 @@ use crate::interrupt;
 #[command(after_help = "Examples:
   march generate --model models/tiny-march --prompt 'Alice was' --max-tokens 100
   march generate --model models/tiny-march --prompt-file book.txt --interval 128 --retention fenwick
+  march generate --model models/tiny-march --prompt-file book.txt --max-tokens 1 --save-bank book.safetensors
+  march generate --model models/tiny-march --bank book.safetensors --prompt 'And then'
   cat book.txt | march generate --model models/tiny-march --temperature 0
 
 The text goes to the standard output, without the prompt; how long it took and what is kept of the text to the standard
@@ -34,6 +36,12 @@ pub struct Generate {
     /// A file with the prompt
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
+    /// Go on after the text that this file is the memory of
+    #[arg(long, value_name = "FILE")]
+    bank: Option<PathBuf>,
+    /// Write the memory of all the text to this file
+    #[arg(long, value_name = "FILE")]
+    save_bank: Option<PathBuf>,
     #[command(flatten)]
     writing: WritingArgs,
 }
@@ -45,17 +53,23 @@ impl Generate {
         sampling.check()?;
         let prompt = self.prompt()?;
         let opened = self.model.open()?;
+        let bank = match &self.bank {
+            Some(_) if prompt.is_empty() => bail!("the prompt is empty; a bank goes on with new text"),
+            Some(path) => bank::load(&opened, path)?,
+            None => bank::empty(&opened)?,
+        };
         let ids = beginning(&opened.tokenizer, opened.model.config().vocab_size, &prompt)?;
         interrupt::listen("ending the text")?;
-        let mut generator = opened.generator(bank::empty(&opened)?, sampling)?;
+        let mut generator = opened.generator(bank, sampling)?;
 
+        let before = generator.text().bank().timeline().position;
         let mut progress = Progress::new("read", "tokens", ids.len());
         let whole = generator.read(&ids, &mut |left| {
             progress.at(ids.len() - left);
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         let reading = progress.finish().as_secs_f64();
-        let read = generator.text().bank().timeline().position;
+        let read = generator.text().bank().timeline().position - before;
         let mut lines = vec![format!("read     {}", rate(read, reading))];
         let mut ended = Ended::Asked;
         if whole {
@@ -69,6 +83,10 @@ impl Generate {
             println!();
         }
         lines.push(format!("memory   {}", bank::line(&opened, generator.bank()?)));
+        if let Some(path) = &self.save_bank {
+            bank::save(&opened, generator.bank()?, path)?;
+            lines.push(format!("saved    {}", path.display()));
+        }
         lines.iter().for_each(|line| eprintln!("{line}"));
         if ended == Ended::Asked && interrupt::asked() {
             std::process::exit(interrupt::EXIT);

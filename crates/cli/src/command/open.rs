@@ -37,6 +37,8 @@ pub struct Opened {
     pub parameters: Parameters<Cpu>,
     pub tokenizer: Tokenizer,
     pub policy: Policy,
+    /// What the flags ask for, to be laid over another policy.
+    pub flags: PolicyArgs,
 }
 
 impl ModelArgs {
@@ -51,7 +53,7 @@ impl ModelArgs {
         let (model, parameters) = Model::load(&engine, &checkpoint)?;
         let policy = self.policy.over(model.policy());
         model.check_policy(&policy)?;
-        Ok(Opened { engine, model, parameters, tokenizer, policy })
+        Ok(Opened { engine, model, parameters, tokenizer, policy, flags: self.policy.clone() })
     }
 }
 
