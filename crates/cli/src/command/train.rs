@@ -101,12 +101,16 @@ impl Train {
                 let best = run
                     .best()
                     .map(|(step, loss)| format!(", lowest validation loss {loss:.4} at step {step}"));
-                println!("done: {folder}{}", best.unwrap_or_default());
-                println!("memory        peak {}", machine::peak().map_or("unknown".into(), bytes));
+                lines::say(&format!("done: {folder}{}", best.unwrap_or_default()));
+                lines::say(&format!(
+                    "memory        peak {}",
+                    machine::peak().map_or("unknown".into(), bytes)
+                ));
                 Ok(())
             }
             Ok(false) => {
-                println!("stopped after step {}; go on: march train --resume {folder}", run.trainer().step());
+                let step = run.trainer().step();
+                lines::say(&format!("stopped after step {step}; go on: march train --resume {folder}"));
                 Ok(())
             }
             Err(error) => {

@@ -9,13 +9,16 @@ use crate::machine;
 
 /// Prints a line for what happened.
 pub fn show(event: Event) {
-    let line = line(&event);
-    // Somebody may be reading the lines through a pipe that is gone; the run goes on.
-    let _ = match event {
-        Event::SetAside(..) => writeln!(std::io::stderr(), "{line}"),
-        _ => writeln!(std::io::stdout(), "{line}"),
-    };
-    let _ = std::io::stdout().flush();
+    match event {
+        Event::SetAside(..) => drop(writeln!(std::io::stderr(), "{}", line(&event))),
+        _ => say(&line(&event)),
+    }
+}
+
+/// Prints a line. Somebody may be reading through a pipe that is gone; the run goes on.
+pub fn say(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// What happened, in a line.

@@ -182,7 +182,10 @@ impl View {
         }
         let (x, y) = (range(|point| point.0), range(|point| point.1));
         let labels = |[low, high]: [f64; 2], digits: usize| {
-            [low, (low + high) / 2.0, high].map(|value| Span::from(format!("{value:.digits$}")).dim())
+            let mut labels =
+                [low, (low + high) / 2.0, high].map(|value| format!("{value:.digits$}")).to_vec();
+            labels.dedup();
+            labels.into_iter().map(|label| Span::from(label).dim()).collect::<Vec<_>>()
         };
         let set = |data, color, marker, kind| {
             Dataset::default().data(data).style(Style::new().fg(color)).marker(marker).graph_type(kind)
