@@ -131,9 +131,9 @@ pub struct Timeline {
     /// Boundaries, kept or not, since the chunk began that the position is in: the next call cuts the chunk there
     /// again, so that its bits do not depend on where calls end.
     pub recent: Vec<usize>,
-    /// With adaptive placement: how far the state had moved at the first anchor; 0 before it.
+    /// With adaptive placement: how far the state usually had moved at an anchor; 0 before the first.
     #[serde(with = "bits")]
-    pub first_movement: f64,
+    pub usual_movement: f64,
     /// All boundaries so far, where they are recorded.
     pub boundaries: Option<Vec<usize>>,
 }
@@ -180,7 +180,7 @@ mod tests {
         let text = serde_json::to_string(&policy).unwrap();
         assert!(text.contains("\"budget:64MB\"") && text.contains("\"adaptive:32\""), "{text}");
         assert_eq!(serde_json::from_str::<Policy>(&text).unwrap(), policy);
-        let timeline = Timeline { first_movement: 0.1 + 0.2, complete: 3, ..Timeline::default() };
+        let timeline = Timeline { usual_movement: 0.1 + 0.2, complete: 3, ..Timeline::default() };
         let text = serde_json::to_string(&timeline).unwrap();
         assert_eq!(serde_json::from_str::<Timeline>(&text).unwrap(), timeline);
     }

@@ -5,7 +5,9 @@
 //!
 //! ```text
 //! movement = ‖S − S′‖ / (‖S‖ + ‖S′‖)                                 Frobenius norms over all heads, 0 to 1
-//! wanted = position / C;   θ = movement at the first anchor · exp((placed + 1 − wanted) / 4)
+//! wanted = position / C;   θ = usual · exp((placed + 1 − wanted) / 4)
+//! usual: mean movement at the anchors after the first, which is the movement from almost nothing; once there are more
+//! than 8, usual += (movement − usual) / 8
 //! slack = min(1 + wanted / 20, 8)
 //! the first anchor: at the first candidate not before C
 //! later ones: where movement ≥ θ; but never more than wanted + slack, never less than wanted − slack
@@ -76,21 +78,25 @@ pub(crate) struct Candidate {
 const FOLLOW: f64 = 0.25;
 
 impl Candidate {
-    /// Whether an anchor is placed here; `timeline` stands at the last one, and learns of the first.
+    /// Whether an anchor is placed here; `timeline` stands at the last one, and learns how far the state moved.
     pub fn is_placed(self, interval: usize, timeline: &mut Timeline) -> bool {
         let wanted = self.position as f64 / interval as f64;
         let placed = timeline.complete as f64;
         if timeline.complete == 0 {
             let first = self.position >= interval;
             if first {
-                timeline.first_movement = self.movement.max(f64::MIN_POSITIVE);
+                timeline.usual_movement = self.movement;
             }
             return first;
         }
         let slack = (1.0 + wanted / 20.0).min(8.0);
-        let threshold = timeline.first_movement * (FOLLOW * (placed + 1.0 - wanted)).exp();
+        let threshold = timeline.usual_movement * (FOLLOW * (placed + 1.0 - wanted)).exp();
         let (may, must) = (placed + 1.0 <= wanted + slack, placed < wanted - slack);
-        must || (may && self.movement >= threshold)
+        let place = must || (may && self.movement >= threshold);
+        if place {
+            timeline.usual_movement += (self.movement - timeline.usual_movement) / placed.min(8.0);
+        }
+        place
     }
 }
 

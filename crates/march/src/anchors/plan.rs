@@ -109,7 +109,7 @@ fn walk(
         complete,
         kept: kept.iter().map(|&n| anchors[n]).collect(),
         recent,
-        first_movement: start.first_movement,
+        usual_movement: start.usual_movement,
         boundaries: recorded,
     };
     let boundaries = boundaries.iter().map(|boundary| boundary - start.position).collect();

@@ -57,8 +57,8 @@ impl<E: Engine> Model<E> {
         self.run_ahead(engine, weights, ids, policy, &mut timeline, &mut memory)
     }
 
-    /// Follows the first layer's state over `ids` and decides at each candidate. Of the timeline only what placement
-    /// knows of the first anchor changes.
+    /// Follows the first layer's state over `ids` and decides at each candidate. Of the timeline only how far
+    /// the state usually moves changes.
     fn run_ahead(
         &self,
         engine: &E,
@@ -119,7 +119,7 @@ impl<E: Engine> Model<E> {
             position += tokens;
             ids = later;
         }
-        timeline.first_movement = placed.first_movement;
+        timeline.usual_movement = placed.usual_movement;
         Ok(boundaries)
     }
 }

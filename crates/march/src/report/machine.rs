@@ -26,7 +26,7 @@ pub(super) fn table(run: &Path) -> String {
         let cells = [
             session.started.clone(),
             session.step.to_string(),
-            [&[session.program.clone()], &session.features[..]].concat().join(", "),
+            [std::slice::from_ref(&session.program), &session.features[..]].concat().join(", "),
             [session.processor.as_deref().unwrap_or_default(), &session.instructions].join(" "),
             threads(session),
             format!("{} {}{memory}", session.system, session.kernel.as_deref().unwrap_or_default()),
