@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import models
 from models import Model
 
 SETTINGS = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
@@ -132,7 +133,10 @@ def main():
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="where the batches' file gives no rates")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--check", type=pathlib.Path, metavar="GOLDEN", help="compare with these checkpoints")
+    parser.add_argument("--plain", action="store_true", help="without what was tuned by hand, as in most eager code")
     options = parser.parse_args()
+    if options.plain:
+        models.plain()
     torch.set_num_threads(options.threads)
     if options.check:
         return check(options.check)
