@@ -1,7 +1,6 @@
 //! `march inspect training`: what a run asks of the machines, before it starts.
 
 use clap::Args;
-use march::anchors::Policy;
 use march::config::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::model::{Model, Settings};
@@ -39,7 +38,7 @@ impl InspectTraining {
         anyhow::ensure!(self.days > 0.0, "--days is {}; it must be above 0", self.days);
         let engine = Cpu::new(CpuOptions::default())?;
         let model: Model<Cpu> = Model::new(&config);
-        let policy = Policy { retention: memory.retention, ..config.mixer.policy().unwrap_or_default() };
+        let policy = memory.over(config.mixer.policy().unwrap_or_default());
         let length = data.sequence_length;
         let rows = train.tokens_per_step / length;
         let tokens = train.steps as f64 * train.tokens_per_step as f64;
