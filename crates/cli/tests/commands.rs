@@ -243,6 +243,7 @@ fn mistakes_are_named() {
     assert!(run(gdn, "good.json", &["--retention", "some"]).contains("`all`, `fenwick`, `recent:N`"));
     assert!(run(gdn, "good.json", &["--storage", "f16"]).contains("`f32`, `bf16` or `int8`"));
     assert!(run(gdn, "good.json", &["--placement", "random"]).contains("`adaptive:MIN`"));
+    assert!(run(gdn, "good.json", &["--weights", "fp8"]).contains("`f32`, `bf16` or `int8`"));
     let march = golden("march");
     let errors = run(march.to_str().unwrap(), "good.json", &["--interval", "0"]);
     assert!(errors.contains("interval of 0"), "{errors}");
@@ -259,6 +260,31 @@ fn mistakes_are_named() {
     assert!(!folder.path().join("new").exists());
 }
 
+/// Logits with weights in fewer bits are near those of f32, and the command that says how near says so.
+#[test]
+fn weights_in_fewer_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["transformer", "march"] {
+        let (model, tokens) = (golden(name), golden(name).join("tokens.json"));
+        let expected = read(&golden(name).join("expected.safetensors"));
+        for (weights, limit) in [("bf16", 0.05), ("int8", 0.3)] {
+            let flags = ["--weights", weights, "--decode"];
+            let found = logits(model.to_str().unwrap(), &tokens, folder.path(), &flags);
+            assert_close(name, &found, &expected, "logits", "logits", limit);
+        }
+    }
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (model, text) = (path("tiny"), path("text.txt"));
+    ok(&["init", "--config", "tiny/march", "--output", &model]);
+    std::fs::write(&text, "One checkpoint, any memory policy.").unwrap();
+    let report = ok(&["inspect", "precision", "--model", &model, "--text", &text]);
+    for part in ["34 tokens", "f32", "bf16", "int8", "largest logit error"] {
+        assert!(report.contains(part), "{report}");
+    }
+    std::fs::write(&text, "").unwrap();
+    assert!(refused(&["inspect", "precision", "--model", &model, "--text", &text]).contains("at least two"));
+}
+
 #[test]
 fn every_command_explains_itself() {
     for command in [
@@ -266,6 +292,7 @@ fn every_command_explains_itself() {
         &["init"],
         &["inspect", "bank"],
         &["inspect", "model"],
+        &["inspect", "precision"],
         &["logits"],
         &["report"],
         &["train"],

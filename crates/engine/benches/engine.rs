@@ -209,6 +209,7 @@ impl Bench {
                 value_heads: heads,
                 allow_neg_eigval: false,
                 boundaries: Arc::default(),
+                final_state: true,
             };
             let dout = self.random(&[1, t, heads * d], 1.0);
             let gradient =

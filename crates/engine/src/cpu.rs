@@ -92,6 +92,11 @@ impl Cpu {
         self.buffers.free_bytes()
     }
 
+    /// Where tensors' memory comes from.
+    pub(crate) fn buffers(&self) -> &Arc<Pool<f32>> {
+        &self.buffers
+    }
+
     /// An output whose every element the caller writes.
     pub(crate) fn uninit(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::uninit(&self.buffers, shape)
@@ -175,26 +180,26 @@ impl RowParts {
 }
 
 /// A slice that several tasks write, each its own part.
-pub(crate) struct Shared<'a> {
-    p: *mut f32,
+pub(crate) struct Shared<'a, T = f32> {
+    p: *mut T,
     len: usize,
-    life: std::marker::PhantomData<&'a mut [f32]>,
+    life: std::marker::PhantomData<&'a mut [T]>,
 }
 
 #[allow(unsafe_code)]
 // SAFETY: `Shared` only hands out disjoint parts, by the promise of `part`'s callers.
-unsafe impl Sync for Shared<'_> {}
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
 #[allow(unsafe_code)]
 // SAFETY: as above.
-unsafe impl Send for Shared<'_> {}
+unsafe impl<T: Send> Send for Shared<'_, T> {}
 
-impl<'a> Shared<'a> {
-    pub(crate) fn new(data: &'a mut [f32]) -> Self {
+impl<'a, T> Shared<'a, T> {
+    pub(crate) fn new(data: &'a mut [T]) -> Self {
         Self { p: data.as_mut_ptr(), len: data.len(), life: std::marker::PhantomData }
     }
 
     /// The address of an element.
-    pub(crate) fn pointer(&self, at: usize) -> *mut f32 {
+    pub(crate) fn pointer(&self, at: usize) -> *mut T {
         assert!(at <= self.len, "pointer out of bounds");
         self.p.wrapping_add(at)
     }
@@ -203,7 +208,7 @@ impl<'a> Shared<'a> {
     /// # Safety
     /// No two parts that live at the same time may overlap.
     #[allow(unsafe_code, clippy::mut_from_ref)]
-    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [f32] {
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "part out of bounds");
         // SAFETY: in bounds by the assertion, disjoint by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.p.add(start), len) }

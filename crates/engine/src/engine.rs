@@ -23,6 +23,7 @@ use crate::ops::rotary::Rotary;
 use crate::ops::short_conv::{ShortConv, ShortConvGradients};
 use crate::ops::state_read::StateRead;
 use crate::ops::swiglu::SwiGlu;
+use crate::precision::Precision;
 
 /// A device that can run every operation of the models, forward and backward.
 pub trait Engine: Sized + 'static {
@@ -46,6 +47,14 @@ pub trait Engine: Sized + 'static {
     fn to_f32(&self, tensor: &Self::Tensor) -> Vec<f32>;
     /// The numbers in row-major order.
     fn to_f64(&self, tensor: &Self::Tensor) -> Vec<f64>;
+
+    // ---- weights of inference ----
+
+    /// A weight [rows, width] in fewer bits, a scale for each row where there are scales. `linear`, `embedding` and
+    /// the losses read it in a weight's place, without gradients; all other operations refuse it.
+    fn quantize(&self, weight: &Self::Tensor, precision: Precision) -> Result<Self::Tensor>;
+    /// How a tensor's numbers are stored; f32 for all but quantised weights, also where the engine computes in f64.
+    fn precision(&self, tensor: &Self::Tensor) -> Precision;
 
     // ---- gradients and parameters ----
 
@@ -132,7 +141,8 @@ pub trait Engine: Sized + 'static {
     ) -> Result<AnchorRead<Self::Tensor>>;
     /// Stores anchor states [n, value_heads, d_k, d_v].
     fn store_states(&self, states: &Self::Tensor, storage: Storage) -> Result<Self::Stored>;
-    /// [`Engine::anchor_read`] on stored states that stand one after the other; for inference.
+    /// [`Engine::anchor_read`] on stored states that stand one after the other; for inference. Where there are as many
+    /// of them as anchors, each holds one.
     fn anchor_read_stored(
         &self,
         input: AnchorRead<&Self::Tensor, &[&Self::Stored]>,

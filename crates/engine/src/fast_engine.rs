@@ -24,8 +24,10 @@ use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
 use crate::ops::softmax;
 use crate::ops::state_read::{self, StateRead};
 use crate::ops::swiglu::{self, SwiGlu};
+use crate::precision::Precision;
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::{Tensor, element_count};
+use crate::weight::{self, dense};
 
 type T = Tensor<f32>;
 
@@ -50,16 +52,25 @@ impl Engine for Cpu {
         tensor.shape()
     }
     fn to_f32(&self, tensor: &T) -> Vec<f32> {
-        tensor.data().to_vec()
+        tensor.numbers()
     }
     fn to_f64(&self, tensor: &T) -> Vec<f64> {
-        tensor.data().iter().map(|&v| f64::from(v)).collect()
+        tensor.numbers().into_iter().map(f64::from).collect()
+    }
+
+    fn quantize(&self, weight: &T, precision: Precision) -> Result<T> {
+        weight::quantize(self, weight, precision)
+    }
+    fn precision(&self, tensor: &T) -> Precision {
+        tensor.precision()
     }
 
     fn accumulate(&self, sum: &mut T, term: &T) -> Result<()> {
+        dense("accumulate", [&*sum, term])?;
         accumulate(self, sum, term)
     }
     fn append(&self, whole: &mut T, rows: &T, axis: usize) -> Result<()> {
+        dense("append", [&*whole, rows])?;
         let shape = layout::appended(whole.shape(), rows.shape(), axis)?;
         if !whole.extend(rows, &shape) {
             let mut grown = self.uninit_with_room(&shape);
@@ -70,25 +81,31 @@ impl Engine for Cpu {
         Ok(())
     }
     fn squared_norm(&self, x: &T) -> Result<f64> {
+        dense("squared_norm", [x])?;
         Ok(adamw::fast::squared_norm(self, x))
     }
     fn adamw(&self, state: AdamW<&mut T>, gradient: &T, step: &Step) -> Result<()> {
+        dense("adamw", [&*state.parameter, gradient])?;
         adamw::fast::step(self, state, gradient, step)
     }
 
     fn linear(&self, input: Linear<&T>) -> Result<T> {
+        dense("linear", [input.x].into_iter().chain(input.bias))?;
         linear::fast::forward(self, input)
     }
     fn linear_backward(&self, input: Linear<&T>, gradient: &T, needs: [bool; 3]) -> Result<[Option<T>; 3]> {
+        dense("linear_backward", [input.weight])?;
         linear::fast::backward(self, input, gradient, needs)
     }
     fn rms_norm(&self, input: RmsNorm<&T>, eps: f64) -> Result<T> {
+        dense("rms_norm", [input.x, input.weight])?;
         rms_norm::fast::forward(self, input, eps)
     }
     fn rms_norm_backward(&self, input: RmsNorm<&T>, eps: f64, gradient: &T) -> Result<RmsNorm<T>> {
         rms_norm::fast::backward(self, input, eps, gradient)
     }
     fn gated_rms_norm(&self, input: GatedRmsNorm<&T>, eps: f64) -> Result<T> {
+        dense("gated_rms_norm", [input.x, input.gate, input.weight])?;
         rms_norm::fast::gated_forward(self, input, eps)
     }
     fn gated_rms_norm_backward(
@@ -108,6 +125,7 @@ impl Engine for Cpu {
         options: &GatedDeltaOptions,
         keep: bool,
     ) -> Result<(GatedDeltaOutput<T>, Vec<T>)> {
+        dense("gated_delta", input.into_list())?;
         gated_delta::fast::forward(self, input, options, keep)
     }
     fn gated_delta_backward(
@@ -128,6 +146,7 @@ impl Engine for Cpu {
         options: &AnchorReadOptions,
         keep: bool,
     ) -> Result<(T, Vec<T>)> {
+        dense("anchor_read", input.into_list())?;
         anchor_read::fast::forward(self, input, options, keep)
     }
     fn anchor_read_backward(
@@ -141,6 +160,7 @@ impl Engine for Cpu {
         anchor_read::fast::backward(self, input, options, readout, kept, gradient)
     }
     fn store_states(&self, states: &T, storage: Storage) -> Result<StoredStates> {
+        dense("store_states", [states])?;
         StoredStates::new(states.data(), states.shape(), storage)
     }
     fn anchor_read_stored(
@@ -148,6 +168,7 @@ impl Engine for Cpu {
         input: AnchorRead<&T, &[&StoredStates]>,
         options: &AnchorReadOptions,
     ) -> Result<T> {
+        dense("anchor_read_stored", [input.query, input.routing_query, input.routing_keys])?;
         anchor_read::fast::forward_stored(self, input, options)
     }
     fn stored_to_host<'a>(&self, states: &'a StoredStates) -> Result<Cow<'a, StoredStates>> {
@@ -160,9 +181,11 @@ impl Engine for Cpu {
         states.bytes()
     }
     fn routing_weights(&self, input: AnchorRead<&T, [usize; 2]>, options: &AnchorReadOptions) -> Result<T> {
+        dense("routing_weights", [input.query, input.routing_query, input.routing_keys])?;
         anchor_read::fast::weights(self, input, options)
     }
     fn state_read(&self, input: StateRead<&T>, key_heads: usize) -> Result<T> {
+        dense("state_read", [input.query, input.states])?;
         state_read::fast::forward(self, input, key_heads)
     }
     fn state_read_backward(
@@ -177,12 +200,14 @@ impl Engine for Cpu {
     // ---- plain operations ----
 
     fn map(&self, kind: Map, x: &T) -> Result<T> {
+        dense("map", [x])?;
         Ok(elementwise::fast::map(self, kind, x))
     }
     fn map_backward(&self, kind: Map, x: &T, y: &T, gradient: &T) -> Result<T> {
         elementwise::fast::map_backward(self, kind, x, y, gradient)
     }
     fn zip(&self, kind: Zip, a: &T, b: &T) -> Result<T> {
+        dense("zip", [a, b])?;
         elementwise::fast::zip(self, kind, a, b)
     }
     fn zip_backward(
@@ -196,6 +221,7 @@ impl Engine for Cpu {
         elementwise::fast::zip_backward(self, kind, a, b, gradient, needs)
     }
     fn matmul(&self, input: MatMul<&T>, transpose: Transpose) -> Result<T> {
+        dense("matmul", [input.a, input.b])?;
         matmul::fast::forward(self, input, transpose)
     }
     fn matmul_backward(
@@ -208,36 +234,46 @@ impl Engine for Cpu {
         matmul::fast::backward(self, input, transpose, gradient, needs)
     }
     fn softmax(&self, x: &T) -> Result<T> {
+        dense("softmax", [x])?;
         softmax::fast::forward(self, x)
     }
     fn softmax_backward(&self, y: &T, gradient: &T) -> Result<T> {
         softmax::fast::backward(self, y, gradient)
     }
     fn slice(&self, x: &T, axis: usize, range: Range<usize>) -> Result<T> {
+        dense("slice", [x])?;
         layout::fast::slice(self, x, axis, range)
     }
     fn place(&self, x: &T, axis: usize, start: usize, size: usize) -> Result<T> {
+        dense("place", [x])?;
         layout::fast::place(self, x, axis, start, size)
     }
     fn concat(&self, parts: &[&T], axis: usize) -> Result<T> {
+        dense("concat", parts.iter().copied())?;
         layout::fast::concat(self, parts, axis)
     }
     fn permute(&self, x: &T, axes: &[usize]) -> Result<T> {
+        dense("permute", [x])?;
         layout::fast::permute(self, x, axes)
     }
     fn reshape(&self, x: &T, shape: &[usize]) -> Result<T> {
+        dense("reshape", [x])?;
         layout::fast::reshape(x, shape)
     }
     fn sum(&self, x: &T, axis: usize) -> Result<T> {
+        dense("sum", [x])?;
         reduce::fast::sum(self, x, axis)
     }
     fn mean(&self, x: &T, axis: usize) -> Result<T> {
+        dense("mean", [x])?;
         reduce::fast::mean(self, x, axis)
     }
     fn expand(&self, x: &T, axis: usize, count: usize) -> Result<T> {
+        dense("expand", [x])?;
         reduce::fast::expand(self, x, axis, count)
     }
     fn sum_to(&self, x: &T, shape: &[usize]) -> Result<T> {
+        dense("sum_to", [x])?;
         reduce::fast::sum_to(self, x, shape)
     }
     fn embedding(&self, input: Embedding<'_, &T>) -> Result<T> {
@@ -250,12 +286,14 @@ impl Engine for Cpu {
     // ---- fused layers ----
 
     fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
+        dense("swiglu", [input.gate, input.up])?;
         swiglu::fast::forward(self, input)
     }
     fn swiglu_backward(&self, input: SwiGlu<&T>, gradient: &T) -> Result<SwiGlu<T>> {
         swiglu::fast::backward(self, input, gradient)
     }
     fn short_conv(&self, input: ShortConv<&T>) -> Result<(T, T)> {
+        dense("short_conv", [input.x, input.weight])?;
         short_conv::fast::forward(self, input)
     }
     fn short_conv_backward(&self, input: ShortConv<&T>, gradient: &T) -> Result<ShortConvGradients<T>> {
@@ -268,24 +306,29 @@ impl Engine for Cpu {
         normaliser: Option<f64>,
         needs: [bool; 2],
     ) -> Result<CrossEntropy<T>> {
+        let weight = needs.contains(&true).then_some(input.weight);
+        dense("linear_cross_entropy", [input.x].into_iter().chain(weight))?;
         cross_entropy::fast::forward(self, input, targets, normaliser, needs)
     }
     fn linear_cross_entropy_backward(&self, kept: [Option<T>; 2], gradient: &T) -> Result<[Option<T>; 2]> {
         cross_entropy::fast::backward(self, kept, gradient)
     }
     fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
+        dense("token_losses", [x])?;
         cross_entropy::fast::token_losses(self, x, weight, targets)
     }
 
     // ---- attention ----
 
     fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {
+        dense("rotary", [x])?;
         rotary::fast::forward(self, x, rotary)
     }
     fn rotary_backward(&self, gradient: &T, rotary: Rotary) -> Result<T> {
         rotary::fast::backward(self, gradient, rotary)
     }
     fn attention(&self, input: Attention<&T>, heads: usize, keep: bool) -> Result<(T, Vec<T>)> {
+        dense("attention", [input.query, input.key, input.value])?;
         attention::fast::forward(self, input, heads, keep)
     }
     fn attention_backward(
@@ -307,6 +350,7 @@ impl Engine for Cpu {
         initial: Option<&T>,
         keep: bool,
     ) -> Result<LogLinearOutput<T>> {
+        dense("log_linear_delta", [input.query, input.key, input.value, input.level_scale])?;
         log_linear::fast::forward(self, input, options, initial, keep)
     }
     fn log_linear_delta_backward(

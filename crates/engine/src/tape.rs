@@ -14,6 +14,7 @@ use std::collections::HashMap;
 
 use crate::engine::Engine;
 use crate::error::{Result, bad_value};
+use crate::precision::Precision;
 
 /// A value in a computation: a tensor, and its place on the tape if a gradient flows to it.
 #[derive(Clone, Debug)]
@@ -129,6 +130,25 @@ impl<'e, E: Engine> Tape<'e, E> {
         self.inner.borrow().recording && inputs.iter().any(|v| v.id.is_some())
     }
 
+    /// Refuses a weight in fewer bits where a gradient would have to pass it.
+    pub(crate) fn refuse_gradient(
+        &self,
+        operation: &'static str,
+        weight: &E::Tensor,
+        inputs: &[&Var<E::Tensor>],
+    ) -> Result<()> {
+        match self.engine.precision(weight) {
+            Precision::F32 => Ok(()),
+            _ if !self.records(inputs) => Ok(()),
+            other => bad_value(
+                operation,
+                format!(
+                    "no gradient passes a weight in {other}: train with f32 weights, or use Tape::inference"
+                ),
+            ),
+        }
+    }
+
     /// Puts the outputs of an operation on the tape. `backward` gets the gradients of the outputs, in their
     /// order, and returns those of the inputs, in theirs.
     pub(crate) fn record(
@@ -137,10 +157,13 @@ impl<'e, E: Engine> Tape<'e, E> {
         outputs: Vec<E::Tensor>,
         backward: impl FnOnce(&Tape<'e, E>, Gradients<E>) -> Result<Gradients<E>> + 'e,
     ) -> Vec<Var<E::Tensor>> {
+        if inputs.iter().all(|v| v.id.is_none()) {
+            return outputs.into_iter().map(|value| Var { value, id: None }).collect();
+        }
         let ids: Vec<Option<u64>> = inputs.iter().map(|v| v.id).collect();
         let mut inner = self.inner.borrow_mut();
         inner.note_use(&ids);
-        if !inner.recording || ids.iter().all(Option::is_none) {
+        if !inner.recording {
             return outputs.into_iter().map(|value| Var { value, id: None }).collect();
         }
         let out: Vec<u64> = outputs.iter().map(|_| inner.fresh()).collect();
@@ -155,6 +178,9 @@ impl<'e, E: Engine> Tape<'e, E> {
         output: E::Tensor,
         backward: impl FnOnce(&Tape<'e, E>, E::Tensor) -> Result<Gradients<E>> + 'e,
     ) -> Var<E::Tensor> {
+        if inputs.iter().all(|v| v.id.is_none()) {
+            return Var { value: output, id: None };
+        }
         let count = inputs.len();
         let mut vars =
             self.record(inputs, vec![output], move |tape, mut gradients| match gradients.pop().flatten() {

@@ -235,13 +235,19 @@ fn stored_states() {
         let cpu = Cpu::new(CpuOptions::default()).unwrap();
         let whole = outcome(&cpu, &read, &inputs).unwrap().outputs.remove(0).1;
         for storage in [Storage::F32, Storage::Bf16, Storage::Int8] {
-            fn stored<E: Engine>(engine: &E, read: &Read, inputs: &[Input], storage: Storage) -> Vec<f64> {
+            fn stored<E: Engine>(
+                engine: &E,
+                read: &Read,
+                inputs: &[Input],
+                storage: Storage,
+                cuts: &[usize],
+            ) -> Vec<f64> {
                 let t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
-                // In two blocks: of two anchors and of three.
                 let size = inputs[3].data.len() / 5;
-                let blocks: Vec<_> = [(0, 2), (2, 5)]
-                    .iter()
-                    .map(|&(from, to)| {
+                let blocks: Vec<_> = cuts
+                    .windows(2)
+                    .map(|cut| {
+                        let (from, to) = (cut[0], cut[1]);
                         let mut shape = inputs[3].shape.clone();
                         shape[0] = to - from;
                         let states =
@@ -259,12 +265,15 @@ fn stored_states() {
                 };
                 engine.to_f64(&engine.anchor_read_stored(input, &read.0).unwrap())
             }
-            let found = stored(&cpu, &read, &inputs, storage);
-            assert_close("stored", &found, &stored(&Reference, &read, &inputs, storage), 1e-5);
-            if storage == Storage::F32 {
-                assert!(found == whole);
-            } else {
-                assert_close("stored against whole", &found, &whole, 2e-2);
+            // In two blocks, of two anchors and of three, and one by one.
+            for cuts in [&[0, 2, 5][..], &[0, 1, 2, 3, 4, 5]] {
+                let found = stored(&cpu, &read, &inputs, storage, cuts);
+                assert_close("stored", &found, &stored(&Reference, &read, &inputs, storage, cuts), 1e-5);
+                if storage == Storage::F32 {
+                    assert!(found == whole);
+                } else {
+                    assert_close("stored against whole", &found, &whole, 2e-2);
+                }
             }
         }
     }

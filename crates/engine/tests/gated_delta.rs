@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{Input, Program, Random, assert_close, compare, finite_differences, outcome};
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
-use march_engine::{Cpu, CpuOptions, Engine, Error, Result, Tape, Var};
+use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var};
 
 struct Rule(GatedDeltaOptions);
 
@@ -73,6 +73,7 @@ fn program(c: Case, random: &mut Random) -> (Rule, Vec<Input>) {
         value_heads: c.value_heads,
         allow_neg_eigval: c.neg,
         boundaries: Arc::new(boundaries),
+        final_state: true,
     };
     (Rule(options), inputs)
 }
@@ -254,6 +255,35 @@ fn steps_and_batches() {
         });
     }
     assert_close("token by token", &readouts, &alone.outputs[0].1, 1e-5);
+}
+
+/// Where the state after the last token is not wanted, all else stays as it is.
+#[test]
+fn without_the_final_state() {
+    fn check<E: Engine>(engine: &E) {
+        for interval in [0, 8, 20] {
+            let (rule, inputs) = program(Case { interval, initial: true, ..BASE }, &mut Random(17));
+            let t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
+            let input = GatedDelta {
+                query: &t[0],
+                key: &t[1],
+                value: &t[2],
+                retention_input: &t[3],
+                write_input: &t[4],
+                a_log: &t[5],
+                dt_bias: &t[6],
+                initial_state: t.get(7),
+            };
+            let (all, _) = engine.gated_delta(input, &rule.0, false).unwrap();
+            let options = GatedDeltaOptions { final_state: false, ..rule.0.clone() };
+            let (out, _) = engine.gated_delta(input, &options, false).unwrap();
+            assert!(engine.to_f64(&out.readout) == engine.to_f64(&all.readout));
+            assert!(engine.to_f64(&out.boundary_states) == engine.to_f64(&all.boundary_states));
+            assert_eq!(engine.shape(&out.final_state), [0, 1, 8, 8]);
+        }
+    }
+    check(&Reference);
+    check(&Cpu::new(CpuOptions::default()).unwrap());
 }
 
 #[test]

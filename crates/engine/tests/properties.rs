@@ -343,7 +343,7 @@ proptest! {
             inputs.push(random.input("initial_state", &[batch, hv, dk, dv], 0.5));
         }
         let boundaries = Arc::new(boundaries(&mut random, batch, tokens, share));
-        let options = GatedDeltaOptions { key_heads: hk, value_heads: hv, allow_neg_eigval: neg, boundaries };
+        let options = GatedDeltaOptions { key_heads: hk, value_heads: hv, allow_neg_eigval: neg, boundaries, final_state: true };
         agree("gated_delta", &Op::GatedDelta(options), &inputs);
     }
 
@@ -407,7 +407,8 @@ fn ordinary_gates_after_strong_decay() {
     inputs[5].data.fill(0.0);
     inputs[3].data.iter_mut().enumerate().filter(|(i, _)| i / 2 % 16 < 8).for_each(|(_, v)| *v = 82.0);
     let (boundaries, allow_neg_eigval) = (Arc::default(), false);
-    let options = GatedDeltaOptions { key_heads: 1, value_heads: 2, allow_neg_eigval, boundaries };
+    let options =
+        GatedDeltaOptions { key_heads: 1, value_heads: 2, allow_neg_eigval, boundaries, final_state: true };
     agree("gated_delta", &Op::GatedDelta(options), &inputs);
 }
 
@@ -431,6 +432,7 @@ fn block(
         value_heads: heads,
         allow_neg_eigval: false,
         boundaries: Arc::new(boundaries),
+        final_state: true,
     };
     let mut inputs = vec![
         random.input("x", &[batch, tokens, width], 1.0),

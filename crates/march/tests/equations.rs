@@ -288,7 +288,13 @@ impl Head {
             initial_state: None,
         };
         let boundaries = plan.boundaries.clone();
-        let options = GatedDeltaOptions { key_heads: 1, value_heads: 1, allow_neg_eigval: false, boundaries };
+        let options = GatedDeltaOptions {
+            key_heads: 1,
+            value_heads: 1,
+            allow_neg_eigval: false,
+            boundaries,
+            final_state: true,
+        };
         let out = tape.gated_delta(recurrence, &options)?;
         let count = plan.new.len();
         let history = AnchorRead {

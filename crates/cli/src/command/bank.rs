@@ -27,8 +27,7 @@ pub fn save(opened: &Opened, bank: &StateBank<Cpu>, path: &Path) -> anyhow::Resu
 
 /// What the model's banks belong to.
 fn tag(opened: &Opened) -> anyhow::Result<BankTag> {
-    let fingerprint = opened.model.fingerprint(&opened.engine, &opened.parameters)?;
-    Ok(BankTag::new(&opened.model, fingerprint, &opened.tokenizer))
+    Ok(BankTag::new(&opened.model, opened.fingerprint()?, &opened.tokenizer))
 }
 
 /// A bank in a line.

@@ -11,6 +11,7 @@ use march::engine::Cpu;
 use march::model::{Model, ParameterSpec};
 
 use super::inspect_bank::InspectBank;
+use super::inspect_precision::InspectPrecision;
 use super::inspect_routing::InspectRouting;
 use super::inspect_training::InspectTraining;
 use super::policy::PolicyArgs;
@@ -29,6 +30,7 @@ enum What {
     Model(InspectModel),
     Routing(InspectRouting),
     Training(InspectTraining),
+    Precision(InspectPrecision),
 }
 
 /// Parameters by part, and the memory that decoding keeps, beside a Transformer's cache.
@@ -57,6 +59,7 @@ impl Inspect {
             What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
             What::Routing(routing) => routing.run(),
             What::Training(training) => training.run(),
+            What::Precision(precision) => precision.run(),
             What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
         }
     }

@@ -9,10 +9,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march::anchors::{Placement, Policy, Retention, Storage};
 use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, CpuOptions, Engine, Products, Tape};
+use march::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
 use march::model::{Batch, Model, Parameters, Settings, Trace, TraceCell};
 use safetensors::tensor::{Dtype, TensorView};
 
+use super::inspect_precision::precision;
 use super::policy::PolicyArgs;
 use crate::display::{Progress, thousands};
 
@@ -41,6 +42,9 @@ pub struct Logits {
     /// Also write which anchors each token read
     #[arg(long)]
     trace: bool,
+    /// Precision of the weights: f32, bf16, or int8 with a scale for each row
+    #[arg(long, value_name = "f32|bf16|int8", default_value = "f32", value_parser = precision)]
+    weights: Precision,
     /// Threads; 0 takes all of the machine's
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -57,7 +61,8 @@ impl Logits {
         let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
         let started = Instant::now();
         let checkpoint = Checkpoint::open(&self.model)?;
-        let (model, parameters) = Model::load(&engine, &checkpoint)?;
+        let (model, parameters) = Model::load_in(&engine, &checkpoint, self.weights)?;
+        engine.trim();
         let loaded = started.elapsed().as_secs_f64();
         let policy = self.policy.over(model.policy());
         model.check_policy(&policy)?;

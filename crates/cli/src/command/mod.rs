@@ -8,6 +8,7 @@ pub mod generate;
 pub mod init;
 pub mod inspect;
 mod inspect_bank;
+mod inspect_precision;
 pub mod inspect_routing;
 pub mod inspect_training;
 pub mod logits;

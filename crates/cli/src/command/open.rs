@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, CpuOptions, Products};
+use march::engine::{Cpu, CpuOptions, Precision, Products};
 use march::generate::{Generator, Sampling};
 use march::memory::StateBank;
 use march::model::{Model, Parameters};
@@ -26,6 +26,9 @@ pub struct ModelArgs {
     /// Threads; 0 takes all of the machine's
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    /// Precision of the weights: f32, bf16, or int8 with a scale for each row
+    #[arg(long, default_value_t)]
+    weights: Precision,
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -39,6 +42,8 @@ pub struct Opened {
     pub policy: Policy,
     /// What the flags ask for, to be laid over another policy.
     pub flags: PolicyArgs,
+    checkpoint: Checkpoint,
+    weights: Precision,
 }
 
 impl ModelArgs {
@@ -50,14 +55,24 @@ impl ModelArgs {
         let options =
             CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
         let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
-        let (model, parameters) = Model::load(&engine, &checkpoint)?;
+        let (model, parameters) = Model::load_in(&engine, &checkpoint, self.weights)?;
         let policy = self.policy.over(model.policy());
         model.check_policy(&policy)?;
-        Ok(Opened { engine, model, parameters, tokenizer, policy, flags: self.policy.clone() })
+        let (flags, weights) = (self.policy.clone(), self.weights);
+        Ok(Opened { engine, model, parameters, tokenizer, policy, flags, checkpoint, weights })
     }
 }
 
 impl Opened {
+    /// What tells the model from others, also from itself with weights in another precision.
+    pub fn fingerprint(&self) -> anyhow::Result<String> {
+        let own = self.model.checkpoint_fingerprint(&self.checkpoint)?;
+        Ok(match self.weights {
+            Precision::F32 => own,
+            other => format!("{own}-{other}"),
+        })
+    }
+
     /// Goes on after what `bank` has read.
     pub fn generator(&self, bank: StateBank<Cpu>, sampling: Sampling) -> anyhow::Result<Generator<'_, Cpu>> {
         Ok(Generator::new(&self.engine, &self.model, &self.parameters, bank, sampling)?)

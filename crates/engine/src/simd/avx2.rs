@@ -122,6 +122,23 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn sums(self, [a, b, c, d, e, f, g, h]: [__m256; 8]) -> __m256 {
+        // SAFETY: see above.
+        unsafe {
+            // Lanes 0+4, 1+5, 2+6, 3+7 of two vectors beside each other.
+            let four = |x, y| {
+                let low = _mm256_permute2f128_ps::<0x20>(x, y);
+                _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(x, y))
+            };
+            // Of those the first and third, and the second and fourth, of four vectors.
+            let two = |x, y| _mm256_add_ps(_mm256_shuffle_ps::<0x44>(x, y), _mm256_shuffle_ps::<0xEE>(x, y));
+            let (left, right) = (two(four(a, b), four(c, d)), two(four(e, f), four(g, h)));
+            let even = _mm256_shuffle_ps::<0x88>(left, right);
+            let sums = _mm256_add_ps(even, _mm256_shuffle_ps::<0xDD>(left, right)); // a c e g b d f h
+            _mm256_permutevar8x32_ps(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+        }
+    }
+    #[inline(always)]
     fn largest(self, a: __m256) -> f32 {
         // SAFETY: see above.
         unsafe {
@@ -131,20 +148,18 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn load_bf16(self, p: &[u16]) -> __m256 {
-        assert!(p.len() >= 8);
-        // SAFETY: see above.
+    unsafe fn load_bf16_ptr(self, p: *const u16) -> __m256 {
+        // SAFETY: the caller's promise.
         unsafe {
-            let half = _mm_loadu_si128(p.as_ptr().cast());
+            let half = _mm_loadu_si128(p.cast());
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
         }
     }
     #[inline(always)]
-    fn load_i8(self, p: &[i8]) -> __m256 {
-        assert!(p.len() >= 8);
-        // SAFETY: see above.
+    unsafe fn load_i8_ptr(self, p: *const i8) -> __m256 {
+        // SAFETY: the caller's promise.
         unsafe {
-            let bytes = _mm_loadl_epi64(p.as_ptr().cast());
+            let bytes = _mm_loadl_epi64(p.cast());
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
         }
     }

@@ -145,6 +145,24 @@ impl Kernel for Product<'_> {
         if let Epilogue::Weighted(w) | Epilogue::Rescaled(w) = epilogue {
             assert!(w.len() >= m);
         }
+        if m == 1 {
+            let k = if band == Band::Lower { k.min(1) } else { k };
+            let mut p = 0;
+            while p < panels {
+                let count = if p + 4 <= panels { 4 } else { 1 };
+                // SAFETY: the assertions above bound every address: one row, columns 0..k, panels p..p + count.
+                unsafe {
+                    let b = (b.data.as_ptr().add(p * b.panel), b.row, b.panel);
+                    let c = (c.data.as_mut_ptr().add(p * c.panel), c.panel);
+                    match count {
+                        4 => row_tile::<S, 4>(s, k, (a.data.as_ptr(), a.col), b, c, epilogue),
+                        _ => row_tile::<S, 1>(s, k, (a.data.as_ptr(), a.col), b, c, epilogue),
+                    }
+                }
+                p += count;
+            }
+            return;
+        }
         // Rows are dealt out evenly, so that 16 rows are 6 + 5 + 5 and no tile is thin.
         let tiles = m.div_ceil(ROWS);
         for p in 0..panels {
@@ -223,18 +241,59 @@ unsafe fn tile<S: Simd, const M: usize>(
         }
         for i in 0..M {
             for h in 0..2 {
-                let p = c.0.add(i * c.1 + h * LANES);
-                let y = match epilogue {
-                    Epilogue::Set => acc[i][h],
-                    Epilogue::Add => s.add(s.load_ptr(p), acc[i][h]),
-                    Epilogue::Sub => s.sub(s.load_ptr(p), acc[i][h]),
-                    Epilogue::Decay(factor) => s.fma(s.splat(factor), s.load_ptr(p), acc[i][h]),
-                    Epilogue::Weighted(w) => s.fma(s.splat(w[i]), acc[i][h], s.load_ptr(p)),
-                    Epilogue::Rescaled(w) => s.fma(s.splat(w[i]), s.load_ptr(p), acc[i][h]),
-                };
-                s.store_ptr(p, y);
+                put(s, c.0.add(i * c.1 + h * LANES), acc[i][h], i, epilogue);
             }
         }
+    }
+}
+
+/// One row by P panels at once, so that no sum waits for itself.
+/// # Safety
+/// All addressed elements must be in bounds.
+#[inline(always)]
+unsafe fn row_tile<S: Simd, const P: usize>(
+    s: S,
+    k: usize,
+    a: (*const f32, usize),
+    b: (*const f32, usize, usize),
+    c: (*mut f32, usize),
+    epilogue: Epilogue<'_>,
+) {
+    let mut acc = [[s.splat(0.0); 2]; P];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for l in 0..k {
+            let (x, row) = (s.splat(*a.0.add(l * a.1)), b.0.add(l * b.1));
+            for p in 0..P {
+                for h in 0..2 {
+                    acc[p][h] = s.fma(x, s.load_ptr(row.add(p * b.2 + h * LANES)), acc[p][h]);
+                }
+            }
+        }
+        for p in 0..P {
+            for h in 0..2 {
+                put(s, c.0.add(p * c.1 + h * LANES), acc[p][h], 0, epilogue);
+            }
+        }
+    }
+}
+
+/// Eight elements of row i of C from those of A·B.
+/// # Safety
+/// `p` must be valid for eight numbers.
+#[inline(always)]
+unsafe fn put<S: Simd>(s: S, p: *mut f32, product: S::V, i: usize, epilogue: Epilogue<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let y = match epilogue {
+            Epilogue::Set => product,
+            Epilogue::Add => s.add(s.load_ptr(p), product),
+            Epilogue::Sub => s.sub(s.load_ptr(p), product),
+            Epilogue::Decay(factor) => s.fma(s.splat(factor), s.load_ptr(p), product),
+            Epilogue::Weighted(w) => s.fma(s.splat(w[i]), product, s.load_ptr(p)),
+            Epilogue::Rescaled(w) => s.fma(s.splat(w[i]), s.load_ptr(p), product),
+        };
+        s.store_ptr(p, y);
     }
 }
 

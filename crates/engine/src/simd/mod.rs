@@ -98,12 +98,34 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn all_lt(self, a: Self::V, b: Self::V) -> bool;
     /// Sum of the lanes, in one fixed order: ((0+4)+(2+6)) + ((1+5)+(3+7)).
     fn sum(self, a: Self::V) -> f32;
+    /// The sum of each of eight vectors, in the same order.
+    fn sums(self, a: [Self::V; 8]) -> Self::V;
     /// The largest lane.
     fn largest(self, a: Self::V) -> f32;
     /// Eight bf16 numbers (as bits) widened.
-    fn load_bf16(self, p: &[u16]) -> Self::V;
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    fn load_bf16(self, p: &[u16]) -> Self::V {
+        assert!(p.len() >= LANES);
+        // SAFETY: the assertion.
+        unsafe { self.load_bf16_ptr(p.as_ptr()) }
+    }
     /// Eight signed bytes widened.
-    fn load_i8(self, p: &[i8]) -> Self::V;
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    fn load_i8(self, p: &[i8]) -> Self::V {
+        assert!(p.len() >= LANES);
+        // SAFETY: the assertion.
+        unsafe { self.load_i8_ptr(p.as_ptr()) }
+    }
+    /// # Safety
+    /// `p` must be valid for reads of eight numbers.
+    #[allow(unsafe_code)]
+    unsafe fn load_bf16_ptr(self, p: *const u16) -> Self::V;
+    /// # Safety
+    /// `p` must be valid for reads of eight numbers.
+    #[allow(unsafe_code)]
+    unsafe fn load_i8_ptr(self, p: *const i8) -> Self::V;
     /// Transposes an 8×8 block: reads rows `a + i·lda`, writes rows `b + j·ldb`.
     /// # Safety
     /// Both must be valid for eight rows of eight numbers.

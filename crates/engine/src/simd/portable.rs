@@ -98,15 +98,23 @@ impl Simd for Portable {
         ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
     }
     #[inline(always)]
+    fn sums(self, a: [V; 8]) -> V {
+        a.map(|a| self.sum(a))
+    }
+    #[inline(always)]
     fn largest(self, a: V) -> f32 {
         a.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
     }
     #[inline(always)]
-    fn load_bf16(self, p: &[u16]) -> V {
+    unsafe fn load_bf16_ptr(self, p: *const u16) -> V {
+        // SAFETY: the caller's promise.
+        let p = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         each(|i| f32::from_bits(u32::from(p[i]) << 16))
     }
     #[inline(always)]
-    fn load_i8(self, p: &[i8]) -> V {
+    unsafe fn load_i8_ptr(self, p: *const i8) -> V {
+        // SAFETY: the caller's promise.
+        let p = unsafe { p.cast::<[i8; 8]>().read_unaligned() };
         each(|i| f32::from(p[i]))
     }
     #[inline(always)]

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use march_engine::ops::cross_entropy::LinearCrossEntropy;
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::rms_norm::RmsNorm;
-use march_engine::{Engine, Tape, Var};
+use march_engine::{Engine, Precision, Tape, Var};
 
 use crate::anchors::{AnchorPlan, Placement, Policy, Recording};
 use crate::checkpoint::Checkpoint;
@@ -191,16 +191,39 @@ impl<E: Engine> Model<E> {
 
     /// A model and its parameters from a checkpoint.
     pub fn load(engine: &E, checkpoint: &Checkpoint) -> Result<(Self, Parameters<E>)> {
+        Self::load_in(engine, checkpoint, Precision::F32)
+    }
+
+    /// The same for inference with weights in fewer bits; see [`Model::quantize`].
+    pub fn load_in(engine: &E, checkpoint: &Checkpoint, weights: Precision) -> Result<(Self, Parameters<E>)> {
         let model = Self::new(checkpoint.config());
         for name in checkpoint.check(&model.layout)? {
             tracing::warn!("tensor `{name}` of the checkpoint is not part of the model and is left out");
         }
         let mut parameters = Vec::with_capacity(model.layout.len());
         for spec in &model.layout {
-            parameters.push(engine.from_f32(&checkpoint.tensor(spec)?, &spec.shape)?);
+            let tensor = engine.from_f32(&checkpoint.tensor(spec)?, &spec.shape)?;
+            parameters.push(rounded(engine, spec, tensor, weights)?);
             checkpoint.release(spec);
         }
         Ok((model, parameters))
+    }
+
+    /// Parameters for inference in fewer bits: the matrices that products and embeddings read. Norms, convolutions
+    /// and the gates' vectors stay f32. No gradient passes such weights.
+    pub fn quantize(
+        &self,
+        engine: &E,
+        parameters: Parameters<E>,
+        weights: Precision,
+    ) -> Result<Parameters<E>> {
+        let both = self.layout.iter().zip(parameters);
+        both.map(|(spec, tensor)| rounded(engine, spec, tensor, weights)).collect()
+    }
+
+    /// Bytes of all parameters with weights in a precision.
+    pub fn parameter_bytes(&self, weights: Precision) -> usize {
+        self.layout.iter().map(|spec| spec.bytes(weights)).sum()
     }
 
     /// Puts the parameters on a tape; for inference once for many calls.
@@ -427,4 +450,17 @@ impl<E: Engine> Model<E> {
         let input = RmsNorm { x: &streams.text, weight: pass.weight(self.norm) };
         Ok(tape.rms_norm(input, self.config.norm_eps)?)
     }
+}
+
+/// A parameter in the precision of the weights, if it is one of their matrices.
+fn rounded<E: Engine>(
+    engine: &E,
+    spec: &ParameterSpec,
+    tensor: E::Tensor,
+    weights: Precision,
+) -> Result<E::Tensor> {
+    if weights == Precision::F32 || !spec.is_matrix() {
+        return Ok(tensor);
+    }
+    engine.quantize(&tensor, weights).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
 }

@@ -1,5 +1,7 @@
 //! Names, shapes and first values of parameters, laid out while a model is built.
 
+use march_engine::Precision;
+
 /// How a parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
@@ -28,6 +30,19 @@ impl ParameterSpec {
     /// How many numbers.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Whether it is a matrix of [`Builder::linear`], which only products and embeddings read.
+    pub fn is_matrix(&self) -> bool {
+        self.shape.len() == 2 && self.init == Init::Normal
+    }
+
+    /// Bytes of the parameter in a model whose matrices have this precision.
+    pub fn bytes(&self, weights: Precision) -> usize {
+        match self.shape[..] {
+            [rows, width] if self.is_matrix() => weights.bytes(rows, width),
+            _ => self.count() * size_of::<f32>(),
+        }
     }
 }
 

@@ -3,12 +3,9 @@
 //! the other. Scores exist for 64 anchors and 96 tokens at a time, readouts for one anchor.
 
 use super::Segment;
-use super::tile::{ANCHORS, Call, TOKENS};
+use super::tile::{ANCHORS, Call, PACK_FROM, TOKENS};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
-
-/// Fewer tokens than this read an anchor where it lies; more are worth laying it out in panels.
-const PACK_FROM: usize = 12;
 
 /// Tokens `first..first + count` of a segment, one head.
 pub(super) struct DenseTile<'a> {

@@ -4,6 +4,7 @@
 
 use super::dense::DenseTile;
 use super::dense_backward::{Backward, Given, Outputs};
+use super::one::{ChooseOne, DenseOne, ReadOne};
 use super::sparse::{Choose, Groups, ReadBlock, blocks};
 use super::stored::StoredStates;
 use super::tile::{Call, Padded, States, TOKENS};
@@ -24,7 +25,7 @@ pub(crate) fn forward(
     let sizes = check(&input.map(Tensor::shape), options)?;
     let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
     let (readout, kept, _) =
-        read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), keep, false);
+        read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), keep, false)?;
     Ok((readout, kept))
 }
 
@@ -37,7 +38,7 @@ pub(crate) fn weights(
     let sizes = check_weights(input, options)?;
     let call = Call::new(sizes, input, States::Absent, options);
     let shape = output_shape(input.query.shape(), &sizes);
-    let (_, _, weights) = read(cpu, &call, options, &shape, false, true);
+    let (_, _, weights) = read(cpu, &call, options, &shape, false, true)?;
     Ok(weights.unwrap_or_else(|| cpu.zeros(&[sizes.rows, sizes.value_heads, sizes.anchors])))
 }
 
@@ -47,24 +48,26 @@ pub(crate) fn forward_stored(
     input: AnchorRead<&T, &[&StoredStates]>,
     options: &AnchorReadOptions,
 ) -> Result<T> {
-    let mut list = Vec::with_capacity(input.anchor_states.len());
+    let states = input.anchor_states;
+    let mut list = Vec::new();
     let mut shape = [0, 0, 0, 0];
-    for stored in input.anchor_states {
-        let [n, rest @ ..] = stored.shape();
-        if list.is_empty() {
-            shape[1..].copy_from_slice(&rest);
-        } else if shape[1..] != rest {
-            return bad_shape(
-                "anchor_read",
-                "anchor_states",
-                &stored.shape(),
-                format!("[_, {}, {}, {}], as the first", shape[1], shape[2], shape[3]),
-            );
+    if let Some(first) = states.first() {
+        shape = first.shape();
+    }
+    // A decoding step may read few of many: with one anchor in each, it looks at those that it reads only.
+    let single = input.routing_keys.shape().first() == Some(&states.len());
+    if single {
+        shape[0] = states.len();
+    } else {
+        list.reserve(states.len());
+        shape[0] = 0;
+        for stored in states {
+            same_shape(stored, None, shape)?;
+            if stored.shape()[0] > 0 {
+                list.push((shape[0], *stored));
+            }
+            shape[0] += stored.shape()[0];
         }
-        if n > 0 {
-            list.push((shape[0], *stored));
-        }
-        shape[0] += n;
     }
     let shapes = AnchorRead {
         query: input.query.shape(),
@@ -74,10 +77,31 @@ pub(crate) fn forward_stored(
         null_score: input.null_score.map(Tensor::shape),
     };
     let sizes = check(&shapes, options)?;
-    let call = Call::new(sizes, input, States::Stored(&list), options);
-    let (readout, ..) = read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), false, false);
-    list.iter().try_for_each(|(_, stored)| stored.check())?;
+    let from = if single { States::Single(states) } else { States::Stored(&list) };
+    let call = Call::new(sizes, input, from, options);
+    let (readout, ..) = read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), false, false)?;
+    states.iter().try_for_each(|stored| stored.check())?;
     Ok(readout)
+}
+
+/// Refuses stored states of other sizes than the first ones have, or of another number of anchors.
+fn same_shape(stored: &StoredStates, count: Option<usize>, like: [usize; 4]) -> Result<()> {
+    let shape = stored.shape();
+    if shape[1..] == like[1..] && count.is_none_or(|count| shape[0] == count) {
+        return Ok(());
+    }
+    let count = count.map_or("_".into(), |count| count.to_string());
+    let expected = format!("[{count}, {}, {}, {}], as the first", like[1], like[2], like[3]);
+    bad_shape("anchor_read", "anchor_states", &shape, expected)
+}
+
+impl Call<'_> {
+    /// Checks stored states that hold one anchor each, before they are read.
+    fn check_single(&self, anchors: impl Iterator<Item = usize>) -> Result<()> {
+        let States::Single(list) = self.states else { return Ok(()) };
+        let like = [1, self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim];
+        anchors.into_iter().try_for_each(|anchor| same_shape(list[anchor], Some(1), like))
+    }
 }
 
 /// Whether a segment reads all that it sees.
@@ -96,6 +120,7 @@ fn tiles<'a>(segments: impl Iterator<Item = &'a Segment>) -> Vec<(&'a Segment, u
         .collect()
 }
 
+#[allow(unsafe_code)]
 fn read(
     cpu: &Cpu,
     call: &Call<'_>,
@@ -103,7 +128,7 @@ fn read(
     shape: &[usize],
     keep: bool,
     want_weights: bool,
-) -> (T, Vec<T>, Option<T>) {
+) -> Result<(T, Vec<T>, Option<T>)> {
     let Sizes { rows, value_heads: heads, anchors, .. } = call.sizes;
     let segments = &options.plan.segments;
     let mut readout = cpu.zeros(shape);
@@ -120,19 +145,40 @@ fn read(
         let log_sum = Shared::new(log_sum.data_mut());
         let all = all.as_mut().map(|t| Shared::new(t.data_mut()));
         let list = tiles(dense.iter().map(|&i| &segments[i]));
+        for segment in dense.iter().map(|&i| &segments[i]) {
+            call.check_single((0..segment.visible.len()).map(|i| segment.visible.get(i)))?;
+        }
         // The longest lists come last in a sequence; they start first.
         cpu.parallel(list.len() * heads, |task| {
             let (segment, first, count) = list[list.len() - 1 - task / heads];
+            let (head, readout, weights) = (task % heads, &readout, all.as_ref());
+            let log_sum = keep.then_some(&log_sum);
+            if count == 1 {
+                with_scratch(DenseOne::scratch(call, segment), |scratch| {
+                    let row = first;
+                    cpu.level().run(DenseOne {
+                        call,
+                        segment,
+                        row,
+                        head,
+                        readout,
+                        log_sum,
+                        weights,
+                        scratch,
+                    });
+                });
+                return;
+            }
             with_scratch(DenseTile::scratch(call), |scratch| {
                 cpu.level().run(DenseTile {
                     call,
                     segment,
                     first,
                     count,
-                    head: task % heads,
-                    readout: &readout,
-                    log_sum: keep.then_some(&log_sum),
-                    weights: all.as_ref(),
+                    head,
+                    readout,
+                    log_sum,
+                    weights,
                     scratch,
                 });
             });
@@ -143,6 +189,19 @@ fn read(
                 let list = tiles(sparse.iter().map(|&i| &segments[i]));
                 cpu.parallel(list.len() * heads, |task| {
                     let (segment, first, count) = list[list.len() - 1 - task / heads];
+                    if count == 1 {
+                        let (row, head) = (first, task % heads);
+                        let at = (row * heads + head) * top_k;
+                        // SAFETY: this token and head belong to this task alone.
+                        let (chosen, weights) = unsafe { (chosen.part(at, top_k), weights.part(at, top_k)) };
+                        with_scratch(ChooseOne::scratch(call, segment), |scratch| {
+                            let log_sum = &log_sum;
+                            let one =
+                                ChooseOne { call, segment, row, head, chosen, weights, log_sum, scratch };
+                            cpu.level().run(one);
+                        });
+                        return;
+                    }
                     with_scratch(Choose::scratch(call, top_k), |scratch| {
                         cpu.level().run(Choose {
                             call,
@@ -159,9 +218,27 @@ fn read(
                     });
                 });
             }
+            let rows_of = |i: &usize| segments[*i].start..segments[*i].start + segments[*i].len;
+            if let States::Single(_) = call.states {
+                for row in sparse.iter().flat_map(rows_of) {
+                    let chosen = &chosen.data()[row * heads * top_k..(row + 1) * heads * top_k];
+                    call.check_single(chosen.iter().filter(|&&v| v >= 0.0).map(|&v| v as usize))?;
+                }
+            }
             let blocks = blocks(segments, sparse.iter().copied());
             cpu.parallel(blocks.len() * heads, |task| {
                 let (block, head) = (&blocks[task / heads], task % heads);
+                if let [rows] = &block[..]
+                    && rows.len() == 1
+                {
+                    let (row, readout) = (rows.start, &readout);
+                    let at = (row * heads + head) * top_k;
+                    let (chosen, weights) = (&chosen.data()[at..at + top_k], &weights.data()[at..at + top_k]);
+                    with_scratch(ReadOne::scratch(call), |scratch| {
+                        cpu.level().run(ReadOne { call, row, head, chosen, weights, readout, scratch });
+                    });
+                    return;
+                }
                 let groups = Groups::new(call, block, head, top_k, chosen.data());
                 with_scratch(ReadBlock::scratch(call), |scratch| {
                     cpu.level().run(ReadBlock {
@@ -190,7 +267,7 @@ fn read(
         }
     }
     let kept = if keep { vec![log_sum, chosen, weights] } else { Vec::new() };
-    (readout, kept, all)
+    Ok((readout, kept, all))
 }
 
 #[allow(unsafe_code)]

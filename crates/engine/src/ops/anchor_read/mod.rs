@@ -20,6 +20,7 @@ mod dense;
 mod dense_backward;
 pub(crate) mod fast;
 mod numbers;
+mod one;
 mod plan;
 pub(crate) mod reference;
 mod sparse;

@@ -5,14 +5,12 @@
 use std::ops::Range;
 
 use super::Segment;
-use super::tile::{ANCHORS, Call, TOKENS};
+use super::tile::{ANCHORS, Call, NOBODY, PACK_FROM, TOKENS};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
 /// Tokens whose choices are grouped by anchor at a time.
 pub(super) const BLOCK: usize = 8192;
-/// Stands for "no anchor" among the chosen.
-const NOBODY: f32 = -1.0;
 
 /// Chooses for tokens `first..first + count` of a segment, one head.
 pub(super) struct Choose<'a> {
@@ -74,18 +72,25 @@ impl Kernel for Choose<'_> {
                 chosen[k] = index[k * width + t];
                 weights[k] = best[k * width + t];
             }
-            sort_by_anchor(chosen, weights);
-            let largest = weights.iter().fold(null[t], |m, &v| if v > m { v } else { m });
-            let mut sum = (null[t] - largest).exp();
-            for w in weights.iter_mut() {
-                *w = (*w - largest).exp();
-                sum += *w;
-            }
-            weights.iter_mut().for_each(|w| *w /= sum);
+            let log_sum = weigh(chosen, weights, null[t]);
             // SAFETY: as above.
-            unsafe { self.log_sum.set((first + t) * call.sizes.value_heads + head, largest + sum.ln()) };
+            unsafe { self.log_sum.set((first + t) * call.sizes.value_heads + head, log_sum) };
         }
     }
+}
+
+/// Puts a token's choices in the order of anchors and turns their scores into weights; returns the log of the sum.
+#[inline(always)]
+pub(super) fn weigh(chosen: &mut [f32], weights: &mut [f32], null: f32) -> f32 {
+    sort_by_anchor(chosen, weights);
+    let largest = weights.iter().fold(null, |m, &v| if v > m { v } else { m });
+    let mut sum = (null - largest).exp();
+    for w in weights.iter_mut() {
+        *w = (*w - largest).exp();
+        sum += *w;
+    }
+    weights.iter_mut().for_each(|w| *w /= sum);
+    largest + sum.ln()
 }
 
 /// Puts a score into the sorted lists of eight tokens; among equals the later comes first.
@@ -229,7 +234,14 @@ impl Kernel for ReadBlock<'_> {
             if group.is_empty() {
                 continue;
             }
-            call.pack_state(s, anchor, head, panels);
+            let plain = if group.len() < PACK_FROM { call.plain_state(anchor, head) } else { None };
+            let state = match plain {
+                Some(state) => Block::rows(state, sizes.value_dim),
+                None => {
+                    call.pack_state(s, anchor, head, panels);
+                    Block::panels(panels, pad.key)
+                }
+            };
             for part in group.chunks(TOKENS) {
                 let count = part.len();
                 for (t, &(row, _)) in part.iter().enumerate() {
@@ -240,7 +252,7 @@ impl Kernel for ReadBlock<'_> {
                     [count, pad.value, sizes.key_dim],
                     Band::Full,
                     Strided::rows(q, pad.key),
-                    Block::panels(panels, pad.key),
+                    state,
                     BlockMut::panels(read, count),
                     Epilogue::Set,
                 );

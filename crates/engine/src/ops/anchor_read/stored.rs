@@ -5,61 +5,16 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use std::fmt;
-use std::str::FromStr;
-
 use half::bf16;
 
 use super::numbers::Numbers;
 use crate::error::{Result, bad_shape, bad_value};
 use crate::mapped::{Mapped, plain_bytes};
+use crate::precision::{to_bf16, to_int8};
 use crate::simd::{self, LANES, Simd};
 
-/// The precision of stored anchor states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Storage {
-    /// Exact.
-    #[default]
-    F32,
-    /// Eight bits of mantissa, half the bytes.
-    Bf16,
-    /// One byte a number and a scale for each row of d_v, about a quarter of the bytes.
-    Int8,
-}
-
-impl Storage {
-    /// Bytes of `rows` rows of `width` numbers.
-    pub fn bytes(self, rows: usize, width: usize) -> usize {
-        match self {
-            Self::F32 => 4 * rows * width,
-            Self::Bf16 => 2 * rows * width,
-            Self::Int8 => rows * width + 4 * rows,
-        }
-    }
-}
-
-impl FromStr for Storage {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "f32" => Ok(Self::F32),
-            "bf16" => Ok(Self::Bf16),
-            "int8" => Ok(Self::Int8),
-            _ => Err(format!("is `{text}`; it must be `f32`, `bf16` or `int8`")),
-        }
-    }
-}
-
-impl fmt::Display for Storage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
-        })
-    }
-}
+/// The precision of stored anchor states, with a scale for each row of d_v.
+pub use crate::precision::Precision as Storage;
 
 /// Stored states [n, value_heads, d_k, d_v].
 #[derive(Clone, Debug)]
@@ -84,19 +39,12 @@ impl StoredStates {
         let shape = [n, heads, key_dim, value_dim];
         let data = match storage {
             Storage::F32 => Data::F32(Numbers::Own(data.to_vec())),
-            Storage::Bf16 => {
-                Data::Bf16(Numbers::Own(data.iter().map(|&v| bf16::from_f32(v).to_bits()).collect()))
-            }
+            Storage::Bf16 => Data::Bf16(Numbers::Own(data.iter().map(|&v| to_bf16(v)).collect())),
             Storage::Int8 => {
-                let mut codes = Vec::with_capacity(data.len());
-                let mut scales = Vec::with_capacity(n * heads * key_dim);
-                for row in data.chunks_exact(value_dim.max(1)) {
-                    let largest = row.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-                    let scale = largest / 127.0;
-                    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-                    codes.extend(row.iter().map(|v| (v * inverse).round().clamp(-127.0, 127.0) as i8));
-                    scales.push(scale);
-                }
+                let width = value_dim.max(1);
+                let mut codes = vec![0; data.len()];
+                let rows = data.chunks_exact(width).zip(codes.chunks_exact_mut(width));
+                let scales = rows.map(|(row, codes)| to_int8(row, codes)).collect();
                 Data::Int8 { codes: Numbers::Own(codes), scales: Numbers::Own(scales) }
             }
         };

@@ -15,6 +15,10 @@ use crate::tensor::Tensor;
 pub(super) const TOKENS: usize = 96;
 /// Anchors that are scored at a time.
 pub(super) const ANCHORS: usize = 64;
+/// Fewer tokens than this read an anchor where it lies; more are worth laying it out in panels.
+pub(super) const PACK_FROM: usize = 12;
+/// Stands for "no anchor" among the chosen.
+pub(super) const NOBODY: f32 = -1.0;
 
 /// Widths rounded up to whole panels.
 #[derive(Clone, Copy)]
@@ -43,6 +47,8 @@ pub(super) enum States<'a> {
     Tensor(&'a [f32]),
     /// With the number of the first anchor of each.
     Stored(&'a [(usize, &'a StoredStates)]),
+    /// One anchor in each.
+    Single(&'a [&'a StoredStates]),
     /// Only the weights are wanted.
     Absent,
 }
@@ -98,6 +104,7 @@ impl<'a> Call<'a> {
                 let (first, stored) = list[which];
                 stored.pack(s, anchor - first, head, panels);
             }
+            States::Single(list) => list[anchor].pack(s, 0, head, panels),
             States::Absent => panels.fill(0.0),
         }
     }
@@ -117,6 +124,7 @@ impl<'a> Call<'a> {
                 let (first, stored) = list[list.partition_point(|(first, _)| *first <= anchor) - 1];
                 stored.plain(anchor - first, head)
             }
+            States::Single(list) => list[anchor].plain(0, head),
             States::Absent => None,
         }
     }

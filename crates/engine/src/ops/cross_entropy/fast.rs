@@ -42,7 +42,6 @@ pub(crate) fn forward(
         dw = needs[1].then(|| cpu.zeros(input.weight.shape()));
     }
     let keep = needs[0] || needs[1];
-    let weight = MatRef::from_row_major_slice(input.weight.data(), vocabulary, width);
     let mut total = 0.0;
     let mut accumulate = Accum::Replace;
     for rows in call.counted.chunks(block_tokens(&call)) {
@@ -54,6 +53,7 @@ pub(crate) fn forward(
         let dl = MatRef::from_row_major_slice(logits.data(), rows.len(), vocabulary);
         if let Some(dx) = &mut dx {
             let mut block = cpu.uninit(x.shape());
+            let weight = MatRef::from_row_major_slice(input.weight.data(), vocabulary, width);
             product(cpu, block.data_mut(), Accum::Replace, dl, weight);
             let out = dx.data_mut();
             for (i, &row) in rows.iter().enumerate() {

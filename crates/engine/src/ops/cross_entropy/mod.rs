@@ -105,6 +105,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         targets: &[u32],
         normaliser: Option<f64>,
     ) -> Result<Var<E::Tensor>> {
+        self.refuse_gradient("linear_cross_entropy", input.weight.value(), &[input.x, input.weight])?;
         let needs = [self.records(&[input.x]), self.records(&[input.weight])];
         let values = LinearCrossEntropy { x: input.x.value(), weight: input.weight.value() };
         let CrossEntropy { loss, gradients } =

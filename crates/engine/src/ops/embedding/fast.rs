@@ -5,8 +5,10 @@
 use super::{Embedding, check, check_backward};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
+use crate::precision::from_bf16;
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::Tensor;
+use crate::weight::Weight;
 
 #[allow(unsafe_code)]
 pub(crate) fn forward(cpu: &Cpu, input: Embedding<'_, &Tensor<f32>>) -> Result<Tensor<f32>> {
@@ -16,12 +18,20 @@ pub(crate) fn forward(cpu: &Cpu, input: Embedding<'_, &Tensor<f32>>) -> Result<T
     if y.is_empty() {
         return Ok(y);
     }
-    let out = Shared::new(y.data_mut());
+    let (weight, out) = (table.weight(), Shared::new(y.data_mut()));
     cpu.for_rows(cpu.row_parts(ids.len(), width), |_, range| {
         // SAFETY: parts are disjoint row ranges.
         let y = unsafe { out.part(range.start * width, range.len() * width) };
         for (y, &id) in y.chunks_exact_mut(width).zip(&ids[range]) {
-            y.copy_from_slice(&table.data()[id as usize * width..][..width]);
+            let row = id as usize * width..(id as usize + 1) * width;
+            match weight {
+                Weight::F32(table) => y.copy_from_slice(&table[row]),
+                Weight::Bf16(table) => y.iter_mut().zip(&table[row]).for_each(|(y, &v)| *y = from_bf16(v)),
+                Weight::Int8 { codes, scales } => {
+                    let scale = scales[id as usize];
+                    y.iter_mut().zip(&codes[row]).for_each(|(y, &code)| *y = f32::from(code) * scale);
+                }
+            }
         }
     });
     Ok(y)

@@ -60,6 +60,7 @@ impl<'e, E: Engine> Tape<'e, E> {
     /// The rows of a table that `ids` name.
     pub fn embedding(&self, input: Embedding<'_, &Var<E::Tensor>>) -> Result<Var<E::Tensor>> {
         let Embedding { table, ids, shape } = input;
+        self.refuse_gradient("embedding", table.value(), &[table])?;
         let y = self.engine().embedding(Embedding { table: table.value(), ids, shape })?;
         let rows = self.engine().shape(table.value())[0];
         let ids = if self.records(&[table]) { ids.to_vec() } else { Vec::new() };

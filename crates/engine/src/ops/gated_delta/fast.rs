@@ -86,7 +86,7 @@ pub(crate) fn forward(
     let plan = Plan::new(&sizes, options);
     let kept = if keep { sizes.tokens.div_ceil(KEPT_EVERY) } else { 0 };
     let mut readout = cpu.uninit(&[sizes.batch, sizes.tokens, heads * dv]);
-    let mut final_state = cpu.uninit(&sizes.state_shape());
+    let mut final_state = cpu.uninit(&sizes.final_shape());
     let mut boundary_states = cpu.uninit(&sizes.boundary_shape());
     let mut writes = cpu.uninit(&[if keep { readout.len() } else { 0 }]);
     let mut states = cpu.uninit(&[sizes.batch * heads * kept * pad.state()]);
@@ -246,6 +246,9 @@ impl Kernel for Head<'_> {
             if let Some(writes) = &outputs.writes {
                 simd::prefetch_at(s, writes.pointer(0), next_value, value_stride, CHUNK, value_dim);
             }
+            if chunk.start + len == tokens && chunk.boundary.is_none() && !sizes.final_state {
+                return; // nobody reads the state after it
+            }
             // S = tot S + (diag(d) K)ᵀ Vn
             for t in 0..len {
                 simd::scale(s, &mut kq[t * pad.key..(t + 1) * pad.key], g.until_end[t]);
@@ -266,8 +269,11 @@ impl Kernel for Head<'_> {
                 simd::unpack(key_dim, value_dim, state, out);
             }
         }
-        // SAFETY: each batch row and head has its own part.
-        let out = unsafe { outputs.final_state.part((b * value_heads + h) * sizes.state(), sizes.state()) };
-        simd::unpack(key_dim, value_dim, state, out);
+        if sizes.final_state {
+            let at = (b * value_heads + h) * sizes.state();
+            // SAFETY: each batch row and head has its own part.
+            let out = unsafe { outputs.final_state.part(at, sizes.state()) };
+            simd::unpack(key_dim, value_dim, state, out);
+        }
     }
 }

@@ -65,6 +65,8 @@ pub struct GatedDeltaOptions {
     pub allow_neg_eigval: bool,
     /// For each batch row the boundaries, ascending; empty for none at all.
     pub boundaries: Arc<Vec<Vec<usize>>>,
+    /// Whether the state after the last token is wanted.
+    pub final_state: bool,
 }
 
 /// Results of [`Tape::gated_delta`].
@@ -72,7 +74,7 @@ pub struct GatedDeltaOptions {
 pub struct GatedDeltaOutput<T> {
     /// o, [B, T, value_heads·d_v].
     pub readout: T,
-    /// The state after the last token, [B, value_heads, d_k, d_v].
+    /// The state after the last token, [B, value_heads, d_k, d_v]; [0, ..] where it is not wanted.
     pub final_state: T,
     /// The states at the boundaries, [N, value_heads, d_k, d_v].
     pub boundary_states: T,
@@ -142,6 +144,7 @@ pub(crate) struct Sizes {
     pub key_dim: usize,
     pub value_dim: usize,
     pub boundaries: usize,
+    pub final_state: bool,
 }
 
 impl Sizes {
@@ -155,6 +158,11 @@ impl Sizes {
     }
     pub(crate) fn state_shape(&self) -> [usize; 4] {
         [self.batch, self.value_heads, self.key_dim, self.value_dim]
+    }
+    pub(crate) fn final_shape(&self) -> [usize; 4] {
+        let [batch, rest @ ..] = self.state_shape();
+        let [heads, key, value] = rest;
+        [if self.final_state { batch } else { 0 }, heads, key, value]
     }
     pub(crate) fn boundary_shape(&self) -> [usize; 4] {
         [self.boundaries, self.value_heads, self.key_dim, self.value_dim]
@@ -205,12 +213,13 @@ pub(crate) fn check_heads(
     expect_shape(operation, "a_log", input.a_log, &[value_heads], "value_heads")?;
     expect_shape(operation, "dt_bias", input.dt_bias, &[value_heads], "value_heads")?;
     let (key_dim, value_dim) = (width / key_heads, value_width / value_heads);
-    Ok(Sizes { batch, tokens, key_heads, value_heads, key_dim, value_dim, boundaries: 0 })
+    Ok(Sizes { batch, tokens, key_heads, value_heads, key_dim, value_dim, boundaries: 0, final_state: true })
 }
 
 pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -> Result<Sizes> {
     const NAME: &str = "gated_delta";
     let mut sizes = check_heads(NAME, input, options.key_heads, options.value_heads)?;
+    sizes.final_state = options.final_state;
     if let Some(state) = input.initial_state {
         expect_shape(NAME, "initial_state", state, &sizes.state_shape(), "batch, value_heads, d_k, d_v")?;
     }

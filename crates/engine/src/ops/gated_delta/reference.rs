@@ -94,7 +94,7 @@ pub(crate) fn forward<R: Real>(
     let (dv, heads) = (sizes.value_dim, sizes.value_heads);
     let scale = R::of(1.0 / (sizes.key_dim as f64).sqrt());
     let mut readout = vec![R::zero(); sizes.batch * sizes.tokens * heads * dv];
-    let mut final_state = vec![R::zero(); sizes.batch * heads * sizes.state()];
+    let mut final_state = vec![R::zero(); sizes.final_shape().iter().product()];
     let mut boundary_states = vec![R::zero(); sizes.boundaries * heads * sizes.state()];
     let mut first = 0;
     for b in 0..sizes.batch {
@@ -114,13 +114,15 @@ pub(crate) fn forward<R: Real>(
                     boundary_states[to..to + sizes.state()].copy_from_slice(&state);
                 }
             }
-            final_state[(b * heads + h) * sizes.state()..][..sizes.state()].copy_from_slice(&state);
+            if sizes.final_state {
+                final_state[(b * heads + h) * sizes.state()..][..sizes.state()].copy_from_slice(&state);
+            }
         }
         first += boundaries.len();
     }
     Ok(GatedDeltaOutput {
         readout: Tensor::detached(readout, &[sizes.batch, sizes.tokens, heads * dv]),
-        final_state: Tensor::detached(final_state, &sizes.state_shape()),
+        final_state: Tensor::detached(final_state, &sizes.final_shape()),
         boundary_states: Tensor::detached(boundary_states, &sizes.boundary_shape()),
     })
 }

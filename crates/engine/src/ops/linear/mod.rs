@@ -4,7 +4,9 @@
 //! y = x Wᵀ + b        x [.., in]   W [out, in]   b [out] or none   y [.., out]
 //! dx = dy W,   dW = dyᵀ x,   db = Σ dy
 //! ```
+//! W may be in fewer bits ([`Engine::quantize`]); then there are no gradients.
 
+mod dots;
 pub(crate) mod fast;
 pub(crate) mod reference;
 
@@ -61,16 +63,17 @@ impl<'e, E: Engine> Tape<'e, E> {
     pub fn linear(&self, input: Linear<&Var<E::Tensor>>) -> Result<Var<E::Tensor>> {
         let values =
             Linear { x: input.x.value(), weight: input.weight.value(), bias: input.bias.map(Var::value) };
+        let all = [input.x, input.weight, input.bias.unwrap_or(input.x)];
+        let inputs = &all[..2 + usize::from(input.bias.is_some())];
+        self.refuse_gradient("linear", values.weight, inputs)?;
         let y = self.engine().linear(values)?;
-        let mut inputs = vec![input.x, input.weight];
-        inputs.extend(input.bias);
         let needs = [
             self.records(&[input.x]),
             self.records(&[input.weight]),
             input.bias.is_some_and(|b| self.records(&[b])),
         ];
         let (x, weight, bias) = (values.x.clone(), values.weight.clone(), values.bias.cloned());
-        Ok(self.record_one(&inputs, y, move |tape, dy| {
+        Ok(self.record_one(inputs, y, move |tape, dy| {
             let input = Linear { x: &x, weight: &weight, bias: bias.as_ref() };
             Ok(tape.engine().linear_backward(input, &dy, needs)?.into())
         }))

@@ -301,6 +301,7 @@ impl GatedDeltaNet {
             value_heads: self.value_heads,
             allow_neg_eigval: self.allow_neg_eigval,
             boundaries,
+            final_state: false,
         };
         let input = GatedDelta {
             query,

@@ -1,0 +1,363 @@
+//! Dot products of rows of x with rows of W in one fixed order, for weights of any precision:
+//!
+//! ```text
+//! lane i of eight sums x_l w_l over l = i, i + 8, …;   then the lanes;   then the l past the last eight;   then · scale
+//! ```
+//! The order does not depend on how many rows there are. For a few rows, W streams by once, widened in registers, and
+//! what comes next is asked for early. For many, W is laid out as f32 a piece at a time, which stays in the
+//! first-level cache while blocks of rows go by.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::Sizes;
+use crate::cpu::{Carve, Shared};
+use crate::precision::from_bf16;
+use crate::simd::{Kernel, LANES, Simd};
+use crate::weight::Weight;
+
+/// Rows of W that go by together.
+pub(super) const COLUMNS: usize = 8;
+/// Up to as many rows of x, W is read where it lies.
+const FEW: usize = 4;
+/// Numbers of a row that are laid out at a time.
+const PIECE: usize = 512;
+
+/// Columns `columns` of y = x Wᵀ.
+pub(super) struct Dots<'a> {
+    pub sizes: Sizes,
+    pub x: &'a [f32],
+    pub weight: Weight<'a>,
+    pub y: &'a Shared<'a>,
+    pub columns: Range<usize>,
+    pub scratch: &'a mut [f32],
+}
+
+/// Rows of x that stay in the second-level cache while W goes by: a multiple of 3.
+fn block_rows(inner: usize) -> usize {
+    (64 * 1024 / inner.max(1)).clamp(3, 512) / 3 * 3
+}
+
+impl Dots<'_> {
+    pub(super) fn scratch(sizes: Sizes) -> usize {
+        if sizes.rows <= FEW {
+            return 0;
+        }
+        let block = block_rows(sizes.inner).min(sizes.rows.next_multiple_of(3));
+        COLUMNS * PIECE + block * COLUMNS * LANES
+    }
+}
+
+impl Kernel for Dots<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { sizes, x, weight, y, columns, scratch } = self;
+        let Sizes { rows, inner, outer } = sizes;
+        // What the unchecked reads below rely on.
+        assert!(x.len() == rows * inner && columns.end <= outer);
+        let call = Call { sizes, x, y, columns };
+        match weight {
+            Weight::F32(w) => {
+                assert!(w.len() == outer * inner);
+                call.run(s, F32(w), scratch);
+            }
+            Weight::Bf16(w) => {
+                assert!(w.len() == outer * inner);
+                call.run(s, Bf16(w), scratch);
+            }
+            Weight::Int8 { codes, scales } => {
+                assert!(codes.len() == outer * inner && scales.len() == outer);
+                call.run(s, Int8 { codes, scales }, scratch);
+            }
+        }
+    }
+}
+
+/// Where numbers of W come from, by their place in the whole.
+trait Source: Copy {
+    /// Numbers in a cache line.
+    const LINE: usize;
+    /// Eight numbers, widened.
+    /// # Safety
+    /// Numbers `at..at + 8` must exist.
+    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V;
+    fn get(self, at: usize) -> f32;
+    fn prefetch<S: Simd>(self, s: S, at: usize);
+    /// The factor of a row's sum.
+    fn scale(self, _row: usize) -> f32 {
+        1.0
+    }
+}
+
+#[derive(Clone, Copy)]
+struct F32<'a>(&'a [f32]);
+#[derive(Clone, Copy)]
+struct Bf16<'a>(&'a [u16]);
+#[derive(Clone, Copy)]
+struct Int8<'a> {
+    codes: &'a [i8],
+    scales: &'a [f32],
+}
+
+impl Source for F32<'_> {
+    const LINE: usize = 16;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_ptr(self.0.as_ptr().add(at)) }
+    }
+    #[inline(always)]
+    fn get(self, at: usize) -> f32 {
+        self.0[at]
+    }
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, s: S, at: usize) {
+        s.prefetch(self.0.as_ptr().wrapping_add(at));
+    }
+}
+
+impl Source for Bf16<'_> {
+    const LINE: usize = 32;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_bf16_ptr(self.0.as_ptr().add(at)) }
+    }
+    #[inline(always)]
+    fn get(self, at: usize) -> f32 {
+        from_bf16(self.0[at])
+    }
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, s: S, at: usize) {
+        s.prefetch(self.0.as_ptr().wrapping_add(at).cast());
+    }
+}
+
+impl Source for Int8<'_> {
+    const LINE: usize = 64;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_i8_ptr(self.codes.as_ptr().add(at)) }
+    }
+    #[inline(always)]
+    fn get(self, at: usize) -> f32 {
+        f32::from(self.codes[at])
+    }
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, s: S, at: usize) {
+        s.prefetch(self.codes.as_ptr().wrapping_add(at).cast());
+    }
+    #[inline(always)]
+    fn scale(self, row: usize) -> f32 {
+        self.scales[row]
+    }
+}
+
+struct Call<'a> {
+    sizes: Sizes,
+    x: &'a [f32],
+    y: &'a Shared<'a>,
+    columns: Range<usize>,
+}
+
+impl Call<'_> {
+    #[inline(always)]
+    fn run<S: Simd, W: Source>(self, s: S, w: W, scratch: &mut [f32]) {
+        match self.sizes.rows {
+            1 => self.stream::<S, W, 1, 8>(s, w),
+            2 => self.stream::<S, W, 2, 4>(s, w),
+            3 => self.stream::<S, W, 3, 4>(s, w),
+            4 => self.stream::<S, W, 4, 2>(s, w),
+            _ => self.blocks(s, w, scratch),
+        }
+    }
+
+    /// All M rows against each row of W as it comes from memory.
+    #[inline(always)]
+    fn stream<S: Simd, W: Source, const M: usize, const N: usize>(&self, s: S, w: W) {
+        let mut c = self.columns.start;
+        while c + N <= self.columns.end {
+            self.stream_tile::<S, W, M, N>(s, w, c);
+            c += N;
+        }
+        while c < self.columns.end {
+            self.stream_tile::<S, W, M, 1>(s, w, c);
+            c += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn stream_tile<S: Simd, W: Source, const M: usize, const N: usize>(&self, s: S, w: W, c: usize) {
+        let inner = self.sizes.inner;
+        let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[i * inner..][..inner]);
+        let at: [usize; N] = std::array::from_fn(|j| (c + j) * inner);
+        let mut acc = [[s.splat(0.0); N]; M];
+        let (whole, ahead) = (inner / LANES * LANES, N * inner);
+        let mut l = 0;
+        while l < whole {
+            if l.is_multiple_of(W::LINE) {
+                for j in 0..N {
+                    w.prefetch(s, at[j] + (l + ahead));
+                }
+            }
+            // SAFETY: l + 8 ≤ inner; rows c + j of W are within it, as `run` has seen.
+            unsafe {
+                let xs: [S::V; M] = std::array::from_fn(|i| s.load_ptr(x[i].as_ptr().add(l)));
+                for j in 0..N {
+                    let wj = w.load(s, at[j] + l);
+                    for i in 0..M {
+                        acc[i][j] = s.fma(xs[i], wj, acc[i][j]);
+                    }
+                }
+            }
+            l += LANES;
+        }
+        self.finish(s, w, &acc, 0, c);
+    }
+
+    /// Blocks of rows against eight rows of W, a piece at a time. Sums rest in `sums` between pieces.
+    #[inline(always)]
+    fn blocks<S: Simd, W: Source>(&self, s: S, w: W, scratch: &mut [f32]) {
+        let Sizes { rows, inner, .. } = self.sizes;
+        let mut carve = Carve(scratch);
+        let panel = carve.take(COLUMNS * PIECE);
+        let sums = std::mem::take(&mut carve.0);
+        let (block, whole) = (block_rows(inner), inner / LANES * LANES);
+        for r0 in (0..rows).step_by(block) {
+            let r1 = (r0 + block).min(rows);
+            for c in self.columns.clone().step_by(COLUMNS) {
+                let wide = (self.columns.end - c).min(COLUMNS);
+                // At least one piece, so that a row of fewer than eight numbers gets its sum.
+                for from in (0..whole.max(1)).step_by(PIECE) {
+                    let piece = Piece { from, to: (from + PIECE).min(whole), last: from + PIECE >= whole };
+                    for j in 0..wide {
+                        for l in (piece.from..piece.to).step_by(LANES) {
+                            // SAFETY: l + 8 ≤ inner, and row c + j is within W.
+                            let v = unsafe { w.load(s, (c + j) * inner + l) };
+                            s.store(&mut panel[j * PIECE + l - from..], v);
+                        }
+                    }
+                    for r in (r0..r1).step_by(3) {
+                        let sums = &mut sums[(r - r0) * COLUMNS * LANES..];
+                        match r1 - r {
+                            1 => self.row_tiles::<S, W, 1>(s, w, &piece, panel, sums, r, c, wide),
+                            2 => self.row_tiles::<S, W, 2>(s, w, &piece, panel, sums, r, c, wide),
+                            _ => self.row_tiles::<S, W, 3>(s, w, &piece, panel, sums, r, c, wide),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn row_tiles<S: Simd, W: Source, const M: usize>(
+        &self,
+        s: S,
+        w: W,
+        piece: &Piece,
+        panel: &[f32],
+        sums: &mut [f32],
+        r: usize,
+        c: usize,
+        wide: usize,
+    ) {
+        let mut j = 0;
+        while j + 4 <= wide {
+            self.piece_tile::<S, W, M, 4>(s, w, piece, panel, sums, r, c, j);
+            j += 4;
+        }
+        while j < wide {
+            self.piece_tile::<S, W, M, 1>(s, w, piece, panel, sums, r, c, j);
+            j += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn piece_tile<S: Simd, W: Source, const M: usize, const N: usize>(
+        &self,
+        s: S,
+        w: W,
+        piece: &Piece,
+        panel: &[f32],
+        sums: &mut [f32],
+        r: usize,
+        c: usize,
+        j0: usize,
+    ) {
+        let inner = self.sizes.inner;
+        let len = piece.to - piece.from;
+        let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[(r + i) * inner + piece.from..][..len]);
+        let p: [&[f32]; N] = std::array::from_fn(|j| &panel[(j0 + j) * PIECE..][..len]);
+        let place = |i: usize, j: usize| (i * COLUMNS + j0 + j) * LANES;
+        let mut acc = [[s.splat(0.0); N]; M];
+        if piece.from > 0 {
+            for i in 0..M {
+                for j in 0..N {
+                    acc[i][j] = s.load(&sums[place(i, j)..]);
+                }
+            }
+        }
+        let mut l = 0;
+        while l < len {
+            // SAFETY: `len` is a multiple of 8, and every slice has that length.
+            unsafe {
+                let xs: [S::V; M] = std::array::from_fn(|i| s.load_ptr(x[i].as_ptr().add(l)));
+                for j in 0..N {
+                    let wj = s.load_ptr(p[j].as_ptr().add(l));
+                    for i in 0..M {
+                        acc[i][j] = s.fma(xs[i], wj, acc[i][j]);
+                    }
+                }
+            }
+            l += LANES;
+        }
+        if piece.last {
+            return self.finish(s, w, &acc, r, c + j0);
+        }
+        for i in 0..M {
+            for j in 0..N {
+                s.store(&mut sums[place(i, j)..], acc[i][j]);
+            }
+        }
+    }
+
+    /// The lanes' sum, what is left of the rows, the scale.
+    #[inline(always)]
+    fn finish<S: Simd, W: Source, const M: usize, const N: usize>(
+        &self,
+        s: S,
+        w: W,
+        acc: &[[S::V; N]; M],
+        r: usize,
+        c: usize,
+    ) {
+        let Sizes { inner, outer, .. } = self.sizes;
+        for i in 0..M {
+            // SAFETY: row r + i, columns c..c + N belong to this task alone.
+            let out = unsafe { self.y.part((r + i) * outer + c, N) };
+            let mut sums = [0.0; LANES];
+            if N == LANES {
+                s.store(&mut sums, s.sums(std::array::from_fn(|j| acc[i][j.min(N - 1)])));
+            } else {
+                (0..N).for_each(|j| sums[j] = s.sum(acc[i][j]));
+            }
+            for j in 0..N {
+                let mut sum = sums[j];
+                for l in inner / LANES * LANES..inner {
+                    sum += self.x[(r + i) * inner + l] * w.get((c + j) * inner + l);
+                }
+                out[j] = sum * w.scale(c + j);
+            }
+        }
+    }
+}
+
+/// Part of the inner dimension.
+struct Piece {
+    from: usize,
+    to: usize,
+    last: bool,
+}

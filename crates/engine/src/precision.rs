@@ -1,0 +1,113 @@
+//! Numbers in fewer bits, for anchor states and for the weights of inference.
+//!
+//! ```text
+//! bf16: the upper half of an f32, rounded to nearest, ties to even
+//! int8: v ≈ scale · code, one scale for each row: scale = max |v| / 127, code = round(v / scale)
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How numbers are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// Exact.
+    #[default]
+    F32,
+    /// Eight bits of mantissa, half the bytes.
+    Bf16,
+    /// One byte a number and a scale for each row, about a quarter of the bytes.
+    Int8,
+}
+
+impl Precision {
+    /// Bytes of `rows` rows of `width` numbers.
+    pub fn bytes(self, rows: usize, width: usize) -> usize {
+        match self {
+            Self::F32 => rows * width * size_of::<f32>(),
+            Self::Bf16 => rows * width * size_of::<u16>(),
+            Self::Int8 => rows * (width + size_of::<f32>()),
+        }
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "f32" => Ok(Self::F32),
+            "bf16" => Ok(Self::Bf16),
+            "int8" => Ok(Self::Int8),
+            _ => Err(format!("is `{text}`; it must be `f32`, `bf16` or `int8`")),
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
+/// The nearest bf16 number, as its bits.
+#[inline]
+pub(crate) fn to_bf16(v: f32) -> u16 {
+    half::bf16::from_f32(v).to_bits()
+}
+
+/// The number that bits of bf16 stand for.
+#[inline(always)]
+pub(crate) fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Writes the codes of a row and returns its scale.
+pub(crate) fn to_int8(row: &[f32], codes: &mut [i8]) -> f32 {
+    let largest = row.iter().fold(0.0f32, |m, v| if v.abs() > m { v.abs() } else { m });
+    let scale = largest / 127.0;
+    // Rows of zeros, and rows too small for a scale of their own, become zeros.
+    let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
+    for (code, v) in codes.iter_mut().zip(row) {
+        *code = (v * inverse).round().clamp(-127.0, 127.0) as i8;
+    }
+    scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_to_even() {
+        for (v, want) in [
+            (1.0, 1.0),
+            (1.003_906_25, 1.0),        // halfway, down to even
+            (1.011_718_75, 1.015_625),  // halfway, up to even
+            (1.003_906_4, 1.007_812_5), // just above halfway
+            (-1.003_906_4, -1.007_812_5),
+            (0.0, 0.0),
+            (f32::INFINITY, f32::INFINITY),
+        ] {
+            assert_eq!(from_bf16(to_bf16(v)), want, "{v}");
+        }
+        assert!(from_bf16(to_bf16(f32::NAN)).is_nan());
+    }
+
+    #[test]
+    fn int8_is_within_half_a_step() {
+        let row = [0.3f32, -1.27, 0.0, 1.0, 0.004_9];
+        let mut codes = [0; 5];
+        let scale = to_int8(&row, &mut codes);
+        assert_eq!((scale, codes[1]), (1.27 / 127.0, -127));
+        row.iter().zip(codes).for_each(|(v, c)| assert!((v - f32::from(c) * scale).abs() <= 0.5001 * scale));
+        assert_eq!(to_int8(&[0.0; 5], &mut codes), 0.0);
+        assert_eq!(codes, [0; 5]);
+        to_int8(&[1e-45; 5], &mut codes);
+        assert_eq!(codes, [0; 5]);
+    }
+}
