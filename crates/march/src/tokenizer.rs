@@ -108,6 +108,21 @@ impl Tokenizer {
         Self { kind: Kind::Bytes, name: BYTES.into(), hash: hex(b"march: the tokenizer of bytes, version 1") }
     }
 
+    /// Words apart from each other by white space, each an id by its place in the list.
+    pub fn words(names: &[String]) -> Result<Self> {
+        let vocabulary: serde_json::Map<String, Value> =
+            names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
+        let value = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": { "type": "WhitespaceSplit" }, "post_processor": null, "decoder": null,
+            // A word that is not in the list is an error.
+            "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "<unknown>" },
+        });
+        let json = serde_json::to_vec(&value).unwrap_or_default();
+        Self::from_json(json, "words")
+            .map_err(|message| Error::Request(format!("a list of words: {message}")))
+    }
+
     /// The contents of a `tokenizer.json`.
     pub(crate) fn from_json(json: Vec<u8>, name: &str) -> std::result::Result<Self, String> {
         if json == bytes_as_json().as_bytes() {

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use march::train::{Event, StepLine};
+use march::train::{Event, StepLine, Validation};
 
 use super::{bytes, thousands};
 use crate::machine;
@@ -25,9 +25,10 @@ pub fn say(line: &str) {
 pub fn line(event: &Event) -> String {
     match event {
         Event::Step(line) => step(line),
-        Event::Validated(step, loss, lowest) => {
+        Event::Validated(step, Validation { loss, accuracy }, lowest) => {
             let lowest = if *lowest { " (lowest)" } else { "" };
-            format!("validation    step {step}: {loss:.4} nats a token{lowest}")
+            let right = 100.0 * accuracy;
+            format!("validation    step {step}: {loss:.4} nats a token{lowest}, {right:.1} % right")
         }
         Event::Sampled(step, prompt, text) => {
             format!("sample        step {step}: {:?}", prompt.clone() + text)

@@ -55,7 +55,7 @@ pub(super) fn preset(name: &str) -> String {
 }
 
 /// "did you mean `a`? there are `a`, `b`", without the question if nothing is near.
-pub(super) fn choice<'a>(
+pub(crate) fn choice<'a>(
     name: &str,
     there_are: &str,
     names: impl Iterator<Item = &'a str> + Clone,

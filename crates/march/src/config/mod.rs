@@ -18,6 +18,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use document::{Document, keys_of};
+pub(crate) use hints::choice;
 pub use model::ModelConfig;
 
 use crate::anchors::{Placement, Policy, Retention, Storage};

@@ -13,6 +13,8 @@ const PRESETS: &[(&str, &str)] = embed![
     "paper/log-linear",
     "paper/transformer-21",
     "paper/transformer-24",
+    "demo/march",
+    "demo/gdn",
     "tiny/march",
     "tiny/gdn",
     "tiny/log-linear",

@@ -14,6 +14,12 @@ pub trait Source: Send {
     /// How many sequences there are, in one epoch.
     fn sequences(&self) -> u64;
 
+    /// How many of a sequence's T targets count, the same for all of them; the others are
+    /// [`IGNORE`](march_engine::ops::cross_entropy::IGNORE).
+    fn targets(&self) -> usize {
+        self.sequence_length()
+    }
+
     /// Appends the T inputs and the T targets of a sequence, the same each time. `index` is below
     /// [`Source::sequences`].
     fn sequence(&self, index: u64, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()>;

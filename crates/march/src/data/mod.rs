@@ -1,12 +1,14 @@
 //! From files of text to batches of tokens.
 //!
 //! [`prepare()`] reads documents ([`text`]), encodes them and writes a folder of token [`shards`]; a [`Loader`] takes
-//! sequences from a [`Source`], which can be such a folder, a text in memory, or a file of given batches.
+//! sequences from a [`Source`], which can be such a folder, a text in memory, a file of given batches, or a task of
+//! [`recall`].
 //! `docs/data.md` shows the commands.
 
 mod loader;
 mod order;
 pub mod prepare;
+pub mod recall;
 pub mod shards;
 mod source;
 pub mod text;

@@ -16,7 +16,7 @@ mod trace;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use march_engine::ops::cross_entropy::LinearCrossEntropy;
+use march_engine::ops::cross_entropy::{LinearCrossEntropy, TokenLosses};
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Precision, Tape, Var};
@@ -390,6 +390,17 @@ impl<E: Engine> Model<E> {
     ) -> Result<Var<E::Tensor>> {
         let input = LinearCrossEntropy { x: hidden, weight: &weights[self.head.0] };
         Ok(tape.linear_cross_entropy(input, targets, normaliser)?)
+    }
+
+    /// −ln p of each target from the last hidden layer, and each most probable token.
+    pub fn token_losses(
+        &self,
+        tape: &Tape<'_, E>,
+        weights: &Weights<E::Tensor>,
+        hidden: &Var<E::Tensor>,
+        targets: &[u32],
+    ) -> Result<TokenLosses> {
+        Ok(tape.engine().token_losses(hidden.value(), weights[self.head.0].value(), targets)?)
     }
 
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {

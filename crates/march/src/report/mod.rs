@@ -22,6 +22,8 @@ pub struct Metrics {
     pub loss: Vec<(f64, f64)>,
     /// (step, loss) on held-back text.
     pub validation: Vec<(f64, f64)>,
+    /// (step, percent) of held-back targets that are the most probable token.
+    pub accuracy: Vec<(f64, f64)>,
     /// (step, norm) of the gradient.
     pub gradient_norm: Vec<(f64, f64)>,
     /// (step, learning rate).
@@ -66,6 +68,9 @@ impl Metrics {
         add("gradient_norm", &mut self.gradient_norm);
         add("learning_rate", &mut self.learning_rate);
         add("tokens_per_second", &mut self.speed);
+        if let Some(share) = line["validation_accuracy"].as_f64() {
+            self.accuracy.push((step, 100.0 * share));
+        }
         self.tokens = line["tokens"].as_u64().unwrap_or(self.tokens);
         if let (Some(prompt), Some(text)) = (line["prompt"].as_str(), line["sample"].as_str()) {
             self.samples.push((step as u64, prompt.into(), text.into()));
@@ -99,6 +104,7 @@ pub fn render(run: &Path) -> Result<String> {
                 Line { name: "held-back text", points: &metrics.validation, class: "other" },
             ],
         },
+        Chart::one("Held-back targets that are the most probable token, %", &metrics.accuracy),
         Chart::one("Gradient norm, before the clip", &metrics.gradient_norm),
         Chart::one("Learning rate", &metrics.learning_rate),
         Chart::one("Tokens a second", &metrics.speed),

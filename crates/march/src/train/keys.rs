@@ -2,15 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::data::recall::Task;
 use crate::model::mixer::Contradiction;
 
 /// `[data]`: where tokens come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataKeys {
-    /// `builtin` (the text in the program), `shards` (a folder of `march data prepare`) or `batches` (a JSON file of
-    /// explicit batches).
+    /// `builtin` (the text in the program), `shards` (a folder of `march data prepare`), `recall` (a task) or
+    /// `batches` (a JSON file of explicit batches).
     pub kind: String,
+    /// The task and its sizes, such as `mqar:pairs=24`, for `recall`.
+    pub task: Option<String>,
     /// The folder or file.
     pub path: Option<String>,
     /// A folder of shards to validate on; without one the last part of the training text is held back.
@@ -29,6 +32,7 @@ impl Default for DataKeys {
     fn default() -> Self {
         Self {
             kind: "builtin".into(),
+            task: None,
             path: None,
             validation: None,
             validation_fraction: 0.1,
@@ -52,10 +56,29 @@ impl DataKeys {
             "shards" | "batches" if self.path.is_none() => {
                 return Err(("path", format!("is missing; `kind = \"{}\"` needs it", self.kind)));
             }
+            "recall" => match &self.task {
+                None => {
+                    return Err(("task", "is missing; `kind = \"recall\"` needs it, such as `mqar`".into()));
+                }
+                Some(_) if self.path.is_some() => {
+                    return Err(("path", "is set, but a task makes its own sequences; remove it".into()));
+                }
+                Some(task) => {
+                    let opened = Task::open(task, Some(self.sequence_length));
+                    opened.map_err(|error| ("task", format!("cannot be: {error}")))?;
+                }
+            },
             "builtin" | "shards" | "batches" => {}
             other => {
-                return Err(("kind", format!("is `{other}`; it must be `builtin`, `shards` or `batches`")));
+                let message = format!("is `{other}`; it must be `builtin`, `shards`, `recall` or `batches`");
+                return Err(("kind", message));
             }
+        }
+        if self.task.is_some() && self.kind != "recall" {
+            return Err((
+                "task",
+                "is set, but only `kind = \"recall\"` has one; remove it or set `kind`".into(),
+            ));
         }
         if self.sequence_length == 0 {
             return Err(("sequence_length", "is 0; it must be at least 1 token".into()));

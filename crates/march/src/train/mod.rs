@@ -14,6 +14,7 @@ mod state;
 
 use std::cell::RefCell;
 
+use march_engine::ops::cross_entropy::{IGNORE, TokenLosses};
 use march_engine::{Engine, Tape};
 
 use crate::data::Loader;
@@ -41,6 +42,15 @@ pub struct StepReport {
     pub tokens: usize,
     /// How far summing the processes' gradients was hidden behind the backward pass; none where there is one.
     pub overlap: Option<Overlap>,
+}
+
+/// What held-back sequences say of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Validation {
+    /// The mean loss, in nats a target.
+    pub loss: f64,
+    /// How often the most probable token is the target, as a share.
+    pub accuracy: f64,
 }
 
 /// A model that learns.
@@ -141,6 +151,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
     /// error that says where it came from.
     pub fn advance(&mut self, loader: &mut Loader) -> Result<StepReport> {
         let tokens = self.rows * loader.source().sequence_length();
+        let counted = self.rows * loader.source().targets();
         let mut gradients: Vec<Option<E::Tensor>> = vec![None; self.parameters.len()];
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let (mut loss, mut overlap) = (0.0, None);
@@ -157,9 +168,9 @@ impl<'e, E: Engine> Trainer<'e, E> {
             left -= rows;
             let batch = Batch { ids: &inputs, rows };
             if left > 0 || count == 1 {
-                loss += self.micro_step(batch, &targets, tokens, &mut gradients, &mut |_, _| {})?;
+                loss += self.micro_step(batch, &targets, counted, &mut gradients, &mut |_, _| {})?;
             } else {
-                let (part, sent) = self.summed_micro_step(batch, &targets, tokens, &mut gradients)?;
+                let (part, sent) = self.summed_micro_step(batch, &targets, counted, &mut gradients)?;
                 loss += part;
                 overlap = Some(sent);
             }
@@ -295,14 +306,14 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Error::Diverged(text)
     }
 
-    /// The mean loss of given sequences, in nats a token.
-    pub fn validate(&self, loader: &Loader, sequences: usize) -> Result<f64> {
-        let length = loader.source().sequence_length();
+    /// The mean loss of the source's first sequences, and how often the most probable token is the target.
+    pub fn validate(&self, loader: &Loader, sequences: usize) -> Result<Validation> {
         let count = (sequences as u64).min(loader.source().sequences());
-        let (mut inputs, mut targets, mut total) = (Vec::new(), Vec::new(), 0.0);
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let settings = Settings { recompute: false, ..self.settings.clone() };
         let share = self.ranks.borrow().share(count as usize);
         let (mut at, end) = (share.start as u64, share.end as u64);
+        let (mut nats, mut right) = (0.0, 0.0);
         while at < end {
             let rows = (end - at).min(self.keys.micro_batch as u64);
             inputs.clear();
@@ -314,12 +325,14 @@ impl<'e, E: Engine> Trainer<'e, E> {
             let weights = self.model.bind(&tape, &self.parameters);
             let batch = Batch { ids: &inputs, rows: rows as usize };
             let hidden = self.model.forward(&tape, &weights, batch, &settings, None)?;
-            let loss = self.model.loss(&tape, &weights, &hidden, &targets, Some(1.0))?;
-            total += self.engine.to_f64(loss.value())[0];
+            let TokenLosses { nll, greedy } = self.model.token_losses(&tape, &weights, &hidden, &targets)?;
+            nats += nll.iter().map(|&nll| f64::from(nll)).sum::<f64>();
+            right += greedy.iter().zip(&targets).filter(|(a, b)| **b != IGNORE && a == b).count() as f64;
             at += rows;
         }
-        let mut total = [total];
-        self.sum(&mut total)?;
-        Ok(total[0] / (count as f64 * length as f64))
+        let mut sums = [nats, right];
+        self.sum(&mut sums)?;
+        let counted = count as f64 * loader.source().targets() as f64;
+        Ok(Validation { loss: sums[0] / counted, accuracy: sums[1] / counted })
     }
 }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::ranks::Ranks;
 use super::sources::Sources;
 use super::state::Progress;
-use super::{StepReport, Trainer, machine_memory};
+use super::{StepReport, Trainer, Validation, machine_memory};
 use crate::anchors::Retention;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
@@ -65,8 +65,8 @@ pub struct StepLine {
 pub enum Event {
     /// A step was made.
     Step(StepLine),
-    /// The loss on held-back text, in nats a token, and whether it is the lowest so far.
-    Validated(u64, f64, bool),
+    /// What held-back sequences say at a step, and whether the loss is the lowest so far.
+    Validated(u64, Validation, bool),
     /// A sample: step, prompt, text.
     Sampled(u64, String, String),
     /// A checkpoint was written.
@@ -173,8 +173,10 @@ impl<'e, E: Engine> Run<'e, E> {
         ranks: Box<dyn Ranks>,
     ) -> Result<Self> {
         let Config { model, memory, data, train } = &config;
-        let Sources { training, validation, tokenizer } = Sources::open(data)?;
-        let shuffle = (data.shuffle && data.kind != "batches").then_some(train.seed);
+        let Sources { training, validation, tokenizer } = Sources::open(data, train)?;
+        // Batches are to be taken in their order; a task's sequences are random as they are.
+        let shuffle =
+            (data.shuffle && !matches!(data.kind.as_str(), "batches" | "recall")).then_some(train.seed);
         let loader = Loader::new(training, shuffle)?;
         let validation = validation.map(|source| Loader::new(source, None)).transpose()?;
         if data.kind != "batches" && tokenizer.vocabulary() > model.vocab_size {
@@ -327,13 +329,14 @@ impl<'e, E: Engine> Run<'e, E> {
     ) -> Result<()> {
         let Some(loader) = &self.validation else { return Ok(()) };
         let step = self.trainer.step();
-        let loss = self.trainer.validate(loader, self.config.train.validation_sequences)?;
+        let validation = self.trainer.validate(loader, self.config.train.validation_sequences)?;
+        let Validation { loss, accuracy } = validation;
         let lowest = self.progress.best.is_none_or(|(_, best)| loss < best);
         if lowest {
             self.progress.best = Some((step, loss));
         }
-        log(json!({ "step": step, "validation_loss": loss }))?;
-        watch(Event::Validated(step, loss, lowest));
+        log(json!({ "step": step, "validation_loss": loss, "validation_accuracy": accuracy }))?;
+        watch(Event::Validated(step, validation, lowest));
         Ok(())
     }
 
@@ -342,7 +345,7 @@ impl<'e, E: Engine> Run<'e, E> {
         log: &mut dyn FnMut(Value) -> Result<()>,
         watch: &mut dyn FnMut(Event),
     ) -> Result<()> {
-        if self.config.data.kind == "batches" {
+        if matches!(self.config.data.kind.as_str(), "batches" | "recall") {
             return Ok(());
         }
         let (keys, step) = (&self.config.train, self.trainer.step());

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::DataKeys;
+use super::{DataKeys, TrainKeys};
+use crate::data::recall::{RecallSource, Task};
 use crate::data::{BatchFile, ShardSource, Shards, Source, TextSource, builtin, split};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -16,8 +17,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Opens what `[data]` names.
-    pub fn open(keys: &DataKeys) -> Result<Self> {
+    /// Opens what `[data]` names; `train` has the seed and how much is validated on.
+    pub fn open(keys: &DataKeys, train: &TrainKeys) -> Result<Self> {
         let length = keys.sequence_length;
         let path = PathBuf::from(keys.path.clone().unwrap_or_default());
         match keys.kind.as_str() {
@@ -33,6 +34,13 @@ impl Sources {
                 }
                 let tokenizer = Tokenizer::load(&keys.tokenizer)?;
                 Ok(Self { training: Box::new(file), validation: None, tokenizer })
+            }
+            "recall" => {
+                let task = Task::open(keys.task.as_deref().unwrap_or_default(), Some(length))?;
+                let tokenizer = Tokenizer::words(&task.vocabulary())?;
+                let asked = RecallSource::asked(task.clone(), train.validation_sequences.max(1) as u64);
+                let training = Box::new(RecallSource::lessons(task, train.seed));
+                Ok(Self { training, validation: Some(Box::new(asked)), tokenizer })
             }
             "shards" => {
                 let shards = Arc::new(Shards::open(&path)?);

@@ -1,0 +1,90 @@
+//! MQAR, multi-query associative recall: key-value pairs, then every key is asked once.
+//!
+//! Rules, with N pairs, a vocabulary of V tokens and sequences of L ≥ 4N tokens:
+//!
+//! - keys are drawn from ids 1..V/2 and values from ids V/2..V, each without replacement;
+//! - the context is k₁ v₁ … k_N v_N;
+//! - of the tail after it, the even offsets are slots; the i-th pair is asked at the i-th slot drawn, without
+//!   replacement, slot j (from 1) with probability ∝ j^(a − 1), a = 0.01;
+//! - a question is the key alone; the answer is due right after it and does not follow in the text;
+//! - all other tokens of the tail are random tokens of the whole vocabulary.
+
+use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
+use crate::error::Result;
+
+pub(super) const KIND: Kind = Kind {
+    name: "mqar",
+    about: "key-value pairs, then every key is asked once",
+    sizes: &[
+        Size { name: "pairs", about: "key-value pairs", default: 24 },
+        Size { name: "vocabulary", about: "tokens; a half are keys, a half values", default: 64 },
+    ],
+    build,
+};
+
+/// a of the slots' probabilities.
+const POWER: f64 = 0.01;
+
+struct Mqar {
+    pairs: usize,
+    vocabulary: usize,
+    length: usize,
+}
+
+fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
+    let (pairs, vocabulary) = (sizes.positive("pairs")?, sizes.get("vocabulary"));
+    let keys = (vocabulary / 2).saturating_sub(1);
+    if pairs > keys {
+        let least = 2 * (pairs + 1);
+        let message = format!(
+            "a vocabulary of {vocabulary} has {keys} keys, too few for {pairs} pairs; it needs {least} tokens"
+        );
+        return Err(sizes.refuse(message));
+    }
+    Ok(Box::new(Mqar { pairs, vocabulary, length: at_least(&KIND, length, 4 * pairs)? }))
+}
+
+impl Recall for Mqar {
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    fn questions(&self) -> usize {
+        self.pairs
+    }
+
+    fn answers(&self) -> usize {
+        self.vocabulary - self.vocabulary / 2
+    }
+
+    fn vocabulary(&self) -> Vec<String> {
+        let half = self.vocabulary / 2;
+        let name = |id: usize| match id {
+            0 => "_".into(),
+            id if id < half => format!("k{id}"),
+            id => format!("v{}", id - half + 1),
+        };
+        (0..self.vocabulary).map(name).collect()
+    }
+
+    fn example(&self, random: &mut Random) -> Example {
+        let (pairs, half) = (self.pairs, self.vocabulary / 2);
+        let keys = random.distinct(pairs, half - 1);
+        let values = random.distinct(pairs, self.vocabulary - half);
+        let mut tokens = Vec::with_capacity(self.length);
+        for (key, value) in keys.iter().zip(&values) {
+            tokens.extend([1 + *key as u32, (half + value) as u32]);
+        }
+        tokens.extend((2 * pairs..self.length).map(|_| random.below(self.vocabulary) as u32));
+        let slots: Vec<f64> =
+            (1..=(self.length - 2 * pairs) / 2).map(|slot| (slot as f64).powf(POWER - 1.0)).collect();
+        let mut questions = Vec::with_capacity(pairs);
+        for (pair, slot) in random.weighted(pairs, &slots).into_iter().enumerate() {
+            let (position, fact) = (2 * pairs + 2 * slot, 2 * pair + 1);
+            tokens[position] = tokens[fact - 1];
+            questions.push(Question { position, answer: tokens[fact], fact });
+        }
+        questions.sort_by_key(|question| question.position);
+        Example { tokens, questions }
+    }
+}

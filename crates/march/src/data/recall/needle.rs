@@ -1,0 +1,90 @@
+//! A needle in a haystack: one fact in a long filler of tokens, asked at the end.
+//!
+//! Rules, with K keys, V values and F words of filler:
+//!
+//! - the text is random filler with one fact in it, k v;
+//! - depth 0 to 100 is the fact's place as a share of the filler, 0 at the beginning; with `any` depth every place is
+//!   as likely;
+//! - the text ends with `?` and the key; the value is due right after it.
+
+use super::sizes::ANY;
+use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
+use crate::error::Result;
+
+pub(super) const KIND: Kind = Kind {
+    name: "needle",
+    about: "one fact in a long filler of tokens, asked at the end",
+    sizes: &[
+        Size { name: "keys", about: "possible keys", default: 16 },
+        Size { name: "values", about: "possible values", default: 16 },
+        Size { name: "filler", about: "words of the filler", default: 16 },
+        Size {
+            name: "depth",
+            about: "the fact's place in percent of the filler, 0 to 100, or any",
+            default: ANY,
+        },
+    ],
+    build,
+};
+
+struct Needle {
+    keys: usize,
+    values: usize,
+    filler: usize,
+    depth: Option<usize>,
+    length: usize,
+}
+
+fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
+    let [keys, values, filler] =
+        [sizes.positive("keys")?, sizes.positive("values")?, sizes.positive("filler")?];
+    let depth = match sizes.get("depth") {
+        ANY => None,
+        depth if depth <= 100 => Some(depth),
+        depth => {
+            return Err(sizes.refuse(format!("a depth of {depth}; it is a share in percent, 0 to 100")));
+        }
+    };
+    let length = at_least(&KIND, length, 4)?;
+    Ok(Box::new(Needle { keys, values, filler, depth, length }))
+}
+
+impl Recall for Needle {
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    fn questions(&self) -> usize {
+        1
+    }
+
+    fn answers(&self) -> usize {
+        self.values
+    }
+
+    fn vocabulary(&self) -> Vec<String> {
+        let named = |letter: char, count: usize| (1..=count).map(move |i| format!("{letter}{i}"));
+        let question = std::iter::once("?".to_string());
+        question
+            .chain(named('k', self.keys))
+            .chain(named('v', self.values))
+            .chain(named('w', self.filler))
+            .collect()
+    }
+
+    fn example(&self, random: &mut Random) -> Example {
+        let words = self.length - 4;
+        let at = match self.depth {
+            Some(depth) => words * depth / 100,
+            None => random.below(words + 1),
+        };
+        let key = (1 + random.below(self.keys)) as u32;
+        let value = (1 + self.keys + random.below(self.values)) as u32;
+        let first = 1 + self.keys + self.values;
+        let mut tokens: Vec<u32> = (0..words).map(|_| (first + random.below(self.filler)) as u32).collect();
+        tokens.splice(at..at, [key, value]);
+        tokens.extend([0, key]);
+        let question = Question { position: tokens.len() - 1, answer: value, fact: at + 1 };
+        Example { tokens, questions: vec![question] }
+    }
+}
