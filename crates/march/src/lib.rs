@@ -2,7 +2,7 @@
 //!
 //! In the order of the data: [`tokenizer`] and [`data`] make batches of texts, [`config`] says what is computed,
 //! [`checkpoint`] where the numbers are, [`anchors`] which past states each token may read, [`model`] computes,
-//! [`memory`] is what is kept between calls, [`train`] learns, [`generate`] writes, [`report`] shows.
+//! [`memory`] is what is kept between calls, [`train`] learns, [`generate`] writes, [`eval`] asks, [`report`] shows.
 
 pub mod anchors;
 pub mod checkpoint;
@@ -10,6 +10,7 @@ pub mod config;
 pub mod data;
 mod disk;
 mod error;
+pub mod eval;
 pub mod generate;
 pub mod memory;
 pub mod model;

@@ -4,6 +4,7 @@ mod bank;
 pub mod chat;
 pub mod data;
 pub mod doctor;
+pub mod eval;
 pub mod generate;
 pub mod init;
 pub mod inspect;

@@ -1,6 +1,6 @@
 //! A model with its tokenizer, ready to read, as several commands open it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -17,7 +17,7 @@ use super::policy::PolicyArgs;
 /// Which model, and how it runs.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A checkpoint folder
+    /// A checkpoint folder, or that of a run, whose newest checkpoint is taken
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
@@ -28,7 +28,7 @@ pub struct ModelArgs {
     threads: usize,
     /// Precision of the weights: f32, bf16, or int8 with a scale for each row
     #[arg(long, default_value_t)]
-    weights: Precision,
+    pub weights: Precision,
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -49,9 +49,10 @@ pub struct Opened {
 impl ModelArgs {
     /// Opens the checkpoint. Decoding is to give the bits of reading, whatever the calls' lengths.
     pub fn open(&self) -> anyhow::Result<Opened> {
-        let checkpoint = Checkpoint::open(&self.model)?;
+        let folder = newest(&self.model);
+        let checkpoint = Checkpoint::open(&folder)?;
         let vocabulary = checkpoint.config().vocab_size;
-        let tokenizer = Tokenizer::of_checkpoint(&self.model, vocabulary, self.tokenizer.as_deref())?;
+        let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
         let options =
             CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
         let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
@@ -61,6 +62,17 @@ impl ModelArgs {
         let (flags, weights) = (self.policy.clone(), self.weights);
         Ok(Opened { engine, model, parameters, tokenizer, policy, flags, checkpoint, weights })
     }
+}
+
+/// The newest checkpoint of a run's folder; any other folder is itself.
+fn newest(folder: &Path) -> PathBuf {
+    let Ok(entries) = std::fs::read_dir(folder.join("checkpoints")) else { return folder.into() };
+    let steps = entries.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let step: u64 = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
+        Some((step, path))
+    });
+    steps.max().map_or(folder.into(), |(_, path)| path)
 }
 
 impl Opened {

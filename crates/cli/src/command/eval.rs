@@ -1,0 +1,256 @@
+//! `march eval`: how much a model recalls, under any memory policy.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use march::data::recall::{TASKS, Task};
+use march::eval::{Asking, Reader, Report, TaskReport, ask, compare};
+
+use super::open::ModelArgs;
+use crate::display::{Progress, bytes, thousands};
+use crate::interrupt;
+
+/// Ask a model the questions of recall tasks, or compare two results.
+#[derive(Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    arg_required_else_help = true,
+    after_help = "Examples:
+  march eval --model runs/demo/march --tasks mqar:pairs=16
+  march eval --model runs/demo/march --tasks mqar:pairs=16 --lengths 64,128,256 --retention fenwick --output fenwick.json
+  march eval compare all.json fenwick.json
+  march eval tasks
+
+A task is its name and the sizes that differ from its defaults, separated by colons. All models are asked the same
+questions. Standard errors take sequences as independent draws; age is the number of tokens from a fact to its question."
+)]
+pub struct Eval {
+    #[command(subcommand)]
+    what: Option<What>,
+    #[command(flatten)]
+    asked: Maybe,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Compare(Compare),
+    /// The tasks and their sizes
+    Tasks,
+}
+
+/// What is to be asked, where no subcommand is given.
+struct Maybe(Option<Asked>);
+
+impl Args for Maybe {
+    fn augment_args(command: Command) -> Command {
+        Asked::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Asked::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for Maybe {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(matches.contains_id("tasks").then(|| Asked::from_arg_matches(matches)).transpose()?))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[derive(Args)]
+struct Asked {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The tasks, separated by commas, such as mqar:pairs=16,needle
+    #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
+    tasks: Vec<String>,
+    /// Lengths of sequences, separated by commas [default: the shortest that each task can have]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    lengths: Vec<usize>,
+    /// Sequences of each task and length
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    samples: u64,
+    /// Read one token at a time, as generation does, instead of whole sequences
+    #[arg(long)]
+    decode: bool,
+    /// Write all results and answers to this file
+    #[arg(long, value_name = "FILE.json")]
+    output: Option<PathBuf>,
+}
+
+/// The paired difference of two results, with its 95 % interval.
+#[derive(Args)]
+#[command(
+    after_help = "Both files come from `march eval --output`. Each sequence is its own control: the difference is that of the
+shares of right answers in the same sequence, B - A, and its interval is Student's."
+)]
+struct Compare {
+    /// Results
+    #[arg(value_name = "A.json")]
+    a: PathBuf,
+    /// Other results
+    #[arg(value_name = "B.json")]
+    b: PathBuf,
+}
+
+impl Eval {
+    /// Asks, compares or lists.
+    pub fn run(self) -> anyhow::Result<()> {
+        match (self.what, self.asked.0) {
+            (Some(What::Compare(files)), _) => files.run(),
+            (Some(What::Tasks), _) => list(),
+            (None, Some(asked)) => asked.run(),
+            (None, None) => bail!("name a model and tasks: march eval --model DIR --tasks mqar"),
+        }
+    }
+}
+
+impl Asked {
+    fn run(self) -> anyhow::Result<()> {
+        if self.samples == 0 {
+            bail!("--samples 0 asks nothing; take 1 or more");
+        }
+        let lengths: Vec<Option<usize>> = if self.lengths.is_empty() {
+            vec![None]
+        } else {
+            self.lengths.iter().copied().map(Some).collect()
+        };
+        let mut tasks = Vec::new();
+        for text in &self.tasks {
+            for &length in &lengths {
+                tasks.push(Task::open(text, length)?);
+            }
+        }
+        let opened = self.model.open()?;
+        let (model, policy) = (&opened.model, &opened.policy);
+        let model_type = model.config().mixer.model_type();
+        let name = self.model.model.display().to_string();
+        let weights = self.model.weights.to_string();
+        let parameters = model.parameter_count();
+        let mut report = Report::new(name, model_type, parameters, weights, policy.clone(), self.decode);
+        println!("{}: {model_type}, {} parameters", report.model, thousands(parameters));
+        println!("{}\n", about(&report));
+        let reader = Reader {
+            engine: &opened.engine,
+            model,
+            parameters: &opened.parameters,
+            tokenizer: &opened.tokenizer,
+            policy,
+        };
+        interrupt::listen("stopping after these sequences")?;
+        heading();
+        for task in &tasks {
+            let mut progress = Progress::new("asked", "sequences", self.samples as usize);
+            let asking = Asking { samples: self.samples, decode: self.decode };
+            let answers = ask(&reader, task, asking, &mut |done| {
+                progress.at(done as usize);
+                if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            progress.finish();
+            let result = TaskReport::new(task, &answers);
+            show(&result);
+            report.results.push(result);
+            if interrupt::asked() {
+                break;
+            }
+        }
+        if let Some(path) = &self.output {
+            report.write(path)?;
+            println!("\n{}", path.display());
+        }
+        if interrupt::asked() {
+            std::process::exit(interrupt::EXIT);
+        }
+        Ok(())
+    }
+}
+
+/// How the model is read, in a line.
+fn about(report: &Report) -> String {
+    let read = if report.read == "decode" { "one token at a time" } else { "whole sequences" };
+    let policy = &report.policy;
+    let memory = policy.interval.map(|interval| {
+        let routing = policy.top_k.map_or("dense".into(), |k| format!("top-{k}"));
+        format!(
+            "; interval {interval}, {routing} routing, retention {}, placement {}, storage {}",
+            policy.retention, policy.placement, policy.storage
+        )
+    });
+    format!("{read}, weights {}{}", report.weights, memory.unwrap_or_default())
+}
+
+fn heading() {
+    println!(
+        "{:<36} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
+        "task", "length", "samples", "accuracy", "chance", "memory", "tokens/s"
+    );
+}
+
+fn show(result: &TaskReport) {
+    println!(
+        "{:<36} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
+        result.task,
+        thousands(result.length),
+        thousands(result.samples),
+        percent(result.accuracy, result.standard_error),
+        format!("{:.1} %", 100.0 * result.chance),
+        bytes(result.memory_bytes),
+        thousands(result.tokens_per_second as usize)
+    );
+    for age in &result.by_age {
+        let label = format!("  age {} to {}", thousands(age.from), thousands(age.to - 1));
+        let accuracy = percent(age.accuracy, age.standard_error);
+        println!("{label:<36} {:>7} {:>8} {accuracy:>16}", "", "");
+    }
+    let _ = std::io::stdout().flush();
+}
+
+fn percent(share: f64, error: f64) -> String {
+    format!("{:.1} ± {:.1} %", 100.0 * share, 100.0 * error)
+}
+
+impl Compare {
+    fn run(self) -> anyhow::Result<()> {
+        let (a, b) = (Report::read(&self.a)?, Report::read(&self.b)?);
+        for (name, report) in [("A", &a), ("B", &b)] {
+            println!("{name}: {}, {}; {}", report.model, report.model_type, about(report));
+        }
+        println!(
+            "\n{:<36} {:>7} {:>8} {:>8} {:>8} {:>10} {:>20}",
+            "task", "length", "samples", "A", "B", "B - A", "95 % interval"
+        );
+        for one in compare(&a, &b)? {
+            let [low, high] = one.interval;
+            println!(
+                "{:<36} {:>7} {:>8} {:>7.1}% {:>7.1}% {:>+9.1}% {:>20}",
+                one.task,
+                thousands(one.length),
+                thousands(one.samples),
+                100.0 * one.accuracy[0],
+                100.0 * one.accuracy[1],
+                100.0 * one.difference,
+                format!("{:+.1} to {:+.1} %", 100.0 * low, 100.0 * high)
+            );
+        }
+        Ok(())
+    }
+}
+
+fn list() -> anyhow::Result<()> {
+    for kind in TASKS {
+        println!("{:<12} {}", kind.name, kind.about);
+        for size in kind.sizes {
+            let default = if size.default == usize::MAX { "any".into() } else { size.default.to_string() };
+            println!("  {:<12} {} [{default}]", size.name, size.about);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! Evaluation: the tasks of [`crate::data::recall`] asked of a model under a memory policy.
+//!
+//! [`ask`] reads every sequence into a bank, whole or token by token, and notes which questions were answered;
+//! [`Answers`] are counted by [`Answers::accuracy`] and by age of the fact, with standard errors; [`compare`] pairs
+//! two models' answers to the same questions.
+
+mod file;
+
+use std::time::Instant;
+
+use march_engine::ops::cross_entropy::IGNORE;
+use march_engine::{Engine, Tape};
+
+pub use file::{Compared, Report, TaskReport, compare};
+
+use crate::anchors::Policy;
+use crate::data::recall::{QUESTION_SEED, Task};
+use crate::error::{Error, Result};
+use crate::memory::StateBank;
+use crate::model::{Batch, Model};
+use crate::tokenizer::Tokenizer;
+
+/// Sequences that are read side by side.
+const ROWS: usize = 32;
+
+/// How a task is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking {
+    /// Sequences.
+    pub samples: u64,
+    /// One token at a time, as generation reads, instead of the whole sequence at once.
+    pub decode: bool,
+}
+
+/// A model and what it needs to read.
+pub struct Reader<'a, E: Engine> {
+    /// The engine.
+    pub engine: &'a E,
+    /// The model.
+    pub model: &'a Model<E>,
+    /// Its numbers.
+    pub parameters: &'a [E::Tensor],
+    /// Its tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Its memory.
+    pub policy: &'a Policy,
+}
+
+/// One answer: the fact's age in tokens, and whether it was right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Tokens from the fact to the question.
+    pub age: usize,
+    /// Whether the most probable token was the answer.
+    pub right: bool,
+}
+
+/// What a model answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answers {
+    /// By sequence, then by question.
+    pub samples: Vec<Vec<Answer>>,
+    /// Bytes that one sequence's bank holds after it, on average.
+    pub memory_bytes: usize,
+    /// Tokens of a second, all sequences side by side.
+    pub tokens_per_second: f64,
+}
+
+/// A share and its standard error.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Share {
+    /// How many were asked.
+    pub asked: u64,
+    /// How many were right.
+    pub right: u64,
+    /// The standard error of right / asked, with sequences as independent draws.
+    pub error: f64,
+}
+
+impl Share {
+    /// Right / asked; 0 if nothing was asked.
+    pub fn value(&self) -> f64 {
+        if self.asked == 0 { 0.0 } else { self.right as f64 / self.asked as f64 }
+    }
+}
+
+/// The share of right answers among those of an age from `from` up to, not including, `to`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Age {
+    /// The least age.
+    pub from: usize,
+    /// The first age beyond.
+    pub to: usize,
+    /// The share.
+    pub share: Share,
+}
+
+impl Answers {
+    /// All answers.
+    pub fn accuracy(&self) -> Share {
+        self.among(|_| true)
+    }
+
+    /// The answers by age, in at most six steps for sequences of `length` tokens; steps without a question are left
+    /// out.
+    pub fn by_age(&self, length: usize) -> Vec<Age> {
+        let width = length.div_ceil(6).next_power_of_two();
+        let bins = (0..length.div_ceil(width)).map(|i| {
+            let (from, to) = (i * width, (i + 1) * width);
+            Age { from, to, share: self.among(|answer| (from..to).contains(&answer.age)) }
+        });
+        bins.filter(|age| age.share.asked > 0).collect()
+    }
+
+    /// Some of the answers. The error is that of a ratio of two sums over independent sequences:
+    /// √(n/(n−1) · Σᵢ (rᵢ − p·aᵢ)²) / Σᵢ aᵢ for rᵢ right of aᵢ asked, p = Σr / Σa.
+    fn among(&self, counts: impl Fn(&Answer) -> bool) -> Share {
+        let sums: Vec<(u64, u64)> = self
+            .samples
+            .iter()
+            .map(|answers| {
+                let counted = answers.iter().filter(|answer| counts(answer));
+                counted.fold((0, 0), |(asked, right), answer| (asked + 1, right + u64::from(answer.right)))
+            })
+            .filter(|sums| sums.0 > 0)
+            .collect();
+        let (asked, right) = sums.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let mut share = Share { asked, right, error: 0.0 };
+        if sums.len() > 1 {
+            let (p, n) = (share.value(), sums.len() as f64);
+            let squares: f64 = sums.iter().map(|&(a, r)| (r as f64 - p * a as f64).powi(2)).sum();
+            share.error = (n / (n - 1.0) * squares).sqrt() / asked as f64;
+        }
+        share
+    }
+}
+
+/// Asks a model the questions of a task; `watch` is told how many sequences are done and may break off.
+pub fn ask<E: Engine>(
+    reader: &Reader<'_, E>,
+    task: &Task,
+    asking: Asking,
+    watch: &mut dyn FnMut(u64) -> std::ops::ControlFlow<()>,
+) -> Result<Answers> {
+    let ids = own_ids(reader, task)?;
+    let tape = Tape::inference(reader.engine);
+    let weights = reader.model.bind(&tape, reader.parameters);
+    let length = task.length();
+    let (mut samples, mut bytes, mut seconds) = (Vec::new(), 0, 0.0);
+    let mut done = 0;
+    while done < asking.samples {
+        let rows = ROWS.min((asking.samples - done) as usize);
+        let examples: Vec<_> = (0..rows as u64).map(|i| task.asked(QUESTION_SEED, done + i)).collect();
+        let mut targets = vec![IGNORE; rows * length];
+        for (row, example) in examples.iter().enumerate() {
+            for question in &example.questions {
+                targets[row * length + question.position] = ids[question.answer as usize];
+            }
+        }
+        let mut banks = (0..rows)
+            .map(|_| reader.model.bank(reader.policy.clone()))
+            .collect::<Result<Vec<StateBank<E>>>>()?;
+        let mut greedy = vec![IGNORE; rows * length];
+        let piece = if asking.decode { 1 } else { length };
+        let began = Instant::now();
+        for start in (0..length).step_by(piece) {
+            let span = start..start + piece;
+            let inputs: Vec<u32> = examples
+                .iter()
+                .flat_map(|example| example.tokens[span.clone()].iter().map(|&token| ids[token as usize]))
+                .collect();
+            let wanted: Vec<u32> =
+                (0..rows).flat_map(|row| targets[row * length..][span.clone()].to_vec()).collect();
+            let batch = Batch { ids: &inputs, rows };
+            let mut all: Vec<&mut StateBank<E>> = banks.iter_mut().collect();
+            let hidden = reader.model.extend(&tape, &weights, batch, &mut all, None)?;
+            let losses = reader.model.token_losses(&tape, &weights, &hidden, &wanted)?;
+            for (row, said) in losses.greedy.chunks(piece).enumerate() {
+                greedy[row * length..][span.clone()].copy_from_slice(said);
+            }
+        }
+        seconds += began.elapsed().as_secs_f64();
+        bytes += banks.iter().map(|bank| bank.bytes(reader.engine)).sum::<usize>();
+        for (row, example) in examples.iter().enumerate() {
+            let answer = |question: &crate::data::recall::Question| Answer {
+                age: question.age(),
+                right: greedy[row * length + question.position] == ids[question.answer as usize],
+            };
+            samples.push(example.questions.iter().map(answer).collect());
+        }
+        done += rows as u64;
+        if watch(done).is_break() {
+            break;
+        }
+    }
+    let count = samples.len().max(1);
+    let tokens_per_second = (samples.len() * length) as f64 / seconds.max(1e-9);
+    Ok(Answers { samples, memory_bytes: bytes / count, tokens_per_second })
+}
+
+/// The model's ids of the task's tokens; refuses a model that lacks one.
+fn own_ids<E: Engine>(reader: &Reader<'_, E>, task: &Task) -> Result<Vec<u32>> {
+    let size = reader.model.config().vocab_size;
+    let one = |name: &String| {
+        let ids = reader.tokenizer.encode(name).unwrap_or_default();
+        match ids[..] {
+            [id] if (id as usize) < size => Ok(id),
+            _ => Err(Error::Request(format!(
+                "the task `{}` writes `{name}`, which is not one token of the model's tokenizer (`{}`); ask a model \
+                 that was trained on such a task, with sizes that its vocabulary covers",
+                task.text(),
+                reader.tokenizer.name()
+            ))),
+        }
+    };
+    task.vocabulary().iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers(samples: &[&[(usize, bool)]]) -> Answers {
+        let one =
+            |sample: &&[(usize, bool)]| sample.iter().map(|&(age, right)| Answer { age, right }).collect();
+        Answers { samples: samples.iter().map(one).collect(), memory_bytes: 0, tokens_per_second: 0.0 }
+    }
+
+    #[test]
+    fn shares_have_the_error_of_their_sequences() {
+        let got = answers(&[&[(1, true), (2, true)], &[(1, false), (2, false)], &[(1, true), (2, true)]]);
+        let share = got.accuracy();
+        assert_eq!((share.asked, share.right), (6, 4));
+        // All of a sequence's answers are alike: three draws of 1, 0, 1, whose mean has the error √(1/3 / 3).
+        assert!((share.error - (1.0f64 / 9.0).sqrt()).abs() < 1e-12, "{}", share.error);
+        let none = answers(&[]).accuracy();
+        assert_eq!((none.value(), none.error), (0.0, 0.0));
+        assert_eq!(answers(&[&[(3, true)]]).accuracy().error, 0.0);
+    }
+
+    #[test]
+    fn ages_are_counted_apart() {
+        let got = answers(&[&[(1, true), (20, false), (95, true)], &[(15, false), (17, true)]]);
+        let ages = got.by_age(96);
+        let seen: Vec<_> =
+            ages.iter().map(|age| (age.from, age.to, age.share.asked, age.share.right)).collect();
+        assert_eq!(seen, [(0, 16, 2, 1), (16, 32, 2, 1), (80, 96, 1, 1)]);
+        assert_eq!(answers(&[&[(1, true)]]).by_age(2).len(), 1);
+    }
+}
