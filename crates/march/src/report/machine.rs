@@ -14,7 +14,7 @@ pub(super) fn table(run: &Path) -> String {
         // The rest of the page is worth showing.
         Err(error) => return format!("<h2>Machine</h2>\n<p>{}</p>\n", escape(&error.to_string())),
     };
-    let mut text = String::from("<h2>Machine</h2>\n<div class=\"wide\"><table>\n<tr>");
+    let mut text = String::from("<h2>Machine</h2>\n<div class=\"scroll\"><table>\n<tr>");
     for name in ["Started", "After step", "Program", "Processor", "Threads", "System", "Arguments"] {
         let _ = write!(text, "<th>{name}</th>");
     }

@@ -1,6 +1,7 @@
 //! One page of a run: curves, samples, machine, configuration. No script, no network: the page is whole in itself.
 
 mod chart;
+pub mod demo;
 mod follow;
 mod machine;
 pub mod routing;
@@ -12,7 +13,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-pub use chart::{Chart, Line};
+use chart::{Chart, Line, Shape};
 pub use follow::Follow;
 
 /// What a run's `metrics.jsonl` says.
@@ -85,24 +86,23 @@ pub fn render(run: &Path) -> Result<String> {
     let config = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
     let name =
         run.file_name().map_or_else(|| run.display().to_string(), |n| n.to_string_lossy().into_owned());
-    let mut page = String::new();
-    let _ = write!(
-        page,
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>{0}</title>\n<style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n<p class=\"facts\">{1}</p>\n",
-        escape(&name),
-        facts(&metrics)
-    );
+    let mut page = format!("<p class=\"soft\">{}</p>\n", facts(&metrics));
     let smooth = smoothed(&metrics.loss);
     let charts = [
         Chart {
             title: "Loss, nats a token",
             lines: vec![
-                Line { name: "each step", points: &metrics.loss, class: "faint" },
-                Line { name: "smoothed", points: &smooth, class: "main" },
-                Line { name: "held-back text", points: &metrics.validation, class: "other" },
+                Line { name: "each step", points: &metrics.loss, class: "faint", ..Line::default() },
+                Line { name: "smoothed", points: &smooth, class: "main", ..Line::default() },
+                Line {
+                    name: "held-back text",
+                    points: &metrics.validation,
+                    class: "other",
+                    shape: Shape::Marked,
+                    ..Line::default()
+                },
             ],
+            ..Chart::default()
         },
         Chart::one("Held-back targets that are the most probable token, %", &metrics.accuracy),
         Chart::one("Gradient norm, before the clip", &metrics.gradient_norm),
@@ -126,8 +126,8 @@ pub fn render(run: &Path) -> Result<String> {
         }
     }
     page += &machine::table(run);
-    let _ = write!(page, "<h2>Configuration</h2>\n<pre>{}</pre>\n</body></html>\n", escape(&config));
-    Ok(page)
+    let _ = writeln!(page, "<h2>Configuration</h2>\n<pre>{}</pre>", escape(&config));
+    Ok(whole_page(&name, "", &page))
 }
 
 /// The run in a line.
@@ -159,32 +159,58 @@ pub fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// Text inside HTML.
-pub(crate) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// A page that needs nothing but itself: the title as its heading, then `body`; `style` adds to what all pages share.
+fn whole_page(title: &str, style: &str, body: &str) -> String {
+    let variables = |dark: bool| {
+        let one = |&(name, light, night): &(&str, &str, &str)| {
+            format!("--{name}: {}; ", if dark { night } else { light })
+        };
+        COLOURS.iter().map(one).collect::<String>()
+    };
+    let (light, dark) = (variables(false), variables(true));
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n<style>\n\
+         :root {{ color-scheme: light dark; {light}}}\n\
+         @media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n\
+         {PAGE_STYLE}{CHART_STYLE}{style}</style></head><body>\n<h1>{title}</h1>\n{body}</body></html>\n",
+        title = escape(title)
+    )
 }
 
-const STYLE: &str = "
-:root { color-scheme: light dark; --ink: #1d2733; --faint: #9aa7b4; --main: #1f6feb; --other: #d1583b; --grid: #e3e8ee;
-  --back: #ffffff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #dde5ee; --faint: #5d6b7a; --main: #6ea8fe; --other: #f0876b;
-  --grid: #2a3440; --back: #12181f; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back); max-width: 1100px;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.facts { color: var(--faint); margin-top: .2rem; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(460px, 1fr)); gap: 1.2rem; }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
-svg .title { font-size: 13px; font-weight: 600; } svg .tick { fill: var(--faint); } svg .grid { stroke: var(--grid); }
-svg polyline { fill: none; stroke-width: 1.6; } .faint { stroke: var(--faint); opacity: .55; } .main { stroke: var(--main); }
-.other { stroke: var(--other); } circle.other { fill: var(--other); }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: color-mix(in srgb, var(--grid) 45%, transparent);
-  padding: .7rem .9rem; border-radius: 6px; font-size: 13px; }
-table { border-collapse: collapse; font-size: 13px; } .wide { overflow-x: auto; }
-th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--grid); }
-th { color: var(--faint); font-weight: 400; } td { overflow-wrap: anywhere; }
-figure { margin: 0 0 .8rem; } figcaption { color: var(--faint); font-size: 13px; }
-";
+/// Text inside HTML or SVG. Characters that XML has no place for become �.
+pub(crate) fn escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe += "&amp;",
+            '<' => safe += "&lt;",
+            '>' => safe += "&gt;",
+            '"' => safe += "&quot;",
+            '\n' | '\t' | '\r' => safe.push(character),
+            '\u{FFFE}' | '\u{FFFF}' => safe.push('\u{FFFD}'),
+            _ if character.is_control() => safe.push('\u{FFFD}'),
+            _ => safe.push(character),
+        }
+    }
+    safe
+}
+
+/// Name, on white, on dark. Main and other differ for every eye.
+const COLOURS: [(&str, &str, &str); 10] = [
+    ("ink", "#1d2733", "#dde5ee"),
+    ("soft", "#5c6a78", "#93a1b0"),
+    ("faint", "#9aa7b4", "#5d6b7a"),
+    ("main", "#1f6feb", "#6ea8fe"),
+    ("other", "#c2491f", "#f0876b"),
+    ("third", "#00866a", "#4fc9a4"),
+    ("fourth", "#8a5aa8", "#cfa6ea"),
+    ("grid", "#e3e8ee", "#2a3440"),
+    ("back", "#ffffff", "#12181f"),
+    ("ahead", "#f1f4f7", "#1b232c"),
+];
+const PAGE_STYLE: &str = include_str!("page.css");
+const CHART_STYLE: &str = include_str!("chart.css");
 
 #[cfg(test)]
 mod tests {

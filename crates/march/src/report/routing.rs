@@ -4,7 +4,7 @@ use serde_json::json;
 
 use march_engine::Engine;
 
-use super::escape;
+use super::{escape, whole_page};
 use crate::error::Result;
 use crate::generate::TextStream;
 use crate::model::Trace;
@@ -43,17 +43,22 @@ impl Routing {
         tokenizer: &Tokenizer,
         ids: &[u32],
     ) -> Result<Self> {
-        let tokens = ids.len();
-        // An anchor at the very end is seen by no token.
-        let boundaries: Vec<usize> = trace.boundaries().iter().copied().filter(|&b| b < tokens).collect();
         let mut stream = TextStream::new(tokenizer, &[])?;
         let mut pieces = ids.iter().map(|&id| stream.push(id)).collect::<Result<Vec<String>>>()?;
         if let Some(last) = pieces.last_mut() {
             *last += &stream.finish()?;
         }
+        Ok(Self::of_pieces(engine, trace, layers, pieces))
+    }
+
+    /// The same of tokens that no tokenizer made; a piece is what its token is shown as.
+    pub fn of_pieces<E: Engine>(engine: &E, trace: &Trace<E>, layers: usize, pieces: Vec<String>) -> Self {
+        let tokens = pieces.len();
+        // An anchor at the very end is seen by no token.
+        let boundaries: Vec<usize> = trace.boundaries().iter().copied().filter(|&b| b < tokens).collect();
         let traced = (0..layers).map(|layer| trace.weights(engine, layer, tokens, boundaries.len()));
         let (heads, layers): (Vec<usize>, Vec<Vec<f32>>) = traced.unzip();
-        Ok(Self { pieces, boundaries, heads: heads.first().copied().unwrap_or(0), layers })
+        Self { pieces, boundaries, heads: heads.first().copied().unwrap_or(0), layers }
     }
 
     /// Tokens of the text.
@@ -143,6 +148,14 @@ impl Routing {
 
     /// A page with a map of the weights that can be pointed at. It needs nothing but itself.
     pub fn render(&self, title: &str, facts: &str) -> String {
+        let style = [STYLE, "body { max-width: 1400px; }\n"].concat();
+        let body =
+            format!("<p class=\"soft\">{}</p>\n<h2>Routing weights</h2>\n{}", escape(facts), self.map());
+        whole_page(title, &style, &body)
+    }
+
+    /// The map, the text and the layers: a part of a page whose style holds `STYLE`.
+    pub(super) fn map(&self) -> String {
         let mut weights = Vec::with_capacity(self.layers());
         let mut nulls = Vec::with_capacity(self.layers());
         for layer in 0..self.layers() {
@@ -172,15 +185,16 @@ impl Routing {
         });
         // No text may end the script that holds it.
         let data = data.to_string().replace('<', "\\u003c");
-        PAGE.replace("{{title}}", &escape(title))
-            .replace("{{facts}}", &escape(facts))
-            .replacen("{{data}}", &data, 1)
+        MAP.replacen("{{data}}", &data, 1)
     }
 }
 
-/// The page: the map's data are, for each layer, [heads, tokens, anchors before the token] as 16-bit shares of 1, little
-/// end first, in base64; and the same of the null, [heads, tokens].
-const PAGE: &str = include_str!("routing.html");
+/// The map: its data are, for each layer, [heads, tokens, anchors before the token] as 16-bit shares of 1, little end
+/// first, in base64; and the same of the null, [heads, tokens].
+const MAP: &str = include_str!("routing.html");
+
+/// The map's part of a page's style.
+pub(super) const STYLE: &str = include_str!("routing.css");
 
 /// What the anchors leave to the null. Without a null that is nothing, except where no anchor is seen.
 fn null_of(weights: &[f32]) -> f64 {
@@ -211,11 +225,11 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Five tokens, anchors after two and four of them, one head.
-    fn routing() -> Routing {
+    pub fn routing() -> Routing {
         let mut layer = vec![0.0; 5 * 2];
         layer[2 * 2] = 0.5;
         layer[3 * 2] = 1.0;

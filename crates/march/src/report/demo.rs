@@ -1,0 +1,415 @@
+//! What `march demo` found, as one page and as one picture.
+
+use std::fmt::Write;
+
+use super::chart::{Axis, Chart, HEIGHT, Line, Shape, WIDTH, number};
+use super::routing::{self, Routing};
+use super::{CHART_STYLE, COLOURS, escape, whole_page};
+
+/// What the demo found, for its page and picture.
+pub struct Demo {
+    /// The task in a line.
+    pub title: String,
+    /// Paragraphs: the task, how it was trained, on which machine.
+    pub about: Vec<String>,
+    /// The accuracy of guessing, 0 to 1.
+    pub chance: f64,
+    /// In the order of the table, MARCH first.
+    pub models: Vec<DemoModel>,
+    /// What MARCH read in one example.
+    pub routing: Option<Routing>,
+    /// Commands to go on with.
+    pub next: Vec<String>,
+}
+
+/// What one model learned and costs.
+pub struct DemoModel {
+    /// As the legend calls it.
+    pub name: String,
+    /// How many parameters it has.
+    pub parameters: usize,
+    /// The learning rate it was trained with.
+    pub learning_rate: f64,
+    /// How long it was trained.
+    pub seconds: f64,
+    /// Step and accuracy, 0 to 1, on fixed held-back sequences.
+    pub curve: Vec<(u64, f64)>,
+    /// The accuracy on all questions, 0 to 1.
+    pub accuracy: f64,
+    /// Its standard error.
+    pub error: f64,
+    /// The accuracy by the age of the fact, youngest first.
+    pub by_age: Vec<Age>,
+    /// What is kept after one sequence.
+    pub memory_bytes: usize,
+    /// The speed of decoding.
+    pub tokens_per_second: f64,
+}
+
+/// The questions whose facts are about equally old.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Age {
+    /// Tokens from the fact to the question, at least.
+    pub from: usize,
+    /// The same at most.
+    pub to: usize,
+    /// Right answers.
+    pub correct: u64,
+    /// Questions.
+    pub asked: u64,
+}
+
+impl Age {
+    fn name(&self) -> String {
+        if self.from == self.to { self.from.to_string() } else { format!("{}–{}", self.from, self.to) }
+    }
+
+    /// The accuracy and its standard error; nothing if nothing was asked.
+    fn accuracy(&self) -> Option<(f64, f64)> {
+        let asked = self.asked as f64;
+        let share = self.correct.min(self.asked) as f64 / asked;
+        (self.asked > 0).then(|| (share, (share * (1.0 - share) / asked).sqrt()))
+    }
+}
+
+/// The looks of the models.
+const CLASSES: [&str; 4] = ["main", "other", "third", "fourth"];
+
+/// The points of both charts, of each model.
+struct Points {
+    curve: Vec<(f64, f64)>,
+    ages: Vec<(f64, f64)>,
+    errors: Vec<f64>,
+}
+
+impl Demo {
+    /// One page that needs nothing but itself.
+    pub fn page(&self) -> String {
+        let mut body = format!("<p><b>{}</b></p>\n", escape(&self.result()));
+        for paragraph in &self.about {
+            let _ = writeln!(body, "<p>{}</p>", escape(paragraph));
+        }
+        let points = self.points();
+        let [learning, ages] = self.charts(&points);
+        let _ = write!(body, "<div class=\"charts\">\n{}{}</div>\n", learning.to_svg(), ages.to_svg());
+        body += &self.table();
+        if let Some(routing) = self.routing.as_ref().filter(|it| it.tokens() > 0 && it.layers() > 0) {
+            let _ = write!(
+                body,
+                "<h2>What {} reads in one example</h2>\n{}",
+                escape(self.models.first().map_or("MARCH", |model| &model.name)),
+                routing.map()
+            );
+        }
+        if !self.next.is_empty() {
+            let _ = writeln!(body, "<h2>To go on</h2>\n<pre>{}</pre>", escape(&self.next.join("\n")));
+        }
+        whole_page(&self.title, routing::STYLE, &body)
+    }
+
+    /// Both charts as one standalone SVG, 1000 × 420, for white and for dark pages.
+    pub fn picture(&self) -> String {
+        let style = |dark: bool| {
+            COLOURS.iter().fold([CHART_STYLE, PICTURE_STYLE].concat(), |style, &(name, light, night)| {
+                style.replace(&format!("var(--{name})"), if dark { night } else { light })
+            })
+        };
+        let (light, dark) = (style(false), style(true));
+        let points = self.points();
+        let [learning, ages] = self.charts(&points).map(|chart| chart.inside());
+        // Room for two charts with margins of 24 and a gap of 32.
+        let scale = (1000.0 - 2.0 * 24.0 - 32.0) / (2.0 * WIDTH);
+        let (right, top) = (24.0 + scale * WIDTH + 32.0, 408.0 - scale * HEIGHT);
+        let (title, result) = (escape(&shortened(&self.title, 90)), escape(&shortened(&self.result(), 125)));
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 420\" width=\"1000\" height=\"420\" role=\"img\" \
+             aria-label=\"{title}. {result}\">\n<style>\n{light}\
+             @media (prefers-color-scheme: dark) {{\n{dark}}}\n</style>\n\
+             <rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"999\" height=\"419\" rx=\"10\"/>\n\
+             <text class=\"head\" x=\"28\" y=\"38\">{title}</text>\n\
+             <text class=\"result\" x=\"28\" y=\"62\">{result}</text>\n\
+             <g transform=\"translate(24 {top:.1}) scale({scale:.4})\">{learning}</g>\n\
+             <g transform=\"translate({right:.1} {top:.1}) scale({scale:.4})\">{ages}</g>\n</svg>\n"
+        )
+    }
+
+    /// "MARCH 97.1 ± 0.3 %, GDN 35.0 ± 0.6 %; guessing 4.2 %".
+    fn result(&self) -> String {
+        let each = self.models.iter().map(|model| format!("{} {}", model.name, model.accuracy()));
+        let mut text = each.collect::<Vec<_>>().join(", ");
+        if self.chance.is_finite() {
+            let between = if text.is_empty() { "" } else { "; " };
+            let _ = write!(text, "{between}guessing {}", percent(self.chance));
+        }
+        text
+    }
+
+    /// All age ranges, youngest first.
+    fn ages(&self) -> Vec<Age> {
+        let mut ages: Vec<Age> = self.models.iter().flat_map(|model| model.by_age.iter().copied()).collect();
+        ages.sort_by_key(|age| (age.from, age.to));
+        ages.dedup_by_key(|age| (age.from, age.to));
+        ages
+    }
+
+    fn points(&self) -> Vec<Points> {
+        let all = self.ages();
+        let of = |model: &DemoModel| {
+            let curve = model.curve.iter().filter(|point| point.1.is_finite());
+            let ages = all.iter().enumerate().filter_map(|(i, age)| Some((i, model.age(age)?.accuracy()?)));
+            let (ages, errors) = ages.map(|(i, (share, error))| ((i as f64, share), error)).unzip();
+            Points { curve: curve.map(|&(step, y)| (step as f64, y.clamp(0.0, 1.0))).collect(), ages, errors }
+        };
+        self.models.iter().map(of).collect()
+    }
+
+    /// The accuracy by step and by age.
+    fn charts<'a>(&'a self, points: &'a [Points]) -> [Chart<'a>; 2] {
+        let names: Vec<String> = self.ages().iter().map(Age::name).collect();
+        let steps = self.models.iter().flat_map(|model| &model.curve).map(|point| point.0).max().unwrap_or(0);
+        let across = [(0.0, steps.max(1) as f64), (-0.5, names.len().max(1) as f64 - 0.5)];
+        let y = || Axis { label: "accuracy", range: Some((0.0, 1.0)), percent: true, ..Axis::default() };
+        let mut charts = [
+            Chart {
+                title: "Accuracy while learning",
+                x: Axis { label: "training step", range: Some(across[0]), ..Axis::default() },
+                y: y(),
+                ..Chart::default()
+            },
+            Chart {
+                title: "Accuracy by age of the fact",
+                x: Axis {
+                    label: "tokens from the fact to the question",
+                    range: Some(across[1]),
+                    names,
+                    ..Axis::default()
+                },
+                y: y(),
+                ..Chart::default()
+            },
+        ];
+        for (i, (model, points)) in self.models.iter().zip(points).enumerate() {
+            let (name, class) = (model.name.as_str(), CLASSES[i % CLASSES.len()]);
+            let (curve, ages, errors) = (&points.curve, &points.ages, &points.errors);
+            charts[0].lines.push(Line { name, class, points: curve, shape: Shape::Marked, errors: &[] });
+            charts[1].lines.push(Line { name, class, points: ages, shape: Shape::Bars, errors });
+        }
+        for chart in &mut charts {
+            if self.chance.is_finite() {
+                chart.levels.push(("guessing", self.chance.clamp(0.0, 1.0)));
+            }
+        }
+        charts
+    }
+
+    /// A column for each model.
+    fn table(&self) -> String {
+        if self.models.is_empty() {
+            return String::new();
+        }
+        let mut text = String::from(
+            "<h2>In numbers</h2>\n<div class=\"scroll\"><table class=\"numbers demo\">\n<tr><th></th>",
+        );
+        for model in &self.models {
+            let _ = write!(text, "<th scope=\"col\">{}</th>", escape(&model.name));
+        }
+        text += "</tr>\n";
+        let mut row = |name: &str, cell: &dyn Fn(&DemoModel) -> (String, String)| {
+            let _ = write!(text, "<tr><th scope=\"row\">{}</th>", escape(name));
+            for model in &self.models {
+                let (shown, exact) = cell(model);
+                let title = if exact.is_empty() { exact } else { format!(" title=\"{}\"", escape(&exact)) };
+                let _ = write!(text, "<td{title}>{}</td>", escape(&shown));
+            }
+            text += "</tr>\n";
+        };
+        let plain = |shown: String| (shown, String::new());
+        row("Accuracy ± standard error", &|model| plain(model.accuracy()));
+        for age in &self.ages() {
+            row(&format!("of facts {} tokens old", age.name()), &|model| {
+                let Some(age) = model.age(age) else { return plain("–".into()) };
+                let shown = age.accuracy().map_or("–".into(), |(share, error)| plus_minus(share, error));
+                (shown, format!("{} of {} right", thousands(age.correct), thousands(age.asked)))
+            });
+        }
+        row("Memory after one sequence", &|m| plain(format!("{} bytes", thousands(m.memory_bytes as u64))));
+        row("Decoding", &|m| plain(rounded(m.tokens_per_second, "tokens/s")));
+        row("Parameters", &|m| plain(thousands(m.parameters as u64)));
+        row("Learning rate", &|m| {
+            plain(if m.learning_rate.is_finite() { number(m.learning_rate) } else { "–".into() })
+        });
+        row("Training", &|m| plain(rounded(m.seconds, "s")));
+        text + "</table></div>\n"
+    }
+}
+
+impl DemoModel {
+    fn accuracy(&self) -> String {
+        plus_minus(self.accuracy, self.error)
+    }
+
+    /// What it answered of this age range.
+    fn age(&self, of: &Age) -> Option<&Age> {
+        self.by_age.iter().find(|age| (age.from, age.to) == (of.from, of.to))
+    }
+}
+
+/// What the picture needs beside its charts.
+const PICTURE_STYLE: &str = "svg .card { fill: var(--back); stroke: var(--grid); }
+svg .head { font-size: 19px; font-weight: 600; }
+svg .result { font-size: 15px; fill: var(--soft); }
+";
+
+/// 0.971 as 97.1 %.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// "97.1 ± 0.3 %"; a dash for what is no number.
+fn plus_minus(share: f64, error: f64) -> String {
+    match (share.is_finite(), error.is_finite()) {
+        (true, true) => format!("{:.1} ± {}", 100.0 * share, percent(error)),
+        (true, false) => percent(share),
+        _ => "–".into(),
+    }
+}
+
+/// A number of at least three digits and its unit; a dash for what is no number.
+fn rounded(value: f64, unit: &str) -> String {
+    match value {
+        _ if !value.is_finite() => "–".into(),
+        _ if value.abs() < 100.0 => format!("{value:.1} {unit}"),
+        _ => format!("{} {unit}", thousands(value.round().max(0.0) as u64)),
+    }
+}
+
+/// 1234567 as 1,234,567.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
+}
+
+/// At most so many characters.
+fn shortened(text: &str, characters: usize) -> String {
+    if text.chars().count() <= characters {
+        return text.into();
+    }
+    text.chars().take(characters - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str, share: f64) -> DemoModel {
+        let age = |from, to, asked| Age { from, to, correct: (share * asked as f64) as u64, asked };
+        DemoModel {
+            name: name.into(),
+            parameters: 1_234_567,
+            learning_rate: 0.003,
+            seconds: 312.4,
+            curve: vec![(0, 0.04), (700, share / 2.0), (1500, share)],
+            accuracy: share,
+            error: 0.0031,
+            by_age: vec![age(1, 16, 1000), age(17, 48, 0), age(49, 49, 500)],
+            memory_bytes: 49_152,
+            tokens_per_second: 12_345.6,
+        }
+    }
+
+    fn demo(models: Vec<DemoModel>) -> Demo {
+        Demo {
+            title: "MQAR: 24 pairs & <96> tokens".into(),
+            about: vec!["It asks \"a < b\"\u{1}.".into()],
+            chance: 0.042,
+            models,
+            routing: None,
+            next: vec!["march demo --seed 2 > log".into(), "march chat".into()],
+        }
+    }
+
+    /// Every tag that is opened is closed, in order; and no number is none.
+    fn check(text: &str) {
+        let mut open: Vec<&str> = Vec::new();
+        let mut rest = text.trim_start_matches("<!doctype html>");
+        while let Some(start) = rest.find('<') {
+            let end = start + rest[start..].find('>').expect("a tag ends");
+            let tag = &rest[start + 1..end];
+            assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+            rest = &rest[end + 1..];
+            let name = tag.split_whitespace().next().unwrap();
+            if let Some(name) = name.strip_prefix('/') {
+                assert_eq!(open.pop(), Some(name));
+            } else if !tag.ends_with('/') && name != "meta" {
+                open.push(name);
+            }
+            if name == "script" {
+                rest = &rest[rest.find("</script>").unwrap()..];
+            }
+        }
+        assert!(open.is_empty(), "{open:?}");
+        let shown = text.split("<script").next().unwrap();
+        assert!(!shown.contains("NaN") && !shown.contains("inf\"") && !text.contains("{{"), "{shown}");
+        assert!(!text.contains('\u{1}'));
+    }
+
+    #[test]
+    fn a_page_and_a_picture() {
+        let mut demo = demo(vec![model("MARCH", 0.971), model("GDN <b>", 0.35)]);
+        demo.routing = Some(routing::tests::routing());
+        let (page, picture) = (demo.page(), demo.picture());
+        check(&page);
+        check(&picture);
+        let parts = [
+            "<title>MQAR: 24 pairs &amp; &lt;96&gt; tokens</title>",
+            "a &lt; b&quot;\u{FFFD}.",
+            "MARCH 97.1 ± 0.3 %, GDN &lt;b&gt; 35.0 ± 0.3 %; guessing 4.2 %",
+            "<title>MARCH, 1500: 97.1 %</title>",
+            "<title>MARCH, 1–16: 97.1 % ± 0.5 %</title>",
+            "title=\"971 of 1,000 right\">97.1 ± 0.5 %</td>",
+            "title=\"0 of 0 right\">–</td>",
+            "of facts 49 tokens old",
+            "49,152 bytes",
+            "12,346 tokens/s",
+            "1,234,567",
+            "0.003",
+            "312 s",
+            "march demo --seed 2 &gt; log\nmarch chat",
+            "<canvas id=\"map\"",
+        ];
+        for part in parts {
+            assert!(page.contains(part), "{part}");
+        }
+        assert!(!page.contains("http"), "no network");
+        assert!(picture.contains("1–16") && !picture.contains("var(") && picture.contains("#6ea8fe"));
+    }
+
+    #[test]
+    fn whatever_is_missing_is_left_out() {
+        let mut none = demo(vec![]);
+        check(&none.page());
+        check(&none.picture());
+        (none.title, none.chance, none.about, none.next) = ("x".repeat(300), f64::NAN, vec![], vec![]);
+        check(&none.page());
+        check(&none.picture());
+        let empty = DemoModel {
+            curve: vec![],
+            by_age: vec![],
+            accuracy: f64::NAN,
+            error: f64::NAN,
+            tokens_per_second: f64::INFINITY,
+            seconds: 0.0,
+            learning_rate: f64::NAN,
+            ..model("empty", 0.0)
+        };
+        let point = DemoModel { curve: vec![(0, 2.0)], ..model("point", 1.0) };
+        let odd = DemoModel { curve: vec![(5, f64::NAN), (u64::MAX, -1.0)], ..model("odd", 0.0) };
+        let many =
+            (1..40).map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3 }).collect();
+        let many = DemoModel { by_age: many, curve: (0..5000).map(|i| (i, 0.5)).collect(), ..model("", 1.0) };
+        for models in [vec![empty], vec![point], vec![odd, many]] {
+            check(&demo(models).page());
+        }
+    }
+}
