@@ -60,9 +60,9 @@ pub struct Chart<'a> {
 }
 
 pub(super) const WIDTH: f64 = 440.0;
-pub(super) const HEIGHT: f64 = 290.0;
+pub(super) const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 60.0;
-const RIGHT: f64 = 14.0;
+const RIGHT: f64 = 20.0;
 /// About what a character of 12 pixels takes.
 const CHARACTER: f64 = 6.8;
 
@@ -113,7 +113,7 @@ impl<'a> Chart<'a> {
         let frame = Frame {
             x: self.x.range.unwrap_or_else(|| around(self.points().map(|point| point.0))),
             y: self.y.range.unwrap_or_else(|| around(self.points().map(|point| point.1))),
-            top: 28.0 + 17.0 * rows as f64,
+            top: 36.0 + 17.0 * rows as f64,
             bottom: HEIGHT - if self.x.label.is_empty() { 26.0 } else { 44.0 },
         };
         let mut svg = format!("<text class=\"title\" x=\"{LEFT}\" y=\"14\">{}</text>", escape(self.title));
@@ -132,7 +132,8 @@ impl<'a> Chart<'a> {
             let (y, end) = (frame.y(level), WIDTH - RIGHT);
             let _ = write!(
                 svg,
-                "<line class=\"level\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{y:.1}\" y2=\"{y:.1}\"><title>{}: {}</title></line>",
+                "<line class=\"level\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{y:.1}\" y2=\"{y:.1}\">\
+                 <title>{}: {}</title></line>",
                 escape(name),
                 self.y.value(level)
             );
@@ -163,7 +164,7 @@ impl<'a> Chart<'a> {
                 write!(svg, "<line class=\"{class}\" x1=\"{x:.1}\" x2=\"{end:.1}\" y1=\"{y}\" y2=\"{y}\"/>")
             };
             let _ = write!(svg, "<text x=\"{:.1}\" y=\"{y}\">{}</text>", x + 21.0, escape(name));
-            x += width + 14.0;
+            x += width + 18.0;
         }
         (svg, row)
     }
@@ -182,7 +183,8 @@ impl<'a> Chart<'a> {
                 self.y.tick(tick)
             );
         }
-        for (at, name) in self.x.ticks(frame.x) {
+        let across = if self.is_empty() { Vec::new() } else { self.x.ticks(frame.x) };
+        for (at, name) in across {
             let _ = write!(
                 svg,
                 "<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
@@ -249,7 +251,8 @@ impl<'a> Chart<'a> {
             }
             let _ = write!(
                 svg,
-                "<g><title>{said}</title><rect class=\"{}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>",
+                "<g><title>{said}</title>\
+                 <rect class=\"{}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>",
                 line.class,
                 left + 0.5,
                 (width - 1.0).max(0.5),
@@ -263,7 +266,8 @@ impl<'a> Chart<'a> {
                 above = high;
                 let _ = write!(
                     svg,
-                    "<path class=\"error\" d=\"M{middle:.1} {low:.1}V{high:.1}M{0:.1} {low:.1}H{1:.1}M{0:.1} {high:.1}H{1:.1}\"/>",
+                    "<path class=\"error\" d=\"M{middle:.1} {low:.1}V{high:.1}M{0:.1} {low:.1}H{1:.1}\
+                     M{0:.1} {high:.1}H{1:.1}\"/>",
                     middle - 2.5,
                     middle + 2.5
                 );

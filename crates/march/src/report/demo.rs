@@ -90,8 +90,11 @@ impl Demo {
             let _ = writeln!(body, "<p>{}</p>", escape(paragraph));
         }
         let points = self.points();
-        let [learning, ages] = self.charts(&points);
-        let _ = write!(body, "<div class=\"charts\">\n{}{}</div>\n", learning.to_svg(), ages.to_svg());
+        body += "<div class=\"charts\">\n";
+        for chart in self.charts(&points).iter().filter(|chart| !chart.is_empty()) {
+            body += &chart.to_svg();
+        }
+        body += "</div>\n";
         body += &self.table();
         if let Some(routing) = self.routing.as_ref().filter(|it| it.tokens() > 0 && it.layers() > 0) {
             let _ = write!(
@@ -122,12 +125,12 @@ impl Demo {
         let (right, top) = (24.0 + scale * WIDTH + 32.0, 408.0 - scale * HEIGHT);
         let (title, result) = (escape(&shortened(&self.title, 90)), escape(&shortened(&self.result(), 125)));
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 420\" width=\"1000\" height=\"420\" role=\"img\" \
-             aria-label=\"{title}. {result}\">\n<style>\n{light}\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 420\" width=\"1000\" height=\"420\" \
+             role=\"img\" aria-label=\"{title}. {result}\">\n<style>\n{light}\
              @media (prefers-color-scheme: dark) {{\n{dark}}}\n</style>\n\
              <rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"999\" height=\"419\" rx=\"10\"/>\n\
-             <text class=\"head\" x=\"28\" y=\"38\">{title}</text>\n\
-             <text class=\"result\" x=\"28\" y=\"62\">{result}</text>\n\
+             <text class=\"head\" x=\"28\" y=\"40\">{title}</text>\n\
+             <text class=\"result\" x=\"28\" y=\"65\">{result}</text>\n\
              <g transform=\"translate(24 {top:.1}) scale({scale:.4})\">{learning}</g>\n\
              <g transform=\"translate({right:.1} {top:.1}) scale({scale:.4})\">{ages}</g>\n</svg>\n"
         )
@@ -208,7 +211,9 @@ impl Demo {
             return String::new();
         }
         let mut text = String::from(
-            "<h2>In numbers</h2>\n<div class=\"scroll\"><table class=\"numbers demo\">\n<tr><th></th>",
+            "<h2>In numbers</h2>\n<p class=\"soft\">Accuracy with its standard error, of all questions and by the \
+             age of the fact; memory: what is kept after one sequence.</p>\n\
+             <div class=\"scroll\"><table class=\"numbers demo\">\n<tr><th></th>",
         );
         for model in &self.models {
             let _ = write!(text, "<th scope=\"col\">{}</th>", escape(&model.name));
@@ -224,15 +229,15 @@ impl Demo {
             text += "</tr>\n";
         };
         let plain = |shown: String| (shown, String::new());
-        row("Accuracy ± standard error", &|model| plain(model.accuracy()));
+        row("Accuracy", &|model| plain(model.accuracy()));
         for age in &self.ages() {
-            row(&format!("of facts {} tokens old", age.name()), &|model| {
+            row(&format!("{} tokens old", age.name()), &|model| {
                 let Some(age) = model.age(age) else { return plain("–".into()) };
                 let shown = age.accuracy().map_or("–".into(), |(share, error)| plus_minus(share, error));
                 (shown, format!("{} of {} right", thousands(age.correct), thousands(age.asked)))
             });
         }
-        row("Memory after one sequence", &|m| plain(format!("{} bytes", thousands(m.memory_bytes as u64))));
+        row("Memory", &|m| plain(format!("{} bytes", thousands(m.memory_bytes as u64))));
         row("Decoding", &|m| plain(rounded(m.tokens_per_second, "tokens/s")));
         row("Parameters", &|m| plain(thousands(m.parameters as u64)));
         row("Learning rate", &|m| {
@@ -369,7 +374,7 @@ mod tests {
             "<title>MARCH, 1–16: 97.1 % ± 0.5 %</title>",
             "title=\"971 of 1,000 right\">97.1 ± 0.5 %</td>",
             "title=\"0 of 0 right\">–</td>",
-            "of facts 49 tokens old",
+            "49 tokens old",
             "49,152 bytes",
             "12,346 tokens/s",
             "1,234,567",

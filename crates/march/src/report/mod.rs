@@ -1,4 +1,5 @@
-//! One page of a run: curves, samples, machine, configuration. No script, no network: the page is whole in itself.
+//! Pages that are whole in themselves, without network: of a run (curves, samples, machine, configuration), of what a
+//! text read, of the demo.
 
 mod chart;
 pub mod demo;
