@@ -22,6 +22,7 @@ struct Cli {
 enum Command {
     Chat(command::chat::Chat),
     Data(command::data::Data),
+    Demo(command::demo::Demo),
     Doctor(command::doctor::Doctor),
     Eval(command::eval::Eval),
     Generate(command::generate::Generate),
@@ -53,6 +54,7 @@ fn run() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Chat(chat) => chat.run(),
         Command::Data(data) => data.run(),
+        Command::Demo(demo) => demo.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Eval(eval) => eval.run(),
         Command::Generate(generate) => generate.run(),

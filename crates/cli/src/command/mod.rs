@@ -3,6 +3,8 @@
 mod bank;
 pub mod chat;
 pub mod data;
+pub mod demo;
+mod demo_sweep;
 pub mod doctor;
 pub mod eval;
 pub mod generate;

@@ -122,7 +122,7 @@ impl Train {
 }
 
 /// `runs/<name>`, with a number if that exists.
-fn free_folder(config: &str) -> PathBuf {
+pub fn free_folder(config: &str) -> PathBuf {
     let stem = config.trim_end_matches(".toml").trim_start_matches("configs/").replace(['/', '\\'], "-");
     let stem = stem.trim_matches(['-', '.']).to_string();
     let first = PathBuf::from("runs").join(&stem);

@@ -3,11 +3,13 @@
 mod dashboard;
 pub mod lines;
 mod progress;
+mod pupils;
 pub mod screen;
 mod view;
 
 pub use dashboard::Dashboard;
 pub use progress::{Progress, left};
+pub use pupils::Pupils;
 pub use view::About;
 
 /// 1234567 as 1,234,567.

@@ -56,7 +56,7 @@ pub trait Recall: Send + Sync {
     /// T, tokens of a sequence.
     fn length(&self) -> usize;
 
-    /// Questions of a sequence.
+    /// Questions of a sequence; in one to learn from there may be fewer.
     fn questions(&self) -> usize;
 
     /// How many answers are possible: guessing is right once in so many.
@@ -67,6 +67,11 @@ pub trait Recall: Send + Sync {
 
     /// Draws a sequence.
     fn example(&self, random: &mut Random) -> Example;
+
+    /// Draws a sequence to learn from, which may be easier than those that are asked.
+    fn lesson(&self, random: &mut Random) -> Example {
+        self.example(random)
+    }
 }
 
 /// What is known of a task before its sizes are.
@@ -116,7 +121,7 @@ impl Task {
 
     /// Example i of those to learn from.
     pub fn lesson(&self, seed: u64, index: u64) -> Example {
-        self.recall.example(&mut Random::new(seed, index.wrapping_mul(2)))
+        self.recall.lesson(&mut Random::new(seed, index.wrapping_mul(2)))
     }
 
     /// Example i of those to be asked.
@@ -200,15 +205,21 @@ mod tests {
     /// Every question's answer stands where its fact is said to be, and before it.
     #[test]
     fn answers_stand_where_their_facts_are() {
-        for text in
-            ["mqar", "mqar:pairs=3:vocabulary=10", "versioned", "versioned:documents=1:keys=2", "needle"]
-        {
+        for text in [
+            "mqar",
+            "mqar:pairs=3:vocabulary=10",
+            "mqar:pairs=9:fewest=2",
+            "versioned",
+            "versioned:documents=1:keys=2",
+            "needle",
+        ] {
             let task = Task::open(text, None).unwrap();
             let names = task.vocabulary();
             for index in 0..50 {
                 let example = task.lesson(3, index);
                 assert_eq!(example.tokens.len(), task.length(), "{text}");
-                assert_eq!(example.questions.len(), task.questions(), "{text}");
+                assert_eq!(task.asked(3, index).questions.len(), task.questions(), "{text}");
+                assert!(example.questions.len() <= task.questions(), "{text}");
                 assert!(example.tokens.iter().all(|&id| (id as usize) < names.len()), "{text}");
                 for pair in example.questions.windows(2) {
                     assert!(pair[0].position < pair[1].position, "{text}");
@@ -267,7 +278,7 @@ mod tests {
         assert!(refused("versioned:documents=9:values=4").contains('9'));
         assert!(refused("needle:depth=101").contains("100"));
         let task = Task::open("mqar:vocabulary=66", None).unwrap();
-        assert_eq!(task.text(), "mqar:pairs=24:vocabulary=66");
+        assert_eq!(task.text(), "mqar:pairs=24:fewest=0:vocabulary=66");
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //!   replacement, slot j (from 1) with probability ∝ j^(a − 1), a = 0.01;
 //! - a question is the key alone; the answer is due right after it and does not follow in the text;
 //! - all other tokens of the tail are random tokens of the whole vocabulary.
+//!
+//! With `fewest=n`, sequences to learn from have n to N pairs, as many of each, in sequences of the same length.
 
 use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
 use crate::error::Result;
@@ -17,6 +19,11 @@ pub(super) const KIND: Kind = Kind {
     about: "key-value pairs, then every key is asked once",
     sizes: &[
         Size { name: "pairs", about: "key-value pairs", default: 24 },
+        Size {
+            name: "fewest",
+            about: "pairs of the easiest sequences to learn from; 0 if all are alike",
+            default: 0,
+        },
         Size { name: "vocabulary", about: "tokens; a half are keys, a half values", default: 64 },
     ],
     build,
@@ -27,6 +34,7 @@ const POWER: f64 = 0.01;
 
 struct Mqar {
     pairs: usize,
+    fewest: usize,
     vocabulary: usize,
     length: usize,
 }
@@ -41,7 +49,12 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
         );
         return Err(sizes.refuse(message));
     }
-    Ok(Box::new(Mqar { pairs, vocabulary, length: at_least(&KIND, length, 4 * pairs)? }))
+    let fewest = match sizes.get("fewest") {
+        0 => pairs,
+        fewest if fewest <= pairs => fewest,
+        fewest => return Err(sizes.refuse(format!("`fewest` is {fewest}, more than the {pairs} pairs"))),
+    };
+    Ok(Box::new(Mqar { pairs, fewest, vocabulary, length: at_least(&KIND, length, 4 * pairs)? }))
 }
 
 impl Recall for Mqar {
@@ -68,7 +81,18 @@ impl Recall for Mqar {
     }
 
     fn example(&self, random: &mut Random) -> Example {
-        let (pairs, half) = (self.pairs, self.vocabulary / 2);
+        self.with_pairs(self.pairs, random)
+    }
+
+    fn lesson(&self, random: &mut Random) -> Example {
+        let pairs = self.fewest + random.below(self.pairs - self.fewest + 1);
+        self.with_pairs(pairs, random)
+    }
+}
+
+impl Mqar {
+    fn with_pairs(&self, pairs: usize, random: &mut Random) -> Example {
+        let half = self.vocabulary / 2;
         let keys = random.distinct(pairs, half - 1);
         let values = random.distinct(pairs, self.vocabulary - half);
         let mut tokens = Vec::with_capacity(self.length);

@@ -1,0 +1,382 @@
+//! `march demo`: a small GDN and a small MARCH learn to recall, side by side, and are asked the same questions.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use march::checkpoint::Checkpoint;
+use march::config::Config;
+use march::data::recall::{QUESTION_SEED, Task};
+use march::engine::{Cpu, CpuOptions, Products};
+use march::eval::{AgeReport, Asking, Reader, TaskReport, ask};
+use march::generate::{Generator, Sampling};
+use march::model::{Model, TraceCell};
+use march::report::demo as page;
+use march::report::routing::Routing;
+use march::tokenizer::Tokenizer;
+use march::train::ranks::Alone;
+use march::train::{Event, Run, RunOptions};
+
+use super::demo_sweep::sweep;
+use super::train::free_folder;
+use crate::display::{Pupils, bytes, lines, thousands};
+use crate::{interrupt, machine};
+
+/// Train a small MARCH and a small Gated DeltaNet on a recall task, ask both the same questions, and show the difference.
+#[derive(Args)]
+#[command(
+    after_help = "Both models learn at the same time, on a thread each, from the same sequences, with as many parameters, each with
+its own best learning rate (docs/results/demo.md has the sweep). The folder then holds report.html, picture.svg and a run
+for each model, whose checkpoints every other command takes."
+)]
+pub struct Demo {
+    /// A folder for everything that is written [default: runs/demo, with a number if that exists]
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
+    /// Only a few steps: shows what happens, but not who learns
+    #[arg(long)]
+    quick: bool,
+    /// Of first weights and sequences
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Steps of training [default: those of the presets demo/march and demo/gdn]
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Train with these learning rates, separated by commas, and several seeds instead; prints a table
+    #[arg(long, value_name = "RATES", value_delimiter = ',')]
+    sweep: Vec<f64>,
+    /// Seeds of a sweep
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep")]
+    seeds: u64,
+}
+
+/// The models: name; folder in the run and preset.
+pub const MODELS: [(&str, &str); 2] = [("MARCH", "march"), ("GDN", "gdn")];
+
+/// What a model tells while it learns.
+pub enum Note {
+    Step(u64, f64),
+    Asked(u64, f64),
+}
+
+/// A model that has learned.
+pub struct Learned {
+    /// Whether it made all steps.
+    pub complete: bool,
+    parameters: usize,
+    learning_rate: f64,
+    pub seconds: f64,
+    curve: Vec<(u64, f64)>,
+    pub result: TaskReport,
+    routing: Option<Routing>,
+}
+
+impl Demo {
+    /// Trains, asks, reports.
+    pub fn run(self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let stop = interrupt::listen("finishing the step, then saving")?;
+        let folder = self.run.clone().unwrap_or_else(|| free_folder("demo"));
+        let [(_, march), (_, gdn)] = MODELS;
+        let configs = [self.config(march)?, self.config(gdn)?];
+        let task = task_of(&configs[0])?;
+        if !self.sweep.is_empty() {
+            return sweep(&configs, &self.sweep, self.seeds, &folder, &task, stop);
+        }
+        let keys = &configs[0].train;
+        println!(
+            "The task: {} key-value pairs are read once, then every key is asked: {} tokens, {} possible answers.",
+            task.questions(),
+            task.length(),
+            task.answers()
+        );
+        println!(
+            "A small MARCH and a small Gated DeltaNet (GDN) learn it side by side, {} steps of {} sequences.\n\
+             Shown is how many of the questions in {} other sequences are answered right.\n",
+            thousands(keys.steps as usize),
+            keys.tokens_per_step / task.length(),
+            keys.validation_sequences
+        );
+        let learned = self.learn(&configs, &folder, &task, stop)?;
+        if learned.iter().any(|model| !model.complete) {
+            println!(
+                "\nstopped; go on with one of them: march train --resume {}",
+                folder.join("march").display()
+            );
+            std::process::exit(interrupt::EXIT);
+        }
+        table(&learned);
+        verdict(&learned, self.quick);
+        self.write(&folder, &task, learned, &configs[0])?;
+        println!("\ndone in {}", lines::duration(began.elapsed().as_secs_f64()));
+        Ok(())
+    }
+
+    fn config(&self, model: &str) -> anyhow::Result<Config> {
+        let mut config = Config::load(&format!("demo/{model}"))?;
+        config.train.seed = self.seed;
+        config.train.steps = self.steps.unwrap_or(config.train.steps);
+        if self.quick {
+            config.train.steps = self.steps.unwrap_or(40);
+            config.train.validate_every = 10;
+            config.train.validation_sequences = 16;
+        }
+        Ok(config)
+    }
+
+    /// All models at once, each on a thread of its own: the bits do not depend on the machine's number of cores.
+    fn learn(
+        &self,
+        configs: &[Config; 2],
+        folder: &Path,
+        task: &Task,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Vec<Learned>> {
+        let samples = if self.quick { 32 } else { 512 };
+        let (send, receive) = channel();
+        let mut shown = Pupils::new(MODELS.map(|(name, _)| name).to_vec(), configs[0].train.steps);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = MODELS
+                .iter()
+                .zip(configs)
+                .enumerate()
+                .map(|(number, ((_, name), config))| {
+                    let (send, run) = (send.clone(), folder.join(name));
+                    scope.spawn(move || learn(number, config, &run, task, samples, stop, &send))
+                })
+                .collect();
+            drop(send);
+            for (number, note) in receive {
+                match note {
+                    Note::Step(step, loss) => shown.step(number, step, loss),
+                    Note::Asked(step, accuracy) => shown.asked(number, step, accuracy),
+                }
+            }
+            shown.finish();
+            let one = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Learned>>| {
+                thread
+                    .join()
+                    .map_err(|_| anyhow!("a model's thread ended; this is a mistake in the program"))?
+            };
+            threads.into_iter().map(one).collect()
+        })
+    }
+
+    /// The page, the picture and an example; says where they are and what to try.
+    fn write(
+        &self,
+        folder: &Path,
+        task: &Task,
+        learned: Vec<Learned>,
+        config: &Config,
+    ) -> anyhow::Result<()> {
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).with_context(|| format!("{}: could not write", path.display()))?;
+            Ok::<_, anyhow::Error>(path)
+        };
+        let example = write("example.txt", &(words(task, &task.asked(QUESTION_SEED, 0).tokens) + "\n"))?;
+        let (program, run) = (program(), folder.join("march").display().to_string());
+        let task_text = task.text();
+        let example = example.display();
+        let next = [
+            (
+                "which anchors did each token read?",
+                format!("inspect routing --model {run} --text {example} --heads"),
+            ),
+            (
+                "does it recall with only the newest anchor?",
+                format!("eval --model {run} --tasks {task_text} --retention recent:1"),
+            ),
+            (
+                "tell it something and ask",
+                format!(
+                    "generate --model {run} --prompt 'k3 v7 k5 v1 k8 v2 k3' --max-tokens 1 --temperature 0"
+                ),
+            ),
+        ];
+        let keys = &config.train;
+        let about = vec![
+            format!(
+                "{} key-value pairs are read once, then every key is asked at a random place among other tokens; {} \
+                 tokens in all. The answer is one of {}.",
+                task.questions(),
+                task.length(),
+                task.answers()
+            ),
+            format!(
+                "Both models have two layers and as many parameters, and learned {} steps of {} sequences, each with \
+                 its own best learning rate; seed {}. They were asked the same {} questions in {} sequences that none \
+                 had seen, one token at a time.",
+                thousands(keys.steps as usize),
+                keys.tokens_per_step / task.length(),
+                self.seed,
+                thousands(learned[0].result.samples * task.questions()),
+                thousands(learned[0].result.samples)
+            ),
+        ];
+        let mut demo = page::Demo {
+            title: format!("Recall: {} pairs in {} tokens", task.questions(), task.length()),
+            about,
+            chance: 1.0 / task.answers() as f64,
+            models: Vec::new(),
+            routing: None,
+            next: next.iter().map(|(_, command)| format!("march {command}")).collect(),
+        };
+        for ((name, _), model) in MODELS.iter().zip(learned) {
+            let Learned { parameters, learning_rate, seconds, curve, result, routing, .. } = model;
+            demo.routing = demo.routing.or(routing);
+            demo.models.push(page::DemoModel {
+                name: name.to_string(),
+                parameters,
+                learning_rate,
+                seconds,
+                curve,
+                accuracy: result.accuracy,
+                error: result.standard_error,
+                by_age: result.by_age.iter().map(age).collect(),
+                memory_bytes: result.memory_bytes,
+                tokens_per_second: result.tokens_per_second,
+            });
+        }
+        let report = write("report.html", &demo.page())?;
+        let picture = write("picture.svg", &demo.picture())?;
+        println!("\nreport   {}\npicture  {}\n\nNext:", report.display(), picture.display());
+        for (question, command) in next {
+            println!("  # {question}\n  {program} {command}");
+        }
+        Ok(())
+    }
+}
+
+/// How this program was called.
+fn program() -> String {
+    let called = std::env::args().next().unwrap_or_else(|| "march".into());
+    match Path::new(&called).is_absolute() {
+        true => "march".into(),
+        false => called,
+    }
+}
+
+fn age(age: &AgeReport) -> page::Age {
+    let correct = (age.accuracy * age.asked as f64).round() as u64;
+    page::Age { from: age.from, to: age.to - 1, correct, asked: age.asked }
+}
+
+/// What a configuration is trained on.
+fn task_of(config: &Config) -> anyhow::Result<Task> {
+    let text = config.data.task.as_deref().context("the demo's configuration names no task")?;
+    Ok(Task::open(text, Some(config.data.sequence_length))?)
+}
+
+fn words(task: &Task, tokens: &[u32]) -> String {
+    let names = task.vocabulary();
+    let words: Vec<&str> =
+        tokens.iter().filter_map(|&id| names.get(id as usize)).map(String::as_str).collect();
+    words.join(" ")
+}
+
+/// Trains one model, saves it, and asks the saved one.
+pub fn learn(
+    number: usize,
+    config: &Config,
+    folder: &Path,
+    task: &Task,
+    samples: u64,
+    stop: &AtomicBool,
+    tell: &Sender<(usize, Note)>,
+) -> anyhow::Result<Learned> {
+    let engine =
+        Cpu::new(CpuOptions { threads: 1, ..Default::default() }).context("the engine could not start")?;
+    let mut run =
+        Run::create(&engine, config.clone(), folder, RunOptions::default(), Box::<Alone>::default())?;
+    if let Err(error) = machine::session(&engine, 0, 1).record(folder) {
+        eprintln!("note          {error}"); // no reason not to train
+    }
+    let (mut curve, mut saved) = (Vec::new(), None);
+    let began = Instant::now();
+    let complete = run.train(stop, &mut |event| match event {
+        Event::Step(line) => drop(tell.send((number, Note::Step(line.step, line.report.loss)))),
+        Event::Validated(step, validation, _) => {
+            curve.push((step, validation.accuracy));
+            drop(tell.send((number, Note::Asked(step, validation.accuracy))));
+        }
+        Event::Saved(folder) => saved = Some(folder),
+        _ => {}
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    let parameters = run.trainer().model().parameter_count();
+    drop(run);
+    let saved = saved.context("no checkpoint was written")?;
+    // As `march eval` reads: decoding gives the bits of the whole sequence.
+    let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
+    let engine = Cpu::new(options).context("the engine could not start")?;
+    let checkpoint = Checkpoint::open(&saved)?;
+    let (model, parameters_read) = Model::load(&engine, &checkpoint)?;
+    let tokenizer = Tokenizer::of_checkpoint(&saved, model.config().vocab_size, None)?;
+    let policy = model.policy();
+    let reader = Reader {
+        engine: &engine,
+        model: &model,
+        parameters: &parameters_read,
+        tokenizer: &tokenizer,
+        policy: &policy,
+    };
+    let asking = Asking { samples: if complete { samples } else { 1 }, decode: true };
+    let answers = ask(&reader, task, asking, &mut |_| ControlFlow::Continue(()))?;
+    let result = TaskReport::new(task, &answers);
+    let routing = if policy.interval.is_some() {
+        let ids = task.asked(QUESTION_SEED, 0).tokens;
+        let trace = TraceCell::default();
+        let bank = model.bank(policy.clone())?;
+        let generator = Generator::new(&engine, &model, &parameters_read, bank, Sampling::default())?;
+        generator.with_trace(&trace).read(&ids, &mut |_| ControlFlow::Continue(()))?;
+        let trace = trace.borrow();
+        Some(Routing::new(&engine, &trace, model.config().num_hidden_layers, &tokenizer, &ids)?)
+    } else {
+        None
+    };
+    let learning_rate = config.train.learning_rate;
+    Ok(Learned { complete, parameters, learning_rate, seconds, curve, result, routing })
+}
+
+/// The results, a column for each model.
+fn table(learned: &[Learned]) {
+    let line = |label: &str, cell: &dyn Fn(&Learned) -> String| {
+        let cells: Vec<String> = learned.iter().map(|model| format!("{:>16}", cell(model))).collect();
+        println!("{label:<30}{}", cells.concat());
+    };
+    println!("\n{:<30}{}", "", MODELS.map(|(name, _)| format!("{name:>16}")).concat());
+    let percent = |share: f64, error: f64| format!("{:.1} ± {:.1} %", 100.0 * share, 100.0 * error);
+    line("right answers", &|model| percent(model.result.accuracy, model.result.standard_error));
+    for (i, age) in learned[0].result.by_age.iter().enumerate() {
+        line(&format!("  fact {} to {} tokens old", age.from, age.to - 1), &|model| {
+            model.result.by_age.get(i).map_or(String::new(), |age| percent(age.accuracy, age.standard_error))
+        });
+    }
+    line("guessing", &|model| format!("{:.1} %", 100.0 * model.result.chance));
+    line("memory of a sequence", &|model| bytes(model.result.memory_bytes));
+    line("decoding, tokens a second", &|model| thousands(model.result.tokens_per_second as usize));
+    line("parameters", &|model| thousands(model.parameters));
+    line("learning rate", &|model| format!("{}", model.learning_rate));
+    line("training", &|model| lines::duration(model.seconds));
+}
+
+/// What the table says, in a sentence.
+fn verdict(learned: &[Learned], quick: bool) {
+    let [march, gdn] = learned else { return };
+    let points = 100.0 * (march.result.accuracy - gdn.result.accuracy);
+    if quick {
+        println!("\nA quick run learns next to nothing; without --quick both models learn for some minutes.");
+    } else {
+        println!(
+            "\nMARCH answers {:.0} points {} than GDN: it reads the states it saved, GDN has only its last one.",
+            points.abs(),
+            if points >= 0.0 { "more" } else { "less" }
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! `march demo --sweep`: the demo's models with several learning rates and seeds.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+
+use anyhow::anyhow;
+use march::config::Config;
+use march::data::recall::Task;
+
+use super::demo::{Learned, MODELS, Note, learn};
+use crate::display::lines::{duration, say};
+use crate::interrupt;
+
+/// One run of a sweep.
+struct Job {
+    model: usize,
+    rate: f64,
+    seed: u64,
+    config: Config,
+}
+
+/// Trains every model with every rate and seed, a thread each, as many at once as there are cores; prints a line for
+/// each, then a table in Markdown.
+pub fn sweep(
+    configs: &[Config; 2],
+    rates: &[f64],
+    seeds: u64,
+    folder: &Path,
+    task: &Task,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let mut jobs = Vec::new();
+    for seed in 0..seeds {
+        for &rate in rates {
+            for (model, config) in configs.iter().enumerate() {
+                let mut config = config.clone();
+                (config.train.learning_rate, config.train.seed) = (rate, seed);
+                jobs.push(Job { model, rate, seed, config });
+            }
+        }
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    let next = AtomicUsize::new(0);
+    let (send, receive) = channel();
+    let results = std::thread::scope(|scope| {
+        for _ in 0..cores {
+            let (send, jobs, next) = (send.clone(), &jobs, &next);
+            scope.spawn(move || work(jobs, next, folder, task, stop, &send));
+        }
+        drop(send);
+        let mut results: Vec<Option<f64>> = vec![None; jobs.len()];
+        for (number, learned) in receive {
+            let job = &jobs[number];
+            let Learned { complete, result, seconds, .. } = learned?;
+            if complete {
+                results[number] = Some(result.accuracy);
+                say(&format!(
+                    "{:<6} rate {:<8} seed {}   {:.1} % right   {}",
+                    MODELS[job.model].0,
+                    job.rate,
+                    job.seed,
+                    100.0 * result.accuracy,
+                    duration(seconds)
+                ));
+            }
+        }
+        anyhow::Ok(results)
+    })?;
+    if interrupt::asked() {
+        return Err(anyhow!("the sweep was stopped; what it trained is in {}", folder.display()));
+    }
+    table(&jobs, &results, rates, seeds, configs[0].train.steps);
+    Ok(())
+}
+
+/// Takes one job after the other.
+fn work(
+    jobs: &[Job],
+    next: &AtomicUsize,
+    folder: &Path,
+    task: &Task,
+    stop: &AtomicBool,
+    send: &Sender<(usize, anyhow::Result<Learned>)>,
+) {
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let Some(job) = jobs.get(number) else { return };
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let run = folder.join(format!("{}-{}-{}", MODELS[job.model].1, job.rate, job.seed));
+        let (silent, _listener) = channel::<(usize, Note)>();
+        let learned = learn(0, &job.config, &run, task, 256, stop, &silent);
+        if send.send((number, learned)).is_err() {
+            return;
+        }
+    }
+}
+
+fn table(jobs: &[Job], results: &[Option<f64>], rates: &[f64], seeds: u64, steps: u64) {
+    let seeds: Vec<u64> = (0..seeds).collect();
+    let heads: Vec<String> = seeds.iter().map(|seed| format!(" seed {seed} |")).collect();
+    println!("\n| model | learning rate |{} mean after {steps} steps |", heads.concat());
+    println!("|---|---|{}---|", "---|".repeat(seeds.len()));
+    for (model, (name, _)) in MODELS.iter().enumerate() {
+        for &rate in rates {
+            let of = |seed: u64| {
+                let at = jobs.iter().position(|job| (job.model, job.rate, job.seed) == (model, rate, seed));
+                at.and_then(|at| results[at]).unwrap_or(f64::NAN)
+            };
+            let all: Vec<f64> = seeds.iter().map(|&seed| 100.0 * of(seed)).collect();
+            let cells: Vec<String> = all.iter().map(|share| format!(" {share:.1} % |")).collect();
+            let mean = all.iter().sum::<f64>() / all.len() as f64;
+            println!("| {name} | {rate} |{} **{mean:.1} %** |", cells.concat());
+        }
+    }
+}
