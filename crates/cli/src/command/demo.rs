@@ -264,7 +264,7 @@ fn program() -> String {
 
 fn age(age: &AgeReport) -> page::Age {
     let correct = (age.accuracy * age.asked as f64).round() as u64;
-    page::Age { from: age.from, to: age.to - 1, correct, asked: age.asked }
+    page::Age { from: age.from, to: age.to - 1, correct, asked: age.asked, error: age.standard_error }
 }
 
 /// What a configuration is trained on.

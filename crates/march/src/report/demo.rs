@@ -57,6 +57,8 @@ pub struct Age {
     pub correct: u64,
     /// Questions.
     pub asked: u64,
+    /// The standard error of the share of right answers.
+    pub error: f64,
 }
 
 impl Age {
@@ -66,9 +68,8 @@ impl Age {
 
     /// The accuracy and its standard error; nothing if nothing was asked.
     fn accuracy(&self) -> Option<(f64, f64)> {
-        let asked = self.asked as f64;
-        let share = self.correct.min(self.asked) as f64 / asked;
-        (self.asked > 0).then(|| (share, (share * (1.0 - share) / asked).sqrt()))
+        let share = self.correct.min(self.asked) as f64 / self.asked as f64;
+        (self.asked > 0).then_some((share, self.error))
     }
 }
 
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
 
     fn model(name: &str, share: f64) -> DemoModel {
-        let age = |from, to, asked| Age { from, to, correct: (share * asked as f64) as u64, asked };
+        let age = |from, to, asked| Age { from, to, correct: (share * asked as f64) as u64, asked, error: 0.01 };
         DemoModel {
             name: name.into(),
             parameters: 1_234_567,
@@ -411,7 +412,7 @@ mod tests {
         let point = DemoModel { curve: vec![(0, 2.0)], ..model("point", 1.0) };
         let odd = DemoModel { curve: vec![(5, f64::NAN), (u64::MAX, -1.0)], ..model("odd", 0.0) };
         let many =
-            (1..40).map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3 }).collect();
+            (1..40).map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3, error: 0.0 }).collect();
         let many = DemoModel { by_age: many, curve: (0..5000).map(|i| (i, 0.5)).collect(), ..model("", 1.0) };
         for models in [vec![empty], vec![point], vec![odd, many]] {
             check(&demo(models).page());
