@@ -9,6 +9,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use march::data::recall::{TASKS, Task};
 use march::eval::{Asking, Reader, Report, TaskReport, ask, compare};
 
+use super::eval_policies::EvalPolicies;
 use super::open::ModelArgs;
 use crate::display::{Progress, bytes, thousands};
 use crate::interrupt;
@@ -37,6 +38,7 @@ pub struct Eval {
 #[derive(Subcommand)]
 enum What {
     Compare(Compare),
+    Policies(EvalPolicies),
     /// The tasks and their sizes
     Tasks,
 }
@@ -106,6 +108,7 @@ impl Eval {
     pub fn run(self) -> anyhow::Result<()> {
         match (self.what, self.asked.0) {
             (Some(What::Compare(files)), _) => files.run(),
+            (Some(What::Policies(policies)), _) => policies.run(),
             (Some(What::Tasks), _) => list(),
             (None, Some(asked)) => asked.run(),
             (None, None) => bail!("name a model and tasks: march eval --model DIR --tasks mqar"),

@@ -7,6 +7,7 @@ pub mod demo;
 mod demo_sweep;
 pub mod doctor;
 pub mod eval;
+mod eval_policies;
 pub mod generate;
 pub mod init;
 pub mod inspect;

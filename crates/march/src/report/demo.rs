@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use super::chart::{Axis, Chart, HEIGHT, Line, Shape, WIDTH, number};
+use super::chart::{Axis, Chart, Line, Shape, number};
+use super::picture::picture;
 use super::routing::{self, Routing};
-use super::{CHART_STYLE, COLOURS, escape, whole_page};
+use super::{escape, whole_page};
 
 /// What the demo found, for its page and picture.
 pub struct Demo {
@@ -113,28 +114,8 @@ impl Demo {
 
     /// Both charts as one standalone SVG, 1000 × 420, for white and for dark pages.
     pub fn picture(&self) -> String {
-        let style = |dark: bool| {
-            COLOURS.iter().fold([CHART_STYLE, PICTURE_STYLE].concat(), |style, &(name, light, night)| {
-                style.replace(&format!("var(--{name})"), if dark { night } else { light })
-            })
-        };
-        let (light, dark) = (style(false), style(true));
         let points = self.points();
-        let [learning, ages] = self.charts(&points).map(|chart| chart.inside());
-        // Room for two charts with margins of 24 and a gap of 32.
-        let scale = (1000.0 - 2.0 * 24.0 - 32.0) / (2.0 * WIDTH);
-        let (right, top) = (24.0 + scale * WIDTH + 32.0, 408.0 - scale * HEIGHT);
-        let (title, result) = (escape(&shortened(&self.title, 90)), escape(&shortened(&self.result(), 125)));
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 420\" width=\"1000\" height=\"420\" \
-             role=\"img\" aria-label=\"{title}. {result}\">\n<style>\n{light}\
-             @media (prefers-color-scheme: dark) {{\n{dark}}}\n</style>\n\
-             <rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"999\" height=\"419\" rx=\"10\"/>\n\
-             <text class=\"head\" x=\"28\" y=\"40\">{title}</text>\n\
-             <text class=\"result\" x=\"28\" y=\"65\">{result}</text>\n\
-             <g transform=\"translate(24 {top:.1}) scale({scale:.4})\">{learning}</g>\n\
-             <g transform=\"translate({right:.1} {top:.1}) scale({scale:.4})\">{ages}</g>\n</svg>\n"
-        )
+        picture(&self.title, &self.result(), &self.charts(&points))
     }
 
     /// "MARCH 97.1 ± 0.3 %, GDN 35.0 ± 0.6 %; guessing 4.2 %".
@@ -260,12 +241,6 @@ impl DemoModel {
     }
 }
 
-/// What the picture needs beside its charts.
-const PICTURE_STYLE: &str = "svg .card { fill: var(--back); stroke: var(--grid); }
-svg .head { font-size: 19px; font-weight: 600; }
-svg .result { font-size: 15px; fill: var(--soft); }
-";
-
 /// 0.971 as 97.1 %.
 fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
@@ -296,20 +271,13 @@ fn thousands(number: u64) -> String {
     groups.collect::<Vec<_>>().join(",")
 }
 
-/// At most so many characters.
-fn shortened(text: &str, characters: usize) -> String {
-    if text.chars().count() <= characters {
-        return text.into();
-    }
-    text.chars().take(characters - 1).chain(['…']).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn model(name: &str, share: f64) -> DemoModel {
-        let age = |from, to, asked| Age { from, to, correct: (share * asked as f64) as u64, asked, error: 0.01 };
+        let age =
+            |from, to, asked| Age { from, to, correct: (share * asked as f64) as u64, asked, error: 0.01 };
         DemoModel {
             name: name.into(),
             parameters: 1_234_567,
@@ -411,8 +379,9 @@ mod tests {
         };
         let point = DemoModel { curve: vec![(0, 2.0)], ..model("point", 1.0) };
         let odd = DemoModel { curve: vec![(5, f64::NAN), (u64::MAX, -1.0)], ..model("odd", 0.0) };
-        let many =
-            (1..40).map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3, error: 0.0 }).collect();
+        let many = (1..40)
+            .map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3, error: 0.0 })
+            .collect();
         let many = DemoModel { by_age: many, curve: (0..5000).map(|i| (i, 0.5)).collect(), ..model("", 1.0) };
         for models in [vec![empty], vec![point], vec![odd, many]] {
             check(&demo(models).page());

@@ -5,6 +5,8 @@ mod chart;
 pub mod demo;
 mod follow;
 mod machine;
+mod picture;
+pub mod recall;
 pub mod routing;
 
 use std::fmt::Write;

@@ -1,0 +1,68 @@
+//! Recall against memory: one point for each policy, one line for each setting that was varied.
+
+use super::chart::{Axis, Chart, Line, Shape};
+use super::picture::picture;
+
+/// One policy's point.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// What was varied: the legend's name of the line.
+    pub varied: String,
+    /// Bytes kept after a sequence.
+    pub bytes: usize,
+    /// The share of right answers.
+    pub accuracy: f64,
+}
+
+/// The looks of the lines.
+const CLASSES: [&str; 4] = ["main", "other", "third", "fourth"];
+
+/// A standalone SVG. At most four settings have a line; the points of others are left out.
+pub fn recall_by_bytes(title: &str, line: &str, points: &[Point]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for point in points {
+        if !names.contains(&point.varied.as_str()) && names.len() < CLASSES.len() {
+            names.push(&point.varied);
+        }
+    }
+    let of = |name: &&str| {
+        let own = points.iter().filter(|point| point.varied == **name);
+        let mut own: Vec<(f64, f64)> =
+            own.map(|point| (point.bytes as f64 / 1024.0, point.accuracy)).collect();
+        own.sort_by(|a, b| a.0.total_cmp(&b.0));
+        own
+    };
+    let lines: Vec<Vec<(f64, f64)>> = names.iter().map(of).collect();
+    let most = points.iter().map(|point| point.bytes).max().unwrap_or(1024) as f64 / 1024.0;
+    let chart = Chart {
+        title: "Right answers by memory of a sequence",
+        lines: names
+            .iter()
+            .zip(&lines)
+            .zip(CLASSES)
+            .map(|((name, points), class)| Line { name, points, class, shape: Shape::Marked, errors: &[] })
+            .collect(),
+        x: Axis { label: "KiB", range: Some((0.0, 1.05 * most)), ..Axis::default() },
+        y: Axis { label: "right answers", range: Some((0.0, 1.0)), percent: true, ..Axis::default() },
+        ..Chart::default()
+    };
+    picture(title, line, &[chart])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_for_each_setting() {
+        let point = |varied: &str, bytes, accuracy| Point { varied: varied.into(), bytes, accuracy };
+        let svg = recall_by_bytes(
+            "a < b",
+            "",
+            &[point("interval", 2048, 0.9), point("interval", 1024, 0.5), point("recent", 1024, 0.2)],
+        );
+        assert!(svg.contains("a &lt; b") && svg.ends_with("</svg>\n") && !svg.contains("NaN"));
+        assert_eq!(svg.matches("<polyline").count(), 2);
+        assert!(!recall_by_bytes("", "", &[]).contains("NaN"));
+    }
+}
