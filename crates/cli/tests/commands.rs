@@ -277,12 +277,92 @@ fn weights_in_fewer_bits() {
     let (model, text) = (path("tiny"), path("text.txt"));
     ok(&["init", "--config", "tiny/march", "--output", &model]);
     std::fs::write(&text, "One checkpoint, any memory policy.").unwrap();
-    let report = ok(&["inspect", "precision", "--model", &model, "--text", &text]);
-    for part in ["34 tokens", "f32", "bf16", "int8", "largest logit error"] {
+    let inspect = |model: &str, flags: &[&str]| {
+        ok(&[&["inspect", "precision", "--model", model, "--text", &text], flags].concat())
+    };
+    let report = inspect(&model, &[]);
+    for part in ["34 tokens", "f32", "bf16", "int8", "largest logit error", "too short for an anchor"] {
         assert!(report.contains(part), "{report}");
     }
+    // A second table where a token can see an anchor; its first row is the first of the first.
+    let report = inspect(&model, &["--interval", "5"]);
+    let rows: Vec<Vec<&str>> = report.lines().map(|line| line.split_whitespace().collect()).collect();
+    let row = |name: &str, n: usize| rows.iter().filter(|row| row.first() == Some(&name)).nth(n).unwrap();
+    assert_eq!(row("f32", 0)[3..7], row("f32", 1)[3..7], "{report}");
+    assert!(row("anchors", 0)[1] == "bytes" && row("int8", 1)[5] != "0.00000", "{report}");
+    let baseline = path("gdn");
+    ok(&["init", "--config", "tiny/gdn", "--output", &baseline]);
+    assert!(!inspect(&baseline, &[]).contains("anchor"));
     std::fs::write(&text, "").unwrap();
     assert!(refused(&["inspect", "precision", "--model", &model, "--text", &text]).contains("at least two"));
+}
+
+/// One row for each policy; the same numbers in a file, and as Markdown.
+#[test]
+fn policies_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (model, output) = (path("tiny"), path("out.json"));
+    ok(&["init", "--config", "tiny/march", "--output", &model]);
+    let own = |flags: &[&'static str]| [&["inspect", "policies", "--model", &model], flags].concat();
+    let report = ok(&[&own(&["--lengths", "130,40", "--decode", "8"])[..], &["--output", &output]].concat());
+    for part in [
+        "the last 130 tokens of the built-in book",
+        "bytes after 40",
+        "interval=64 top-k=dense ",
+        "interval=32 top-k=dense ",
+        "interval=512 top-k=dense ",
+        "interval=64 top-k=16 ",
+        "interval=64 top-k=dense retention=recent:64 ",
+        "interval=64 top-k=dense placement=adaptive:32 ",
+        "interval=64 top-k=4 storage=int8 ",
+        "interval=64 top-k=4 retention=budget:7MB storage=int8 ",
+    ] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    let found: serde_json::Value = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
+    let rows = found["rows"].as_array().unwrap();
+    let printed = |report: &str, name: &str| report.lines().filter(|line| line.starts_with(name)).count();
+    assert_eq!((rows.len(), printed(&report, "interval=")), (16, 16), "{report}");
+    for row in rows {
+        let measured = &row["measured"];
+        let bytes: Vec<u64> = (0..2).map(|i| measured["bank_bytes"][i].as_u64().unwrap()).collect();
+        assert!(bytes[0] > 0 && (bytes[1] > bytes[0] || row["settings"]["interval"] == 512), "{row}");
+        let (loss, change) = (measured["loss"].as_f64().unwrap(), row["change"].as_f64().unwrap());
+        assert!((loss - 5.5).abs() < 1.0 && change.abs() < 0.5, "{row}");
+        assert!(measured["read_speed"].as_f64() > Some(0.0) && measured["decode_speed"].as_f64() > Some(0.0));
+    }
+    assert_eq!(rows[0]["change"].as_f64(), Some(0.0));
+    let short =
+        ["--lengths", "1", "--decode", "0", "--markdown", "--policy", "", "--policy", "interval=1 top-k=2"];
+    let report = ok(&own(&short));
+    let lines: Vec<&str> = report.lines().collect();
+    assert_eq!(
+        lines[..2],
+        ["| policy | bytes after 1 | loss | change | read/s | decoded/s |", "|---|--:|--:|--:|--:|--:|"]
+    );
+    assert!(lines[3].starts_with("| `interval=1 top-k=2` | "), "{report}");
+    assert!(lines[2].contains(" | – | – | ") && lines[2].ends_with(" | – |"), "{report}");
+    for (flags, part) in [
+        (&["--lengths", "4096,999999"][..], "the built-in book has 1"),
+        (&["--lengths", "0,5"], "a length of 0 tokens"),
+        (&["--lengths", "5", "--policy", "topk=4"], "`topk` is no setting"),
+        (&["--lengths", "5", "--policy", "retention=budget:1kB"], "holds no anchor"),
+        (&["--lengths", "5", "--output", "/no/such/folder/out.json"], "/no/such/folder"),
+    ] {
+        let errors = refused(&own(flags));
+        assert!(errors.contains(part), "{errors}");
+    }
+    let (model, text) = (path("gdn"), path("text.txt"));
+    ok(&["init", "--config", "tiny/gdn", "--output", &model]);
+    std::fs::write(&text, "One checkpoint, any memory policy.").unwrap();
+    let flags = ["inspect", "policies", "--model", &model, "--text", &text, "--lengths"];
+    let report = ok(&[&flags[..], &["34"]].concat());
+    assert!(printed(&report, "no anchors") == 1, "{report}");
+    let errors = refused(&[&flags[..], &["35"]].concat());
+    assert!(errors.contains("text.txt has 34 tokens") && errors.contains("asks for 35"), "{errors}");
+    let errors = refused(&[&flags[..], &["34", "--policy", "top-k=4"]].concat());
+    assert!(errors.contains("has no anchors"), "{errors}");
 }
 
 #[test]
@@ -292,6 +372,7 @@ fn every_command_explains_itself() {
         &["init"],
         &["inspect", "bank"],
         &["inspect", "model"],
+        &["inspect", "policies"],
         &["inspect", "precision"],
         &["logits"],
         &["report"],

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 /// Writes a file beside its place, to the disk, and renames it into its place. What a process that died left beside it
 /// is written over.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     replace_with(path, |file| file.write_all(bytes).map_err(Error::io(path, "write")))
 }
 

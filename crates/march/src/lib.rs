@@ -8,7 +8,7 @@ pub mod anchors;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
-mod disk;
+pub mod disk;
 mod error;
 pub mod eval;
 pub mod generate;

@@ -11,6 +11,7 @@ use march::engine::Cpu;
 use march::model::{Model, ParameterSpec};
 
 use super::inspect_bank::InspectBank;
+use super::inspect_policies::InspectPolicies;
 use super::inspect_precision::InspectPrecision;
 use super::inspect_routing::InspectRouting;
 use super::inspect_training::InspectTraining;
@@ -31,6 +32,7 @@ enum What {
     Routing(InspectRouting),
     Training(InspectTraining),
     Precision(InspectPrecision),
+    Policies(InspectPolicies),
 }
 
 /// Parameters by part, and the memory that decoding keeps, beside a Transformer's cache.
@@ -60,6 +62,7 @@ impl Inspect {
             What::Routing(routing) => routing.run(),
             What::Training(training) => training.run(),
             What::Precision(precision) => precision.run(),
+            What::Policies(policies) => policies.run(),
             What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
         }
     }

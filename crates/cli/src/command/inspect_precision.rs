@@ -1,29 +1,35 @@
-//! `march inspect precision`: what weights in fewer bits change.
+//! `march inspect precision`: what weights and anchors in fewer bits change.
 
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
-use march::model::{Batch, Model, Settings};
+use march::generate::PIECE_TOKENS;
+use march::model::{Batch, Model, Parameters};
 use march::tokenizer::Tokenizer;
 
+use super::open;
 use super::policy::PolicyArgs;
 use crate::display::{bytes, thousands};
 
-/// What weights in fewer bits change: the loss and the logits of a text, beside those of f32.
+/// What weights, and the states of anchors, in fewer bits change: the loss and the logits of a text, beside those of f32.
 #[derive(Args)]
 #[command(after_help = "Example:
   march inspect precision --model models/tiny-march --text book.txt
 
 The largest logit error is the largest difference of any logit of any token from its f32 value; beside it stands the
-largest f32 logit.")]
+largest f32 logit. Bytes are those of all weights, and of the whole bank after the text.")]
 pub struct InspectPrecision {
     /// A checkpoint folder
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+    /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
+    #[arg(long, value_name = "bytes|FILE")]
+    tokenizer: Option<String>,
     /// A text file
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
@@ -42,93 +48,120 @@ pub fn precision(text: &str) -> Result<Precision, String> {
     text.parse().map_err(|_| "it must be `f32`, `bf16` or `int8`".to_string())
 }
 
+const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+
 /// What a model says of a text.
 struct Said {
-    loss: f64,
     logits: Vec<f32>,
-    seconds: f64,
+    loss: f64,
+    tokens_per_second: f64,
+    bank_bytes: usize,
 }
 
 impl InspectPrecision {
-    /// Prints the table.
+    /// Prints a table of weights, and one of anchors where there are any.
     pub fn run(self) -> anyhow::Result<()> {
-        let options =
-            CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
-        let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
         let checkpoint = Checkpoint::open(&self.model)?;
-        let ids = self.ids(checkpoint.config().vocab_size)?;
-        let exact = self.say(&engine, &checkpoint, &ids, Precision::F32)?;
-        let model = Model::<Cpu>::new(checkpoint.config());
-        println!("{}: {} tokens of {}", self.model.display(), thousands(ids.len()), self.text.display());
-        println!(
-            "{:<8} {:>10} {:>10} {:>11} {:>20} {:>15} {:>10}",
-            "weights", "bytes", "loss", "change", "largest logit error", "largest logit", "tokens/s"
-        );
-        for weights in [Precision::F32, Precision::Bf16, Precision::Int8] {
-            let said = match weights {
-                Precision::F32 => None,
-                _ => Some(self.say(&engine, &checkpoint, &ids, weights)?),
-            };
-            let said = said.as_ref().unwrap_or(&exact);
-            let pairs = said.logits.iter().zip(&exact.logits);
-            println!(
-                "{:<8} {:>10} {:>10.5} {:>+11.5} {:>20.5} {:>15.3} {:>10.0}",
-                weights.to_string(),
-                bytes(model.parameter_bytes(weights)),
-                said.loss,
-                said.loss - exact.loss,
-                pairs.fold(0.0f32, |m, (a, b)| m.max((a - b).abs())),
-                exact.logits.iter().fold(0.0f32, |m, v| m.max(v.abs())),
-                ids.len() as f64 / said.seconds
-            );
-        }
-        Ok(())
-    }
-
-    /// The first tokens of the text.
-    fn ids(&self, vocabulary: usize) -> anyhow::Result<Vec<u32>> {
-        let text = std::fs::read(&self.text)
-            .with_context(|| format!("{}: could not read the text", self.text.display()))?;
-        let mut ids = tokenizer(&self.model)?.encode(&String::from_utf8_lossy(&text))?;
+        let vocabulary = checkpoint.config().vocab_size;
+        let tokenizer = Tokenizer::of_checkpoint(&self.model, vocabulary, self.tokenizer.as_deref())?;
+        let mut ids = tokenizer.encode(&open::text(&self.text)?)?;
         ids.truncate(self.tokens);
         if ids.len() < 2 {
             bail!("{}: {} tokens; a loss needs at least two", self.text.display(), ids.len());
         }
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
-            bail!("{}: token {id} is not in the model's vocabulary of {vocabulary}", self.text.display());
+        let options =
+            CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
+        let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
+        println!("{}: {} tokens of {}", self.model.display(), thousands(ids.len()), self.text.display());
+        let mut table = Table::new("weights");
+        for weights in ALL {
+            let (model, parameters) = Model::load_in(&engine, &checkpoint, weights)?;
+            engine.trim();
+            let policy = self.policy.over(model.policy());
+            let said = say(&engine, &model, &parameters, &ids, policy)?;
+            table.row(weights, model.parameter_bytes(weights), said);
         }
-        Ok(ids)
-    }
-
-    fn say(
-        &self,
-        engine: &Cpu,
-        checkpoint: &Checkpoint,
-        ids: &[u32],
-        weights: Precision,
-    ) -> anyhow::Result<Said> {
-        let (model, parameters) = Model::load_in(engine, checkpoint, weights)?;
+        let (model, parameters) = Model::load(&engine, &checkpoint)?;
         engine.trim();
         let policy = self.policy.over(model.policy());
-        let tape = Tape::inference(engine);
-        let weights = model.bind(&tape, &parameters);
-        let settings = Settings { policy, recompute: false };
-        let started = Instant::now();
-        let hidden = model.forward(&tape, &weights, Batch::one(ids), &settings, None)?;
-        let logits = engine.to_f32(model.logits(&tape, &weights, &hidden)?.value());
-        let seconds = started.elapsed().as_secs_f64();
-        let before = tape.slice(&hidden, 1, 0..ids.len() - 1)?;
-        let loss = model.loss(&tape, &weights, &before, &ids[1..], None)?;
-        Ok(Said { loss: engine.to_f64(loss.value())[0], logits, seconds })
+        let Some(interval) = policy.interval else { return Ok(()) };
+        if ids.len() <= interval {
+            println!(
+                "\nthe text is too short for an anchor that a token could see; a smaller --interval helps"
+            );
+            return Ok(());
+        }
+        println!();
+        let mut table = Table::new("anchors");
+        for storage in ALL {
+            let said = say(&engine, &model, &parameters, &ids, Policy { storage, ..policy.clone() })?;
+            table.row(storage, said.bank_bytes, said);
+        }
+        Ok(())
     }
 }
 
-/// The tokenizer beside a checkpoint, or bytes.
-fn tokenizer(model: &Path) -> anyhow::Result<Tokenizer> {
-    let path = model.join("tokenizer.json");
-    if !path.is_file() {
-        return Ok(Tokenizer::bytes());
+/// Reads the text into a bank: only there are anchors in the policy's storage.
+fn say(
+    engine: &Cpu,
+    model: &Model<Cpu>,
+    parameters: &Parameters<Cpu>,
+    ids: &[u32],
+    policy: Policy,
+) -> anyhow::Result<Said> {
+    let tape = Tape::inference(engine);
+    let weights = model.bind(&tape, parameters);
+    let mut bank = model.bank(policy)?;
+    let targets = ids.len() - 1;
+    let mut said = Said { logits: Vec::new(), loss: 0.0, tokens_per_second: 0.0, bank_bytes: 0 };
+    let mut time = Duration::ZERO;
+    for (piece, at) in ids.chunks(PIECE_TOKENS).zip((0..).step_by(PIECE_TOKENS)) {
+        let started = Instant::now();
+        let hidden = model.extend(&tape, &weights, Batch::one(piece), &mut [&mut bank], None)?;
+        let logits = model.logits(&tape, &weights, &hidden)?;
+        time += started.elapsed();
+        said.logits.extend(engine.to_f32(logits.value()));
+        // The token at t predicts that at t + 1; the last has nothing to predict.
+        let count = piece.len().min(targets - at);
+        if count > 0 {
+            let before = tape.slice(&hidden, 1, 0..count)?;
+            let next = &ids[at + 1..at + 1 + count];
+            let loss = model.loss(&tape, &weights, &before, next, Some(targets as f64))?;
+            said.loss += engine.to_f64(loss.value())[0];
+        }
     }
-    let Some(path) = path.to_str() else { bail!("{}: a name that is not Unicode", path.display()) };
-    Ok(Tokenizer::load(path)?)
+    said.tokens_per_second = ids.len() as f64 / time.as_secs_f64();
+    said.bank_bytes = bank.bytes(engine);
+    Ok(said)
+}
+
+/// Rows that are compared with the first.
+struct Table {
+    exact: Option<Said>,
+}
+
+impl Table {
+    fn new(what: &str) -> Self {
+        println!(
+            "{what:<8} {:>10} {:>10} {:>11} {:>20} {:>15} {:>10}",
+            "bytes", "loss", "change", "largest logit error", "largest logit", "tokens/s"
+        );
+        Self { exact: None }
+    }
+
+    fn row(&mut self, precision: Precision, size: usize, said: Said) {
+        let exact = self.exact.as_ref().unwrap_or(&said);
+        let pairs = said.logits.iter().zip(&exact.logits);
+        println!(
+            "{:<8} {:>10} {:>10.5} {:>+11.5} {:>20.5} {:>15.3} {:>10.0}",
+            precision.to_string(),
+            bytes(size),
+            said.loss,
+            said.loss - exact.loss,
+            pairs.fold(0.0f32, |m, (a, b)| m.max((a - b).abs())),
+            exact.logits.iter().fold(0.0f32, |m, v| m.max(v.abs())),
+            said.tokens_per_second
+        );
+        self.exact.get_or_insert(said);
+    }
 }

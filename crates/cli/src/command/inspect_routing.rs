@@ -10,7 +10,7 @@ use march::model::TraceCell;
 use march::report::routing::{Routing, Summary};
 
 use super::bank;
-use super::open::{ModelArgs, Opened};
+use super::open::{self, ModelArgs, Opened};
 use crate::display::{Progress, bytes, thousands};
 use crate::interrupt;
 
@@ -45,9 +45,7 @@ const MOST_WEIGHTS: usize = 1 << 24;
 impl InspectRouting {
     /// Reads the text and shows what it read.
     pub fn run(self) -> anyhow::Result<()> {
-        let text =
-            std::fs::read(&self.text).with_context(|| format!("{}: could not read", self.text.display()))?;
-        let text = String::from_utf8(text).with_context(|| format!("{}: not UTF-8", self.text.display()))?;
+        let text = open::text(&self.text)?;
         let opened = self.model.open()?;
         if opened.policy.interval.is_none() {
             let kind = opened.model.config().mixer.model_type();
@@ -132,12 +130,14 @@ fn facts(opened: &Opened, routing: &Routing, all: usize) -> String {
     let (tokens, policy) = (routing.tokens(), &opened.policy);
     let of = if tokens < all { format!(" of {}", thousands(all)) } else { String::new() };
     format!(
-        "{}{of} tokens, {} anchors; interval {}, {} routing, retention {}",
+        "{}{of} tokens, {} anchors; interval {}, {} routing, retention {}, placement {}, storage {}",
         thousands(tokens),
         thousands(routing.anchors()),
         policy.interval.unwrap_or(0),
         policy.top_k.map_or("dense".into(), |k| format!("top-{k}")),
-        policy.retention
+        policy.retention,
+        policy.placement,
+        policy.storage
     )
 }
 

@@ -12,6 +12,7 @@ pub mod generate;
 pub mod init;
 pub mod inspect;
 mod inspect_bank;
+mod inspect_policies;
 mod inspect_precision;
 pub mod inspect_routing;
 pub mod inspect_training;

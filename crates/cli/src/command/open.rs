@@ -90,3 +90,9 @@ impl Opened {
         Ok(Generator::new(&self.engine, &self.model, &self.parameters, bank, sampling)?)
     }
 }
+
+/// The text of a file.
+pub fn text(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read(path).with_context(|| format!("{}: could not read", path.display()))?;
+    String::from_utf8(text).with_context(|| format!("{}: not UTF-8", path.display()))
+}

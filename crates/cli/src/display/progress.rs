@@ -53,11 +53,16 @@ impl Progress {
         };
     }
 
-    /// Takes the line away again; gives the time since the beginning.
-    pub fn finish(self) -> Duration {
+    /// Takes the line away, for something else to be printed in its place.
+    pub fn clear(&self) {
         if self.terminal && self.shown.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
+    }
+
+    /// Takes the line away again; gives the time since the beginning.
+    pub fn finish(self) -> Duration {
+        self.clear();
         self.started.elapsed()
     }
 }

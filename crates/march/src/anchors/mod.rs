@@ -15,6 +15,7 @@
 mod placement;
 mod plan;
 mod retention;
+mod settings;
 
 use std::fmt::Display;
 use std::str::FromStr;

@@ -5,6 +5,7 @@
 
 mod budget;
 mod file;
+mod measure;
 mod rollback;
 
 use std::borrow::Cow;
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 
 pub use budget::{Ledger, LedgerEntry};
 pub use file::{BankFile, BankTag, FORMAT_VERSION, FilePart};
+pub use measure::{Measure, Measured};
 pub use rollback::Rollback;
 
 /// What is kept of one sequence. Cloning it is cheap and forks the sequence.

@@ -1,0 +1,230 @@
+//! `march inspect policies`: what memory policies cost and give on one text.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use march::anchors::Policy;
+use march::generate::PIECE_TOKENS;
+use march::memory::{Measure, Measured};
+use march::{data, disk};
+use serde_json::{Value, json};
+
+use super::open::{self, ModelArgs, Opened};
+use crate::display::{Progress, bytes, thousands};
+use crate::interrupt;
+
+/// What memory policies cost and give on one text: the bank's bytes, the loss, and how fast tokens are read and decoded.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  march inspect policies --model models/tiny-march
+  march inspect policies --model models/tiny-march --text book.txt --lengths 1024,4096 \\
+    --policy '' --policy 'top-k=4 storage=int8' --policy 'interval=128 retention=budget:8MB placement=adaptive:32'
+
+Of the text the last tokens are read, as many as the longest length. The loss is in nats a token, over the last quarter
+of them; the change is against the first row. Reading is timed without logits and decoding with them, each token alone,
+and neither with the loss.")]
+pub struct InspectPolicies {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The text [default: the book that is built in]
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Numbers of tokens after which the bank's bytes are shown
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,65536")]
+    lengths: Vec<usize>,
+    /// How many of the last tokens come one at a time
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    decode: usize,
+    /// What differs from the checkpoint's own policy, of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
+    /// storage=TYPE; as often as wanted [default: a list that shows each setting alone and some together]
+    #[arg(long, value_name = "SETTINGS")]
+    policy: Vec<String>,
+    /// Print a table for a Markdown page
+    #[arg(long)]
+    markdown: bool,
+    /// Also write the numbers to a file, after every row
+    #[arg(long, value_name = "FILE.json")]
+    output: Option<PathBuf>,
+}
+
+impl InspectPolicies {
+    /// Prints a row for each policy as soon as it is measured.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.lengths.sort_unstable();
+        self.lengths.dedup();
+        let longest = self.lengths.last().copied().unwrap_or(0);
+        if self.lengths.first() == Some(&0) {
+            bail!("--lengths: a length of 0 tokens; it must be at least 1");
+        }
+        let opened = self.model.open()?;
+        let policies = self.policies(&opened)?;
+        let (text, name) = match &self.text {
+            Some(path) => (open::text(path)?, path.display().to_string()),
+            None => (data::builtin().to_string(), "the built-in book".to_string()),
+        };
+        let ids = opened.tokenizer.encode(&text)?;
+        let Some(start) = ids.len().checked_sub(longest) else {
+            bail!(
+                "{name} has {} tokens, but --lengths asks for {}; give a longer --text or smaller --lengths",
+                thousands(ids.len()),
+                thousands(longest)
+            );
+        };
+        let measure = Measure { ids: &ids[start..], lengths: &self.lengths, decode: self.decode };
+        if !self.markdown {
+            println!("{}: the last {} tokens of {name}", self.model.model.display(), thousands(longest));
+        }
+        self.measure(&opened, &policies, measure, &name)
+    }
+
+    /// The policies of the rows.
+    fn policies(&self, opened: &Opened) -> anyhow::Result<Vec<Policy>> {
+        let own = &opened.policy;
+        if self.policy.is_empty() {
+            return Ok(own.interval.map_or(vec![own.clone()], |interval| built_in(opened, interval)));
+        }
+        let mut policies = Vec::with_capacity(self.policy.len());
+        for settings in &self.policy {
+            let policy = own.with(settings)?;
+            opened.model.check_policy(&policy)?;
+            policies.push(policy);
+        }
+        Ok(policies)
+    }
+
+    fn measure(
+        &self,
+        opened: &Opened,
+        policies: &[Policy],
+        measure: Measure<'_>,
+        text: &str,
+    ) -> anyhow::Result<()> {
+        interrupt::listen("stopping")?;
+        let Opened { engine, model, parameters, .. } = opened;
+        let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
+        let table = Table::new(&self.lengths, &names, self.markdown);
+        let tokens = measure.ids.len();
+        table.head();
+        // The first calls of a process are slow; no row is to pay for that.
+        let first = &measure.ids[..tokens.min(PIECE_TOKENS)];
+        let warm = Measure { ids: first, lengths: &[], decode: 1 };
+        warm.run(engine, model, parameters, &policies[0], &mut |_| ControlFlow::Continue(()))?;
+        let mut progress = Progress::new("measured", "tokens", tokens * policies.len());
+        let (mut rows, mut reference): (Vec<Value>, _) = (Vec::with_capacity(policies.len()), None);
+        for (i, (policy, name)) in policies.iter().zip(&names).enumerate() {
+            let measured = measure.run(engine, model, parameters, policy, &mut |done| {
+                progress.at(i * tokens + done);
+                if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            progress.clear();
+            let Some(measured) = measured else { std::process::exit(interrupt::EXIT) };
+            if i == 0 {
+                reference = measured.loss;
+            }
+            let change = measured.loss.zip(reference).map(|(loss, reference)| loss - reference);
+            table.row(name, &measured, change);
+            rows.push(json!({ "policy": name, "settings": policy, "measured": measured, "change": change }));
+            if let Some(path) = &self.output {
+                let all = json!({
+                    "model": self.model.model, "text": text, "tokens": tokens, "lengths": self.lengths,
+                    "decode": self.decode, "rows": rows,
+                });
+                disk::replace(path, &serde_json::to_vec_pretty(&all)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The policy of the checkpoint, each setting alone, and some together; without those that are the same, and those
+/// that do not go with the checkpoint's own settings.
+fn built_in(opened: &Opened, interval: usize) -> Vec<Policy> {
+    let (own, model) = (&opened.policy, &opened.model);
+    let anchor = model.anchor_bytes(own);
+    let (small, large) = (round(16 * anchor), round(64 * anchor));
+    let mut settings = vec![String::new()];
+    if interval / 2 > 1 {
+        settings.push(format!("interval={}", interval / 2));
+    }
+    settings.extend([2, 8].map(|factor| format!("interval={}", interval.saturating_mul(factor))));
+    settings.extend(["top-k=4", "top-k=16"].map(String::from));
+    settings.extend(["fenwick", "recent:8", "recent:64"].map(|rule| format!("retention={rule}")));
+    settings.extend([small, large].map(|bytes| format!("retention=budget:{bytes}")));
+    settings.extend(["storage=bf16", "storage=int8"].map(String::from));
+    settings.push(format!("placement=adaptive:{}", interval / 2));
+    settings.push("top-k=4 storage=int8".into());
+    settings.push(format!("retention=budget:{small} top-k=4 storage=int8"));
+    let mut policies: Vec<Policy> = Vec::new();
+    for policy in settings.iter().filter_map(|settings| own.with(settings).ok()) {
+        if !policies.contains(&policy) && model.check_policy(&policy).is_ok() {
+            policies.push(policy);
+        }
+    }
+    policies
+}
+
+/// The next number with two digits and zeros.
+fn round(bytes: usize) -> usize {
+    let step = 10usize.pow(bytes.max(1).ilog10().saturating_sub(1));
+    bytes.div_ceil(step) * step
+}
+
+/// Columns of one width, or Markdown.
+struct Table {
+    columns: Vec<String>,
+    widths: Vec<usize>,
+    markdown: bool,
+}
+
+impl Table {
+    fn new(lengths: &[usize], names: &[String], markdown: bool) -> Self {
+        let mut columns = vec!["policy".to_string()];
+        columns.extend(lengths.iter().map(|&length| format!("bytes after {}", thousands(length))));
+        columns.extend(["loss", "change", "read/s", "decoded/s"].map(String::from));
+        let mut widths: Vec<usize> = columns.iter().map(|column| column.len().max(8)).collect();
+        widths[0] = names.iter().map(String::len).fold(widths[0], usize::max);
+        Self { columns, widths, markdown }
+    }
+
+    fn head(&self) {
+        self.line(&self.columns);
+        if self.markdown {
+            println!("|---|{}", "--:|".repeat(self.columns.len() - 1));
+        }
+    }
+
+    fn row(&self, name: &str, measured: &Measured, change: Option<f64>) {
+        let number = |number: Option<f64>, show: fn(f64) -> String| number.map_or("–".to_string(), show);
+        let speed = |speed: f64| thousands(speed.round() as usize);
+        let mut cells = vec![if self.markdown { format!("`{name}`") } else { name.to_string() }];
+        cells.extend(measured.bank_bytes.iter().map(|&count| bytes(count)));
+        cells.push(number(measured.loss, |loss| format!("{loss:.4}")));
+        cells.push(number(change, |change| format!("{change:+.4}")));
+        cells.push(number(measured.read_speed, speed));
+        cells.push(number(measured.decode_speed, speed));
+        self.line(&cells);
+    }
+
+    fn line(&self, cells: &[String]) {
+        if self.markdown {
+            return println!("| {} |", cells.join(" | "));
+        }
+        let mut line = format!("{:<1$}", cells[0], self.widths[0]);
+        for (cell, width) in cells.iter().zip(&self.widths).skip(1) {
+            line.push_str(&format!("  {cell:>width$}"));
+        }
+        println!("{line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn budgets_are_round() {
+        for (bytes, want) in [(1, 1), (99, 99), (101, 110), (6_389_760, 6_400_000), (1_000_001, 1_100_000)] {
+            assert_eq!(super::round(bytes), want);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A policy as a line of text: `interval=512 top-k=4 retention=fenwick placement=adaptive:32 storage=int8`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Placement, Policy, Retention, Storage};
+use crate::error::{Error, Result};
+
+impl Policy {
+    /// This policy with what `settings` changes, each `name=value`, with spaces between them; all names are in the text
+    /// above. Names that are left out stay as they are here.
+    pub fn with(&self, settings: &str) -> Result<Self> {
+        let mut policy = self.clone();
+        for setting in settings.split_whitespace() {
+            let refuse = |why: String| Error::Request(format!("policy `{settings}`: {why}"));
+            let Some((name, value)) = setting.split_once('=') else {
+                return Err(refuse(format!("`{setting}` is not of the form `name=value`")));
+            };
+            policy.set(name, value).map_err(|why| refuse(format!("`{name}` {why}")))?;
+        }
+        Ok(policy)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
+        match name {
+            "interval" => self.interval = Some(above_zero(value, "")?),
+            "top-k" if value == "dense" => self.top_k = None,
+            "top-k" => self.top_k = Some(above_zero(value, ", or `dense`")?),
+            "retention" => self.retention = Retention::from_str(value)?,
+            "placement" => self.placement = Placement::from_str(value)?,
+            "storage" => self.storage = Storage::from_str(value)?,
+            _ => {
+                return Err("is no setting; these are: `interval`, `top-k`, `retention`, `placement`, \
+                            `storage`"
+                    .into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn above_zero(value: &str, or: &str) -> std::result::Result<usize, String> {
+    let number = value.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| format!("is `{value}`; it must be a whole number above 0{or}"))
+}
+
+/// Interval and routing, and of the others those that are not the default.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { interval, top_k, retention, placement, storage } = self;
+        match (interval, top_k) {
+            (None, _) => return f.write_str("no anchors"),
+            (Some(interval), Some(k)) => write!(f, "interval={interval} top-k={k}")?,
+            (Some(interval), None) => write!(f, "interval={interval} top-k=dense")?,
+        }
+        if *retention != Retention::default() {
+            write!(f, " retention={retention}")?;
+        }
+        if *placement != Placement::default() {
+            write!(f, " placement={placement}")?;
+        }
+        if *storage != Storage::default() {
+            write!(f, " storage={storage}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_back() {
+        let own = Policy { interval: Some(512), top_k: Some(4), ..Policy::default() };
+        assert_eq!(own.with("").unwrap(), own);
+        for (settings, line) in [
+            ("top-k=dense", "interval=512 top-k=dense"),
+            ("  storage=int8  interval=7", "interval=7 top-k=4 storage=int8"),
+            (
+                "placement=adaptive:3 retention=budget:64MB",
+                "interval=512 top-k=4 retention=budget:64MB placement=adaptive:3",
+            ),
+        ] {
+            let policy = own.with(settings).unwrap();
+            assert_eq!(policy.to_string(), line);
+            assert_eq!(own.with(line).unwrap(), policy);
+        }
+        assert_eq!(Policy::default().to_string(), "no anchors");
+        for (settings, part) in [
+            ("top-4", "`top-4` is not of the form `name=value`"),
+            ("topk=4", "`topk` is no setting"),
+            ("top-k=0", "`top-k` is `0`; it must be a whole number above 0, or `dense`"),
+            ("interval=many", "`interval` is `many`"),
+            ("storage=int8 retention=some", "`retention` is `some`; it must be `all`"),
+        ] {
+            let refused = own.with(settings).unwrap_err().to_string();
+            assert!(refused.contains(part) && refused.contains(settings), "{refused}");
+        }
+    }
+}
