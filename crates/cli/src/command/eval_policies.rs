@@ -54,8 +54,7 @@ impl EvalPolicies {
         let task = Task::open(&self.tasks, self.lengths)?;
         let mut models = vec![self.model.open()?];
         for folder in &self.also {
-            let other = ModelArgs { model: folder.clone(), ..self.model.clone() };
-            models.push(other.open()?);
+            models.push(self.model.of(folder).open()?);
         }
         let own = models[0].policy.clone();
         let Some(interval) = own.interval else {

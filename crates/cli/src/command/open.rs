@@ -47,6 +47,11 @@ pub struct Opened {
 }
 
 impl ModelArgs {
+    /// The same for another checkpoint.
+    pub fn of(&self, model: &Path) -> Self {
+        Self { model: model.into(), ..self.clone() }
+    }
+
     /// Opens the checkpoint. Decoding is to give the bits of reading, whatever the calls' lengths.
     pub fn open(&self) -> anyhow::Result<Opened> {
         let folder = newest(&self.model);
