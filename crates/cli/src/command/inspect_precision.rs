@@ -61,9 +61,10 @@ struct Said {
 impl InspectPrecision {
     /// Prints a table of weights, and one of anchors where there are any.
     pub fn run(self) -> anyhow::Result<()> {
-        let checkpoint = Checkpoint::open(&self.model)?;
+        let folder = open::newest(&self.model);
+        let checkpoint = Checkpoint::open(&folder)?;
         let vocabulary = checkpoint.config().vocab_size;
-        let tokenizer = Tokenizer::of_checkpoint(&self.model, vocabulary, self.tokenizer.as_deref())?;
+        let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
         let mut ids = tokenizer.encode(&open::text(&self.text)?)?;
         ids.truncate(self.tokens);
         if ids.len() < 2 {

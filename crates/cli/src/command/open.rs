@@ -70,7 +70,7 @@ impl ModelArgs {
 }
 
 /// The newest checkpoint of a run's folder; any other folder is itself.
-fn newest(folder: &Path) -> PathBuf {
+pub fn newest(folder: &Path) -> PathBuf {
     let Ok(entries) = std::fs::read_dir(folder.join("checkpoints")) else { return folder.into() };
     let steps = entries.filter_map(|entry| {
         let path = entry.ok()?.path();
