@@ -46,10 +46,12 @@ pages! {
     data "docs/data.md",
     engine "docs/engine.md",
     equations "docs/equations.md",
+    eval "docs/eval.md",
     first_run "docs/first-run.md",
     formats "docs/formats.md",
     generate "docs/generate.md",
     memory "docs/memory.md",
+    results_demo "docs/results/demo.md",
     train "docs/train.md",
 }
 

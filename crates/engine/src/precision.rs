@@ -86,10 +86,10 @@ mod tests {
     fn bf16_rounds_to_even() {
         for (v, want) in [
             (1.0, 1.0),
-            (1.003_906_25, 1.0),        // halfway, down to even
-            (1.011_718_75, 1.015_625),  // halfway, up to even
-            (1.003_906_4, 1.007_812_5), // just above halfway
-            (-1.003_906_4, -1.007_812_5),
+            (1.0 + 1.0 / 256.0, 1.0),       // halfway, down to even
+            (1.0 + 3.0 / 256.0, 1.015_625), // halfway, up to even
+            (1.003_907, 1.007_812_5),       // just above halfway
+            (-1.003_907, -1.007_812_5),
             (0.0, 0.0),
             (f32::INFINITY, f32::INFINITY),
         ] {

@@ -32,9 +32,9 @@ impl Tensor<f32> {
         let (len, words) = (self.len(), self.words());
         match self.precision() {
             Precision::F32 => Weight::F32(self.data()),
-            // SAFETY: `packed` gave the buffer room for `len` codes; any bits are a number.
             Precision::Bf16 => {
                 assert!(words.len() * 2 >= len);
+                // SAFETY: the buffer has room for `len` codes; any bits are a number.
                 Weight::Bf16(unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) })
             }
             Precision::Int8 => {
@@ -118,8 +118,9 @@ pub(crate) fn quantize(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) ->
                     }
                 }
                 Precision::Int8 => {
-                    // SAFETY: each row has its own part; bytes may be seen as signed.
+                    // SAFETY: each row has its own part.
                     let (to, scale) = unsafe { (codes.part(r * width, width), scales.part(r, 1)) };
+                    // SAFETY: the same `width` bytes, which nobody else sees.
                     let to = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast::<i8>(), width) };
                     scale[0] = to_int8(row, to);
                 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
 use march::config::Config;
 use march::data::recall::{QUESTION_SEED, Task};
@@ -72,6 +73,8 @@ pub struct Learned {
     pub seconds: f64,
     curve: Vec<(u64, f64)>,
     pub result: TaskReport,
+    /// With the same weights but no anchors, where there are any.
+    without: Option<TaskReport>,
     routing: Option<Routing>,
 }
 
@@ -89,9 +92,10 @@ impl Demo {
         }
         let keys = &configs[0].train;
         println!(
-            "The task: {} key-value pairs are read once, then every key is asked: {} tokens, {} possible answers.",
-            task.questions(),
+            "The task: {}.\n{} tokens, {} questions, {} possible answers.",
+            task.about(),
             task.length(),
+            task.questions(),
             task.answers()
         );
         println!(
@@ -189,23 +193,23 @@ impl Demo {
                 format!("inspect routing --model {run} --text {example} --heads"),
             ),
             (
-                "does it recall with only the newest anchor?",
+                "what does it recall with only the newest anchor?",
                 format!("eval --model {run} --tasks {task_text} --retention recent:1"),
             ),
             (
                 "tell it something and ask",
                 format!(
-                    "generate --model {run} --prompt 'k3 v7 k5 v1 k8 v2 k3' --max-tokens 1 --temperature 0"
+                    "generate --model {run} --prompt 'd1 k3 v7 k5 v1 d2 k3 v9 k5 v2 d1 k3' --max-tokens 1 --temperature 0"
                 ),
             ),
         ];
         let keys = &config.train;
         let about = vec![
             format!(
-                "{} key-value pairs are read once, then every key is asked at a random place among other tokens; {} \
-                 tokens in all. The answer is one of {}.",
-                task.questions(),
+                "The task: {}. {} tokens, {} questions; the answer is one of {}.",
+                task.about(),
                 task.length(),
+                task.questions(),
                 task.answers()
             ),
             format!(
@@ -220,13 +224,21 @@ impl Demo {
             ),
         ];
         let mut demo = page::Demo {
-            title: format!("Recall: {} pairs in {} tokens", task.questions(), task.length()),
+            title: format!("Recall: {}", task.about()),
             about,
             chance: 1.0 / task.answers() as f64,
             models: Vec::new(),
             routing: None,
             next: next.iter().map(|(_, command)| format!("march {command}")).collect(),
         };
+        if let Some(without) = learned.iter().find_map(|model| model.without.as_ref()) {
+            demo.about.push(format!(
+                "With the same weights but no anchors, MARCH answers {:.1} ± {:.1} % and keeps {}.",
+                100.0 * without.accuracy,
+                100.0 * without.standard_error,
+                bytes(without.memory_bytes)
+            ));
+        }
         for ((name, _), model) in MODELS.iter().zip(learned) {
             let Learned { parameters, learning_rate, seconds, curve, result, routing, .. } = model;
             demo.routing = demo.routing.or(routing);
@@ -329,7 +341,12 @@ pub fn learn(
     let asking = Asking { samples: if complete { samples } else { 1 }, decode: true };
     let answers = ask(&reader, task, asking, &mut |_| ControlFlow::Continue(()))?;
     let result = TaskReport::new(task, &answers);
+    let mut without = None;
     let routing = if policy.interval.is_some() {
+        let policy = Policy { interval: None, ..policy.clone() };
+        let answers =
+            ask(&Reader { policy: &policy, ..reader }, task, asking, &mut |_| ControlFlow::Continue(()))?;
+        without = Some(TaskReport::new(task, &answers));
         let ids = task.asked(QUESTION_SEED, 0).tokens;
         let trace = TraceCell::default();
         let bank = model.bank(policy.clone())?;
@@ -341,7 +358,7 @@ pub fn learn(
         None
     };
     let learning_rate = config.train.learning_rate;
-    Ok(Learned { complete, parameters, learning_rate, seconds, curve, result, routing })
+    Ok(Learned { complete, parameters, learning_rate, seconds, curve, result, without, routing })
 }
 
 /// The results, a column for each model.
@@ -358,6 +375,10 @@ fn table(learned: &[Learned]) {
             model.result.by_age.get(i).map_or(String::new(), |age| percent(age.accuracy, age.standard_error))
         });
     }
+    line("the same, without anchors", &|model| match &model.without {
+        Some(without) => percent(without.accuracy, without.standard_error),
+        None => "–".into(),
+    });
     line("guessing", &|model| format!("{:.1} %", 100.0 * model.result.chance));
     line("memory of a sequence", &|model| bytes(model.result.memory_bytes));
     line("decoding, tokens a second", &|model| thousands(model.result.tokens_per_second as usize));
@@ -374,9 +395,10 @@ fn verdict(learned: &[Learned], quick: bool) {
         println!("\nA quick run learns next to nothing; without --quick both models learn for some minutes.");
     } else {
         println!(
-            "\nMARCH answers {:.0} points {} than GDN: it reads the states it saved, GDN has only its last one.",
+            "\nMARCH answers {:.0} points {} than GDN. With the same weights but no anchors it answers {:.0} %.",
             points.abs(),
-            if points >= 0.0 { "more" } else { "less" }
+            if points >= 0.0 { "more" } else { "less" },
+            100.0 * march.without.as_ref().map_or(march.result.accuracy, |result| result.accuracy)
         );
     }
 }

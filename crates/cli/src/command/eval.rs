@@ -38,7 +38,7 @@ pub struct Eval {
 #[derive(Subcommand)]
 enum What {
     Compare(Compare),
-    Policies(EvalPolicies),
+    Policies(Box<EvalPolicies>),
     /// The tasks and their sizes
     Tasks,
 }

@@ -1,6 +1,8 @@
 //! A tile of one token, as in a decoding step: anchors in the lanes instead of tokens. Every sum has the terms and the
 //! order that it has in a larger tile, so that the bits are the same; states are read where they lie.
 
+use std::cmp::Ordering;
+
 use super::Segment;
 use super::tile::{ANCHORS, Call, NOBODY};
 use crate::cpu::{Carve, Shared};
@@ -165,10 +167,10 @@ impl Kernel for ChooseOne<'_> {
             }
             let first = block * LANES;
             for (i, &score) in eight.iter().enumerate().take(seen - first) {
-                // Among equals the later comes first.
+                // Among equals the later comes first; what is not a number comes before all.
                 let (mut score, mut anchor) = (score, segment.visible.get(first + i) as f32);
                 for (best, chosen) in weights.iter_mut().zip(chosen.iter_mut()) {
-                    if !(score < *best) {
+                    if score.partial_cmp(best) != Some(Ordering::Less) {
                         std::mem::swap(&mut score, best);
                         std::mem::swap(&mut anchor, chosen);
                     }

@@ -114,6 +114,11 @@ impl Task {
         self.sizes.to_string()
     }
 
+    /// What it asks for, in one line.
+    pub fn about(&self) -> &'static str {
+        self.sizes.kind().about
+    }
+
     /// The task's name.
     pub fn name(&self) -> &'static str {
         self.sizes.kind().name
