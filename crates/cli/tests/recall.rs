@@ -34,6 +34,7 @@ fn train(folder: &Path, preset: &str, name: &str) {
     let mut arguments = vec!["train", preset, "--run", name];
     for setting in [
         "data.task=mqar:pairs=4:vocabulary=64",
+        "model.vocab_size=64",
         "data.sequence_length=16",
         "train.tokens_per_step=128",
         "train.micro_batch=8",
@@ -108,7 +109,7 @@ fn what_cannot_be_asked_is_refused() {
     let training = |setting: &str| refused(folder, &["train", "demo/march", "--run", "r", "--set", setting]);
     assert!(training("data.task=mqar:pairs=99").contains("task"));
     assert!(training("data.kind=builtin").contains("task"));
-    assert!(training("data.sequence_length=7").contains("96"));
+    assert!(training("data.sequence_length=7").contains("100"));
     assert!(ok(folder, &["eval", "tasks"]).contains("versioned"));
 }
 
@@ -122,6 +123,7 @@ fn every_task_is_learned_from_and_asked() {
         let tokens = (8 * length.parse::<usize>().unwrap()).to_string();
         for (key, value) in [
             ("data.task", task),
+            ("model.vocab_size", "64"),
             ("data.sequence_length", length),
             ("train.tokens_per_step", &tokens),
             ("train.steps", "2"),
@@ -141,7 +143,7 @@ fn lessons_go_on_where_they_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let set =
-        ["--set", "train.steps=4", "--set", "train.tokens_per_step=192", "--set", "train.micro_batch=1"];
+        ["--set", "train.steps=4", "--set", "train.tokens_per_step=200", "--set", "train.micro_batch=1"];
     ok(folder, &[&["train", "demo/march", "--run", "whole"][..], &set].concat());
     ok(folder, &[&["train", "demo/march", "--run", "parts", "--stop-at", "2"][..], &set].concat());
     ok(folder, &["train", "--resume", "parts"]);

@@ -207,7 +207,7 @@ fn mistakes_are_named() {
         ("train.stepps=5", "`steps`"),
         ("train.tokens_per_step=100", "a multiple of `sequence_length`"),
         ("train.schedule=linear", "`wsd`, `cosine` or `constant`"),
-        ("data.kind=files", "`builtin`, `shards` or `batches`"),
+        ("data.kind=files", "`builtin`, `shards`, `recall` or `batches`"),
         ("data.sequence_length=40000000", "multiple"),
         ("model.vocab_size=100", "`vocab_size` is 100"),
         ("steps=5", "section.key=value"),

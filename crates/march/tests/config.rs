@@ -82,7 +82,7 @@ fn refused<T: std::fmt::Debug>(result: march::Result<T>, parts: &[&str]) {
 #[test]
 fn every_preset_loads() {
     let names: Vec<_> = Config::presets().collect();
-    assert_eq!(names.len(), 16);
+    assert_eq!(names.len(), 18);
     let mut model_types = Vec::new();
     for name in names {
         let config = Config::load(name).unwrap();

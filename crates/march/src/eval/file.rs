@@ -223,7 +223,8 @@ fn student(freedom: usize) -> f64 {
             let (z, v) = (1.959_964_f64, freedom as f64);
             let first = (z.powi(3) + z) / 4.0;
             let second = (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0;
-            z + first / v + second / (v * v)
+            let third = (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0;
+            z + first / v + second / (v * v) + third / v.powi(3)
         }
     }
 }
