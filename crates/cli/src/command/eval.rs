@@ -149,7 +149,8 @@ impl Asked {
             policy,
         };
         interrupt::listen("stopping after these sequences")?;
-        heading();
+        let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
+        heading(width);
         for task in &tasks {
             let mut progress = Progress::new("asked", "sequences", self.samples as usize);
             let asking = Asking { samples: self.samples, decode: self.decode };
@@ -159,7 +160,7 @@ impl Asked {
             })?;
             progress.finish();
             let result = TaskReport::new(task, &answers);
-            show(&result);
+            show(&result, width);
             report.results.push(result);
             if interrupt::asked() {
                 break;
@@ -190,16 +191,16 @@ fn about(report: &Report) -> String {
     format!("{read}, weights {}{}", report.weights, memory.unwrap_or_default())
 }
 
-fn heading() {
+fn heading(width: usize) {
     println!(
-        "{:<36} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
+        "{:<width$} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
         "task", "length", "samples", "accuracy", "chance", "memory", "tokens/s"
     );
 }
 
-fn show(result: &TaskReport) {
+fn show(result: &TaskReport, width: usize) {
     println!(
-        "{:<36} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
+        "{:<width$} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
         result.task,
         thousands(result.length),
         thousands(result.samples),
@@ -211,7 +212,7 @@ fn show(result: &TaskReport) {
     for age in &result.by_age {
         let label = format!("  age {} to {}", thousands(age.from), thousands(age.to - 1));
         let accuracy = percent(age.accuracy, age.standard_error);
-        println!("{label:<36} {:>7} {:>8} {accuracy:>16}", "", "");
+        println!("{label:<width$} {:>7} {:>8} {accuracy:>16}", "", "");
     }
     let _ = std::io::stdout().flush();
 }
@@ -226,14 +227,16 @@ impl Compare {
         for (name, report) in [("A", &a), ("B", &b)] {
             println!("{name}: {}, {}; {}", report.model, report.model_type, about(report));
         }
+        let compared = compare(&a, &b)?;
+        let width = compared.iter().map(|one| one.task.len()).max().unwrap_or(0);
         println!(
-            "\n{:<36} {:>7} {:>8} {:>8} {:>8} {:>10} {:>20}",
+            "\n{:<width$} {:>7} {:>8} {:>8} {:>8} {:>10} {:>20}",
             "task", "length", "samples", "A", "B", "B - A", "95 % interval"
         );
-        for one in compare(&a, &b)? {
+        for one in compared {
             let [low, high] = one.interval;
             println!(
-                "{:<36} {:>7} {:>8} {:>7.1}% {:>7.1}% {:>+9.1}% {:>20}",
+                "{:<width$} {:>7} {:>8} {:>7.1}% {:>7.1}% {:>+9.1}% {:>20}",
                 one.task,
                 thousands(one.length),
                 thousands(one.samples),

@@ -102,10 +102,10 @@ impl EvalPolicies {
             points.push(Point { varied: varied(policy, &own).into(), bytes: memory, accuracy: mean });
         }
         if let Some(path) = &self.plot {
-            let title = format!("Recall by memory policy, chosen after training: {}", task.name());
-            let line = format!("{} pairs or facts in {} tokens", task.questions(), thousands(task.length()));
+            let title = "Recall by memory policy";
+            let line = format!("{}, {} tokens; chosen after training", task.name(), thousands(task.length()));
             points.retain(|point| !point.varied.is_empty());
-            let svg = recall_by_bytes(&title, &line, &points);
+            let svg = recall_by_bytes(title, &line, &points);
             std::fs::write(path, svg).with_context(|| format!("{}: could not write", path.display()))?;
             println!("\n{}", path.display());
         }

@@ -24,8 +24,8 @@ pub(super) fn picture(title: &str, line: &str, charts: &[Chart<'_>]) -> String {
     let (width, height) =
         (2.0 * MARGIN + count * SCALE * WIDTH + (count - 1.0) * GAP, TOP + SCALE * HEIGHT + 12.0);
     let room = width / 1000.0;
-    let title = escape(&shortened(title, (90.0 * room) as usize));
-    let line = escape(&shortened(line, (125.0 * room) as usize));
+    let title = escape(&shortened(title, (82.0 * room) as usize));
+    let line = escape(&shortened(line, (115.0 * room) as usize));
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
          height=\"{height:.0}\" role=\"img\" aria-label=\"{title}. {line}\">\n<style>\n{light}\
