@@ -167,6 +167,8 @@ fn the_demo_leaves_what_it_says() {
             && !page.contains("http://")
             && !page.contains("https://")
     );
+    assert!(page.contains("What MARCH reads in one example") && page.contains("most read"));
+    assert!(!page.contains("<td>0.000</td><td>0.00</td>"), "the map shows what the anchors gave");
     assert!(std::fs::read_to_string(folder.join("runs/demo/picture.svg")).unwrap().contains("</svg>"));
     // The commands that it names work, and give the accuracy of its table.
     let commands: Vec<&str> =

@@ -224,7 +224,7 @@ impl Demo {
             ),
         ];
         let mut demo = page::Demo {
-            title: format!("Recall: {}", task.about()),
+            title: "Recall: what did a named document say?".into(),
             about,
             chance: 1.0 / task.answers() as f64,
             models: Vec::new(),
@@ -343,9 +343,9 @@ pub fn learn(
     let result = TaskReport::new(task, &answers);
     let mut without = None;
     let routing = if policy.interval.is_some() {
-        let policy = Policy { interval: None, ..policy.clone() };
+        let none = Policy { interval: None, ..policy.clone() };
         let answers =
-            ask(&Reader { policy: &policy, ..reader }, task, asking, &mut |_| ControlFlow::Continue(()))?;
+            ask(&Reader { policy: &none, ..reader }, task, asking, &mut |_| ControlFlow::Continue(()))?;
         without = Some(TaskReport::new(task, &answers));
         let ids = task.asked(QUESTION_SEED, 0).tokens;
         let trace = TraceCell::default();

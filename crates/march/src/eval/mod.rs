@@ -106,7 +106,7 @@ impl Answers {
     pub fn by_age(&self, length: usize) -> Vec<Age> {
         let width = length.div_ceil(6).next_power_of_two();
         let bins = (0..length.div_ceil(width)).map(|i| {
-            let (from, to) = (i * width, (i + 1) * width);
+            let (from, to) = (i * width, ((i + 1) * width).min(length));
             Age { from, to, share: self.among(|answer| (from..to).contains(&answer.age)) }
         });
         bins.filter(|age| age.share.asked > 0).collect()
