@@ -134,8 +134,8 @@ fn parameters(model: &ModelConfig) -> usize {
     let (width, heads, value_heads) = (key("hidden_size"), key("num_heads"), key("num_v_heads"));
     let embeddings = 2 * key("vocab_size") * width + width;
     let block = 2 * width + 3 * width * key("intermediate_size");
-    let value_dim =
-        keys.get("expand_v").map_or(0, |expand| 2 * key("head_dim") * usize::from(*expand == json!(2.0)));
+    let expand = keys.get("expand_v").and_then(Value::as_f64).unwrap_or(0.0);
+    let value_dim = key("head_dim") * expand as usize;
     let (key_width, value_width) = (heads * key("head_dim"), value_heads * value_dim);
     let delta = (2 * key_width + 3 * value_width + 2 * value_heads) * width
         + (2 * key_width + value_width) * key("conv_size")

@@ -341,7 +341,7 @@ mod tests {
             "MARCH 97.1 ± 0.3 %, GDN &lt;b&gt; 35.0 ± 0.3 %; guessing 4.2 %",
             "<title>MARCH, 1500: 97.1 %</title>",
             "<title>MARCH, 1–16: 97.1 % ± 1.0 %</title>",
-            "title=\"971 of 1,000 right\">97.1 ± 0.5 %</td>",
+            "title=\"971 of 1,000 right\">97.1 ± 1.0 %</td>",
             "title=\"0 of 0 right\">–</td>",
             "49 tokens old",
             "49,152 bytes",
