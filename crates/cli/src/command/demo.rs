@@ -183,24 +183,24 @@ impl Demo {
             std::fs::write(&path, text).with_context(|| format!("{}: could not write", path.display()))?;
             Ok::<_, anyhow::Error>(path)
         };
-        let example = write("example.txt", &(words(task, &task.asked(QUESTION_SEED, 0).tokens) + "\n"))?;
+        let asked = task.asked(QUESTION_SEED, 0);
+        let answer = asked.questions.last().map_or(String::new(), |question| words(task, &[question.answer]));
+        let example = write("example.txt", &(words(task, &asked.tokens) + "\n"))?;
         let (program, run) = (program(), folder.join("march").display().to_string());
         let task_text = task.text();
         let example = example.display();
         let next = [
             (
-                "which anchors did each token read?",
+                "which anchors did each token read?".to_string(),
                 format!("inspect routing --model {run} --text {example} --heads"),
             ),
             (
-                "what does it recall with only the newest anchor?",
+                "what does it recall with only the newest anchor?".to_string(),
                 format!("eval --model {run} --tasks {task_text} --retention recent:1"),
             ),
             (
-                "tell it something and ask",
-                format!(
-                    "generate --model {run} --prompt 'd1 k3 v7 k5 v1 d2 k3 v9 k5 v2 d1 k3' --max-tokens 1 --temperature 0"
-                ),
+                format!("the example ends with a question; the answer is {answer}"),
+                format!("generate --model {run} --prompt-file {example} --max-tokens 1 --temperature 0"),
             ),
         ];
         let keys = &config.train;
