@@ -26,8 +26,8 @@ fn scale_room(rows: usize) -> usize {
     rows.next_multiple_of(16)
 }
 
-/// Where the code of number `i` stands among the `width` int8 codes of its row. In each whole block of 32, code 8j + i is
-/// byte 4i + j: one read of 32 bytes then gives four vectors in the numbers' order with shifts alone.
+/// Where the code of number `i` stands among the `width` int8 codes of its row. In each whole block of 32, code
+/// 8j + i is byte 4i + j: one read of 32 bytes then gives four vectors in the numbers' order with shifts alone.
 pub(crate) fn place(i: usize, width: usize) -> usize {
     if i < width / BLOCK * BLOCK { i / BLOCK * BLOCK + i % 8 * 4 + i % BLOCK / 8 } else { i }
 }
