@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::simd::Level;
-use crate::team::Team;
+use crate::team::{Apart, Team};
 use crate::tensor::{Lines, Pool, Tensor};
 
 /// How matrix products with weights are formed.
@@ -134,7 +134,7 @@ impl Cpu {
             (0..count).for_each(task);
             return;
         }
-        let next = AtomicUsize::new(0);
+        let next = Apart(AtomicUsize::new(0));
         let work = || {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);

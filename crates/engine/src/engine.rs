@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
@@ -77,6 +78,10 @@ pub trait Engine: Sized + 'static {
 
     /// y = x Wᵀ (+ bias).
     fn linear(&self, input: Linear<&Self::Tensor>) -> Result<Self::Tensor>;
+    /// x Wᵀ for each of several W, with the bits of [`Engine::linear`]; for inference.
+    fn linear_each(&self, x: &Self::Tensor, weights: &[&Self::Tensor]) -> Result<Vec<Self::Tensor>> {
+        weights.iter().map(|weight| self.linear(Linear { x, weight, bias: None })).collect()
+    }
     /// Gradients of [`Engine::linear`]; `needs` says which of x, W, bias are wanted.
     fn linear_backward(
         &self,
@@ -145,7 +150,7 @@ pub trait Engine: Sized + 'static {
     /// of them as anchors, each holds one.
     fn anchor_read_stored(
         &self,
-        input: AnchorRead<&Self::Tensor, &[&Self::Stored]>,
+        input: AnchorRead<&Self::Tensor, &[Arc<Self::Stored>]>,
         options: &AnchorReadOptions,
     ) -> Result<Self::Tensor>;
     /// Stored states as they are in the machine's memory: what a file holds.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::cpu::{Cpu, Shared};
 use crate::engine::Engine;
@@ -93,6 +94,10 @@ impl Engine for Cpu {
         dense("linear", [input.x].into_iter().chain(input.bias))?;
         linear::fast::forward(self, input)
     }
+    fn linear_each(&self, x: &T, weights: &[&T]) -> Result<Vec<T>> {
+        dense("linear", [x])?;
+        linear::fast::forward_each(self, x, weights)
+    }
     fn linear_backward(&self, input: Linear<&T>, gradient: &T, needs: [bool; 3]) -> Result<[Option<T>; 3]> {
         dense("linear_backward", [input.weight])?;
         linear::fast::backward(self, input, gradient, needs)
@@ -165,7 +170,7 @@ impl Engine for Cpu {
     }
     fn anchor_read_stored(
         &self,
-        input: AnchorRead<&T, &[&StoredStates]>,
+        input: AnchorRead<&T, &[Arc<StoredStates>]>,
         options: &AnchorReadOptions,
     ) -> Result<T> {
         dense("anchor_read_stored", [input.query, input.routing_query, input.routing_keys])?;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
@@ -169,7 +170,7 @@ impl Engine for Reference {
     }
     fn anchor_read_stored(
         &self,
-        input: AnchorRead<&T, &[&StoredStates]>,
+        input: AnchorRead<&T, &[Arc<StoredStates>]>,
         options: &AnchorReadOptions,
     ) -> Result<T> {
         dense("anchor_read_stored", [input.query, input.routing_query, input.routing_keys])?;

@@ -130,6 +130,11 @@ impl<'e, E: Engine> Tape<'e, E> {
         self.inner.borrow().recording && inputs.iter().any(|v| v.id.is_some())
     }
 
+    /// Whether no gradient can flow to any of these inputs: nothing needs to be kept or recorded.
+    pub(crate) fn is_constant(&self, inputs: &[&Var<E::Tensor>]) -> bool {
+        inputs.iter().all(|v| v.id.is_none())
+    }
+
     /// Refuses a weight in fewer bits where a gradient would have to pass it.
     pub(crate) fn refuse_gradient(
         &self,
@@ -157,7 +162,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         outputs: Vec<E::Tensor>,
         backward: impl FnOnce(&Tape<'e, E>, Gradients<E>) -> Result<Gradients<E>> + 'e,
     ) -> Vec<Var<E::Tensor>> {
-        if inputs.iter().all(|v| v.id.is_none()) {
+        if self.is_constant(inputs) {
             return outputs.into_iter().map(|value| Var { value, id: None }).collect();
         }
         let ids: Vec<Option<u64>> = inputs.iter().map(|v| v.id).collect();
@@ -178,7 +183,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         output: E::Tensor,
         backward: impl FnOnce(&Tape<'e, E>, E::Tensor) -> Result<Gradients<E>> + 'e,
     ) -> Var<E::Tensor> {
-        if inputs.iter().all(|v| v.id.is_none()) {
+        if self.is_constant(inputs) {
             return Var { value: output, id: None };
         }
         let count = inputs.len();

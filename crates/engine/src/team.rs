@@ -39,15 +39,27 @@ impl Region {
     }
 }
 
+/// A value on cache lines of its own: waiting workers read the region all the time, and what stood beside it would go
+/// back and forth between the processors with it.
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub T);
+
+impl<T> std::ops::Deref for Apart<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
 /// What the caller and the workers share.
 struct Shared {
     /// The region's number, whether it is open, and the workers inside: see [`Region`].
-    region: AtomicU64,
-    job: UnsafeCell<Option<Job>>,
-    stop: AtomicBool,
-    asleep: Mutex<usize>,
+    region: Apart<AtomicU64>,
+    job: Apart<UnsafeCell<Option<Job>>>,
+    stop: Apart<AtomicBool>,
+    asleep: Apart<Mutex<usize>>,
     wake: Condvar,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    panic: Apart<Mutex<Option<Box<dyn Any + Send>>>>,
 }
 
 // SAFETY: `job` is written by the caller only while the region is closed and no worker is inside, and read by
@@ -73,12 +85,12 @@ impl Team {
     /// A team of `threads`, the caller included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            region: AtomicU64::new(0),
-            job: UnsafeCell::new(None),
-            stop: AtomicBool::new(false),
-            asleep: Mutex::new(0),
+            region: Apart(AtomicU64::new(0)),
+            job: Apart(UnsafeCell::new(None)),
+            stop: Apart(AtomicBool::new(false)),
+            asleep: Apart(Mutex::new(0)),
             wake: Condvar::new(),
-            panic: Mutex::new(None),
+            panic: Apart(Mutex::new(None)),
         });
         let mut team = Self { shared, workers: Vec::new(), busy: Mutex::new(()) };
         for i in 1..threads {

@@ -8,7 +8,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
 
@@ -173,12 +173,12 @@ fn size_class(len: usize) -> usize {
 
 struct Buffer<R: Real> {
     lines: Option<Lines<R>>,
-    pool: Weak<Pool<R>>,
+    pool: Option<Arc<Pool<R>>>,
 }
 
 impl<R: Real> Drop for Buffer<R> {
     fn drop(&mut self) {
-        if let (Some(lines), Some(pool)) = (self.lines.take(), self.pool.upgrade()) {
+        if let (Some(lines), Some(pool)) = (self.lines.take(), &self.pool) {
             pool.give(lines);
         }
     }
@@ -250,7 +250,7 @@ impl<R: Real> Tensor<R> {
         shape: &[usize],
         precision: Precision,
     ) -> Self {
-        let buffer = Buffer { lines: Some(pool.take(words)), pool: Arc::downgrade(pool) };
+        let buffer = Buffer { lines: Some(pool.take(words)), pool: Some(Arc::clone(pool)) };
         Self { buffer: Arc::new(buffer), shape: shape.into(), precision }
     }
 
@@ -300,7 +300,7 @@ impl<R: Real> Tensor<R> {
         debug_assert_eq!(data.len(), shape.iter().product::<usize>());
         let mut lines = Lines::zeroed(data.len());
         lines.as_mut_slice()[..data.len()].copy_from_slice(&data);
-        let buffer = Buffer { lines: Some(lines), pool: Weak::new() };
+        let buffer = Buffer { lines: Some(lines), pool: None };
         Self { buffer: Arc::new(buffer), shape: shape.into(), precision: Precision::F32 }
     }
 

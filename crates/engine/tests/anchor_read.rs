@@ -255,7 +255,7 @@ fn stored_states() {
                         engine.store_states(&states, storage).unwrap()
                     })
                     .collect();
-                let blocks: Vec<_> = blocks.iter().collect();
+                let blocks: Vec<_> = blocks.into_iter().map(Arc::new).collect();
                 let input = AnchorRead {
                     query: &t[0],
                     routing_query: &t[1],

@@ -164,6 +164,21 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8_quads(self, p: *const i8) -> [__m256; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // A byte in the uppermost place is its value times 2^24: shifts and masks, no sign to extend.
+            let v = _mm256_loadu_si256(p.cast());
+            let top = _mm256_set1_epi32(0xFF00_0000_u32.cast_signed());
+            [
+                _mm256_cvtepi32_ps(_mm256_slli_epi32::<24>(v)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32::<16>(v), top)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32::<8>(v), top)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(v, top)),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize) {
         // SAFETY: the caller's promise covers all reads and writes.
         unsafe {

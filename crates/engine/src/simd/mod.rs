@@ -126,6 +126,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `p` must be valid for reads of eight numbers.
     #[allow(unsafe_code)]
     unsafe fn load_i8_ptr(self, p: *const i8) -> Self::V;
+    /// 32 signed bytes as four vectors of their values times 2^24: byte 4i + j is lane i of vector j.
+    /// # Safety
+    /// `p` must be valid for reads of 32 bytes.
+    #[allow(unsafe_code)]
+    unsafe fn load_i8_quads(self, p: *const i8) -> [Self::V; 4];
     /// Transposes an 8×8 block: reads rows `a + i·lda`, writes rows `b + j·ldb`.
     /// # Safety
     /// Both must be valid for eight rows of eight numbers.

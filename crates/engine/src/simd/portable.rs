@@ -118,6 +118,12 @@ impl Simd for Portable {
         each(|i| f32::from(p[i]))
     }
     #[inline(always)]
+    unsafe fn load_i8_quads(self, p: *const i8) -> [V; 4] {
+        // SAFETY: the caller's promise.
+        let p = unsafe { p.cast::<[i8; 32]>().read_unaligned() };
+        std::array::from_fn(|j| each(|i| f32::from(p[4 * i + j]) * 16_777_216.0))
+    }
+    #[inline(always)]
     unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize) {
         for i in 0..8 {
             for j in 0..8 {

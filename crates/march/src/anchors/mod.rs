@@ -23,6 +23,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use march_engine::ops::anchor_read::Storage;
+use march_engine::ops::gated_delta::CHUNK_TOKENS;
 pub use placement::Placement;
 pub(crate) use placement::{Candidate, frobenius, movement};
 pub use plan::{AnchorPlan, Recording};
@@ -137,6 +138,15 @@ pub struct Timeline {
     pub usual_movement: f64,
     /// All boundaries so far, where they are recorded.
     pub boundaries: Option<Vec<usize>>,
+}
+
+impl Timeline {
+    /// Goes on by tokens among which there is no boundary.
+    pub(crate) fn advance(&mut self, tokens: usize) {
+        self.position += tokens;
+        let chunk = self.position / CHUNK_TOKENS * CHUNK_TOKENS;
+        self.recent.retain(|&boundary| boundary > chunk);
+    }
 }
 
 /// A setting in a file: as it is written on the command line.

@@ -140,6 +140,13 @@ fn read_plan(rows: &[Walk], tokens: usize, newest: Option<usize>) -> Arc<ReadPla
     Arc::new(ReadPlan { segments })
 }
 
+/// Every token of one row sees the `newest` of `count` anchors.
+fn newest_of(count: usize, newest: usize, tokens: usize) -> Arc<ReadPlan> {
+    let visible = Visible::Run(count - newest.min(count)..count);
+    let segment = Segment { start: 0, len: tokens, visible };
+    Arc::new(ReadPlan { segments: if count > 0 { vec![segment] } else { Vec::new() } })
+}
+
 impl AnchorPlan {
     /// `rows` sequences of `tokens` tokens from their beginning with periodic anchors: what training computes. An
     /// anchor at the very end is read by nobody and left out.
@@ -192,6 +199,26 @@ impl AnchorPlan {
         (plan, row.after)
     }
 
+    /// The same without a boundary, as most decoding steps are: nothing that grows with the anchors is listed, so
+    /// `keep` and `ordinals` are empty. The sequence then only moves on ([`Timeline::advance`]).
+    pub(crate) fn quiet(policy: &Policy, timeline: &Timeline, tokens: usize, first_new: usize) -> Self {
+        let count = timeline.kept.len();
+        Self {
+            position: timeline.position,
+            tokens,
+            boundaries: Arc::new(vec![Vec::new()]),
+            replay: timeline.recent.iter().map(|b| b % CHUNK_TOKENS).collect(),
+            new: first_new..first_new,
+            read: newest_of(count, count, tokens),
+            read_newest: newest_of(count, policy.top_k.unwrap_or(count), tokens),
+            top_k: policy.top_k,
+            storage: policy.storage,
+            budget: policy.budget(),
+            record: timeline.boundaries.is_some(),
+            ..Self::default()
+        }
+    }
+
     fn of(policy: &Policy, rows: &[Walk], position: usize, tokens: usize) -> Self {
         let read = read_plan(rows, tokens, None);
         let newest = |k| read_plan(rows, tokens, Some(k));
@@ -212,14 +239,9 @@ impl AnchorPlan {
     /// The same call in a layer that has kept these anchors by itself: every token sees all of them.
     pub(crate) fn seeing(&self, kept: impl ExactSizeIterator<Item = Anchor>) -> Self {
         let count = kept.len();
-        let read = |newest: usize| {
-            let visible = Visible::Run(count - newest.min(count)..count);
-            let segment = Segment { start: 0, len: self.tokens, visible };
-            Arc::new(ReadPlan { segments: if count > 0 { vec![segment] } else { Vec::new() } })
-        };
         Self {
-            read: read(count),
-            read_newest: read(self.top_k.unwrap_or(count)),
+            read: newest_of(count, count, self.tokens),
+            read_newest: newest_of(count, self.top_k.unwrap_or(count), self.tokens),
             ordinals: kept.chain(self.placed.iter().copied()).map(|anchor| anchor.ordinal).collect(),
             ..self.clone()
         }
@@ -293,6 +315,16 @@ mod tests {
                         let (plan, after) = AnchorPlan::next(&policy, &timeline, tokens, &boundaries, 0);
                         parts.extend(seen(&plan, &plan.read));
                         assert_eq!(plan.keep.len(), after.kept.len());
+                        if boundaries.is_empty() {
+                            let quiet = AnchorPlan::quiet(&policy, &timeline, tokens, 0);
+                            let full =
+                                AnchorPlan { keep: plan.keep, ordinals: plan.ordinals, ..quiet.clone() };
+                            assert_eq!(seen(&full, &quiet.read), parts[parts.len() - tokens..]);
+                            assert_eq!(quiet.read_newest, plan.read_newest);
+                            assert_eq!(quiet.replay, plan.replay);
+                            timeline.advance(tokens);
+                            assert_eq!(timeline, after);
+                        }
                         timeline = after;
                     }
                     assert_eq!(parts, whole, "{policy:?}, calls of {cut}");

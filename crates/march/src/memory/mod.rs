@@ -281,8 +281,8 @@ impl<E: Engine> Anchors<E> {
     }
 
     /// The states, each [1, value_heads, d_k, d_v].
-    pub fn states(&self) -> Vec<&E::Stored> {
-        self.states.iter().map(Arc::as_ref).collect()
+    pub fn states(&self) -> &[Arc<E::Stored>] {
+        &self.states
     }
 
     /// The routing keys, [anchors, value_heads·d_r]; none where there is no anchor yet.

@@ -25,8 +25,7 @@ impl FeedForward {
     }
 
     pub fn forward<E: Engine>(&self, pass: &Pass<'_, '_, E>, x: &Var<E::Tensor>) -> Result<Var<E::Tensor>> {
-        let gate = pass.linear(x, self.gate_proj)?;
-        let up = pass.linear(x, self.up_proj)?;
+        let [gate, up] = pass.linear_each(x, [self.gate_proj, self.up_proj])?;
         pass.linear(&pass.tape.swiglu(SwiGlu { gate: &gate, up: &up })?, self.down_proj)
     }
 }

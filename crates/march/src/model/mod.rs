@@ -350,7 +350,12 @@ impl<E: Engine> Model<E> {
             let timeline = &bank.timeline;
             let up_to = |position| boundaries.partition_point(|&boundary| boundary <= position);
             let here = &boundaries[up_to(timeline.position)..up_to(timeline.position + tokens)];
-            let (plan, after) = AnchorPlan::next(bank.policy(), timeline, tokens, here, first_new);
+            let (plan, after) = if here.is_empty() && trace.is_none() {
+                (AnchorPlan::quiet(bank.policy(), timeline, tokens, first_new), None)
+            } else {
+                let (plan, after) = AnchorPlan::next(bank.policy(), timeline, tokens, here, first_new);
+                (plan, Some(after))
+            };
             first_new = plan.new.end;
             plans.push(plan);
             timelines.push(after);
@@ -358,9 +363,13 @@ impl<E: Engine> Model<E> {
         banks.iter_mut().for_each(|bank| bank.torn = true);
         let hidden = self.run(tape, weights, batch, plans, banks, false, trace)?;
         for (bank, timeline) in banks.iter_mut().zip(timelines) {
+            bank.torn = false;
+            let Some(timeline) = timeline else {
+                bank.timeline.advance(tokens);
+                continue;
+            };
             let placed = timeline.complete > bank.timeline.complete;
             bank.timeline = timeline;
-            bank.torn = false;
             if placed && bank.policy().budget().is_some() {
                 bank.join_layers();
             }

@@ -52,6 +52,15 @@ impl<E: Engine> Pass<'_, '_, E> {
         Ok(self.tape.linear(Linear { x, weight: self.weight(weight), bias: None })?)
     }
 
+    /// x Wᵀ for each of several W.
+    pub fn linear_each<const N: usize>(
+        &self,
+        x: &Var<E::Tensor>,
+        weights: [Parameter; N],
+    ) -> Result<[Var<E::Tensor>; N]> {
+        Ok(self.tape.linear_each(x, weights.map(|weight| self.weight(weight)))?)
+    }
+
     /// New anchors of the call, all rows'.
     pub fn new_anchors(&self) -> usize {
         self.context.plans.last().map_or(0, |plan| plan.new.end)

@@ -2,6 +2,8 @@
 //! product; softmax by streaming; top-K by grouping the tokens that chose an anchor. Forward: tiles over threads.
 //! Backward: (group of segments, key head) over threads, because later tokens add to earlier anchors.
 
+use std::sync::Arc;
+
 use super::dense::DenseTile;
 use super::dense_backward::{Backward, Given, Outputs};
 use super::one::{ChooseOne, DenseOne, ReadOne};
@@ -45,7 +47,7 @@ pub(crate) fn weights(
 /// Reads stored states that stand one after the other.
 pub(crate) fn forward_stored(
     cpu: &Cpu,
-    input: AnchorRead<&T, &[&StoredStates]>,
+    input: AnchorRead<&T, &[Arc<StoredStates>]>,
     options: &AnchorReadOptions,
 ) -> Result<T> {
     let states = input.anchor_states;
@@ -64,7 +66,7 @@ pub(crate) fn forward_stored(
         for stored in states {
             same_shape(stored, None, shape)?;
             if stored.shape()[0] > 0 {
-                list.push((shape[0], *stored));
+                list.push((shape[0], &**stored));
             }
             shape[0] += stored.shape()[0];
         }
@@ -80,7 +82,7 @@ pub(crate) fn forward_stored(
     let from = if single { States::Single(states) } else { States::Stored(&list) };
     let call = Call::new(sizes, input, from, options);
     let (readout, ..) = read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), false, false)?;
-    states.iter().try_for_each(|stored| stored.check())?;
+    list.iter().try_for_each(|(_, stored)| stored.check())?;
     Ok(readout)
 }
 
@@ -96,11 +98,17 @@ fn same_shape(stored: &StoredStates, count: Option<usize>, like: [usize; 4]) -> 
 }
 
 impl Call<'_> {
-    /// Checks stored states that hold one anchor each, before they are read.
-    fn check_single(&self, anchors: impl Iterator<Item = usize>) -> Result<()> {
+    /// Checks the sizes of stored states that hold one anchor each, before they are read.
+    fn check_sizes(&self, mut anchors: impl Iterator<Item = usize>) -> Result<()> {
         let States::Single(list) = self.states else { return Ok(()) };
         let like = [1, self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim];
-        anchors.into_iter().try_for_each(|anchor| same_shape(list[anchor], Some(1), like))
+        anchors.try_for_each(|anchor| same_shape(&list[anchor], Some(1), like))
+    }
+
+    /// Refuses those of them that were damaged, after they were read.
+    fn check_sound(&self, mut anchors: impl Iterator<Item = usize>) -> Result<()> {
+        let States::Single(list) = self.states else { return Ok(()) };
+        anchors.try_for_each(|anchor| list[anchor].check())
     }
 }
 
@@ -145,9 +153,7 @@ fn read(
         let log_sum = Shared::new(log_sum.data_mut());
         let all = all.as_mut().map(|t| Shared::new(t.data_mut()));
         let list = tiles(dense.iter().map(|&i| &segments[i]));
-        for segment in dense.iter().map(|&i| &segments[i]) {
-            call.check_single((0..segment.visible.len()).map(|i| segment.visible.get(i)))?;
-        }
+        dense.iter().try_for_each(|&i| call.check_sizes(segments[i].visible.iter()))?;
         // The longest lists come last in a sequence; they start first.
         cpu.parallel(list.len() * heads, |task| {
             let (segment, first, count) = list[list.len() - 1 - task / heads];
@@ -218,13 +224,12 @@ fn read(
                     });
                 });
             }
-            let rows_of = |i: &usize| segments[*i].start..segments[*i].start + segments[*i].len;
-            if let States::Single(_) = call.states {
-                for row in sparse.iter().flat_map(rows_of) {
-                    let chosen = &chosen.data()[row * heads * top_k..(row + 1) * heads * top_k];
-                    call.check_single(chosen.iter().filter(|&&v| v >= 0.0).map(|&v| v as usize))?;
-                }
-            }
+            let of_segment = |i: &usize| {
+                let rows = segments[*i].start..segments[*i].start + segments[*i].len;
+                &chosen.data()[rows.start * heads * top_k..rows.end * heads * top_k]
+            };
+            let read = || sparse.iter().flat_map(of_segment).filter(|&&v| v >= 0.0).map(|&v| v as usize);
+            call.check_sizes(read())?;
             let blocks = blocks(segments, sparse.iter().copied());
             cpu.parallel(blocks.len() * heads, |task| {
                 let (block, head) = (&blocks[task / heads], task % heads);
@@ -252,7 +257,9 @@ fn read(
                     });
                 });
             });
+            call.check_sound(read())?;
         }
+        dense.iter().try_for_each(|&i| call.check_sound(segments[i].visible.iter()))?;
     }
     if let (Some(all), false) = (&mut all, sparse.is_empty()) {
         let all = all.data_mut();

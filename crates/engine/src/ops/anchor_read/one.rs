@@ -3,8 +3,8 @@
 
 use std::cmp::Ordering;
 
-use super::Segment;
 use super::tile::{ANCHORS, Call, NOBODY};
+use super::{Segment, Visible};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
@@ -72,6 +72,9 @@ impl Kernel for DenseOne<'_> {
         for (i, weight) in scores[..seen].iter().enumerate() {
             let anchor = segment.visible.get(i);
             let weight = Epilogue::Weighted(std::slice::from_ref(weight));
+            if i + 1 < seen {
+                call.ask(s, segment.visible.get(i + 1), head);
+            }
             call.read_one(s, anchor, head, q, panels, out, weight);
         }
         let at = row * sizes.value_heads + head;
@@ -109,11 +112,26 @@ fn scores<'a, S: Simd>(
     let from = &call.routing_query[(row * call.sizes.value_heads + head) * width..][..width];
     simd::scale_to(s, &mut rho[..width], call.routing_scale, from);
     let stride = call.sizes.value_heads * width;
-    let key = |i: usize| &call.routing_keys[segment.visible.get(i) * stride + head * width..][..width];
-    for (block, to) in scores.chunks_exact_mut(LANES).enumerate() {
-        let (first, count) = (block * LANES, LANES.min(seen - block * LANES));
+    let at = |i: usize| segment.visible.get(i) * stride + head * width;
+    let mut done = 0;
+    if width.is_multiple_of(LANES) && matches!(segment.visible, Visible::Run(_)) {
+        // Whole keys of anchors that stand one after the other are read where they lie.
+        let keys = |first: usize, count: usize| &call.routing_keys[at(first)..at(first + count - 1) + width];
+        while done + MANY * LANES <= seen {
+            let to = &mut scores[done..done + MANY * LANES];
+            score_blocks::<S, MANY>(s, keys(done, MANY * LANES), stride, &rho[..width], to);
+            done += MANY * LANES;
+        }
+        while done + LANES <= seen {
+            let to = &mut scores[done..done + LANES];
+            score_blocks::<S, 1>(s, keys(done, LANES), stride, &rho[..width], to);
+            done += LANES;
+        }
+    }
+    for first in (done..seen).step_by(LANES) {
+        let (to, count) = (&mut scores[first..first + LANES], LANES.min(seen - first));
         for i in 0..count {
-            simd::copy(s, &mut rows[i * wide..][..width], key(first + i));
+            simd::copy(s, &mut rows[i * wide..][..width], &call.routing_keys[at(first + i)..][..width]);
         }
         let mut acc = s.splat(0.0);
         for k in (0..width).step_by(LANES) {
@@ -128,6 +146,36 @@ fn scores<'a, S: Simd>(
         to[count..].fill(f32::NEG_INFINITY);
     }
     scores
+}
+
+/// Blocks of eight anchors that are scored side by side, so that no sum waits for itself.
+const MANY: usize = 4;
+
+/// The scores of B blocks of eight anchors whose keys are `stride` apart.
+#[inline(always)]
+#[allow(unsafe_code)]
+fn score_blocks<S: Simd, const B: usize>(s: S, keys: &[f32], stride: usize, rho: &[f32], to: &mut [f32]) {
+    assert!(rho.len().is_multiple_of(LANES) && (B * LANES - 1) * stride + rho.len() <= keys.len());
+    let mut acc = [s.splat(0.0); B];
+    let mut turned = [[0.0; LANES * LANES]; B];
+    for (k, rho) in rho.chunks_exact(LANES).enumerate() {
+        for b in 0..B {
+            // SAFETY: the assertion bounds eight rows of eight numbers.
+            unsafe {
+                let from = keys.as_ptr().add(b * LANES * stride + k * LANES);
+                s.transpose8(from, stride, turned[b].as_mut_ptr(), LANES);
+            }
+        }
+        for j in 0..LANES {
+            let rho = s.splat(rho[j]);
+            for b in 0..B {
+                acc[b] = s.fma(s.load(&turned[b][j * LANES..]), rho, acc[b]);
+            }
+        }
+    }
+    for b in 0..B {
+        s.store(&mut to[b * LANES..], acc[b]);
+    }
 }
 
 /// Chooses for token `row`, one head.
@@ -228,6 +276,15 @@ impl Kernel for ReadOne<'_> {
 }
 
 impl Call<'_> {
+    /// Asks for the state of an anchor that is read next. States lie apart, which the processor does not foresee.
+    #[inline(always)]
+    fn ask<S: Simd>(&self, s: S, anchor: usize, head: usize) {
+        const LINES: usize = 32;
+        if let Some(state) = self.plain_state(anchor, head) {
+            simd::prefetch_rows(s, state, 0, 0, 1, state.len().min(LINES * 2 * LANES));
+        }
+    }
+
     /// Aᵀq of one anchor and head, into `pad.value` numbers.
     #[inline(always)]
     fn read_one<S: Simd>(

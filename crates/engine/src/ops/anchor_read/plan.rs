@@ -27,6 +27,11 @@ impl Visible {
         self.len() == 0
     }
 
+    /// All of them, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = usize> {
+        (0..self.len()).map(|i| self.get(i))
+    }
+
     /// The `i`-th oldest, as a row of the anchor tensors.
     pub fn get(&self, i: usize) -> usize {
         match self {

@@ -1,5 +1,7 @@
 //! The equations as they stand, token by token.
 
+use std::sync::Arc;
+
 use super::{AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, check_weights, output_shape};
 use crate::error::{Result, bad_shape, expect_shape};
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
@@ -150,7 +152,7 @@ pub(crate) fn backward<R: Real>(
 
 /// [`forward`] on stored states, dequantised first.
 pub(crate) fn forward_stored<R: Real>(
-    input: AnchorRead<&Tensor<R>, &[&StoredStates]>,
+    input: AnchorRead<&Tensor<R>, &[Arc<StoredStates>]>,
     options: &AnchorReadOptions,
 ) -> Result<Tensor<R>> {
     let list = input.anchor_states;

@@ -5,6 +5,8 @@
 //! Every score is one chain of multiply-adds over d_r, whatever the tile: training, prefill and a decoding step
 //! choose the same anchors.
 
+use std::sync::Arc;
+
 use super::stored::StoredStates;
 use super::{AnchorRead, AnchorReadOptions, Sizes, Visible};
 use crate::ops::gated_delta::L2_EPS;
@@ -48,7 +50,7 @@ pub(super) enum States<'a> {
     /// With the number of the first anchor of each.
     Stored(&'a [(usize, &'a StoredStates)]),
     /// One anchor in each.
-    Single(&'a [&'a StoredStates]),
+    Single(&'a [Arc<StoredStates>]),
     /// Only the weights are wanted.
     Absent,
 }

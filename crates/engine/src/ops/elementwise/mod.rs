@@ -144,6 +144,9 @@ impl<'e, E: Engine> Tape<'e, E> {
     /// y = f(a, b) on every element; shapes broadcast as in numpy.
     pub fn zip(&self, kind: Zip, a: &Var<E::Tensor>, b: &Var<E::Tensor>) -> Result<Var<E::Tensor>> {
         let y = self.engine().zip(kind, a.value(), b.value())?;
+        if self.is_constant(&[a, b]) {
+            return Ok(self.constant(y));
+        }
         let needs = [self.records(&[a]), self.records(&[b])];
         if matches!(kind, Zip::Add | Zip::Sub) {
             // Only shapes matter: a residual stream keeps nothing, and its gradient is handed on as it is.

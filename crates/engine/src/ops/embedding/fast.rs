@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::precision::from_bf16;
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::Tensor;
-use crate::weight::Weight;
+use crate::weight::{Weight, place};
 
 #[allow(unsafe_code)]
 pub(crate) fn forward(cpu: &Cpu, input: Embedding<'_, &Tensor<f32>>) -> Result<Tensor<f32>> {
@@ -29,7 +29,10 @@ pub(crate) fn forward(cpu: &Cpu, input: Embedding<'_, &Tensor<f32>>) -> Result<T
                 Weight::Bf16(table) => y.iter_mut().zip(&table[row]).for_each(|(y, &v)| *y = from_bf16(v)),
                 Weight::Int8 { codes, scales } => {
                     let scale = scales[id as usize];
-                    y.iter_mut().zip(&codes[row]).for_each(|(y, &code)| *y = f32::from(code) * scale);
+                    let codes = &codes[row];
+                    for (i, y) in y.iter_mut().enumerate() {
+                        *y = f32::from(codes[place(i, width)]) * scale;
+                    }
                 }
             }
         }

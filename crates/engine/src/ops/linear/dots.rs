@@ -14,13 +14,13 @@ use super::Sizes;
 use crate::cpu::{Carve, Shared};
 use crate::precision::from_bf16;
 use crate::simd::{Kernel, LANES, Simd};
-use crate::weight::Weight;
+use crate::weight::{BLOCK, Weight};
 
 /// Rows of W that go by together.
 pub(super) const COLUMNS: usize = 8;
 /// Up to as many rows of x, W is read where it lies.
 const FEW: usize = 4;
-/// Numbers of a row that are laid out at a time.
+/// Numbers of a row that are laid out at a time: whole blocks.
 const PIECE: usize = 512;
 
 /// Columns `columns` of y = x Wᵀ.
@@ -82,13 +82,26 @@ trait Source: Copy {
     /// # Safety
     /// Numbers `at..at + 8` must exist.
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V;
+    /// A block of 32 numbers of one row, which begins at a multiple of 32 there.
+    /// # Safety
+    /// Numbers `at..at + 32` must exist.
+    #[inline(always)]
+    unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { [self.load(s, at), self.load(s, at + 8), self.load(s, at + 16), self.load(s, at + 24)] }
+    }
     fn get(self, at: usize) -> f32;
     fn prefetch<S: Simd>(self, s: S, at: usize);
-    /// The factor of a row's sum.
-    fn scale(self, _row: usize) -> f32 {
-        1.0
+    /// A row's sum, in the units of W.
+    #[inline(always)]
+    fn scaled(self, sum: f32, _row: usize) -> f32 {
+        sum
     }
 }
+
+/// What a code of 1 counts while sums are formed: int8 codes are widened from the uppermost byte. A power of two, so no
+/// bit of a sum depends on it.
+const UNIT: f32 = 16_777_216.0;
 
 #[derive(Clone, Copy)]
 struct F32<'a>(&'a [f32]);
@@ -139,19 +152,24 @@ impl Source for Int8<'_> {
     #[inline(always)]
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
         // SAFETY: the caller's promise.
-        unsafe { s.load_i8_ptr(self.codes.as_ptr().add(at)) }
+        unsafe { s.mul(s.load_i8_ptr(self.codes.as_ptr().add(at)), s.splat(UNIT)) }
+    }
+    #[inline(always)]
+    unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_i8_quads(self.codes.as_ptr().add(at)) }
     }
     #[inline(always)]
     fn get(self, at: usize) -> f32 {
-        f32::from(self.codes[at])
+        f32::from(self.codes[at]) * UNIT
     }
     #[inline(always)]
     fn prefetch<S: Simd>(self, s: S, at: usize) {
         s.prefetch(self.codes.as_ptr().wrapping_add(at).cast());
     }
     #[inline(always)]
-    fn scale(self, row: usize) -> f32 {
-        self.scales[row]
+    fn scaled(self, sum: f32, row: usize) -> f32 {
+        sum * (1.0 / UNIT) * self.scales[row]
     }
 }
 
@@ -196,12 +214,27 @@ impl Call<'_> {
         let mut acc = [[s.splat(0.0); N]; M];
         let (whole, ahead) = (inner / LANES * LANES, N * inner);
         let mut l = 0;
-        while l < whole {
-            if l.is_multiple_of(W::LINE) {
-                for j in 0..N {
-                    w.prefetch(s, at[j] + (l + ahead));
+        while l + BLOCK <= whole {
+            for line in (l..l + BLOCK).step_by(W::LINE.min(BLOCK)) {
+                for j in 0..if line.is_multiple_of(W::LINE) { N } else { 0 } {
+                    w.prefetch(s, at[j] + (line + ahead));
                 }
             }
+            // SAFETY: l + 32 ≤ inner; rows c + j of W are within it, as `run` has seen.
+            unsafe {
+                for j in 0..N {
+                    let ws = w.block(s, at[j] + l);
+                    for v in 0..BLOCK / LANES {
+                        for i in 0..M {
+                            let xi = s.load_ptr(x[i].as_ptr().add(l + v * LANES));
+                            acc[i][j] = s.fma(xi, ws[v], acc[i][j]);
+                        }
+                    }
+                }
+            }
+            l += BLOCK;
+        }
+        while l < whole {
             // SAFETY: l + 8 ≤ inner; rows c + j of W are within it, as `run` has seen.
             unsafe {
                 let xs: [S::V; M] = std::array::from_fn(|i| s.load_ptr(x[i].as_ptr().add(l)));
@@ -233,10 +266,20 @@ impl Call<'_> {
                 for from in (0..whole.max(1)).step_by(PIECE) {
                     let piece = Piece { from, to: (from + PIECE).min(whole), last: from + PIECE >= whole };
                     for j in 0..wide {
-                        for l in (piece.from..piece.to).step_by(LANES) {
+                        let mut l = from;
+                        while l + BLOCK <= piece.to {
+                            // SAFETY: l + 32 ≤ inner, and row c + j is within W.
+                            let block = unsafe { w.block(s, (c + j) * inner + l) };
+                            for v in 0..BLOCK / LANES {
+                                s.store(&mut panel[j * PIECE + l - from + v * LANES..], block[v]);
+                            }
+                            l += BLOCK;
+                        }
+                        while l < piece.to {
                             // SAFETY: l + 8 ≤ inner, and row c + j is within W.
                             let v = unsafe { w.load(s, (c + j) * inner + l) };
                             s.store(&mut panel[j * PIECE + l - from..], v);
+                            l += LANES;
                         }
                     }
                     for r in (r0..r1).step_by(3) {
@@ -338,18 +381,18 @@ impl Call<'_> {
         for i in 0..M {
             // SAFETY: row r + i, columns c..c + N belong to this task alone.
             let out = unsafe { self.y.part((r + i) * outer + c, N) };
-            let mut sums = [0.0; LANES];
-            if N == LANES {
-                s.store(&mut sums, s.sums(std::array::from_fn(|j| acc[i][j.min(N - 1)])));
-            } else {
-                (0..N).for_each(|j| sums[j] = s.sum(acc[i][j]));
+            // Of fewer than eight vectors some are summed twice, which the compiler sees.
+            let mut eight = [acc[i][0]; LANES];
+            for j in 0..LANES {
+                eight[j] = acc[i][j % N];
             }
+            let mut sums = [0.0; LANES];
+            s.store(&mut sums, s.sums(eight));
             for j in 0..N {
-                let mut sum = sums[j];
                 for l in inner / LANES * LANES..inner {
-                    sum += self.x[(r + i) * inner + l] * w.get((c + j) * inner + l);
+                    sums[j] += self.x[(r + i) * inner + l] * w.get((c + j) * inner + l);
                 }
-                out[j] = sum * w.scale(c + j);
+                out[j] = w.scaled(sums[j], c + j);
             }
         }
     }

@@ -11,6 +11,9 @@ use crate::product::product;
 use crate::tensor::Tensor;
 use crate::weight::Weight;
 
+/// Multiply-adds below which one thread is enough.
+const SMALL: usize = 32 * 1024;
+
 pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>>) -> Result<Tensor<f32>> {
     let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Tensor::shape))?;
     let mut y = cpu.uninit(&output_shape(input.x.shape(), sizes));
@@ -21,7 +24,7 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>>) -> Result<Tensor<f
             let x = MatRef::from_row_major_slice(x, sizes.rows, sizes.inner);
             product(cpu, y.data_mut(), Accum::Replace, x, w.transpose());
         }
-        (weight, _) => invariant(cpu, sizes, x, weight, y.data_mut()),
+        (weight, _) => invariant(cpu, x, &[Job { sizes, weight, y: Shared::new(y.data_mut()) }]),
     }
     if let Some(bias) = input.bias {
         let bias = bias.data();
@@ -30,6 +33,30 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>>) -> Result<Tensor<f
         }
     }
     Ok(y)
+}
+
+/// Several products with one x, which threads share as if they were one.
+pub(crate) fn forward_each(cpu: &Cpu, x: &Tensor<f32>, weights: &[&Tensor<f32>]) -> Result<Vec<Tensor<f32>>> {
+    if cpu.products() == Products::Fastest {
+        return weights.iter().map(|weight| forward(cpu, Linear { x, weight, bias: None })).collect();
+    }
+    let mut outputs = Vec::with_capacity(weights.len());
+    for weight in weights {
+        let sizes = check(x.shape(), weight.shape(), None)?;
+        outputs.push((sizes, cpu.uninit(&output_shape(x.shape(), sizes))));
+    }
+    let jobs: Vec<Job<'_>> = weights
+        .iter()
+        .zip(&mut outputs)
+        .map(|(weight, (sizes, y))| Job {
+            sizes: *sizes,
+            weight: weight.weight(),
+            y: Shared::new(y.data_mut()),
+        })
+        .collect();
+    invariant(cpu, x.data(), &jobs);
+    drop(jobs);
+    Ok(outputs.into_iter().map(|(_, y)| y).collect())
 }
 
 pub(crate) fn backward(
@@ -64,21 +91,38 @@ pub(crate) fn backward(
     Ok([dx, dw, db])
 }
 
-/// y = x Wᵀ with bits of a row that do not depend on the other rows.
-fn invariant(cpu: &Cpu, sizes: Sizes, x: &[f32], weight: Weight<'_>, y: &mut [f32]) {
-    if sizes.rows == 0 || sizes.outer == 0 {
+/// One y = x Wᵀ.
+struct Job<'a> {
+    sizes: Sizes,
+    weight: Weight<'a>,
+    y: Shared<'a>,
+}
+
+/// y = x Wᵀ for each job, all of one x, with bits of a row that do not depend on the other rows.
+fn invariant(cpu: &Cpu, x: &[f32], jobs: &[Job<'_>]) {
+    let outer: usize = jobs.iter().map(|job| job.sizes.outer).sum();
+    let work = jobs.first().map_or(0, |job| job.sizes.rows * job.sizes.inner);
+    if jobs.first().is_none_or(|job| job.sizes.rows == 0) {
         return;
     }
     // Each task takes some rows of W, so that W is read once by all threads together; no task is tiny.
-    let share = sizes.outer.div_ceil(cpu.threads() * 4);
-    let per_task = share.max(8 * 1024 / (sizes.rows * sizes.inner).max(1)).next_multiple_of(COLUMNS);
-    let small = sizes.rows * sizes.inner * sizes.outer < 32 * 1024;
-    let per_task = if small { sizes.outer } else { per_task };
-    let out = Shared::new(y);
-    cpu.parallel(sizes.outer.div_ceil(per_task), |t| {
-        let columns = t * per_task..((t + 1) * per_task).min(sizes.outer);
-        with_scratch(Dots::scratch(sizes), |scratch| {
-            cpu.level().run(Dots { sizes, x, weight, y: &out, columns, scratch });
-        });
-    });
+    let share = outer.div_ceil(cpu.threads() * 4);
+    let per_task = share.max(8 * 1024 / work.max(1)).next_multiple_of(COLUMNS).max(COLUMNS);
+    let tasks = |job: &Job<'_>| job.sizes.outer.div_ceil(per_task);
+    let run = |mut task: usize| {
+        for job in jobs {
+            let count = tasks(job);
+            if task >= count {
+                task -= count;
+                continue;
+            }
+            let Job { sizes, weight, ref y } = *job;
+            let columns = task * per_task..((task + 1) * per_task).min(sizes.outer);
+            return with_scratch(Dots::scratch(sizes), |scratch| {
+                cpu.level().run(Dots { sizes, x, weight, y, columns, scratch });
+            });
+        }
+    };
+    let count = jobs.iter().map(tasks).sum();
+    if work * outer < SMALL { (0..count).for_each(run) } else { cpu.parallel(count, run) }
 }

@@ -59,6 +59,23 @@ pub(crate) fn output_shape(x: &[usize], sizes: Sizes) -> Vec<usize> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
+    /// x Wᵀ for each of several W.
+    pub fn linear_each<const N: usize>(
+        &self,
+        x: &Var<E::Tensor>,
+        weights: [&Var<E::Tensor>; N],
+    ) -> Result<[Var<E::Tensor>; N]> {
+        let outputs: Vec<Var<E::Tensor>> = if self.is_constant(&[x]) && self.is_constant(&weights) {
+            let outputs = self.engine().linear_each(x.value(), &weights.map(Var::value))?;
+            outputs.into_iter().map(|y| self.constant(y)).collect()
+        } else {
+            let each = weights.into_iter().map(|weight| self.linear(Linear { x, weight, bias: None }));
+            each.collect::<Result<_>>()?
+        };
+        let Ok(outputs) = outputs.try_into() else { unreachable!("one for each weight") };
+        Ok(outputs)
+    }
+
     /// y = x Wᵀ (+ bias).
     pub fn linear(&self, input: Linear<&Var<E::Tensor>>) -> Result<Var<E::Tensor>> {
         let values =
@@ -67,6 +84,9 @@ impl<'e, E: Engine> Tape<'e, E> {
         let inputs = &all[..2 + usize::from(input.bias.is_some())];
         self.refuse_gradient("linear", values.weight, inputs)?;
         let y = self.engine().linear(values)?;
+        if self.is_constant(inputs) {
+            return Ok(self.constant(y));
+        }
         let needs = [
             self.records(&[input.x]),
             self.records(&[input.weight]),

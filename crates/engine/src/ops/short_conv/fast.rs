@@ -179,8 +179,17 @@ fn packed_len(sizes: Sizes) -> usize {
 }
 
 fn pack(sizes: Sizes, weight: &[f32], packed: &mut [f32]) {
-    packed.fill(0.0);
     let eight = sizes.kernel * LANES;
+    if sizes.kernel == K && sizes.width.is_multiple_of(LANES) {
+        // A decoding step packs as much as a long text: with the sizes known here it is a few shuffles.
+        let (packed, _) = packed.as_chunks_mut::<{ K * LANES }>();
+        let (weight, _) = weight.as_chunks::<{ K * LANES }>();
+        for (packed, weight) in packed.iter_mut().zip(weight) {
+            *packed = std::array::from_fn(|i| weight[i % LANES * K + i / LANES]);
+        }
+        return;
+    }
+    packed.fill(0.0);
     for (packed, weight) in packed.chunks_exact_mut(eight).zip(weight.chunks(eight)) {
         for (lane, taps) in weight.chunks_exact(sizes.kernel).enumerate() {
             for (j, &w) in taps.iter().enumerate() {

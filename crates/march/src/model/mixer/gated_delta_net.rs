@@ -186,13 +186,9 @@ impl GatedDeltaNet {
         pass: &Pass<'_, '_, E>,
         text: &Var<E::Tensor>,
     ) -> Result<Projected<E::Tensor>> {
-        Ok(Projected {
-            query: pass.linear(text, self.q_proj)?,
-            key: pass.linear(text, self.k_proj)?,
-            value: pass.linear(text, self.v_proj)?,
-            retention_input: pass.linear(text, self.a_proj)?,
-            write_input: pass.linear(text, self.b_proj)?,
-        })
+        let weights = [self.q_proj, self.k_proj, self.v_proj, self.a_proj, self.b_proj];
+        let [query, key, value, retention_input, write_input] = pass.linear_each(text, weights)?;
+        Ok(Projected { query, key, value, retention_input, write_input })
     }
 
     /// Queries, keys and values after their convolutions. With a memory, its tails come before the first token

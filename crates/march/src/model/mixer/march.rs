@@ -216,7 +216,7 @@ impl March {
                     query: query.value(),
                     routing_query: routing_query.value(),
                     routing_keys: routing_keys.value(),
-                    anchor_states: &memory.anchors.states()[..],
+                    anchor_states: memory.anchors.states(),
                     null_score: null_score.map(Var::value),
                 };
                 Some(pass.tape.constant(engine.anchor_read_stored(input, &options)?))
@@ -224,6 +224,7 @@ impl March {
             _ => None,
         };
         match plan.budget {
+            None if plan.new.is_empty() => {}
             None => memory.anchors.keep(engine, &plan.keep)?,
             Some(bytes) => {
                 for &anchor in &plan.placed {
