@@ -228,7 +228,7 @@ fn weights_add_up() {
 #[test]
 fn stored_states() {
     let mut random = Random(26);
-    for (value_dim, top_k) in [(32, None), (20, None), (20, Some(2))] {
+    for (value_dim, top_k) in [(32, None), (20, None), (20, Some(2)), (80, None), (80, Some(2))] {
         let plan = ReadPlan::from_boundaries(60, &[(1..=5).map(|m| m * 11).collect()]);
         let case = Case { rows: 60, anchors: 5, value_heads: 2, key_dim: 12, value_dim, top_k, ..BASE };
         let (read, inputs) = program(case, plan, &mut random);
@@ -274,6 +274,17 @@ fn stored_states() {
                 } else {
                     assert_close("stored against whole", &found, &whole, 2e-2);
                 }
+                // The last token, alone.
+                let mut alone = inputs.clone();
+                for i in [0, 1, 4] {
+                    let width = inputs[i].shape[1];
+                    alone[i].shape[0] = 1;
+                    alone[i].data = inputs[i].data[59 * width..].to_vec();
+                }
+                let plan = Arc::new(ReadPlan { segments: vec![run(0, 1, 0..5)] });
+                let read = Read(AnchorReadOptions { plan, ..read.0.clone() });
+                let one = stored(&cpu, &read, &alone, storage, cuts);
+                assert!(one[..] == found[59 * one.len()..], "{value_dim} {top_k:?} {storage}");
             }
         }
     }

@@ -286,6 +286,70 @@ fn without_the_final_state() {
     check(&Cpu::new(CpuOptions::default()).unwrap());
 }
 
+/// Where only the last tokens ask, they get the bits that they get where all ask, and states stay as they are; no
+/// gradient is formed.
+#[test]
+fn only_the_last_tokens_ask() {
+    fn check<E: Engine>(engine: &E, case: Case, asking: usize) {
+        let (rule, inputs) = program(case, &mut Random(18));
+        let mut t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
+        let run = |t: &[E::Tensor], keep| {
+            let input = GatedDelta {
+                query: &t[0],
+                key: &t[1],
+                value: &t[2],
+                retention_input: &t[3],
+                write_input: &t[4],
+                a_log: &t[5],
+                dt_bias: &t[6],
+                initial_state: t.get(7),
+            };
+            engine.gated_delta(input, &rule.0, keep).map(|(out, _)| out)
+        };
+        let all = run(&t, false).unwrap();
+        let tape = Tape::inference(engine);
+        let last = |x: &E::Tensor| {
+            let x = tape.constant(x.clone());
+            tape.slice(&x, 1, case.tokens - asking..case.tokens).unwrap().into_value()
+        };
+        t[0] = last(&t[0]);
+        let some = run(&t, false).unwrap();
+        assert!(engine.to_f64(&some.readout) == engine.to_f64(&last(&all.readout)), "{asking} ask");
+        assert!(engine.to_f64(&some.boundary_states) == engine.to_f64(&all.boundary_states));
+        assert!(engine.to_f64(&some.final_state) == engine.to_f64(&all.final_state));
+    }
+    let cpu = |portable| Cpu::new(CpuOptions { portable, ..CpuOptions::default() }).unwrap();
+    for tokens in [1, 16, 40] {
+        for interval in [0, 7] {
+            let case = Case {
+                tokens,
+                interval,
+                batch: 2,
+                key_heads: 2,
+                value_heads: 4,
+                value_dim: 20,
+                initial: true,
+                ..BASE
+            };
+            for asking in [0, 1, 2, 9, 17, 39, 40].into_iter().filter(|&n| n <= tokens) {
+                check(&Reference, case, asking);
+                check(&cpu(false), case, asking);
+                check(&cpu(true), case, asking);
+            }
+        }
+    }
+    let (rule, mut inputs) = program(BASE, &mut Random(19));
+    let mut with = |tokens: usize| {
+        inputs[0] = Random(20).input("query", &[1, tokens, 8], 1.0);
+        inputs.clone()
+    };
+    let fewer = with(BASE.tokens - 1);
+    for refused in [outcome(&cpu(false), &rule, &fewer).err(), outcome(&Reference, &rule, &fewer).err()] {
+        assert!(matches!(refused, Some(Error::Value { operation: "gated_delta", .. })), "{refused:?}");
+    }
+    assert!(matches!(outcome(&cpu(false), &rule, &with(BASE.tokens + 1)), Err(Error::Shape { .. })));
+}
+
 #[test]
 fn bad_calls_are_errors() {
     let mut random = Random(16);

@@ -159,7 +159,7 @@ fn other_tools_read_the_file() {
     assert_eq!(metadata["storage"], "f32");
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(file.tensor("layers.2.anchors.states").unwrap().shape(), [4, 4, 6, 9]);
-    assert_eq!(file.tensor("layers.0.chunk_query").unwrap().shape(), [1, 6, 12]);
+    assert_eq!(file.tensor("layers.0.chunk_key").unwrap().shape(), [1, 6, 12]);
     let file = BankFile::open(&path).unwrap();
     file.verify().unwrap();
     assert_eq!(file.tag(), &trial.tag);

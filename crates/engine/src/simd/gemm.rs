@@ -282,7 +282,7 @@ unsafe fn row_tile<S: Simd, const P: usize>(
 /// # Safety
 /// `p` must be valid for eight numbers.
 #[inline(always)]
-unsafe fn put<S: Simd>(s: S, p: *mut f32, product: S::V, i: usize, epilogue: Epilogue<'_>) {
+pub(crate) unsafe fn put<S: Simd>(s: S, p: *mut f32, product: S::V, i: usize, epilogue: Epilogue<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         let y = match epilogue {

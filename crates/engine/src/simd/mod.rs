@@ -12,7 +12,7 @@ mod part;
 mod portable;
 mod rows;
 
-pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, transpose};
+pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, put, transpose};
 pub(crate) use math::{exp, sigmoid, softplus};
 pub(crate) use panels::{add_rows, pack, padded, transpose_panels, unpack};
 pub(crate) use part::{load_or_part, silu, silu_and_slope, store_or_part};

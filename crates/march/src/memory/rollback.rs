@@ -140,8 +140,8 @@ fn restore<E: Engine>(
 ) -> Result<()> {
     let heads = engine.shape(&state).get(1).copied().unwrap_or(0);
     let width = |tail: &E::Tensor| engine.shape(tail).last().copied().unwrap_or(0);
-    let [query, key, value] = tails.each_ref().map(width);
-    let inputs = [(query, 0.0), (key, 0.0), (value, 0.0), (heads, KEEP_ALL), (heads, 0.0)];
+    let [_, key, value] = tails.each_ref().map(width);
+    let inputs = [(key, 0.0), (value, 0.0), (heads, KEEP_ALL), (heads, 0.0)];
     for (name, (width, number)) in CHUNK.into_iter().zip(inputs) {
         memory.set(name, engine.full(&[1, position % CHUNK_TOKENS, width], number)?);
     }

@@ -3,10 +3,11 @@
 
 use std::cmp::Ordering;
 
+use super::stored::Codes;
 use super::tile::{ANCHORS, Call, NOBODY};
 use super::{Segment, Visible};
 use crate::cpu::{Carve, Shared};
-use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, put};
 
 /// Reads all that token `row` sees, one head.
 pub(super) struct DenseOne<'a> {
@@ -279,9 +280,12 @@ impl Call<'_> {
     /// Asks for the state of an anchor that is read next. States lie apart, which the processor does not foresee.
     #[inline(always)]
     fn ask<S: Simd>(&self, s: S, anchor: usize, head: usize) {
-        const LINES: usize = 32;
-        if let Some(state) = self.plain_state(anchor, head) {
-            simd::prefetch_rows(s, state, 0, 0, 1, state.len().min(LINES * 2 * LANES));
+        const MOST: usize = 2048;
+        const LINE: usize = 64;
+        if let Some((start, bytes)) = self.state(anchor, head).map(|state| state.place()) {
+            for line in (0..bytes.min(MOST)).step_by(LINE) {
+                s.prefetch(start.wrapping_byte_add(line));
+            }
         }
     }
 
@@ -297,14 +301,98 @@ impl Call<'_> {
         out: &mut [f32],
         epilogue: Epilogue<'_>,
     ) {
-        let state = match self.plain_state(anchor, head) {
-            Some(state) => Block::rows(state, self.sizes.value_dim),
-            None => {
-                self.pack_state(s, anchor, head, panels);
-                Block::panels(panels, self.pad.key)
+        let key_dim = self.sizes.key_dim;
+        if let Some(codes) = self.state(anchor, head) {
+            return s.call(ReadCodes { q: &q[..key_dim], codes, out, epilogue });
+        }
+        self.pack_state(s, anchor, head, panels);
+        let (q, state) = (Strided::rows(q, self.pad.key), Block::panels(panels, self.pad.key));
+        gemm(s, [1, self.pad.value, key_dim], Band::Full, q, state, BlockMut::panels(out, 1), epilogue);
+    }
+}
+
+/// Aᵀq where A is decoded as it is read: the bits of a product with what was decoded before.
+struct ReadCodes<'a> {
+    q: &'a [f32],
+    codes: Codes<'a>,
+    /// As many numbers as a row of the state, a multiple of 16.
+    out: &'a mut [f32],
+    epilogue: Epilogue<'a>,
+}
+
+impl Kernel for ReadCodes<'_> {
+    type Output = ();
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { q, codes, out, epilogue } = self;
+        let (width, len) = (out.len(), q.len() * out.len());
+        // SAFETY, of all three: `columns` asks for numbers below `len`, and rows below the number of scales.
+        match codes {
+            Codes::F32(a) => {
+                assert!(a.len() == len);
+                let load = |_: usize, at: usize| unsafe { s.load_ptr(a.as_ptr().add(at)) };
+                columns(s, q, width, out, epilogue, load);
             }
-        };
-        let size = [1, self.pad.value, self.sizes.key_dim];
-        gemm(s, size, Band::Full, Strided::rows(q, self.pad.key), state, BlockMut::panels(out, 1), epilogue);
+            Codes::Bf16(a) => {
+                assert!(a.len() == len);
+                let load = |_: usize, at: usize| unsafe { s.load_bf16_ptr(a.as_ptr().add(at)) };
+                columns(s, q, width, out, epilogue, load);
+            }
+            Codes::Int8(a, scales) => {
+                assert!(a.len() == len && scales.len() == q.len());
+                let load = |row: usize, at: usize| unsafe {
+                    s.mul(s.load_i8_ptr(a.as_ptr().add(at)), s.splat(*scales.get_unchecked(row)))
+                };
+                columns(s, q, width, out, epilogue, load);
+            }
+        }
+    }
+}
+
+/// qᵀA, A `width` wide, where `load(row, at)` gives eight numbers from number `at` of A on, which are of that row.
+#[inline(always)]
+fn columns<S: Simd>(
+    s: S,
+    q: &[f32],
+    width: usize,
+    out: &mut [f32],
+    epilogue: Epilogue<'_>,
+    load: impl Fn(usize, usize) -> S::V,
+) {
+    let mut from = 0;
+    while from + 4 * PANEL <= width {
+        some_columns::<S, 8>(s, q, width, from, out, epilogue, &load);
+        from += 4 * PANEL;
+    }
+    while from + PANEL <= width {
+        some_columns::<S, 2>(s, q, width, from, out, epilogue, &load);
+        from += PANEL;
+    }
+}
+
+/// Columns `from..from + 8 V` of it.
+#[inline(always)]
+#[allow(unsafe_code)]
+fn some_columns<S: Simd, const V: usize>(
+    s: S,
+    q: &[f32],
+    width: usize,
+    from: usize,
+    out: &mut [f32],
+    epilogue: Epilogue<'_>,
+    load: &impl Fn(usize, usize) -> S::V,
+) {
+    let mut acc = [s.splat(0.0); V];
+    for (row, &x) in q.iter().enumerate() {
+        let x = s.splat(x);
+        for v in 0..V {
+            acc[v] = s.fma(x, load(row, row * width + from + v * LANES), acc[v]);
+        }
+    }
+    let out = &mut out[from..from + V * LANES];
+    for v in 0..V {
+        // SAFETY: the line before gives room for V times eight numbers.
+        unsafe { put(s, out.as_mut_ptr().add(v * LANES), acc[v], 0, epilogue) };
     }
 }

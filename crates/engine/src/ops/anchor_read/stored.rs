@@ -138,50 +138,50 @@ impl StoredStates {
         })
     }
 
-    /// State (`n`, `head`) where it lies, if it is stored as f32 and not damaged.
-    pub(crate) fn plain(&self, n: usize, head: usize) -> Option<&[f32]> {
+    /// State (`n`, `head`) where it lies, if it is not damaged.
+    #[inline(always)]
+    pub(crate) fn codes(&self, n: usize, head: usize) -> Option<Codes<'_>> {
         let [_, heads, rows, cols] = self.shape;
-        let at = (n * heads + head) * rows * cols;
-        match &self.data {
-            Data::F32(v) => v.get()?.get(at..at + rows * cols),
-            _ => None,
-        }
+        let first = (n * heads + head) * rows;
+        let all = first * cols..(first + rows) * cols;
+        Some(match &self.data {
+            Data::F32(v) => Codes::F32(&v.get()?[all]),
+            Data::Bf16(v) => Codes::Bf16(&v.get()?[all]),
+            Data::Int8 { codes, scales } => {
+                Codes::Int8(&codes.get()?[all], &scales.get()?[first..first + rows])
+            }
+        })
     }
 
     /// Writes state (`n`, `head`) into panels; zeros if it is damaged, which [`StoredStates::check`] then reports.
     #[inline(always)]
     pub(crate) fn pack<S: Simd>(&self, s: S, n: usize, head: usize, panels: &mut [f32]) {
-        let [_, heads, rows, cols] = self.shape;
-        let (at, rp) = ((n * heads + head) * rows * cols, simd::padded(rows));
+        let [_, _, rows, cols] = self.shape;
+        let rp = simd::padded(rows);
         let panels = &mut panels[..rp * simd::padded(cols)];
-        let codes = match &self.data {
-            Data::F32(v) => match v.get() {
-                Some(v) => return simd::pack(rows, cols, &v[at..at + rows * cols], panels),
-                None => return panels.fill(0.0),
-            },
-            Data::Bf16(v) => v.get().map(Codes::Bf16),
-            Data::Int8 { codes, scales } => codes.get().zip(scales.get()).map(|(v, s)| Codes::Int8(v, s)),
+        let codes = match self.codes(n, head) {
+            Some(Codes::F32(state)) => return simd::pack(rows, cols, state, panels),
+            other => other,
         };
         panels.fill(0.0);
         let Some(codes) = codes else { return };
         for r in 0..rows {
             for c in (0..cols).step_by(LANES) {
-                let from = at + r * cols + c;
+                let from = r * cols + c;
                 let to = (c / simd::PANEL) * rp * simd::PANEL + r * simd::PANEL + c % simd::PANEL;
                 let width = LANES.min(cols - c);
                 let to = &mut panels[to..to + LANES];
                 match codes {
+                    Codes::F32(v) => to[..width].copy_from_slice(&v[from..from + width]),
                     Codes::Bf16(v) if width == LANES => s.store(to, s.load_bf16(&v[from..])),
                     Codes::Bf16(v) => {
                         (0..width).for_each(|i| to[i] = bf16::from_bits(v[from + i]).to_f32());
                     }
+                    Codes::Int8(v, scales) if width == LANES => {
+                        s.store(to, s.mul(s.load_i8(&v[from..]), s.splat(scales[r])));
+                    }
                     Codes::Int8(v, scales) => {
-                        let scale = scales[(n * heads + head) * rows + r];
-                        if width == LANES {
-                            s.store(to, s.mul(s.load_i8(&v[from..]), s.splat(scale)));
-                        } else {
-                            (0..width).for_each(|i| to[i] = f32::from(v[from + i]) * scale);
-                        }
+                        (0..width).for_each(|i| to[i] = f32::from(v[from + i]) * scales[r]);
                     }
                 }
             }
@@ -189,10 +189,22 @@ impl StoredStates {
     }
 }
 
-/// Numbers that must be decoded.
+/// The numbers of one state as they are stored, [d_k, d_v].
 #[derive(Clone, Copy)]
-enum Codes<'a> {
+pub(crate) enum Codes<'a> {
+    F32(&'a [f32]),
     Bf16(&'a [u16]),
     /// With the rows' scales.
     Int8(&'a [i8], &'a [f32]),
+}
+
+impl Codes<'_> {
+    /// Where they lie, and how many bytes.
+    pub(crate) fn place(&self) -> (*const f32, usize) {
+        match self {
+            Self::F32(v) => (v.as_ptr(), size_of_val(*v)),
+            Self::Bf16(v) => (v.as_ptr().cast(), size_of_val(*v)),
+            Self::Int8(v, _) => (v.as_ptr().cast(), size_of_val(*v)),
+        }
+    }
 }

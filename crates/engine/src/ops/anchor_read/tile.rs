@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::stored::StoredStates;
+use super::stored::{Codes, StoredStates};
 use super::{AnchorRead, AnchorReadOptions, Sizes, Visible};
 use crate::ops::gated_delta::L2_EPS;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, PANEL, Simd, Strided, gemm, transpose};
@@ -113,21 +113,30 @@ impl<'a> Call<'a> {
 
     /// State (`anchor`, `head`) as it lies in memory, if the product can read it from there.
     #[inline(always)]
-    pub(super) fn plain_state(&self, anchor: usize, head: usize) -> Option<&'a [f32]> {
+    pub(super) fn state(&self, anchor: usize, head: usize) -> Option<Codes<'a>> {
         if !self.sizes.value_dim.is_multiple_of(PANEL) {
             return None;
         }
         match self.states {
             States::Tensor(data) => {
                 let at = (anchor * self.sizes.value_heads + head) * self.sizes.state();
-                Some(&data[at..at + self.sizes.state()])
+                Some(Codes::F32(&data[at..at + self.sizes.state()]))
             }
             States::Stored(list) => {
                 let (first, stored) = list[list.partition_point(|(first, _)| *first <= anchor) - 1];
-                stored.plain(anchor - first, head)
+                stored.codes(anchor - first, head)
             }
-            States::Single(list) => list[anchor].plain(0, head),
+            States::Single(list) => list[anchor].codes(0, head),
             States::Absent => None,
+        }
+    }
+
+    /// The same, if it is f32.
+    #[inline(always)]
+    pub(super) fn plain_state(&self, anchor: usize, head: usize) -> Option<&'a [f32]> {
+        match self.state(anchor, head) {
+            Some(Codes::F32(state)) => Some(state),
+            _ => None,
         }
     }
 

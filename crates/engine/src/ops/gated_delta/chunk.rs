@@ -174,27 +174,27 @@ pub(crate) fn load_rows<S: Simd>(
 
 /// The triangles of a chunk, rows of 16.
 pub(crate) struct Prepared<'a> {
-    /// K Kᵀ (rows 0..len), then Q Kᵀ (rows len..2·len).
+    /// K Kᵀ (rows 0..len), then Q Kᵀ of the tokens that ask.
     pub products: &'a mut [f32],
     /// Γ, zero above the diagonal.
     pub decay: &'a mut [f32],
     /// N
     pub inverse: &'a mut [f32],
-    /// P
+    /// P, rows of the tokens that ask.
     pub scores: &'a mut [f32],
     /// Kᵀ [padded(d_k), 16]
     pub key_t: &'a mut [f32],
 }
 
 impl Prepared<'_> {
-    /// Fills the triangles from `kq`: `len` rows of keys, then `len` rows of queries, each `padded(key_dim)`
-    /// wide, in a buffer of at least 16 rows.
+    /// Fills the triangles from `kq`: `len` rows of keys, then `asking` rows of queries of the last tokens, each
+    /// `padded(key_dim)` wide, in a buffer of at least 16 rows.
     #[inline(always)]
     pub(crate) fn fill<S: Simd>(
         &mut self,
         s: S,
         gates: &Gates,
-        len: usize,
+        [len, asking]: [usize; 2],
         key_dim: usize,
         kq: &[f32],
         scale: f32,
@@ -204,7 +204,7 @@ impl Prepared<'_> {
         transpose(s, CHUNK, wide, kq, wide, self.key_t, PANEL);
         gemm(
             s,
-            [2 * len, CHUNK, key_dim],
+            [len + asking, CHUNK, key_dim],
             Band::Full,
             Strided::rows(kq, wide),
             Block::rows(self.key_t, PANEL),
@@ -217,6 +217,7 @@ impl Prepared<'_> {
         for i in 0..len {
             let (gi, ri) = (s.splat(gates.total_log[i]), s.splat(gates.total_rest[i]));
             let strength = s.splat(gates.write[i]);
+            let asks = i + asking >= len;
             let mut lower = [0.0f32; CHUNK];
             // Rows of the upper half have nothing in the right half.
             let halves = if i < LANES { 1 } else { 2 };
@@ -227,10 +228,12 @@ impl Prepared<'_> {
                 let fade = s.mul(mask, simd::exp(s, s.min(log, zero)));
                 s.store(&mut self.decay[i * CHUNK + o..], fade);
                 let kk = s.load(&self.products[i * CHUNK + o..]);
-                let qk = s.load(&self.products[(len + i) * CHUNK + o..]);
-                // A product past the diagonal may be anything: choose zero, do not multiply by it.
-                let p = s.mul(s.mul(s.splat(scale), qk), fade);
-                s.store(&mut self.scores[i * CHUNK + o..], s.select_lt(zero, mask, p, zero));
+                if asks {
+                    let qk = s.load(&self.products[(asking + i) * CHUNK + o..]);
+                    // A product past the diagonal may be anything: choose zero, do not multiply by it.
+                    let p = s.mul(s.mul(s.splat(scale), qk), fade);
+                    s.store(&mut self.scores[i * CHUNK + o..], s.select_lt(zero, mask, p, zero));
+                }
                 s.store(&mut lower[o..], s.mul(s.mul(strength, kk), fade));
             }
             if halves == 1 {

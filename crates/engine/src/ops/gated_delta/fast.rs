@@ -8,7 +8,7 @@
 //! pass every 64 tokens a state is kept, and Vn.
 
 use super::chunk::{CHUNK, Chunk, GateInput, Prepared, SQUARE, chunks, gates, load_normalised};
-use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check};
+use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check, check_differentiable};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, Simd, Strided, gemm};
@@ -81,11 +81,14 @@ pub(crate) fn forward(
     keep: bool,
 ) -> Result<(GatedDeltaOutput<Tensor<f32>>, Vec<Tensor<f32>>)> {
     let sizes = check(&input.map(Tensor::shape), options)?;
-    let (heads, dv) = (sizes.value_heads, sizes.value_dim);
+    if keep {
+        check_differentiable(&sizes)?;
+    }
+    let heads = sizes.value_heads;
     let pad = Padded::of(&sizes);
     let plan = Plan::new(&sizes, options);
     let kept = if keep { sizes.tokens.div_ceil(KEPT_EVERY) } else { 0 };
-    let mut readout = cpu.uninit(&[sizes.batch, sizes.tokens, heads * dv]);
+    let mut readout = cpu.uninit(&sizes.readout_shape());
     let mut final_state = cpu.uninit(&sizes.final_shape());
     let mut boundary_states = cpu.uninit(&sizes.boundary_shape());
     let mut writes = cpu.uninit(&[if keep { readout.len() } else { 0 }]);
@@ -181,27 +184,34 @@ impl Kernel for Head<'_> {
             let g = gates(s, self.gates, chunk.start * value_heads, len);
             let key_at = row * key_stride + sizes.key_head(h) * key_dim;
             load_normalised(s, len, key_dim, &input.key.data()[key_at..], key_stride, kq);
+            // The chunk's last tokens, from `first` on, ask; they are `silent` fewer in each batch row.
+            let first = sizes.silent().saturating_sub(chunk.start).min(len);
+            let (asking, silent) = (len - first, (b + 1) * sizes.silent());
             let queries = &mut kq[len * pad.key..];
-            load_normalised(s, len, key_dim, &input.query.data()[key_at..], key_stride, queries);
+            if asking > 0 {
+                let from = &input.query.data()[key_at + (first * key_stride) - silent * key_stride..];
+                load_normalised(s, asking, key_dim, from, key_stride, queries);
+            }
             let value_at = row * value_stride + h * value_dim;
             // The next chunk's rows, asked for in portions: the processor tracks only so many at a time.
             let (next_key, next_value) = (key_at + len * key_stride, value_at + len * value_stride);
-            let ask_keys = |data: &[f32]| simd::prefetch_rows(s, data, next_key, key_stride, CHUNK, key_dim);
+            let ask_keys =
+                |data: &[f32], at: usize| simd::prefetch_rows(s, data, at, key_stride, CHUNK, key_dim);
             let ask_values =
                 |data: &[f32]| simd::prefetch_rows(s, data, next_value, value_stride, CHUNK, value_dim);
-            ask_keys(input.key.data());
-            prepared.fill(s, &g, len, key_dim, kq, scale);
+            ask_keys(input.key.data(), next_key);
+            prepared.fill(s, &g, [len, asking], key_dim, kq, scale);
             // [K; Q] S
             gemm(
                 s,
-                [2 * len, pad.value, key_dim],
+                [len + asking, pad.value, key_dim],
                 Band::Full,
                 Strided::rows(kq, pad.key),
                 Block::panels(state, pad.key),
                 BlockMut::rows(read, pad.value),
                 Epilogue::Set,
             );
-            ask_keys(input.query.data());
+            ask_keys(input.query.data(), next_key.saturating_sub(silent * key_stride));
             // rhs = β (V − e K S)
             let (held, current) = read.split_at_mut(len * pad.value);
             let faded = g.since_start.map(|e| scale * e);
@@ -225,24 +235,26 @@ impl Kernel for Head<'_> {
             );
             gemm(
                 s,
-                triangle,
-                Band::Lower,
-                Strided::rows(prepared.scores, CHUNK),
+                [asking, pad.value, len],
+                if first == 0 { Band::Lower } else { Band::Full },
+                Strided::rows(&prepared.scores[first * CHUNK..], CHUNK),
                 Block::rows(vn, pad.value),
                 BlockMut::rows(current, pad.value),
-                Epilogue::Rescaled(&faded),
+                Epilogue::Rescaled(&faded[first..]),
             );
-            for t in 0..len {
+            for t in first..len {
+                let to = value_at + t * value_stride - silent * value_stride;
                 // SAFETY: this head's columns of this token belong to this task alone.
-                let out = unsafe { outputs.readout.part(value_at + t * value_stride, value_dim) };
-                simd::copy(s, out, &current[t * pad.value..][..value_dim]);
+                let out = unsafe { outputs.readout.part(to, value_dim) };
+                simd::copy(s, out, &current[(t - first) * pad.value..][..value_dim]);
                 if let Some(writes) = &outputs.writes {
                     // SAFETY: as above.
                     let out = unsafe { writes.part(value_at + t * value_stride, value_dim) };
                     simd::copy(s, out, &vn[t * pad.value..][..value_dim]);
                 }
             }
-            simd::prefetch_at(s, outputs.readout.pointer(0), next_value, value_stride, CHUNK, value_dim);
+            let next_readout = next_value.saturating_sub(silent * value_stride);
+            simd::prefetch_at(s, outputs.readout.pointer(0), next_readout, value_stride, CHUNK, value_dim);
             if let Some(writes) = &outputs.writes {
                 simd::prefetch_at(s, writes.pointer(0), next_value, value_stride, CHUNK, value_dim);
             }

@@ -323,7 +323,7 @@ impl Head<'_> {
         // The chunk before this one, and the same chunk of the block before.
         let (before, block_before) = (row.saturating_sub(CHUNK), row.saturating_sub(KEPT_EVERY));
         self.ask_values(s, input.value.data().as_ptr(), before, CHUNK);
-        work.prepared.fill(s, gates, len, key_dim, kq, scale);
+        work.prepared.fill(s, gates, [len, len], key_dim, kq, scale);
         let p = &work.prepared;
         let (keys, queries) = kq.split_at(len * pad.key);
         load_rows(s, len, value_dim, &input.value.data()[value_at..], value_stride, work.value);

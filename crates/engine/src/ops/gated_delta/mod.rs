@@ -7,9 +7,10 @@
 //! log α = −exp(a_log) · softplus(retention_input + dt_bias)
 //! S ← α S,   S ← S + β k (v − Sᵀk)ᵀ,   o = s Sᵀq
 //!
-//! query, key [B, T, key_heads·d_k]   value [B, T, value_heads·d_v]   retention_input, write_input [B, T, value_heads]
+//! key [B, T, key_heads·d_k]          value [B, T, value_heads·d_v]   retention_input, write_input [B, T, value_heads]
+//! query [B, n, key_heads·d_k] of the last n tokens: all of them, or where no gradient is wanted fewer
 //! a_log, dt_bias [value_heads]       initial_state [B, value_heads, d_k, d_v] or none (zero)
-//! readout [B, T, value_heads·d_v]    final_state [B, value_heads, d_k, d_v]
+//! readout [B, n, value_heads·d_v]    final_state [B, value_heads, d_k, d_v]
 //! boundary_states [N, value_heads, d_k, d_v]: the boundaries of row 0, then of row 1, …
 //! ```
 //! A boundary b of a row is the state after b of the call's tokens, 1 ≤ b ≤ T.
@@ -36,7 +37,7 @@ pub const L2_EPS: f64 = 1e-6;
 /// Inputs of [`Tape::gated_delta`], or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedDelta<T> {
-    /// Queries before normalisation, [B, T, key_heads·d_k].
+    /// Queries before normalisation, of the last n ≤ T tokens, [B, n, key_heads·d_k].
     pub query: T,
     /// Keys before normalisation, [B, T, key_heads·d_k].
     pub key: T,
@@ -72,7 +73,7 @@ pub struct GatedDeltaOptions {
 /// Results of [`Tape::gated_delta`].
 #[derive(Clone, Debug)]
 pub struct GatedDeltaOutput<T> {
-    /// o, [B, T, value_heads·d_v].
+    /// o of the tokens that have a query, [B, n, value_heads·d_v].
     pub readout: T,
     /// The state after the last token, [B, value_heads, d_k, d_v]; [0, ..] where it is not wanted.
     pub final_state: T,
@@ -139,6 +140,8 @@ impl<T> GatedDelta<T> {
 pub(crate) struct Sizes {
     pub batch: usize,
     pub tokens: usize,
+    /// How many of the last tokens have a query.
+    pub asking: usize,
     pub key_heads: usize,
     pub value_heads: usize,
     pub key_dim: usize,
@@ -152,9 +155,16 @@ impl Sizes {
     pub(crate) fn key_head(&self, value_head: usize) -> usize {
         value_head / (self.value_heads / self.key_heads)
     }
+    /// Tokens before the first that has a query.
+    pub(crate) fn silent(&self) -> usize {
+        self.tokens - self.asking
+    }
     /// Numbers in a state.
     pub(crate) fn state(&self) -> usize {
         self.key_dim * self.value_dim
+    }
+    pub(crate) fn readout_shape(&self) -> [usize; 3] {
+        [self.batch, self.asking, self.value_heads * self.value_dim]
     }
     pub(crate) fn state_shape(&self) -> [usize; 4] {
         [self.batch, self.value_heads, self.key_dim, self.value_dim]
@@ -184,18 +194,25 @@ pub(crate) fn check_heads(
             ),
         );
     }
-    let &[batch, tokens, width] = input.query else {
-        return bad_shape(operation, "query", input.query, "[batch, tokens, key_heads·d_k]");
+    let &[batch, tokens, width] = input.key else {
+        return bad_shape(operation, "key", input.key, "[batch, tokens, key_heads·d_k]");
     };
     if width == 0 || !width.is_multiple_of(key_heads) {
         return bad_shape(
             operation,
-            "query",
-            input.query,
+            "key",
+            input.key,
             format!("a last dimension that {key_heads} key heads divide"),
         );
     }
-    expect_shape(operation, "key", input.key, input.query, "the shape of query")?;
+    let asking = match input.query {
+        &[b, n, w] if b == batch && n <= tokens && w == width => n,
+        _ => {
+            let expected =
+                format!("[{batch}, at most {tokens}, {width}], as key but perhaps of the last tokens only");
+            return bad_shape(operation, "query", input.query, expected);
+        }
+    };
     let value_width = match input.value {
         &[b, t, w] if b == batch && t == tokens && w > 0 && w.is_multiple_of(value_heads) => w,
         _ => {
@@ -213,7 +230,17 @@ pub(crate) fn check_heads(
     expect_shape(operation, "a_log", input.a_log, &[value_heads], "value_heads")?;
     expect_shape(operation, "dt_bias", input.dt_bias, &[value_heads], "value_heads")?;
     let (key_dim, value_dim) = (width / key_heads, value_width / value_heads);
-    Ok(Sizes { batch, tokens, key_heads, value_heads, key_dim, value_dim, boundaries: 0, final_state: true })
+    Ok(Sizes {
+        batch,
+        tokens,
+        asking,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        boundaries: 0,
+        final_state: true,
+    })
 }
 
 pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -> Result<Sizes> {
@@ -249,9 +276,22 @@ pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -
     Ok(sizes)
 }
 
+/// Refuses what has no backward pass.
+pub(crate) fn check_differentiable(sizes: &Sizes) -> Result<()> {
+    if sizes.asking == sizes.tokens {
+        return Ok(());
+    }
+    let message = format!(
+        "{} of {} tokens have a query; a gradient flows only where all have one",
+        sizes.asking, sizes.tokens
+    );
+    bad_value("gated_delta", message)
+}
+
 pub(crate) fn check_gradient(sizes: &Sizes, gradient: &GatedDeltaGradient<&[usize]>) -> Result<()> {
-    let readout = [sizes.batch, sizes.tokens, sizes.value_heads * sizes.value_dim];
+    check_differentiable(sizes)?;
     if let Some(g) = gradient.readout {
+        let readout = sizes.readout_shape();
         expect_shape("gated_delta", "gradient of readout", g, &readout, "batch, tokens, value_heads·d_v")?;
     }
     if let Some(g) = gradient.final_state {

@@ -46,13 +46,18 @@ fn token<R: Real>(
     sizes: &Sizes,
     input: &GatedDelta<&Tensor<R>>,
     neg: bool,
-    at: usize,
+    [b, t]: [usize; 2],
     head: usize,
 ) -> Token<R> {
     let (dk, dv) = (sizes.key_dim, sizes.value_dim);
-    let key_at = (at * sizes.key_heads + sizes.key_head(head)) * dk;
-    let (q, q_factor) = l2_norm(&input.query.data()[key_at..key_at + dk]);
-    let (k, k_factor) = l2_norm(&input.key.data()[key_at..key_at + dk]);
+    let at = b * sizes.tokens + t;
+    let of_head = |row: usize| (row * sizes.key_heads + sizes.key_head(head)) * dk;
+    // A token that does not ask has no query.
+    let (q, q_factor) = match t.checked_sub(sizes.silent()) {
+        Some(t) => l2_norm(&input.query.data()[of_head(b * sizes.asking + t)..][..dk]),
+        None => (Vec::new(), R::zero()),
+    };
+    let (k, k_factor) = l2_norm(&input.key.data()[of_head(at)..][..dk]);
     let v = input.value.data()[(at * sizes.value_heads + head) * dv..][..dv].to_vec();
     let gate = at * sizes.value_heads + head;
     let double = R::of(if neg { 2.0 } else { 1.0 });
@@ -93,7 +98,7 @@ pub(crate) fn forward<R: Real>(
     let sizes = check(&input.map(Tensor::shape), options)?;
     let (dv, heads) = (sizes.value_dim, sizes.value_heads);
     let scale = R::of(1.0 / (sizes.key_dim as f64).sqrt());
-    let mut readout = vec![R::zero(); sizes.batch * sizes.tokens * heads * dv];
+    let mut readout = vec![R::zero(); sizes.readout_shape().iter().product()];
     let mut final_state = vec![R::zero(); sizes.final_shape().iter().product()];
     let mut boundary_states = vec![R::zero(); sizes.boundaries * heads * sizes.state()];
     let mut first = 0;
@@ -102,12 +107,14 @@ pub(crate) fn forward<R: Real>(
         for h in 0..heads {
             let mut state = initial(&input, &sizes, b, h);
             for t in 0..sizes.tokens {
-                let at = b * sizes.tokens + t;
-                let token = token(&sizes, &input, options.allow_neg_eigval, at, h);
+                let token = token(&sizes, &input, options.allow_neg_eigval, [b, t], h);
                 update(&mut state, &token);
-                for j in 0..dv {
-                    let read = (0..sizes.key_dim).map(|i| state[i * dv + j] * token.q[i]).sum::<R>();
-                    readout[(at * heads + h) * dv + j] = scale * read;
+                if let Some(t) = t.checked_sub(sizes.silent()) {
+                    let at = b * sizes.asking + t;
+                    for j in 0..dv {
+                        let read = (0..sizes.key_dim).map(|i| state[i * dv + j] * token.q[i]).sum::<R>();
+                        readout[(at * heads + h) * dv + j] = scale * read;
+                    }
                 }
                 if let Ok(m) = boundaries.binary_search(&(t + 1)) {
                     let to = ((first + m) * heads + h) * sizes.state();
@@ -121,7 +128,7 @@ pub(crate) fn forward<R: Real>(
         first += boundaries.len();
     }
     Ok(GatedDeltaOutput {
-        readout: Tensor::detached(readout, &[sizes.batch, sizes.tokens, heads * dv]),
+        readout: Tensor::detached(readout, &sizes.readout_shape()),
         final_state: Tensor::detached(final_state, &sizes.final_shape()),
         boundary_states: Tensor::detached(boundary_states, &sizes.boundary_shape()),
     })
@@ -152,7 +159,7 @@ pub(crate) fn backward<R: Real>(
         let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
         for h in 0..heads {
             let tokens: Vec<Token<R>> = (0..sizes.tokens)
-                .map(|t| token(&sizes, &input, options.allow_neg_eigval, b * sizes.tokens + t, h))
+                .map(|t| token(&sizes, &input, options.allow_neg_eigval, [b, t], h))
                 .collect();
             let mut states = vec![initial(&input, &sizes, b, h)];
             for token in &tokens {

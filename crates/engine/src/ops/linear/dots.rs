@@ -20,6 +20,8 @@ use crate::weight::{BLOCK, Weight};
 pub(super) const COLUMNS: usize = 8;
 /// Up to as many rows of x, W is read where it lies.
 const FEW: usize = 4;
+/// Cache lines past the rows of a step that are asked for early.
+const AHEAD: usize = 32;
 /// Numbers of a row that are laid out at a time: whole blocks.
 const PIECE: usize = 512;
 
@@ -184,7 +186,7 @@ impl Call<'_> {
     #[inline(always)]
     fn run<S: Simd, W: Source>(self, s: S, w: W, scratch: &mut [f32]) {
         match self.sizes.rows {
-            1 => self.stream::<S, W, 1, 8>(s, w),
+            1 => self.stream::<S, W, 1, 4>(s, w),
             2 => self.stream::<S, W, 2, 4>(s, w),
             3 => self.stream::<S, W, 3, 4>(s, w),
             4 => self.stream::<S, W, 4, 2>(s, w),
@@ -212,13 +214,13 @@ impl Call<'_> {
         let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[i * inner..][..inner]);
         let at: [usize; N] = std::array::from_fn(|j| (c + j) * inner);
         let mut acc = [[s.splat(0.0); N]; M];
-        let (whole, ahead) = (inner / LANES * LANES, N * inner);
+        let whole = inner / LANES * LANES;
+        // As much as a step reads, in the order of memory, from beyond these rows on.
+        let ahead = at[0] + N * inner + AHEAD * W::LINE;
         let mut l = 0;
         while l + BLOCK <= whole {
-            for line in (l..l + BLOCK).step_by(W::LINE.min(BLOCK)) {
-                for j in 0..if line.is_multiple_of(W::LINE) { N } else { 0 } {
-                    w.prefetch(s, at[j] + (line + ahead));
-                }
+            for line in (0..N * BLOCK).step_by(W::LINE) {
+                w.prefetch(s, ahead + N * l + line);
             }
             // SAFETY: l + 32 ≤ inner; rows c + j of W are within it, as `run` has seen.
             unsafe {

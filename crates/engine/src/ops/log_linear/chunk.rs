@@ -236,7 +236,7 @@ impl<'a> Prep<'a> {
         let len = chunk.len;
         self.load(s, source, chunk.start, len);
         let g = &self.gates;
-        self.triangles.fill(s, g, len, source.sizes.heads.key_dim, self.kq, 1.0);
+        self.triangles.fill(s, g, [len, len], source.sizes.heads.key_dim, self.kq, 1.0);
         let t = &self.triangles;
         for i in 0..len {
             let row = i * pad.key..(i + 1) * pad.key;

@@ -161,6 +161,7 @@ pub(crate) fn check(
 ) -> Result<Sizes> {
     let position = options.position;
     let heads = check_heads(NAME, &input.gated_delta(), options.key_heads, options.value_heads)?;
+    expect_shape(NAME, "query", input.query, input.key, "the shape of key")?;
     let gated_delta::Sizes { batch, tokens, value_heads, key_dim, value_dim, .. } = heads;
     let scales = match input.level_scale {
         &[h, scales] if h == value_heads && scales > 0 => scales,

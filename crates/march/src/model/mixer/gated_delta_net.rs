@@ -144,9 +144,8 @@ pub(super) struct Recurred<T> {
 /// Names of the convolutions' last inputs in the memory.
 pub(crate) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
 
-/// Names of the recurrence's inputs since the last chunk began, whose state the memory holds.
-pub(crate) const CHUNK: [&str; 5] =
-    ["chunk_query", "chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
+/// Names of what wrote since the last chunk began, whose state the memory holds.
+pub(crate) const CHUNK: [&str; 4] = ["chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
 
 impl GatedDeltaNet {
     pub fn new(keys: &GatedDeltaNetKeys, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
@@ -232,12 +231,12 @@ impl GatedDeltaNet {
     pub fn recur<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
-        inputs: [&Var<E::Tensor>; 5],
+        [query, writes @ ..]: [&Var<E::Tensor>; 5],
         plan: &AnchorPlan,
         memory: Option<&mut LayerMemory<E>>,
     ) -> Result<Recurred<E::Tensor>> {
         let Some(memory) = memory else {
-            let out = self.gated_delta(pass, inputs, None, Arc::clone(&plan.boundaries))?;
+            let out = self.gated_delta(pass, query, writes, None, Arc::clone(&plan.boundaries))?;
             return Ok(Recurred { readout: out.readout, boundary_states: out.boundary_states });
         };
         let (tape, engine) = (pass.tape, pass.engine());
@@ -245,8 +244,8 @@ impl GatedDeltaNet {
         let tokens = again + plan.tokens;
         // Where the last chunk of this call begins, counted from where its first one does.
         let chunk = (plan.position + plan.tokens) / CHUNK_TOKENS * CHUNK_TOKENS + again - plan.position;
-        let mut whole = Vec::with_capacity(5);
-        for (name, x) in CHUNK.into_iter().zip(inputs) {
+        let mut whole = Vec::with_capacity(CHUNK.len());
+        for (name, x) in CHUNK.into_iter().zip(writes) {
             whole.push(tape.constant(memory.append(engine, name, x.value().clone(), 1)?));
         }
         let new = plan.boundaries.first().map_or(&[][..], Vec::as_slice).iter().map(|b| b + again);
@@ -259,6 +258,7 @@ impl GatedDeltaNet {
         let initial = memory.get("state").map(|state| tape.constant(state.clone()));
         let out = self.gated_delta(
             pass,
+            query,
             std::array::from_fn(|i| &whole[i]),
             initial.as_ref(),
             Arc::new(vec![boundaries.clone()]),
@@ -270,7 +270,6 @@ impl GatedDeltaNet {
                 memory.set(name, tape.slice(&whole, 1, chunk..tokens)?.into_value());
             }
         }
-        let readout = if again == 0 { out.readout } else { tape.slice(&out.readout, 1, again..tokens)? };
         // The new anchors' states: without those that are computed again, and the last chunk's where it is no anchor.
         let (old, end) = (plan.replay.len(), boundaries.len());
         let boundary_states = match boundaries.len() > anchors.len() {
@@ -282,13 +281,14 @@ impl GatedDeltaNet {
             true => pass.slice_rows(all, at + 1..end)?,
             false => pass.slice_rows(all, old..end)?,
         };
-        Ok(Recurred { readout, boundary_states })
+        Ok(Recurred { readout: out.readout, boundary_states })
     }
 
     fn gated_delta<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
-        [query, key, value, retention_input, write_input]: [&Var<E::Tensor>; 5],
+        query: &Var<E::Tensor>,
+        [key, value, retention_input, write_input]: [&Var<E::Tensor>; 4],
         initial_state: Option<&Var<E::Tensor>>,
         boundaries: Arc<Vec<Vec<usize>>>,
     ) -> Result<GatedDeltaOutput<Var<E::Tensor>>> {
@@ -332,7 +332,7 @@ impl GatedDeltaNet {
 
     /// Bytes of what goes on: a state, the inputs since it, and the convolutions' last inputs.
     pub fn live_bytes(&self, tokens: usize) -> usize {
-        let inputs = 2 * self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2);
+        let inputs = self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2);
         let state = if tokens < CHUNK_TOKENS { 0 } else { self.state_bytes() };
         state + self.tail_bytes() + tokens % CHUNK_TOKENS * inputs * size_of::<f32>()
     }
