@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 
 /// A file mapped into memory, to be read only.
 ///
@@ -22,19 +22,25 @@ pub struct Mapped {
 impl Mapped {
     /// Maps a file.
     pub fn open(path: &Path) -> io::Result<Self> {
+        Self::open_first(path, usize::MAX)
+    }
+
+    /// Maps the first `bytes` of a file, or all where it is shorter.
+    pub fn open_first(path: &Path, bytes: usize) -> io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
-        if metadata.len() == 0 {
+        let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+        if length.min(bytes) == 0 {
             return Ok(Self { path: path.into(), map: None });
         }
         #[allow(unsafe_code)]
         // SAFETY: the bytes must not change, nor the file be cut short, while it is mapped. Files that are
         // opened this way are checkpoints, shards and state banks: they are replaced by rename, which leaves the
-        // mapped file as it was, and never rewritten in place.
-        let map = unsafe { Mmap::map(&file) }?;
+        // mapped file as it was, or written to behind what is mapped.
+        let map = unsafe { MmapOptions::new().len(length.min(bytes)).map(&file) }?;
         Ok(Self { path: path.into(), map: Some(map) })
     }
 

@@ -1,4 +1,4 @@
-//! Banks as files: save, load, fork, roll back; damage and wrong tags.
+//! Banks as files: save, load, append, fork, roll back; damage and wrong tags.
 
 mod common;
 #[path = "bank_files/refusals.rs"]
@@ -56,6 +56,10 @@ impl<'e> Trial<'e> {
 
     fn save(&self, bank: &StateBank<Cpu>, path: &Path) {
         bank.save(self.case.engine, path, &self.tag).unwrap();
+    }
+
+    fn append(&self, bank: &StateBank<Cpu>, path: &Path) {
+        bank.append(self.case.engine, path, &self.tag).unwrap();
     }
 
     fn load(&self, path: &Path) -> march::Result<StateBank<Cpu>> {
@@ -142,6 +146,86 @@ fn save_load_continue_is_never_having_stopped() {
             }
         }
     }
+}
+
+#[test]
+fn appended_is_saved() {
+    let engine = invariant();
+    let (_folder, path) = folder();
+    let ids = tokens(330, 37, 3);
+    for kind in KINDS {
+        let trial = Trial::new(&engine, kind);
+        for policy in all_policies(&trial.case.model.policy()) {
+            let what = format!("{kind} {policy:?}");
+            let _ = fs::remove_file(&path);
+            // One goes on in memory, the other from what is in the file.
+            let mut bank = trial.bank(&policy, &[]);
+            let (mut from, mut sizes) = (0, Vec::new());
+            for to in [1, 130, 131, 200, 200, 290] {
+                if to > from {
+                    trial.extend(&mut bank, &ids[from..to]).unwrap();
+                }
+                from = to;
+                let filed = if to == 1 { bank.clone() } else { trial.load(&path).unwrap() };
+                for mut bank in [filed, bank.clone()] {
+                    // Of the file's bank the rest of the text is still to come.
+                    let at = bank.timeline().position;
+                    if at < to {
+                        trial.extend(&mut bank, &ids[at..to]).unwrap();
+                    }
+                    trial.append(&bank, &path);
+                    let file = BankFile::open(&path).unwrap();
+                    file.verify().unwrap();
+                    let mut loaded = trial.load(&path).unwrap();
+                    assert_eq!(loaded.timeline(), bank.timeline(), "{what}");
+                    assert_eq!(loaded.bytes(&engine), bank.bytes(&engine), "{what}");
+                    let next = &ids[to..to + 40];
+                    assert!(trial.decode(&mut loaded, next) == trial.decode(&mut bank, next), "{what}");
+                    sizes.push((file.appended(), file.bytes()));
+                }
+            }
+            let whole = path.with_extension("whole");
+            trial.save(&bank, &whole);
+            let whole = fs::metadata(whole).unwrap().len() as usize;
+            assert!(sizes.iter().all(|&(_, size)| size < 2 * whole + 8192), "{what}: {sizes:?}, {whole}");
+            let grows = policy.retention == Retention::All && policy.interval.is_some_and(|c| c < 10);
+            if kind.starts_with("march") && grows {
+                assert!(sizes.iter().any(|&(times, _)| times > 0), "{what}: {sizes:?}");
+            }
+        }
+    }
+}
+
+/// A file of another text is replaced; so is one that has what the bank has left.
+#[test]
+fn what_is_no_beginning_is_replaced() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
+    let (ids, next) = (tokens(200, 37, 1), tokens(9, 37, 2));
+    let mut bank = trial.bank(&policy, &ids);
+    let other = trial.bank(&policy, &tokens(180, 37, 5));
+    let mut back = bank.clone();
+    back.rollback(&engine, 30).unwrap();
+    let mut top = bank.clone();
+    trial.extend(&mut top, &next).unwrap();
+    for start in [other, top] {
+        for _ in 0..2 {
+            trial.save(&start, &path);
+            trial.append(&back, &path);
+            assert_eq!(BankFile::open(&path).unwrap().appended(), 0);
+            let (mut loaded, mut want) = (trial.load(&path).unwrap(), back.clone());
+            assert!(trial.decode(&mut loaded, &next) == trial.decode(&mut want, &next));
+        }
+    }
+    // And what is: after going back, the same way again, and another.
+    trial.save(&back, &path);
+    trial.append(&bank, &path);
+    trial.extend(&mut bank, &next).unwrap();
+    trial.append(&bank, &path);
+    assert_eq!(BankFile::open(&path).unwrap().appended(), 2);
+    assert_eq!(trial.load(&path).unwrap().timeline(), bank.timeline());
 }
 
 #[test]
@@ -281,6 +365,8 @@ enum Operation {
     Step(usize),
     /// Into one of a few files.
     Save(usize),
+    /// Into one of them, which may hold a part of it.
+    Append(usize),
     /// From one of them, if it is there.
     Load(usize),
     /// Another bank goes on from here as well.
@@ -295,6 +381,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         4 => (1usize..40).prop_map(Operation::Step),
         2 => (0usize..3).prop_map(Operation::Save),
+        3 => (0usize..3).prop_map(Operation::Append),
         2 => (0usize..3).prop_map(Operation::Load),
         1 => Just(Operation::Fork),
         1 => Just(Operation::Turn),
@@ -343,6 +430,10 @@ proptest! {
                 }
                 Operation::Save(number) => {
                     trial.save(bank, &file(number));
+                    files[number] = Some(calls.clone());
+                }
+                Operation::Append(number) => {
+                    trial.append(bank, &file(number));
                     files[number] = Some(calls.clone());
                 }
                 Operation::Load(number) => {

@@ -20,9 +20,9 @@ pub fn load(opened: &Opened, path: &Path) -> anyhow::Result<StateBank<Cpu>> {
     Ok(file.load(&opened.engine, &opened.model, &tag(opened)?, Some(&policy))?)
 }
 
-/// Writes a bank to a file.
+/// Writes a bank to a file; only what is new, where the file holds its beginning.
 pub fn save(opened: &Opened, bank: &StateBank<Cpu>, path: &Path) -> anyhow::Result<()> {
-    Ok(bank.save(&opened.engine, path, &tag(opened)?)?)
+    Ok(bank.append(&opened.engine, path, &tag(opened)?)?)
 }
 
 /// What the model's banks belong to.

@@ -52,7 +52,14 @@ impl InspectBank {
         for ((name, dtype), (count, size)) in &parts {
             println!("  {name:<24} {dtype:<5} {count:>7} {:>10}", bytes(*size));
         }
-        println!("  {:<38} {:>10}\n", "total", bytes(list.iter().map(|part| part.bytes).sum()));
+        let total = list.iter().map(|part| part.bytes).sum();
+        println!("  {:<38} {:>10}\n", "total", bytes(total));
+        let times = match file.appended() {
+            0 => "written at once".into(),
+            1 => "appended to once".into(),
+            times => format!("appended to {} times", thousands(times)),
+        };
+        line("file", &format!("{}, {times}", bytes(file.bytes())));
         let sound = file.verify();
         let (count, found) =
             (thousands(file.checksums()), if sound.is_ok() { "all right" } else { "DAMAGED" });

@@ -41,6 +41,8 @@ pub(crate) struct Header {
     /// In the order in which they lie in the file.
     pub tensors: Vec<(String, Entry)>,
     pub metadata: Map<String, Value>,
+    /// Where the last of them ends.
+    pub end: usize,
 }
 
 /// A tensor as the header has it.
@@ -56,7 +58,16 @@ impl TensorFile {
     /// Maps a file and reads its header. The tensors must lie one after the other and fill the file.
     pub fn open(path: &Path) -> Result<(Self, Vec<(String, Entry)>)> {
         let mapped = Mapped::open(path).map_err(Error::io(path, "open"))?;
-        let header = read_header(mapped.bytes()).map_err(|message| Error::file(path, message))?;
+        let bytes = mapped.bytes();
+        let header = read_header(bytes).map_err(|message| Error::file(path, message))?;
+        if header.end < bytes.len() {
+            let message = format!(
+                "is longer than its header says: {} bytes instead of {}; copy it again",
+                bytes.len(),
+                header.end
+            );
+            return Err(Error::file(path, message));
+        }
         Ok((Self { path: path.into(), mapped }, header.tensors))
     }
 
@@ -132,7 +143,8 @@ where
     wide
 }
 
-/// The header of a file, in whose data the tensors lie one after the other and fill it; or what is wrong with it.
+/// The header of a file, in whose data the tensors lie one after the other; or what is wrong with it. What comes after
+/// them is the caller's.
 pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(format!(
@@ -171,11 +183,14 @@ pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
         }
     }
     tensors.sort_by_key(|(_, raw)| raw.data_offsets);
-    Ok(Header { tensors: place(tensors, LENGTH_BYTES + length, data.len())?, metadata })
+    let start = LENGTH_BYTES + length;
+    let tensors = place(tensors, start, data.len())?;
+    let end = tensors.last().map_or(start, |(_, entry)| entry.range.end);
+    Ok(Header { tensors, metadata, end })
 }
 
-/// Checks that tensors, in the order of their offsets, lie end to end in the data and fill it. `start` is
-/// where the data begins in the file.
+/// Checks that tensors, in the order of their offsets, lie end to end in the data. `start` is where the data begins in
+/// the file.
 fn place(
     tensors: Vec<(String, RawEntry)>,
     start: usize,
@@ -214,11 +229,6 @@ fn place(
     if end > data_bytes {
         return Err(format!(
             "is cut short: its header describes {end} bytes of tensors and it has {data_bytes}; copy it again"
-        ));
-    }
-    if end < data_bytes {
-        return Err(format!(
-            "is longer than its header says: {data_bytes} bytes of tensors instead of {end}; copy it again"
         ));
     }
     Ok(placed)

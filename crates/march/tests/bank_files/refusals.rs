@@ -55,11 +55,68 @@ fn damage_is_refused() {
         for at in cuts {
             assert!(attempt(&whole[..at]).is_err(), "{kind}: cut to {at} bytes");
         }
-        assert!(attempt(&[&whole[..], &[0]].concat()).is_err(), "{kind}: a byte was added");
+        assert!(attempt(&[&whole[..], &[1]].concat()).is_err(), "{kind}: a byte was added");
         assert!(
             attempt(&[&whole[..whole.len() - 4096], &[0; 4096]].concat()).is_err(),
             "{kind}: a torn page"
         );
+    }
+}
+
+/// Damage in what was appended is refused, wherever it is; what an append did not finish is not there.
+#[test]
+fn damage_of_what_was_appended_is_refused() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
+    let mut bank = trial.bank(&policy, &tokens(150, 37, 1));
+    trial.save(&bank, &path);
+    let first = BankFile::open(&path).unwrap().bytes();
+    let older = bank.timeline().clone();
+    trial.extend(&mut bank, &tokens(20, 37, 2)).unwrap();
+    trial.append(&bank, &path);
+    let whole = fs::read(&path).unwrap();
+    let file = BankFile::open(&path).unwrap();
+    assert_eq!((file.appended(), file.bytes()), (1, whole.len()));
+    let start = first.next_multiple_of(64);
+    let header = u64::from_le_bytes(whole[start..start + 8].try_into().unwrap()) as usize;
+    let put = |bytes: &[u8]| {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, bytes).unwrap();
+    };
+    let flips = (start..start + header + 200).step_by(5);
+    for (i, at) in flips.chain((start + header + 200..whole.len()).step_by(211)).enumerate() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (i % 8);
+        put(&bytes);
+        let found = BankFile::open(&path).and_then(|file| file.verify());
+        let error = found.expect_err(&format!("bit {} of byte {at}", i % 8)).to_string();
+        assert!(error.contains("bank.safetensors"), "{error}");
+        if at < start + header {
+            let says = format!("first {first} bytes are the bank after 150 tokens");
+            assert!(error.contains(&format!("appended at byte {start}")) && error.contains(&says), "{error}");
+        }
+    }
+    for at in (start + 8..whole.len()).step_by(499).chain([whole.len() - 1]) {
+        put(&whole[..at]);
+        assert!(BankFile::open(&path).is_err(), "cut to {at} bytes");
+    }
+    // Its beginning is another one's.
+    put(&[&whole[start..]].concat());
+    assert!(BankFile::open(&path).unwrap_err().to_string().contains("has lost its beginning"));
+    // A process that died before it wrote the length.
+    let mut unfinished = whole.clone();
+    unfinished[start..start + 8].fill(0);
+    for bytes in
+        [&unfinished[..], &unfinished[..start + 8 + header / 2], &unfinished[..start], &whole[..first]]
+    {
+        put(bytes);
+        let file = BankFile::open(&path).unwrap();
+        file.verify().unwrap();
+        assert_eq!((file.timeline(), file.appended(), file.bytes()), (&older, 0, first));
+        trial.append(&bank, &path);
+        assert!(fs::read(&path).unwrap() == whole);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::checksum::checksum;
 use crate::error::{Result, bad_value};
-use crate::mapped::{Mapped, Plain};
+use crate::mapped::{Mapped, Plain, plain_bytes};
 
 /// Numbers, owned or of a file.
 #[derive(Clone, Debug)]
@@ -65,6 +65,14 @@ impl<T: Plain> Numbers<T> {
             Self::Own(own) => Some(own),
             Self::Filed(filed) if filed.is_sound() => filed.file.numbers(filed.range.clone()),
             Self::Filed(_) => None,
+        }
+    }
+
+    /// Of their bytes in a file.
+    pub fn checksum(&self) -> u64 {
+        match self {
+            Self::Own(own) => checksum(&plain_bytes(own)),
+            Self::Filed(filed) => filed.checksum,
         }
     }
 

@@ -91,6 +91,15 @@ impl StoredStates {
         })
     }
 
+    /// The checksums of [`StoredStates::parts`]; of a file's the ones that are written there, so that nothing is read.
+    pub fn checksums(&self) -> Vec<u64> {
+        match &self.data {
+            Data::F32(v) => vec![v.checksum()],
+            Data::Bf16(v) => vec![v.checksum()],
+            Data::Int8 { codes, scales } => vec![codes.checksum(), scales.checksum()],
+        }
+    }
+
     /// Refuses states that were read from a file and found to be damaged; what was computed from them is nothing.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.data {

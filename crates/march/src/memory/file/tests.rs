@@ -72,7 +72,7 @@ fn every_precision_goes_on_bit_for_bit() {
         // A flipped bit in a state, or in its scale.
         for tensor in ["states", "scales"] {
             let bytes = std::fs::read(&path).unwrap();
-            let Some(part) = file.tensors.get(&format!("layers.1.anchors.{tensor}")) else { continue };
+            let Some(part) = file.last.tensors.get(&format!("layers.1.anchors.{tensor}")) else { continue };
             let mut damaged = bytes.clone();
             damaged[part.entry.range.end - 3] ^= 16;
             let other = folder.path().join(format!("{name}-{tensor}"));

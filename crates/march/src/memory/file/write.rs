@@ -1,7 +1,8 @@
 //! Writing a bank: the tensors one after the other, each with its checksums, then the header and the checksums before
-//! them, where room was left.
+//! them, where room was left. What is appended becomes part of the file with the last eight bytes that are written.
 
 use std::cmp::Reverse;
+use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -12,21 +13,20 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    BankTag, DIGITS, FORMAT, FORMAT_VERSION, LENGTH_BYTES, OPENING, ROUTING_KEYS, SCALES, STATES, TABLE,
-    TAILS, hexadecimal, storage_name,
+    ALIGNMENT, BankFile, BankTag, DIGITS, FORMAT, FORMAT_VERSION, LENGTH_BYTES, OPENING, ROUTING_KEYS, Row,
+    SCALES, STATES, TABLE, TAILS, hexadecimal, is_of_anchors, storage_name,
 };
 use crate::disk;
 use crate::error::{Error, Result};
 use crate::memory::{Anchors, Ledger, StateBank};
-
-/// The header ends on a multiple of this.
-const ALIGNMENT: usize = 64;
 
 /// A tensor to be written.
 struct Out<'a, E: Engine> {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
+    /// Rows that are left out, because the file has them.
+    done: usize,
     numbers: Numbers<'a, E>,
 }
 
@@ -44,13 +44,22 @@ impl<E: Engine> Out<'_, E> {
     fn rows(&self) -> usize {
         match &self.numbers {
             Numbers::Whole(_) => 1,
-            Numbers::Rows(_) => self.shape[0],
-            Numbers::Stored(list, _) => list.len(),
+            Numbers::Rows(_) => self.shape[0] - self.done,
+            Numbers::Stored(list, _) => list.len() - self.done,
         }
     }
 
+    /// What is written of its shape.
+    fn shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if self.done > 0 {
+            shape[0] -= self.done;
+        }
+        shape
+    }
+
     fn bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+        self.shape().iter().product::<usize>() * self.dtype.bitsize() / 8
     }
 
     /// Gives the bytes under each checksum.
@@ -60,26 +69,163 @@ impl<E: Engine> Out<'_, E> {
             Numbers::Rows(tensor) => {
                 let numbers = engine.to_f32(tensor);
                 let width = numbers.len() / self.shape[0].max(1);
-                numbers.chunks_exact(width.max(1)).try_for_each(|row| give(&file_bytes(row)))
+                let rows = numbers.chunks_exact(width.max(1)).skip(self.done);
+                rows.into_iter().try_for_each(|row| give(&file_bytes(row)))
             }
-            Numbers::Stored(list, part) => list.iter().try_for_each(|stored| {
+            Numbers::Stored(list, part) => list[self.done..].iter().try_for_each(|stored| {
                 let stored = engine.stored_to_host(stored)?;
                 give(stored.parts()?.get(*part).map_or(&[][..], |bytes| bytes))
             }),
         }
     }
+
+    /// Whether the first rows have these checksums.
+    fn begins_with(&self, engine: &E, sums: &[u64]) -> Result<bool> {
+        Ok(match &self.numbers {
+            Numbers::Whole(_) => false,
+            Numbers::Rows(tensor) => {
+                let numbers = engine.to_f32(tensor);
+                let width = numbers.len() / self.shape[0].max(1);
+                let rows = numbers.chunks_exact(width.max(1)).map(|row| checksum(&file_bytes(row)));
+                sums.len() <= self.shape[0] && rows.zip(sums).all(|(own, sum)| own == *sum)
+            }
+            Numbers::Stored(list, part) => {
+                if sums.len() > list.len() {
+                    return Ok(false);
+                }
+                for (stored, sum) in list.iter().zip(sums) {
+                    if engine.stored_to_host(stored)?.checksums().get(*part) != Some(sum) {
+                        return Ok(false);
+                    }
+                }
+                true
+            }
+        })
+    }
 }
 
 pub(super) fn save<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
     bank.check_whole()?;
-    let mut tensors = Vec::new();
-    let mut storage = None;
+    let (tensors, storage) = tensors(bank, engine)?;
+    let header = header(bank, tag, storage, &tensors, None);
+    disk::replace_with(path, |file| {
+        let prefix = write_tensors(engine, path, file, 0, header, &tensors)?;
+        let written = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&prefix));
+        written.map_err(Error::io(path, "write"))
+    })
+}
+
+pub(super) fn append<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
+    bank.check_whole()?;
+    let Ok(mut file) = OpenOptions::new().read(true).write(true).open(path) else {
+        return save(bank, engine, path, tag);
+    };
+    // One at a time; where the system has no locks, two at once are found out by the checksums.
+    let _ = file.lock();
+    let Ok(begun) = BankFile::open(path) else { return save(bank, engine, path, tag) };
+    let (mut tensors, storage) = tensors(bank, engine)?;
+    let whole: usize = tensors.iter().map(Out::bytes).sum();
+    if !continues(engine, &begun, tag, &mut tensors)? {
+        return save(bank, engine, path, tag);
+    }
+    tensors.retain(|tensor| tensor.rows() > 0);
+    let header = header(bank, tag, storage, &tensors, Some(&begun.last.header_checksum));
+    let (end, start) = (begun.last.end, begun.last.end.next_multiple_of(ALIGNMENT));
+    let new: usize = tensors.iter().map(Out::bytes).sum();
+    if 2 * new > whole || start + new > 2 * whole {
+        return save(bank, engine, path, tag);
+    }
+    let failed = || Error::io(path, "append to");
+    let write = || {
+        // What an earlier append has not finished.
+        file.set_len(end as u64).map_err(failed())?;
+        let prefix = write_tensors(engine, path, &mut file, start, header, &tensors)?;
+        let (length, rest) = prefix.split_at(LENGTH_BYTES);
+        for (at, bytes) in [(start + LENGTH_BYTES, rest), (start, length)] {
+            file.seek(SeekFrom::Start(at as u64)).map_err(failed())?;
+            file.write_all(bytes).map_err(failed())?;
+            file.sync_all().map_err(failed())?;
+        }
+        Ok(())
+    };
+    let written = write();
+    if written.is_err() {
+        // The error is the one to report; without its length the section is not there.
+        let _ = file.set_len(end as u64);
+    }
+    written
+}
+
+/// Whether the anchors of a file are the first of these; if so, notes down how many.
+fn continues<E: Engine>(
+    engine: &E,
+    file: &BankFile,
+    tag: &BankTag,
+    tensors: &mut [Out<'_, E>],
+) -> Result<bool> {
+    let parts = file.parts();
+    let known = |name: &str| !is_of_anchors(name) || tensors.iter().any(|tensor| tensor.name == name);
+    if file.tag() != tag || !parts.iter().all(|part| known(&part.name)) {
+        return Ok(false);
+    }
+    for tensor in tensors.iter_mut().filter(|tensor| is_of_anchors(&tensor.name)) {
+        let rows = file.rows(&tensor.name);
+        let like = |row: &Row<'_>| {
+            row.part.entry.dtype == tensor.dtype && row.part.entry.shape[1..] == tensor.shape[1..]
+        };
+        let sums: Vec<u64> = rows.iter().map(Row::checksum).collect();
+        if !rows.iter().all(like) || !tensor.begins_with(engine, &sums)? {
+            return Ok(false);
+        }
+        tensor.done = sums.len();
+    }
+    Ok(true)
+}
+
+/// Writes tensors into a file, with room for their header at byte `start`; returns what belongs there.
+fn write_tensors<E: Engine>(
+    engine: &E,
+    path: &Path,
+    file: &mut File,
+    start: usize,
+    header: Map<String, Value>,
+    tensors: &[Out<'_, E>],
+) -> Result<Vec<u8>> {
+    let failed = || Error::io(path, "write");
+    let mut sums = vec![0; tensors.iter().map(Out::rows).sum()];
+    let room = prefix(header.clone(), &sums).len();
+    file.seek(SeekFrom::Start((start + room) as u64)).map_err(failed())?;
+    let mut out = BufWriter::with_capacity(1 << 20, &mut *file);
+    let mut sum = sums.iter_mut();
+    for tensor in tensors {
+        let mut left = tensor.bytes();
+        tensor.each_row(engine, |bytes| {
+            let (Some(sum), true) = (sum.next(), bytes.len() <= left) else {
+                return Err(Error::Request(format!("tensor `{}` has rows of unlike sizes", tensor.name)));
+            };
+            *sum = checksum(bytes);
+            left -= bytes.len();
+            out.write_all(bytes).map_err(failed())
+        })?;
+        if left > 0 {
+            return Err(Error::Request(format!("tensor `{}` has rows of unlike sizes", tensor.name)));
+        }
+    }
+    out.flush().map_err(failed())?;
+    drop(out);
+    Ok(prefix(header, &sums))
+}
+
+/// All tensors of a bank, and the precision of its anchors' states.
+fn tensors<'a, E: Engine>(bank: &'a StateBank<E>, engine: &E) -> Result<(Vec<Out<'a, E>>, Option<Storage>)> {
+    let (mut tensors, mut storage) = (Vec::new(), None);
     for (index, layer) in bank.layers.iter().enumerate() {
         for (name, tensor) in &layer.live {
             tensors.push(Out {
                 name: format!("layers.{index}.{name}"),
                 dtype: Dtype::F32,
                 shape: engine.shape(tensor).to_vec(),
+                done: 0,
                 numbers: Numbers::Whole(tensor),
             });
         }
@@ -88,33 +234,7 @@ pub(super) fn save<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag:
     }
     // Wide numbers first, so that all lie on addresses for their type.
     tensors.sort_by_key(|tensor| Reverse(tensor.dtype.bitsize()));
-    let header = header(bank, tag, storage, &tensors);
-    let mut sums = vec![0; tensors.iter().map(Out::rows).sum()];
-    let room = prefix(header.clone(), &sums).len();
-    disk::replace_with(path, |file| {
-        let failed = || Error::io(path, "write");
-        file.seek(SeekFrom::Start(room as u64)).map_err(failed())?;
-        let mut out = BufWriter::with_capacity(1 << 20, &mut *file);
-        let mut sum = sums.iter_mut();
-        for tensor in &tensors {
-            let mut left = tensor.bytes();
-            tensor.each_row(engine, |bytes| {
-                let (Some(sum), true) = (sum.next(), bytes.len() <= left) else {
-                    return Err(Error::Request(format!("tensor `{}` has rows of unlike sizes", tensor.name)));
-                };
-                *sum = checksum(bytes);
-                left -= bytes.len();
-                out.write_all(bytes).map_err(failed())
-            })?;
-            if left > 0 {
-                return Err(Error::Request(format!("tensor `{}` has rows of unlike sizes", tensor.name)));
-            }
-        }
-        out.flush().map_err(failed())?;
-        drop(out);
-        file.seek(SeekFrom::Start(0)).map_err(failed())?;
-        file.write_all(&prefix(header, &sums)).map_err(failed())
-    })
+    Ok((tensors, storage))
 }
 
 /// The tensors of a layer's anchors, and the precision of their states.
@@ -128,7 +248,7 @@ fn anchors<'a, E: Engine>(
     let count = anchors.states.len();
     let mut add = |name: &str, dtype, rest: &[usize], numbers| {
         let shape = [count].iter().chain(rest).copied().collect();
-        tensors.push(Out { name: format!("{prefix}{name}"), dtype, shape, numbers });
+        tensors.push(Out { name: format!("{prefix}{name}"), dtype, shape, done: 0, numbers });
     };
     let first = engine.stored_to_host(first)?;
     let (storage, [_, shape @ ..]) = (first.storage(), first.shape());
@@ -159,12 +279,16 @@ fn header<E: Engine>(
     tag: &BankTag,
     storage: Option<Storage>,
     tensors: &[Out<'_, E>],
+    after: Option<&str>,
 ) -> Map<String, Value> {
     let zeros = "0".repeat(DIGITS);
     let mut metadata = Map::new();
     let mut add = |key: &str, value: &str| metadata.insert(key.into(), value.into());
     add("header_checksum", &zeros);
     add("table_checksum", &zeros);
+    if let Some(after) = after {
+        add("after", after);
+    }
     add("format", FORMAT);
     add("version", &FORMAT_VERSION.to_string());
     add("model_type", &tag.model_type);
@@ -191,7 +315,7 @@ fn header<E: Engine>(
     for tensor in tensors {
         let end = start + tensor.bytes();
         let entry = json!({
-            "dtype": tensor.dtype.to_string(), "shape": tensor.shape, "data_offsets": [start, end]
+            "dtype": tensor.dtype.to_string(), "shape": tensor.shape(), "data_offsets": [start, end]
         });
         header.insert(tensor.name.clone(), entry);
         start = end;
