@@ -275,10 +275,10 @@ fn damaged_files_are_refused() {
 
     refused_file(b"", &["cut short", "0 bytes in all"]);
     refused_file(b"1234567", &["cut short", "7 bytes in all"]);
-    refused_file(&[9, 0, 0, 0, 0, 0, 0, 0, b'{', b'}'], &["cut short", "header of instead of 70", "only 2"]);
+    refused_file(&[9, 0, 0, 0, 0, 0, 0, 0, b'{', b'}'], &["cut short", "header of 9 bytes", "only 2"]);
     refused_file(&[255; 20], &["header of 18446744073709551615 bytes"]);
     refused_file(&raw_file(&good, &[0; 7]), &["cut short", "8 bytes", "has 7"]);
-    refused_file(&raw_file(&good, &[0; 9]), &["longer", "instead of 70", "instead of 8"]);
+    refused_file(&raw_file(&good, &[0; 9]), &["longer", "71 bytes", "instead of 70"]);
     refused_file(&raw_file("{\"a\":", &[]), &["not JSON"]);
     refused_file(&raw_file("\u{0}\u{1}", &[]), &["not JSON"]);
     refused_file(&raw_file("[1, 2]", &[]), &["not JSON"]);
