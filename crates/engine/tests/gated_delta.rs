@@ -261,8 +261,12 @@ fn steps_and_batches() {
 #[test]
 fn without_the_final_state() {
     fn check<E: Engine>(engine: &E) {
-        for interval in [0, 8, 20] {
-            let (rule, inputs) = program(Case { interval, initial: true, ..BASE }, &mut Random(17));
+        let sizes = [(40, 8), (9, 8), (9, 32), (16, 80)];
+        for (interval, (tokens, value_dim)) in
+            [0, 8, 20].into_iter().flat_map(|c| sizes.map(|size| (c, size)))
+        {
+            let case = Case { interval, tokens, value_dim, initial: true, ..BASE };
+            let (rule, inputs) = program(case, &mut Random(17));
             let t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
             let input = GatedDelta {
                 query: &t[0],
@@ -279,7 +283,7 @@ fn without_the_final_state() {
             let (out, _) = engine.gated_delta(input, &options, false).unwrap();
             assert!(engine.to_f64(&out.readout) == engine.to_f64(&all.readout));
             assert!(engine.to_f64(&out.boundary_states) == engine.to_f64(&all.boundary_states));
-            assert_eq!(engine.shape(&out.final_state), [0, 1, 8, 8]);
+            assert_eq!(engine.shape(&out.final_state), [0, 1, 8, value_dim]);
         }
     }
     check(&Reference);

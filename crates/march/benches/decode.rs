@@ -245,7 +245,8 @@ impl Bench {
     fn profile(&self) {
         let model: Model<Cpu> = Model::new(&small());
         let parameters = model.init(&self.engine, 1).expect("shapes that fit");
-        let mut decoder = Decoder::new(&self.engine, &model, &parameters, model.policy());
+        let policy = Policy { top_k: Some(4), ..model.policy() };
+        let mut decoder = Decoder::new(&self.engine, &model, &parameters, policy);
         decoder.read(32 * 512);
         let start = Instant::now();
         let (mut best, mut count) = (f64::INFINITY, 0);

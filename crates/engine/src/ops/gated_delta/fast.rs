@@ -11,7 +11,7 @@ use super::chunk::{CHUNK, Chunk, GateInput, Prepared, SQUARE, chunks, gates, loa
 use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check, check_differentiable};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
-use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, Simd, Strided, gemm};
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, PANEL, Simd, Strided, gemm};
 use crate::tensor::Tensor;
 
 pub(crate) use super::fast_backward::backward;
@@ -165,10 +165,21 @@ impl Kernel for Head<'_> {
             inverse: carve.take(SQUARE),
             scores: carve.take(SQUARE),
         };
+        let last = |chunk: &Chunk| {
+            chunk.start + chunk.len == tokens && chunk.boundary.is_none() && !sizes.final_state
+        };
+        let mut lying = None;
         match input.initial_state {
             Some(t) => {
                 let at = (b * value_heads + h) * sizes.state();
-                simd::pack(key_dim, value_dim, &t.data()[at..at + sizes.state()], state);
+                let initial = &t.data()[at..at + sizes.state()];
+                // A state that is read once and not written is read where it lies.
+                let once = self.kept == 0 && plan.chunks[b].first().is_some_and(last);
+                if once && value_dim.is_multiple_of(PANEL) {
+                    lying = Some(Block::rows(initial, value_dim));
+                } else {
+                    simd::pack(key_dim, value_dim, initial, state);
+                }
             }
             None => state.fill(0.0),
         }
@@ -207,7 +218,7 @@ impl Kernel for Head<'_> {
                 [len + asking, pad.value, key_dim],
                 Band::Full,
                 Strided::rows(kq, pad.key),
-                Block::panels(state, pad.key),
+                lying.unwrap_or(Block::panels(state, pad.key)),
                 BlockMut::rows(read, pad.value),
                 Epilogue::Set,
             );
@@ -258,7 +269,7 @@ impl Kernel for Head<'_> {
             if let Some(writes) = &outputs.writes {
                 simd::prefetch_at(s, writes.pointer(0), next_value, value_stride, CHUNK, value_dim);
             }
-            if chunk.start + len == tokens && chunk.boundary.is_none() && !sizes.final_state {
+            if last(chunk) {
                 return; // nobody reads the state after it
             }
             // S = tot S + (diag(d) K)ᵀ Vn
