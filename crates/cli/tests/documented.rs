@@ -142,6 +142,7 @@ impl Shell {
             .status();
         assert!(copied.unwrap().success());
         symlink(programs().join("march"), root.join("target/release/march")).unwrap();
+        symlink(repository().join("crates"), root.join("crates")).unwrap();
         Shell { root, log, hints: String::new(), groups: Vec::new() }
     }
 
@@ -149,8 +150,9 @@ impl Shell {
     fn run(&mut self, path: &str, line: usize, command: &str) {
         let (began, log) = (Instant::now(), File::create(&self.log).unwrap());
         let found = std::env::var("PATH").unwrap_or_default();
-        let mut child = Command::new("sh")
-            .args(["-c", command])
+        // A pipe fails where any of its commands does.
+        let mut child = Command::new("bash")
+            .args(["-o", "pipefail", "-c", command])
             .current_dir(&self.root)
             .env("PATH", format!("{}:{found}", programs().display()))
             .env("MARCH_PROGRAM", env!("CARGO_BIN_EXE_march"))
