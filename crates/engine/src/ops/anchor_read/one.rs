@@ -327,22 +327,31 @@ impl Kernel for ReadCodes<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { q, codes, out, epilogue } = self;
         let (width, len) = (out.len(), q.len() * out.len());
-        // SAFETY, of all three: `columns` asks for numbers below `len`, and rows below the number of scales.
+        // `columns` asks for eight numbers at places below `len`, and for rows below the number of scales.
         match codes {
             Codes::F32(a) => {
                 assert!(a.len() == len);
-                let load = |_: usize, at: usize| unsafe { s.load_ptr(a.as_ptr().add(at)) };
+                let load = |_: usize, at: usize| {
+                    // SAFETY: the numbers exist, as said above.
+                    unsafe { s.load_ptr(a.as_ptr().add(at)) }
+                };
                 columns(s, q, width, out, epilogue, load);
             }
             Codes::Bf16(a) => {
                 assert!(a.len() == len);
-                let load = |_: usize, at: usize| unsafe { s.load_bf16_ptr(a.as_ptr().add(at)) };
+                let load = |_: usize, at: usize| {
+                    // SAFETY: as above.
+                    unsafe { s.load_bf16_ptr(a.as_ptr().add(at)) }
+                };
                 columns(s, q, width, out, epilogue, load);
             }
             Codes::Int8(a, scales) => {
                 assert!(a.len() == len && scales.len() == q.len());
-                let load = |row: usize, at: usize| unsafe {
-                    s.mul(s.load_i8_ptr(a.as_ptr().add(at)), s.splat(*scales.get_unchecked(row)))
+                let load = |row: usize, at: usize| {
+                    // SAFETY: as above.
+                    let (codes, scale) =
+                        unsafe { (s.load_i8_ptr(a.as_ptr().add(at)), *scales.get_unchecked(row)) };
+                    s.mul(codes, s.splat(scale))
                 };
                 columns(s, q, width, out, epilogue, load);
             }
