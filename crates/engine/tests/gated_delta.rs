@@ -10,18 +10,23 @@ use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var}
 
 struct Rule(GatedDeltaOptions);
 
+/// The inputs, in their order.
+fn all_of<T>(t: &[T]) -> GatedDelta<&T> {
+    GatedDelta {
+        query: &t[0],
+        key: &t[1],
+        value: &t[2],
+        retention_input: &t[3],
+        write_input: &t[4],
+        a_log: &t[5],
+        dt_bias: &t[6],
+        initial_state: t.get(7),
+    }
+}
+
 impl Program for Rule {
     fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let input = GatedDelta {
-            query: &v[0],
-            key: &v[1],
-            value: &v[2],
-            retention_input: &v[3],
-            write_input: &v[4],
-            a_log: &v[5],
-            dt_bias: &v[6],
-            initial_state: v.get(7),
-        };
+        let input = all_of(v);
         let out = tape.gated_delta(input, &self.0)?;
         Ok(vec![out.readout, out.final_state, out.boundary_states])
     }
@@ -268,16 +273,7 @@ fn without_the_final_state() {
             let case = Case { interval, tokens, value_dim, initial: true, ..BASE };
             let (rule, inputs) = program(case, &mut Random(17));
             let t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
-            let input = GatedDelta {
-                query: &t[0],
-                key: &t[1],
-                value: &t[2],
-                retention_input: &t[3],
-                write_input: &t[4],
-                a_log: &t[5],
-                dt_bias: &t[6],
-                initial_state: t.get(7),
-            };
+            let input = all_of(&t);
             let (all, _) = engine.gated_delta(input, &rule.0, false).unwrap();
             let options = GatedDeltaOptions { final_state: false, ..rule.0.clone() };
             let (out, _) = engine.gated_delta(input, &options, false).unwrap();
@@ -298,16 +294,7 @@ fn only_the_last_tokens_ask() {
         let (rule, inputs) = program(case, &mut Random(18));
         let mut t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
         let run = |t: &[E::Tensor], keep| {
-            let input = GatedDelta {
-                query: &t[0],
-                key: &t[1],
-                value: &t[2],
-                retention_input: &t[3],
-                write_input: &t[4],
-                a_log: &t[5],
-                dt_bias: &t[6],
-                initial_state: t.get(7),
-            };
+            let input = all_of(t);
             engine.gated_delta(input, &rule.0, keep).map(|(out, _)| out)
         };
         let all = run(&t, false).unwrap();

@@ -24,14 +24,14 @@ pub enum Error {
         message: String,
     },
     /// The system refused to read or write.
-    #[error("{}: could not {action}: {source}", .path.display())]
+    #[error("{}: could not {action}: {cause}", .path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
         /// What was tried, as a verb.
         action: &'static str,
-        /// What the system said.
-        source: std::io::Error,
+        /// What the system said; part of the message, so not given as the error's source, which would be shown again.
+        cause: std::io::Error,
     },
     /// A loss or gradient that is not finite: where it came from and what to try.
     #[error("{0}")]
@@ -61,6 +61,6 @@ impl Error {
     /// What turns a system error into an [`Error::Io`].
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
-        move |source| Self::Io { path, action, source }
+        move |cause| Self::Io { path, action, cause }
     }
 }

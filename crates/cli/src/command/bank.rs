@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::{Context, bail};
 use march::engine::Cpu;
 use march::memory::{BankFile, BankTag, StateBank};
 
@@ -18,6 +19,20 @@ pub fn load(opened: &Opened, path: &Path) -> anyhow::Result<StateBank<Cpu>> {
     let file = BankFile::open(path)?;
     let policy = opened.flags.over(file.policy().clone());
     Ok(file.load(&opened.engine, &opened.model, &tag(opened)?, Some(&policy))?)
+}
+
+/// Refuses a place where a bank cannot be written, before there is one to lose.
+pub fn check_place(path: &Path) -> anyhow::Result<()> {
+    if path.is_dir() {
+        bail!("{}: is a folder; name a file for the memory", path.display());
+    }
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        bail!("{}: there is no folder {}; make it first", path.display(), folder.display());
+    }
+    if path.metadata().is_ok_and(|file| file.len() > 0) {
+        BankFile::open(path).context("the file is there and is no sound bank to write over; name another")?;
+    }
+    Ok(())
 }
 
 /// Writes a bank to a file; only what is new, where the file holds its beginning.

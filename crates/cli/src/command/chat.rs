@@ -151,7 +151,10 @@ impl Talk<'_> {
                 self.generator.set_text(Text::new(bank::empty(self.opened)?));
             }
             "save" | "load" if file.is_empty() => return Ok(format!("name a file: /{name} FILE")),
-            "save" => bank::save(self.opened, self.generator.bank()?, Path::new(file))?,
+            "save" => {
+                bank::check_place(Path::new(file))?;
+                bank::save(self.opened, self.generator.bank()?, Path::new(file))?;
+            }
             "load" => {
                 let bank = bank::load(self.opened, Path::new(file))?;
                 self.forks.clear();

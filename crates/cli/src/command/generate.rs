@@ -39,7 +39,7 @@ pub struct Generate {
     /// Go on after the text that this file is the memory of
     #[arg(long, value_name = "FILE")]
     bank: Option<PathBuf>,
-    /// Write the memory of all the text to this file
+    /// Write the memory of all the text to this file; only what is new, where it holds the beginning
     #[arg(long, value_name = "FILE")]
     save_bank: Option<PathBuf>,
     #[command(flatten)]
@@ -52,6 +52,7 @@ impl Generate {
         let sampling = self.writing.sampling();
         sampling.check()?;
         let prompt = self.prompt()?;
+        self.save_bank.as_deref().map_or(Ok(()), bank::check_place)?;
         let opened = self.model.open()?;
         let bank = match &self.bank {
             Some(_) if prompt.is_empty() => bail!("the prompt is empty; a bank goes on with new text"),

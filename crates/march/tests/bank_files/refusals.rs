@@ -94,7 +94,7 @@ fn damage_of_what_was_appended_is_refused() {
         let error = found.expect_err(&format!("bit {} of byte {at}", i % 8)).to_string();
         assert!(error.contains("bank.safetensors"), "{error}");
         if at < start + header {
-            let says = format!("first {first} bytes are the bank after 150 tokens");
+            let says = format!("first {first} bytes of the file are the bank after 150 tokens");
             assert!(error.contains(&format!("appended at byte {start}")) && error.contains(&says), "{error}");
         }
     }
@@ -118,6 +118,29 @@ fn damage_of_what_was_appended_is_refused() {
         trial.append(&bank, &path);
         assert!(fs::read(&path).unwrap() == whole);
     }
+}
+
+/// What is no bank, or a damaged one, is not written over by an append; an empty file is.
+#[test]
+fn what_is_no_bank_stays() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    let bank = trial.bank(&trial.case.model.policy(), &tokens(50, 37, 1));
+    trial.save(&bank, &path);
+    let whole = fs::read(&path).unwrap();
+    let mut damaged = whole.clone();
+    damaged[20] ^= 1;
+    for bytes in [&b"notes that somebody wants to keep"[..], &damaged, &whole[..whole.len() / 2]] {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, bytes).unwrap();
+        let error = bank.append(&engine, &path, &trial.tag).unwrap_err().to_string();
+        assert!(error.contains("bank.safetensors"), "{error}");
+        assert!(fs::read(&path).unwrap() == bytes);
+    }
+    fs::write(&path, b"").unwrap();
+    trial.append(&bank, &path);
+    assert!(fs::read(&path).unwrap() == whole);
 }
 
 /// What nobody reads while decoding is checked when a bank goes back to it, or is saved again.

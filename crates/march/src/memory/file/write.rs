@@ -12,10 +12,9 @@ use safetensors::Dtype;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{
-    ALIGNMENT, BankFile, BankTag, DIGITS, FORMAT, FORMAT_VERSION, LENGTH_BYTES, OPENING, ROUTING_KEYS, Row,
-    SCALES, STATES, TABLE, TAILS, hexadecimal, is_of_anchors, storage_name,
-};
+use super::section::{ALIGNMENT, DIGITS, FORMAT, OPENING, Row, TABLE, hexadecimal, is_of_anchors};
+use super::{BankFile, BankTag, FORMAT_VERSION, ROUTING_KEYS, SCALES, STATES, TAILS, storage_name};
+use crate::checkpoint::read::LENGTH_BYTES;
 use crate::disk;
 use crate::error::{Error, Result};
 use crate::memory::{Anchors, Ledger, StateBank};
@@ -117,12 +116,14 @@ pub(super) fn save<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag:
 
 pub(super) fn append<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
     bank.check_whole()?;
-    let Ok(mut file) = OpenOptions::new().read(true).write(true).open(path) else {
+    if std::fs::metadata(path).map_or(true, |file| file.is_file() && file.len() == 0) {
         return save(bank, engine, path, tag);
-    };
+    }
+    let mut file =
+        OpenOptions::new().read(true).write(true).open(path).map_err(Error::io(path, "append to"))?;
     // One at a time; where the system has no locks, two at once are found out by the checksums.
     let _ = file.lock();
-    let Ok(begun) = BankFile::open(path) else { return save(bank, engine, path, tag) };
+    let begun = BankFile::open(path)?;
     let (mut tensors, storage) = tensors(bank, engine)?;
     let whole: usize = tensors.iter().map(Out::bytes).sum();
     if !continues(engine, &begun, tag, &mut tensors)? {
