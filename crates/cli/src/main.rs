@@ -35,10 +35,14 @@ enum Command {
 
 fn main() -> ExitCode {
     // What went wrong and why, in one line, whatever the environment says of backtraces.
-    match run() {
+    let result = run();
+    let printed = display::out::finish().map_or(Ok(()), |error| {
+        Err(anyhow::Error::new(error).context("standard output: could not write"))
+    });
+    match result.and(printed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            display::out::note!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -1,20 +1,33 @@
-//! Files that are there whole or not at all.
+//! Files that are there whole or not at all, locks that keep a second process out, and JSON that carries a checksum.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Writes a file beside its place, to the disk, and renames it into its place. What a process that died left beside it
-/// is written over.
+mod seal;
+
+pub use seal::{Seal, seal, unseal};
+
+/// Writes a file beside its place, to the disk, and renames it into its place. An existing file keeps its mode, and a
+/// symbolic link stays one: the file that it points to is replaced. What a process that died left beside the file is
+/// overwritten.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     replace_with(path, |file| file.write_all(bytes).map_err(Error::io(path, "write")))
 }
 
 /// [`replace`] with what `write` puts into the file.
 pub(crate) fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    // Renaming over a link would replace the link.
+    let target = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_symlink() => {
+            fs::canonicalize(path).map_err(Error::io(path, "follow the link to"))?
+        }
+        _ => path.to_path_buf(),
+    };
+    let path = target.as_path();
     let Some(name) = path.file_name() else { return Err(Error::file(path, "is not the name of a file")) };
     let mut partial = OsString::from(".");
     partial.push(name);
@@ -22,6 +35,9 @@ pub(crate) fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> Result<
     let partial = path.with_file_name(partial);
     let attempt = || {
         let mut file = File::create(&partial).map_err(Error::io(&partial, "create"))?;
+        if let Ok(before) = fs::metadata(path) {
+            file.set_permissions(before.permissions()).map_err(Error::io(&partial, "set the mode of"))?;
+        }
         write(&mut file)?;
         file.sync_all().map_err(Error::io(&partial, "write to the disk"))?;
         fs::rename(&partial, path).map_err(Error::io(path, "replace"))
@@ -59,5 +75,70 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(path, "remove")(error)),
         _ => Ok(()),
+    }
+}
+
+/// A file that one process at a time can hold. It is removed when it is let go.
+#[derive(Debug)]
+pub struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock, or gives none where another process holds it. On a file system without locks nobody is kept
+    /// out.
+    pub fn take(path: &Path) -> Result<Option<Self>> {
+        loop {
+            let file = File::options().create(true).append(true).open(path);
+            let file = file.map_err(Error::io(path, "create"))?;
+            if let Err(TryLockError::WouldBlock) = file.try_lock() {
+                return Ok(None);
+            }
+            // Whoever held it may have removed the file after it was opened here: then the lock is on a file that
+            // nobody else will find.
+            if is_at(&file, path) {
+                return Ok(Some(Self { path: path.into(), _file: file }));
+            }
+        }
+    }
+}
+
+/// Whether an open file is still the one that its path names.
+fn is_at(file: &File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        match (fs::metadata(path), file.metadata()) {
+            (Ok(there), Ok(own)) => (there.dev(), there.ino()) == (own.dev(), own.ino()),
+            _ => false,
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        path.exists()
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // What stays of it does no harm.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Whether two paths lead to the same file, also by links.
+pub fn same_file(a: &Path, b: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        if let (Ok(a), Ok(b)) = (fs::metadata(a), fs::metadata(b)) {
+            return (a.dev(), a.ino()) == (b.dev(), b.ino());
+        }
+    }
+    match (fs::canonicalize(a), fs::canonicalize(b)) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
     }
 }

@@ -23,6 +23,14 @@ pub enum Error {
         /// What is wrong and what to do.
         message: String,
     },
+    /// A file that is proven to be damaged: a checksum differs, it is cut short, or its structure is broken.
+    #[error("{}: {message}", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what to do.
+        message: String,
+    },
     /// The system refused to read or write.
     #[error("{}: could not {action}: {cause}", .path.display())]
     Io {
@@ -56,6 +64,11 @@ impl Error {
     /// An [`Error::File`].
     pub fn file(path: &Path, message: impl Into<String>) -> Self {
         Self::File { path: path.into(), message: message.into() }
+    }
+
+    /// An [`Error::Damaged`].
+    pub fn damaged(path: &Path, message: impl Into<String>) -> Self {
+        Self::Damaged { path: path.into(), message: message.into() }
     }
 
     /// What turns a system error into an [`Error::Io`].

@@ -2,6 +2,7 @@
 
 mod dashboard;
 pub mod lines;
+pub mod out;
 mod progress;
 mod pupils;
 pub mod screen;

@@ -9,7 +9,7 @@ mod pipeline;
 mod progress;
 mod writer;
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -104,7 +104,10 @@ pub fn prepare(
     let sizes = files.iter().map(|file| text::check(file)).collect::<Result<Vec<u64>>>()?;
     let command = Command::new(tokenizer, files, &sizes, options);
     fs::create_dir_all(output).map_err(Error::io(output, "create the folder"))?;
-    let _lock = Lock::take(output)?;
+    let Some(_lock) = disk::Lock::take(&output.join(LOCK_FILE))? else {
+        let message = "is being written by another `march data prepare`; wait until it ends";
+        return Err(Error::file(output, message));
+    };
     let progress = begin(output, command, tokenizer, options)?;
     let run = Run { tokenizer, files, output, options };
     run.run(progress, watch)
@@ -247,33 +250,5 @@ impl Run<'_> {
         disk::replace(&path, format!("{text}\n").as_bytes())?;
         disk::remove(&self.output.join(PROGRESS_FILE))?;
         Ok(meta)
-    }
-}
-
-/// A file that only one process at a time can hold.
-struct Lock {
-    path: PathBuf,
-    _file: File,
-}
-
-impl Lock {
-    fn take(folder: &Path) -> Result<Self> {
-        let path = folder.join(LOCK_FILE);
-        let file = File::create(&path).map_err(Error::io(&path, "create"))?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => Err(Error::file(
-                folder,
-                "is being written by another `march data prepare`; wait until it ends",
-            )),
-            // A file system without locks cannot keep others out.
-            Err(TryLockError::Error(_)) | Ok(()) => Ok(Self { path, _file: file }),
-        }
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // What stays of it does no harm.
-        let _ = fs::remove_file(&self.path);
     }
 }

@@ -1,0 +1,80 @@
+//! JSON objects that end with the checksum of their own text, so that a changed byte is noticed when they are read.
+//!
+//! The last key is `"checksum"`, 16 hexadecimal digits over all text before it. Other tools see one more key.
+
+use march_engine::checksum;
+
+/// What a text says of its own checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seal {
+    /// It has one, and it is right.
+    Sealed,
+    /// It has none: an older program or another tool wrote it.
+    Missing,
+    /// It has one that is wrong.
+    Broken,
+}
+
+const KEY: &str = "\"checksum\":";
+const DIGITS: usize = 16;
+
+/// Adds the checksum to a JSON object, in one line or indented by two spaces; what follows its last brace stays.
+/// Any other text is given back as it is.
+pub fn seal(text: &str) -> String {
+    let Some(brace) = text.rfind('}') else { return text.into() };
+    let body = text[..brace].trim_end();
+    let indented = body.len() < brace;
+    let empty = body.trim_start() == "{";
+    let sum = checksum(body.as_bytes());
+    let comma = if empty { "" } else { "," };
+    match indented {
+        true => format!("{body}{comma}\n  {KEY} \"{sum:016x}\"\n{}", &text[brace..]),
+        false => format!("{body}{comma}{KEY}\"{sum:016x}\"{}", &text[brace..]),
+    }
+}
+
+/// Compares a text with the checksum in it.
+pub fn unseal(text: &str) -> Seal {
+    let Some(at) = text.rfind(KEY) else { return Seal::Missing };
+    let body = text[..at].trim_end();
+    let body = body.strip_suffix(',').unwrap_or(body);
+    let rest = text[at + KEY.len()..].trim_start();
+    let digits = rest.strip_prefix('"').and_then(|rest| rest.get(..DIGITS));
+    let written = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    // The text must be what `seal` makes of the body, to the last byte.
+    let ends = text[at..].rfind('}').map(|brace| &text[at + brace + 1..]).unwrap_or_default();
+    let again = [format!("{body}\n}}{ends}"), format!("{body}}}{ends}")];
+    match written {
+        Some(sum) if sum == checksum(body.as_bytes()) && again.iter().any(|plain| seal(plain) == text) => {
+            Seal::Sealed
+        }
+        _ => Seal::Broken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        for text in ["{\"a\":1,\"b\":[\"x\"]}", "{\n  \"a\": 1,\n  \"b\": \"}\"\n}\n", "{}"] {
+            assert_eq!(unseal(text), Seal::Missing);
+            let sealed = seal(text);
+            assert_eq!(unseal(&sealed), Seal::Sealed, "{sealed}");
+            let value: serde_json::Value = serde_json::from_str(&sealed).unwrap();
+            assert_eq!(value["checksum"].as_str().unwrap().len(), 16);
+            for at in 0..sealed.len() {
+                for bit in 0..7 {
+                    let mut bytes = sealed.clone().into_bytes();
+                    bytes[at] ^= 1 << bit;
+                    let Ok(changed) = String::from_utf8(bytes) else { continue };
+                    assert_ne!(unseal(&changed), Seal::Sealed, "{changed}");
+                }
+                if at + 1 < sealed.len() {
+                    assert_ne!(unseal(&sealed[..at]), Seal::Sealed);
+                }
+            }
+        }
+    }
+}
