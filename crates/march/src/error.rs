@@ -71,6 +71,15 @@ impl Error {
         Self::Damaged { path: path.into(), message: message.into() }
     }
 
+    /// Whether a file is proven to be damaged or is missing: another attempt will not read it either.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Io { cause, .. } => cause.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
     /// What turns a system error into an [`Error::Io`].
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();

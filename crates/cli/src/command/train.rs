@@ -11,32 +11,40 @@ use march::engine::{Cpu, CpuOptions};
 use march::train::ranks::{Alone, Ranks};
 use march::train::{Event, Run, RunOptions, StepMemory, machine_memory};
 
+use super::open::newest;
 use crate::display::{About, Dashboard, bytes, lines, thousands};
 use crate::{interrupt, job, machine};
 
-/// Train a model, or go on with a run that was stopped.
+/// Train a model, or continue a run that was stopped.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march train configs/tiny/march.toml
   march train tiny/gdn --run runs/gdn --set train.steps=100 --set train.learning_rate=1e-3
   march train --resume runs/gdn --dashboard
+  march train --resume runs/gdn --steps 2000
 
-Without [data] the model learns from a book that is part of the program. Ctrl-C finishes the step, writes a checkpoint
-and says how to go on. A checkpoint RUN/checkpoints/step-N is an ordinary model folder.")]
+Without [data] the model learns from a book that is part of the program. Ctrl-C writes a checkpoint of the last finished
+step, says how to continue, and exits with code 130. A checkpoint RUN/checkpoints/step-N is an ordinary model folder.
+With --resume, --set can change what does not decide the weights, such as train.save_every, and the places in [data],
+where the same data must be. --steps makes a finished run longer: the learning rate then follows the schedule over the
+new number of steps.")]
 pub struct Train {
     /// A TOML file, or the name of a preset
     #[arg(value_name = "FILE|PRESET", required_unless_present = "resume", conflicts_with = "resume")]
     config: Option<String>,
     /// Set a key anew; may be given several times
-    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "resume")]
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     settings: Vec<String>,
+    /// Steps in all, as `--set train.steps=N`; with --resume it makes the run longer or shorter
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
     /// The run's folder [default: runs/NAME after the configuration, with a number if that exists]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     run: Option<PathBuf>,
-    /// Go on with this run from its newest whole checkpoint
+    /// Continue this run from its newest valid checkpoint
     #[arg(long, value_name = "RUN")]
     resume: Option<PathBuf>,
-    /// Start with the weights of this checkpoint
+    /// Start with the weights of this checkpoint, or of the newest one of this run
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     init_from: Option<PathBuf>,
     /// Stop after this step and save, as if interrupted
@@ -53,7 +61,7 @@ pub struct Train {
 impl Train {
     /// Trains until the steps are made or somebody interrupts.
     pub fn run(self) -> anyhow::Result<()> {
-        let stop = interrupt::listen("finishing the step, then saving")?;
+        let stop = interrupt::listen("saving a checkpoint")?;
         if job::launched() {
             return job::together(stop, |ranks, threads| self.train(ranks, threads, stop));
         }
@@ -64,7 +72,10 @@ impl Train {
         let threads = if self.threads > 0 { self.threads } else { threads };
         let engine = Cpu::new(CpuOptions { threads, ..Default::default() })
             .context("the engine could not start; try `--threads 1`")?;
-        let options = RunOptions { init_from: self.init_from.clone(), stop_at: self.stop_at };
+        let mut settings = self.settings.clone();
+        settings.extend(self.steps.map(|steps| format!("train.steps={steps}")));
+        let init_from = self.init_from.as_deref().map(newest);
+        let options = RunOptions { init_from, stop_at: self.stop_at, settings: settings.clone() };
         let speaks = ranks.rank() == 0;
         let mut past = Vec::new();
         let mut note = |event: Event| {
@@ -76,7 +87,7 @@ impl Train {
         let mut run = match (&self.resume, &self.config) {
             (Some(folder), _) => Run::resume(&engine, folder, options, ranks, &mut note)?,
             (None, Some(name)) => {
-                let config = Config::load_with(name, &self.settings)?;
+                let config = Config::load_with(name, &settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
                 Run::create(&engine, config, &folder, options, ranks)?
             }
@@ -94,7 +105,7 @@ impl Train {
             None => {}
         });
         drop(dashboard); // the terminal is what it was
-        let folder = run.folder().display();
+        let folder = run.folder().display().to_string();
         match complete {
             _ if !speaks => complete.map(drop).map_err(Into::into),
             Ok(true) => {
@@ -110,11 +121,16 @@ impl Train {
             }
             Ok(false) => {
                 let step = run.trainer().step();
-                lines::say(&format!("stopped after step {step}; go on: march train --resume {folder}"));
+                lines::say(&format!("stopped after step {step}; continue: march train --resume {folder}"));
+                if interrupt::asked() {
+                    // The lock of the run's folder goes with the run.
+                    drop(run);
+                    std::process::exit(interrupt::EXIT);
+                }
                 Ok(())
             }
             Err(error) => {
-                eprintln!("go on from the last checkpoint: march train --resume {folder}");
+                eprintln!("continue from the last checkpoint: march train --resume {folder}");
                 Err(error.into())
             }
         }

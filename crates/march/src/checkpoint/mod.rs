@@ -4,11 +4,14 @@
 //! - `model.safetensors`: the tensors; or, above [`SHARD_BYTES`], shards `model-00001-of-0000N.safetensors`
 //!   and `model.safetensors.index.json`, `{"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}`
 //! - `tokenizer.json`, if the model has one
+//! - `checksums.json`: the size and checksum of every other file, if this program wrote the folder
 //!
 //! Tensors are read where the file is mapped into memory; f32, bf16 and f16 are taken, f32 is written. A
 //! folder is written beside its place and renamed into it, so it is there whole or not at all.
 
+mod checksums;
 pub(crate) mod read;
+mod verify;
 mod write;
 
 use std::borrow::Cow;
@@ -20,6 +23,8 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::model::ParameterSpec;
 
+pub use self::checksums::CHECKSUMS_FILE;
+use self::checksums::Checksums;
 use self::read::{Entry, TensorFile};
 pub use self::write::{NewFolder, save};
 
@@ -39,6 +44,8 @@ pub struct Checkpoint {
     files: Vec<TensorFile>,
     /// By tensor name, the place in `files` of the file that holds it, and where in it.
     tensors: BTreeMap<String, (usize, Entry)>,
+    /// Of the folder's files, where it has a list.
+    checksums: Option<Checksums>,
 }
 
 /// The part of `model.safetensors.index.json` that is read.
@@ -49,13 +56,19 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Reads the configuration, maps the files, and checks that they are complete and their headers sound.
+    /// Reads the configuration, maps the files, and checks that they are complete and their headers valid. Where the
+    /// folder has a list of checksums, all files but those of tensors are compared with it; these are while they
+    /// are loaded, by [`Checkpoint::read_all`].
     pub fn open(folder: &Path) -> Result<Self> {
         if !folder.is_dir() {
             let wrong = if folder.exists() { "is not a folder" } else { "does not exist" };
             let message =
                 format!("{wrong}; a checkpoint is a folder with `{CONFIG_FILE}` and `{MODEL_FILE}`");
             return Err(Error::file(folder, message));
+        }
+        let checksums = Checksums::read(folder)?;
+        if let Some(checksums) = &checksums {
+            checksums.check_folder(folder)?;
         }
         let config = read_config(&folder.join(CONFIG_FILE))?;
         let model = folder.join(MODEL_FILE);
@@ -68,7 +81,7 @@ impl Checkpoint {
             );
             return Err(Error::file(folder, message));
         }
-        let mut checkpoint = Self { config, listing, files: vec![], tensors: BTreeMap::new() };
+        let mut checkpoint = Self { config, listing, files: vec![], tensors: BTreeMap::new(), checksums };
         if whole {
             checkpoint.add(&folder.join(MODEL_FILE))?;
         } else {
@@ -85,6 +98,7 @@ impl Checkpoint {
             listing: path.clone(),
             files: vec![],
             tensors: BTreeMap::new(),
+            checksums: self.checksums.clone(),
         };
         beside.add(&path)?;
         Ok(beside)

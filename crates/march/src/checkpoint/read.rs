@@ -59,16 +59,26 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<(Self, Vec<(String, Entry)>)> {
         let mapped = Mapped::open(path).map_err(Error::io(path, "open"))?;
         let bytes = mapped.bytes();
-        let header = read_header(bytes).map_err(|message| Error::file(path, message))?;
+        let header = read_header(bytes).map_err(|message| Error::damaged(path, message))?;
         if header.end < bytes.len() {
             let message = format!(
                 "is longer than its header says: {} bytes instead of {}; copy it again",
                 bytes.len(),
                 header.end
             );
-            return Err(Error::file(path, message));
+            return Err(Error::damaged(path, message));
         }
         Ok((Self { path: path.into(), mapped }, header.tensors))
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        self.mapped.bytes()
+    }
+
+    /// Tells the system that a range of the file is about to be read.
+    pub fn prepare(&self, range: Range<usize>) {
+        self.mapped.prepare(range);
     }
 
     /// The path.

@@ -1,14 +1,17 @@
 //! Writing a checkpoint folder: beside its place, to the disk, then renamed.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use march_engine::file_bytes;
 use serde_json::{Map, Value, json};
 
+use super::checksums::{CHECKSUMS_FILE, Checksums, FileSum, Summing};
 use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE};
 use crate::config::ModelConfig;
 use crate::disk::{parent, sync_folder};
@@ -36,13 +39,15 @@ pub fn save(
 pub struct NewFolder {
     partial: Partial,
     folder: PathBuf,
+    /// Of the files that are written.
+    sums: RefCell<BTreeMap<String, FileSum>>,
 }
 
 impl NewFolder {
     /// Begins a folder, whose place must be free.
     pub fn create(folder: &Path) -> Result<Self> {
         refuse_existing(folder)?;
-        Ok(Self { partial: Partial::create(folder)?, folder: folder.into() })
+        Ok(Self { partial: Partial::create(folder)?, folder: folder.into(), sums: RefCell::default() })
     }
 
     /// Writes a model: `config.json` and the tensors. `tensor(i)` gives the numbers of `parameters[i]`.
@@ -59,8 +64,7 @@ impl NewFolder {
         let mut weight_map = Map::new();
         for (number, shard) in shards.iter().enumerate() {
             let name = file_name(number, shards.len());
-            let path = self.partial.path.join(&name);
-            write_tensors(&path, &parameters[shard.clone()], &bytes[shard.clone()], |i| {
+            self.write_tensors(&name, &parameters[shard.clone()], &bytes[shard.clone()], |i| {
                 tensor(shard.start + i)
             })?;
             for parameter in &parameters[shard.clone()] {
@@ -83,18 +87,60 @@ impl NewFolder {
         tensor: impl FnMut(usize) -> Result<Vec<f32>>,
     ) -> Result<()> {
         let bytes = count_bytes(&self.folder, parameters)?;
-        write_tensors(&self.partial.path.join(name), parameters, &bytes, tensor)
+        self.write_tensors(name, parameters, &bytes, tensor)
     }
 
     /// Writes one file.
     pub fn file(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.partial.path.join(name);
-        write_file(&path, |file| file.write_all(bytes).map_err(Error::io(&path, "write")))
+        self.write(name, |path, file| file.write_all(bytes).map_err(Error::io(path, "write")))
     }
 
-    /// Puts the folder in its place.
+    /// Writes the list of checksums and puts the folder in its place.
     pub fn finish(self) -> Result<()> {
+        let list = Checksums::new(self.sums.take());
+        self.file(CHECKSUMS_FILE, list.to_json().as_bytes())?;
         self.partial.rename_to(&self.folder)
+    }
+
+    /// Writes a new file, notes its checksum, and waits until it is on the disk.
+    fn write(&self, name: &str, write: impl FnOnce(&Path, &mut Summing<File>) -> Result<()>) -> Result<()> {
+        let path = self.partial.path.join(name);
+        let mut file = Summing::new(File::create_new(&path).map_err(Error::io(&path, "create"))?);
+        write(&path, &mut file)?;
+        let (file, sum) = file.finish().map_err(Error::io(&path, "write"))?;
+        file.sync_all().map_err(Error::io(&path, "write to the disk"))?;
+        self.sums.borrow_mut().insert(name.into(), sum);
+        Ok(())
+    }
+
+    /// Writes one safetensors file; `bytes` has the size of each parameter.
+    fn write_tensors(
+        &self,
+        name: &str,
+        parameters: &[ParameterSpec],
+        bytes: &[usize],
+        mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        let header = tensors_header(parameters, bytes);
+        self.write(name, |path, file| {
+            file.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path, "write"))?;
+            file.write_all(&header).map_err(Error::io(path, "write"))?;
+            for (i, parameter) in parameters.iter().enumerate() {
+                let numbers = tensor(i)?;
+                let expected = bytes[i] / size_of::<f32>();
+                if numbers.len() != expected {
+                    let message = format!(
+                        "tensor `{}` of shape {:?} has {expected} numbers, but {} were given",
+                        parameter.name,
+                        parameter.shape,
+                        numbers.len()
+                    );
+                    return Err(Error::file(path, message));
+                }
+                file.write_all(&file_bytes(&numbers)).map_err(Error::io(path, "write"))?;
+            }
+            Ok(())
+        })
     }
 }
 
@@ -159,13 +205,8 @@ fn file_name(number: usize, count: usize) -> String {
     if count == 1 { MODEL_FILE.into() } else { format!("model-{:05}-of-{count:05}.safetensors", number + 1) }
 }
 
-/// Writes one safetensors file; `bytes` has the size of each parameter.
-fn write_tensors(
-    path: &Path,
-    parameters: &[ParameterSpec],
-    bytes: &[usize],
-    mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
-) -> Result<()> {
+/// The header of a safetensors file; `bytes` has the size of each parameter.
+fn tensors_header(parameters: &[ParameterSpec], bytes: &[usize]) -> Vec<u8> {
     let mut header = Map::new();
     // The value that Hugging Face tools look for: numbers in the layout of PyTorch.
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
@@ -179,47 +220,7 @@ fn write_tensors(
     let mut header = Value::Object(header).to_string().into_bytes();
     // Spaces, so that the numbers begin at an address for any type.
     header.resize(header.len().next_multiple_of(8), b' ');
-    write_file(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path, "write"))?;
-        file.write_all(&header).map_err(Error::io(path, "write"))?;
-        for (i, parameter) in parameters.iter().enumerate() {
-            let numbers = tensor(i)?;
-            let expected = bytes[i] / size_of::<f32>();
-            if numbers.len() != expected {
-                let message = format!(
-                    "tensor `{}` of shape {:?} has {expected} numbers, but {} were given",
-                    parameter.name,
-                    parameter.shape,
-                    numbers.len()
-                );
-                return Err(Error::file(path, message));
-            }
-            write_numbers(file, &numbers).map_err(Error::io(path, "write"))?;
-        }
-        Ok(())
-    })
-}
-
-/// Writes numbers as little-endian f32.
-fn write_numbers(file: &mut impl Write, numbers: &[f32]) -> io::Result<()> {
-    const BLOCK: usize = 1024;
-    let mut block = [[0; 4]; BLOCK];
-    for numbers in numbers.chunks(BLOCK) {
-        for (bytes, number) in block.iter_mut().zip(numbers) {
-            *bytes = number.to_le_bytes();
-        }
-        file.write_all(block[..numbers.len()].as_flattened())?;
-    }
-    Ok(())
-}
-
-/// Writes a new file and waits until it is on the disk.
-fn write_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    let file = File::create_new(path).map_err(Error::io(path, "create"))?;
-    let mut file = BufWriter::with_capacity(1 << 20, file);
-    write(&mut file)?;
-    let file = file.into_inner().map_err(|error| Error::io(path, "write")(error.into_error()))?;
-    file.sync_all().map_err(Error::io(path, "write to the disk"))
+    header
 }
 
 /// A folder beside its final place, removed unless it is renamed.

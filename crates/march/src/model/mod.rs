@@ -201,11 +201,12 @@ impl<E: Engine> Model<E> {
             tracing::warn!("tensor `{name}` of the checkpoint is not part of the model and is left out");
         }
         let mut parameters = Vec::with_capacity(model.layout.len());
-        for spec in &model.layout {
-            let tensor = engine.from_f32(&checkpoint.tensor(spec)?, &spec.shape)?;
+        checkpoint.read_all(&model.layout, |i, numbers| {
+            let spec = &model.layout[i];
+            let tensor = engine.from_f32(numbers, &spec.shape)?;
             parameters.push(rounded(engine, spec, tensor, weights)?);
-            checkpoint.release(spec);
-        }
+            Ok(())
+        })?;
         Ok((model, parameters))
     }
 

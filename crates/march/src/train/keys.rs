@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::data::recall::Task;
+use crate::error::{Error, Result};
 use crate::model::mixer::Contradiction;
+use crate::tokenizer::BYTES;
 
 /// `[data]`: where tokens come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +46,16 @@ impl Default for DataKeys {
 }
 
 impl DataKeys {
+    /// Makes the paths independent of the working directory.
+    pub fn make_absolute(&mut self) -> Result<()> {
+        let tokenizer = (self.tokenizer != BYTES).then_some(&mut self.tokenizer);
+        for path in self.path.iter_mut().chain(&mut self.validation).chain(tokenizer) {
+            let absolute = std::path::absolute(&path).map_err(Error::io(path.as_ref(), "find"))?;
+            *path = absolute.to_string_lossy().into_owned();
+        }
+        Ok(())
+    }
+
     /// Refuses what cannot be.
     pub fn check(&self) -> std::result::Result<(), Contradiction> {
         match self.kind.as_str() {
@@ -169,7 +181,7 @@ impl Default for TrainKeys {
 
 impl TrainKeys {
     /// Refuses what cannot be.
-    pub fn check(&self, sequence_length: usize) -> Result<(), Contradiction> {
+    pub fn check(&self, sequence_length: usize) -> std::result::Result<(), Contradiction> {
         let positive = [
             ("steps", self.steps as usize),
             ("tokens_per_step", self.tokens_per_step),

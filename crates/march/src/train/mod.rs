@@ -5,14 +5,17 @@
 
 mod environment;
 mod estimate;
+mod folder;
 mod keys;
 mod optimizer;
 pub mod ranks;
+mod record;
 mod run;
 mod sources;
 mod state;
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use march_engine::ops::cross_entropy::{IGNORE, TokenLosses};
 use march_engine::{Engine, Tape};
@@ -30,7 +33,7 @@ pub use run::{Event, Run, RunOptions, StepLine};
 pub use state::Progress;
 
 /// What one step did.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// The mean loss of the step's tokens, in nats, before the update.
     pub loss: f64,
@@ -150,6 +153,14 @@ impl<'e, E: Engine> Trainer<'e, E> {
     /// Learns from the loader's next sequences. A loss or gradient that is not finite changes nothing and is an
     /// error that says where it came from.
     pub fn advance(&mut self, loader: &mut Loader) -> Result<StepReport> {
+        let never = AtomicBool::new(false);
+        // Nothing stops it, so there is a report.
+        Ok(self.advance_unless(loader, &never)?.unwrap_or_default())
+    }
+
+    /// [`Trainer::advance`], given up between two micro-batches once `stop` is set: then nothing has changed and there
+    /// is no report. Several processes do not look, because each would have to stop at the same place.
+    pub fn advance_unless(&mut self, loader: &mut Loader, stop: &AtomicBool) -> Result<Option<StepReport>> {
         let tokens = self.rows * loader.source().sequence_length();
         let counted = self.rows * loader.source().targets();
         let mut gradients: Vec<Option<E::Tensor>> = vec![None; self.parameters.len()];
@@ -163,6 +174,10 @@ impl<'e, E: Engine> Trainer<'e, E> {
         loader.seek(first.wrapping_add(share.start as u64));
         let mut left = share.len();
         while left > 0 {
+            if count == 1 && stop.load(Ordering::Relaxed) {
+                loader.seek(first);
+                return Ok(None);
+            }
             let rows = left.min(self.keys.micro_batch);
             loader.next(rows, &mut inputs, &mut targets)?;
             left -= rows;
@@ -196,7 +211,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
             &self.keys,
             (rate, squared, self.step),
         )?;
-        Ok(StepReport { loss, gradient_norm: squared.sqrt(), rate, tokens, overlap })
+        Ok(Some(StepReport { loss, gradient_norm: squared.sqrt(), rate, tokens, overlap }))
     }
 
     /// Adds the gradients of some of the step's sequences; gives their part of the loss. `ready` is called with each

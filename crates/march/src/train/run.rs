@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! RUN/config.toml            the whole configuration, defaults filled in
+//! RUN/run.json               what the run was begun with, to be compared when it goes on
 //! RUN/environment.json       the program and machine of each session
 //! RUN/metrics.jsonl          a line for each step, validation and sample; what reports are made from
+//! RUN/metrics-discarded.jsonl    lines of steps that were made again after a resume
 //! RUN/samples.txt            the samples, to read
 //! RUN/checkpoints/step-N/    a checkpoint that any command takes, and what going on needs
 //! ```
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -17,7 +17,9 @@ use std::time::Instant;
 use march_engine::Engine;
 use serde_json::{Value, json};
 
+use super::folder::{CONFIG_FILE, Folder};
 use super::ranks::Ranks;
+use super::record::Record;
 use super::sources::Sources;
 use super::state::Progress;
 use super::{StepReport, Trainer, Validation, machine_memory};
@@ -25,16 +27,13 @@ use crate::anchors::Retention;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::data::Loader;
-use crate::disk;
 use crate::error::{Error, Result};
 use crate::generate::{Sampling, continue_text};
 use crate::model::{Model, Settings};
 use crate::tokenizer::Tokenizer;
 
-const CONFIG_FILE: &str = "config.toml";
-const METRICS_FILE: &str = "metrics.jsonl";
-const SAMPLES_FILE: &str = "samples.txt";
-const CHECKPOINTS: &str = "checkpoints";
+/// What errors about a whole configuration, from a file, a preset and settings, name it.
+const CONFIGURATION: &str = "configuration";
 
 /// How a run begins.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +42,8 @@ pub struct RunOptions {
     pub init_from: Option<PathBuf>,
     /// Stop after this step, as if interrupted.
     pub stop_at: Option<u64>,
+    /// Settings that change when a run goes on, each as `section.key=value`.
+    pub settings: Vec<String>,
 }
 
 /// A step as people see it.
@@ -81,98 +82,29 @@ pub enum Event {
 pub struct Run<'e, E: Engine> {
     engine: &'e E,
     config: Config,
-    folder: PathBuf,
+    folder: Folder,
     trainer: Trainer<'e, E>,
     loader: Loader,
     validation: Option<Loader>,
     tokenizer: Tokenizer,
     progress: Progress,
+    /// The run goes on from a checkpoint.
+    restored: bool,
     options: RunOptions,
 }
 
-impl<'e, E: Engine> Run<'e, E> {
-    /// Begins a run in a new folder.
-    pub fn create(
-        engine: &'e E,
-        config: Config,
-        folder: &Path,
-        options: RunOptions,
-        ranks: Box<dyn Ranks>,
-    ) -> Result<Self> {
-        let writes = ranks.rank() == 0;
-        if writes && folder.join(CONFIG_FILE).exists() {
-            let message = "already holds a run; go on with --resume, or choose another folder";
-            return Err(Error::file(folder, message));
-        }
-        let run = Self::open(engine, config, folder, options, ranks)?;
-        if !writes {
-            return Ok(run);
-        }
-        fs::create_dir_all(folder.join(CHECKPOINTS)).map_err(Error::io(folder, "create"))?;
-        let path = folder.join(CONFIG_FILE);
-        fs::write(&path, run.config.to_toml()).map_err(Error::io(&path, "write"))?;
-        Ok(run)
-    }
+/// What a run works with, before it has a folder.
+struct Opened<'e, E: Engine> {
+    trainer: Trainer<'e, E>,
+    loader: Loader,
+    validation: Option<Loader>,
+    tokenizer: Tokenizer,
+}
 
-    /// Goes on with a run from its newest checkpoint that is whole; without any, from the beginning. Damaged ones are
-    /// set aside and told to `watch`.
-    pub fn resume(
-        engine: &'e E,
-        folder: &Path,
-        options: RunOptions,
-        ranks: Box<dyn Ranks>,
-        watch: &mut dyn FnMut(Event),
-    ) -> Result<Self> {
-        let path = folder.join(CONFIG_FILE);
-        if !path.is_file() {
-            let message = "is missing; a run's folder has one (march train makes it)";
-            return Err(Error::file(&path, message));
-        }
-        let config = Config::load(&path.display().to_string())?;
-        let mut run = Self::open(engine, config, folder, options, ranks)?;
-        if run.trainer.rank().0 == 0 {
-            run.restore_newest(watch)?;
-            run.forget_later_metrics()?;
-        }
-        // The others take the checkpoint that number 0 took.
-        let mut step = [if run.trainer.rank().0 == 0 { run.trainer.step() as f64 } else { 0.0 }];
-        run.trainer.sum(&mut step)?;
-        if run.trainer.rank().0 > 0 && step[0] > 0.0 {
-            let checkpoint = run.checkpoint(step[0] as u64);
-            run.progress = run.trainer.restore(&checkpoint)?;
-        }
-        run.loader.seek(run.progress.cursor);
-        Ok(run)
-    }
-
-    /// Takes the newest checkpoint that is whole, and sets damaged ones aside.
-    fn restore_newest(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
-        for (_, checkpoint) in self.checkpoints()?.into_iter().rev() {
-            match self.trainer.restore(&checkpoint) {
-                Ok(progress) => {
-                    self.progress = progress;
-                    watch(Event::Resumed(checkpoint));
-                    break;
-                }
-                Err(error) => {
-                    let mut aside = checkpoint.clone().into_os_string();
-                    aside.push(format!(".damaged-{}", std::process::id()));
-                    fs::rename(&checkpoint, &aside).map_err(Error::io(&checkpoint, "set aside"))?;
-                    watch(Event::SetAside(checkpoint, error.to_string()));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn open(
-        engine: &'e E,
-        config: Config,
-        folder: &Path,
-        options: RunOptions,
-        ranks: Box<dyn Ranks>,
-    ) -> Result<Self> {
-        let Config { model, memory, data, train } = &config;
+impl<'e, E: Engine> Opened<'e, E> {
+    /// Opens the data and makes a trainer before its first step.
+    fn new(engine: &'e E, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
+        let Config { model, memory, data, train } = config;
         let Sources { training, validation, tokenizer } = Sources::open(data, train)?;
         // Batches are to be taken in their order; a task's sequences are random as they are.
         let shuffle =
@@ -185,7 +117,7 @@ impl<'e, E: Engine> Run<'e, E> {
                 model.vocab_size,
                 tokenizer.vocabulary()
             );
-            return Err(Error::config(CONFIG_FILE, "vocab_size", message));
+            return Err(Error::config(CONFIGURATION, "vocab_size", message));
         }
         if let Some([memory, _]) = machine_memory() {
             let count = Model::<E>::new(model).parameter_count();
@@ -206,7 +138,7 @@ impl<'e, E: Engine> Run<'e, E> {
                 "is `{}`, which layers decide while decoding; train with `all`, `fenwick` or `recent:N`",
                 policy.retention
             );
-            return Err(Error::config(CONFIG_FILE, "retention", message));
+            return Err(Error::config(CONFIGURATION, "retention", message));
         }
         let (architecture, parameters) = match &options.init_from {
             Some(from) => {
@@ -229,9 +161,168 @@ impl<'e, E: Engine> Run<'e, E> {
         let trainer =
             Trainer::new(engine, architecture, parameters, settings, train.clone(), data.sequence_length)?
                 .with_ranks(ranks)?;
+        Ok(Self { trainer, loader, validation, tokenizer })
+    }
+}
+
+impl<'e, E: Engine> Run<'e, E> {
+    /// Begins a run in a new folder. All that decides its result is in the folder before the first step.
+    pub fn create(
+        engine: &'e E,
+        mut config: Config,
+        folder: &Path,
+        options: RunOptions,
+        ranks: Box<dyn Ranks>,
+    ) -> Result<Self> {
+        let writes = ranks.rank() == 0;
+        let refuse_run = || {
+            let taken = folder.join(CONFIG_FILE).exists() || Record::exists(folder);
+            let message = "already holds a run; continue it with --resume, or choose another folder";
+            if writes && taken { Err(Error::file(folder, message)) } else { Ok(()) }
+        };
+        refuse_run()?;
+        // A run can go on from any working directory.
+        config.data.make_absolute()?;
+        let opened = Opened::new(engine, &config, &options, ranks)?;
+        let own = Folder::create(folder, writes)?;
+        // Another process may have begun one meanwhile.
+        refuse_run()?;
+        if writes {
+            match own.checkpoints()?.as_slice() {
+                [] => {}
+                // Of a run that was killed before its record was written.
+                [(0, _)] => own.prune(0)?,
+                _ => {
+                    let message = format!("has checkpoints but no `{CONFIG_FILE}`; choose another folder");
+                    return Err(Error::file(folder, message));
+                }
+            }
+        }
+        let run = Self::new(engine, config, own, options, opened);
+        if writes {
+            if run.options.init_from.is_some() {
+                run.save()?;
+            }
+            let (data, validation) = run.fingerprints()?;
+            Record::new(&run.config, data, validation, run.options.init_from.clone()).write(folder)?;
+        }
+        Ok(run)
+    }
+
+    /// Continues a run from its newest valid checkpoint; one that was stopped before its first checkpoint starts from
+    /// the beginning. Damaged checkpoints are set aside and reported to `watch`. Refuses a run of which no checkpoint
+    /// can be used, and one whose configuration or data is not what it was; then nothing is changed.
+    pub fn resume(
+        engine: &'e E,
+        folder: &Path,
+        options: RunOptions,
+        ranks: Box<dyn Ranks>,
+        watch: &mut dyn FnMut(Event),
+    ) -> Result<Self> {
+        let writes = ranks.rank() == 0;
+        let own = Folder::open(folder, writes)?;
+        let record = Record::read(folder)?;
+        let mut config = Record::config(folder, record.as_ref(), &options.settings)?;
+        config.data.make_absolute()?;
+        let opened = Opened::new(engine, &config, &options, ranks)?;
+        let mut run = Self::new(engine, config, own, options, opened);
+        let (data, validation) = run.fingerprints()?;
+        if let Some(record) = &record {
+            let named = run.config.data.path.clone().unwrap_or(run.config.data.kind.clone());
+            record.check_data(&named, &data, validation.as_deref())?;
+        }
+        if writes {
+            let init_from = record.as_ref().and_then(|record| record.init_from.clone());
+            run.restore_newest(init_from.is_some(), watch)?;
+            if run.trainer.step() > run.config.train.steps {
+                let message = format!(
+                    "is {}, but the run has made {} steps already",
+                    run.config.train.steps,
+                    run.trainer.step()
+                );
+                return Err(Error::config("--set", "train.steps", message));
+            }
+            run.folder.discard_metrics_after(run.trainer.step())?;
+            let now = Record::new(&run.config, data, validation, init_from);
+            if record.as_ref() != Some(&now) {
+                now.write(folder)?;
+            }
+        }
+        // The others take the checkpoint that number 0 took.
+        let mut found = [0.0; 2];
+        if writes && run.restored {
+            found = [1.0, run.trainer.step() as f64];
+        }
+        run.trainer.sum(&mut found)?;
+        if !writes && found[0] > 0.0 {
+            let step = found[1] as u64;
+            run.progress = run.trainer.restore(&run.folder.checkpoint(step), Some(step))?;
+            run.restored = true;
+        }
+        run.loader.seek(run.progress.cursor);
+        Ok(run)
+    }
+
+    /// Takes the newest valid checkpoint, and sets aside damaged ones that are newer. `begun` is whether the run
+    /// cannot do without any.
+    fn restore_newest(&mut self, begun: bool, watch: &mut dyn FnMut(Event)) -> Result<()> {
+        let mut damaged: Vec<(PathBuf, Error)> = Vec::new();
+        for (step, checkpoint) in self.folder.checkpoints()?.into_iter().rev() {
+            match self.trainer.restore(&checkpoint, Some(step)) {
+                Ok(progress) => {
+                    self.progress = progress;
+                    self.restored = true;
+                    for (damaged, why) in damaged {
+                        self.folder.put_aside(&damaged)?;
+                        watch(Event::SetAside(damaged, why.to_string()));
+                    }
+                    watch(Event::Resumed(checkpoint));
+                    return Ok(());
+                }
+                Err(error) if error.is_damage() => damaged.push((checkpoint, error)),
+                // What cannot be read now, or belongs to something else, may be the best one.
+                Err(error) => return Err(error),
+            }
+        }
+        let refuse = |why: String| {
+            let remedy = "Nothing was changed. Restore a checkpoint from a copy, or begin a new run";
+            Err(Error::file(self.folder.path(), format!("no checkpoint can be used: {why}. {remedy}")))
+        };
+        if !damaged.is_empty() {
+            let list: Vec<String> = damaged.iter().map(|(_, why)| format!("\n  {why}")).collect();
+            return refuse(list.concat() + "\n");
+        }
+        let aside = self.folder.set_aside()?;
+        if !aside.is_empty() {
+            return refuse(format!("all were set aside as damaged: {}", aside.join(", ")));
+        }
+        // A run that came to its first checkpoint and has none any more has lost them.
+        let (last, every) = (self.folder.last_logged_step()?, self.config.train.save_every);
+        if begun || (every > 0 && last > every) {
+            return refuse(format!("there is none, although the run has made {last} steps"));
+        }
+        Ok(())
+    }
+
+    /// The fingerprints of what the run learns from and of what it is validated on.
+    fn fingerprints(&self) -> Result<(String, Option<String>)> {
+        let of = |loader: &Loader| loader.source().fingerprint();
+        let tokenizer = self.tokenizer.hash();
+        let data = format!("{} {}", of(&self.loader)?, &tokenizer[..16.min(tokenizer.len())]);
+        Ok((data, self.validation.as_ref().map(of).transpose()?))
+    }
+
+    fn new(
+        engine: &'e E,
+        config: Config,
+        folder: Folder,
+        options: RunOptions,
+        opened: Opened<'e, E>,
+    ) -> Self {
+        let Opened { trainer, loader, validation, tokenizer } = opened;
         let progress = Progress::default();
-        let folder = folder.to_path_buf();
-        Ok(Self { engine, config, folder, trainer, loader, validation, tokenizer, progress, options })
+        let restored = false;
+        Self { engine, config, folder, trainer, loader, validation, tokenizer, progress, restored, options }
     }
 
     /// The configuration.
@@ -251,7 +342,7 @@ impl<'e, E: Engine> Run<'e, E> {
 
     /// The run's folder.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.folder.path()
     }
 
     /// The lowest validation loss so far and its step.
@@ -259,32 +350,25 @@ impl<'e, E: Engine> Run<'e, E> {
         self.progress.best
     }
 
-    /// Makes the remaining steps, or fewer: once `stop` is set the step is finished and saved. Gives whether the run
-    /// is complete.
+    /// Makes the remaining steps, or fewer: once `stop` is set, what was learned so far is saved. A single process
+    /// gives up a step that has begun; several processes finish it together. Gives whether the run is complete.
     pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
         let keys = self.config.train.clone();
-        let path = self.folder.join(METRICS_FILE);
         let writes = self.trainer.rank().0 == 0;
-        let metrics = writes.then(|| OpenOptions::new().create(true).append(true).open(&path));
-        let mut metrics = metrics.transpose().map_err(Error::io(&path, "open"))?;
-        let mut log = |line: Value| -> Result<()> {
-            let Some(metrics) = &mut metrics else { return Ok(()) };
-            writeln!(metrics, "{line}").map_err(Error::io(&path, "write"))
-        };
         let started = (Instant::now(), self.trainer.step());
-        let mut saved = (self.trainer.step() > 0).then_some(self.trainer.step());
-        let mut first = true;
+        let mut saved = self.restored.then_some(self.trainer.step());
+        // What is due at the step of a checkpoint was done before it was written.
+        let mut done = (self.trainer.step() > 0 || keys.steps > 0).then_some(self.trainer.step());
         loop {
             let step = self.trainer.step();
             let complete = step >= keys.steps;
             let due = |every: u64| complete || (every > 0 && step.is_multiple_of(every));
-            // What is due at the step of a checkpoint was done before it was written.
-            if !std::mem::replace(&mut first, false) || (step == 0 && complete) {
+            if done.replace(step) != Some(step) {
                 if due(keys.validate_every) {
-                    self.validate(&mut log, watch)?;
+                    self.validate(watch)?;
                 }
                 if due(keys.sample_every) && writes {
-                    self.sample(&mut log, watch)?;
+                    self.sample(watch)?;
                 }
             }
             let asked = stop.load(Ordering::Relaxed) || self.options.stop_at.is_some_and(|at| step >= at);
@@ -294,13 +378,14 @@ impl<'e, E: Engine> Run<'e, E> {
             let asked = any[0] > 0.0;
             if step > 0 && saved != Some(step) && (asked || due(keys.save_every)) && writes {
                 watch(Event::Saved(self.save()?));
+                self.folder.prune(keys.keep)?;
                 saved = Some(step);
             }
             if complete || asked {
                 return Ok(complete);
             }
             let began = Instant::now();
-            let report = self.trainer.advance(&mut self.loader)?;
+            let Some(report) = self.trainer.advance_unless(&mut self.loader, stop)? else { continue };
             let seconds = began.elapsed().as_secs_f64();
             self.progress.cursor = self.loader.cursor();
             self.progress.tokens += report.tokens as u64;
@@ -315,18 +400,19 @@ impl<'e, E: Engine> Run<'e, E> {
             if let Some(overlap) = &report.overlap {
                 line["summing_hidden"] = json!(overlap.hidden());
             }
-            log(line)?;
+            self.log(&line)?;
             let seconds_left = pace * (keys.steps - step) as f64;
             let steps = keys.steps;
             watch(Event::Step(StepLine { step, steps, report, tokens_per_second, seconds_left }));
         }
     }
 
-    fn validate(
-        &mut self,
-        log: &mut dyn FnMut(Value) -> Result<()>,
-        watch: &mut dyn FnMut(Event),
-    ) -> Result<()> {
+    /// Adds a line to the metrics, in the process that writes.
+    fn log(&self, line: &Value) -> Result<()> {
+        if self.trainer.rank().0 == 0 { self.folder.log(line) } else { Ok(()) }
+    }
+
+    fn validate(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
         let Some(loader) = &self.validation else { return Ok(()) };
         let step = self.trainer.step();
         let validation = self.trainer.validate(loader, self.config.train.validation_sequences)?;
@@ -335,16 +421,12 @@ impl<'e, E: Engine> Run<'e, E> {
         if lowest {
             self.progress.best = Some((step, loss));
         }
-        log(json!({ "step": step, "validation_loss": loss, "validation_accuracy": accuracy }))?;
+        self.log(&json!({ "step": step, "validation_loss": loss, "validation_accuracy": accuracy }))?;
         watch(Event::Validated(step, validation, lowest));
         Ok(())
     }
 
-    fn sample(
-        &mut self,
-        log: &mut dyn FnMut(Value) -> Result<()>,
-        watch: &mut dyn FnMut(Event),
-    ) -> Result<()> {
+    fn sample(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
         if matches!(self.config.data.kind.as_str(), "batches" | "recall") {
             return Ok(());
         }
@@ -366,73 +448,19 @@ impl<'e, E: Engine> Run<'e, E> {
                 sampling,
             )?;
             let text = self.tokenizer.decode(&tokens)?;
-            log(json!({ "step": step, "prompt": prompt, "sample": text }))?;
-            append_sample(&self.folder.join(SAMPLES_FILE), step, prompt, &text)?;
+            self.log(&json!({ "step": step, "prompt": prompt, "sample": text }))?;
+            self.folder.log_sample(step, prompt, &text)?;
             watch(Event::Sampled(step, prompt.clone(), text));
         }
         Ok(())
     }
 
-    /// Writes a checkpoint and lets go of the oldest beyond those that are kept.
-    fn save(&mut self) -> Result<PathBuf> {
-        let folder = self.checkpoint(self.trainer.step());
+    /// Writes a checkpoint.
+    fn save(&self) -> Result<PathBuf> {
+        let folder = self.folder.checkpoint(self.trainer.step());
         // Ids in a file of batches are not a tokenizer's.
         let tokenizer = (self.config.data.kind != "batches").then(|| self.tokenizer.to_json());
         self.trainer.save(&folder, &self.progress, tokenizer.as_deref())?;
-        let all = self.checkpoints()?;
-        for (_, old) in all.iter().take(all.len().saturating_sub(self.config.train.keep)) {
-            fs::remove_dir_all(old).map_err(Error::io(old, "remove"))?;
-        }
         Ok(folder)
     }
-
-    /// Where the checkpoint of a step is.
-    fn checkpoint(&self, step: u64) -> PathBuf {
-        self.folder.join(CHECKPOINTS).join(format!("step-{step}"))
-    }
-
-    /// The checkpoints by step.
-    fn checkpoints(&self) -> Result<Vec<(u64, PathBuf)>> {
-        let folder = self.folder.join(CHECKPOINTS);
-        let mut list = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(Error::io(&folder, "read"))? {
-            let path = entry.map_err(Error::io(&folder, "read"))?.path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if let Some(step) = name.strip_prefix("step-").and_then(|step| step.parse().ok()) {
-                list.push((step, path));
-            }
-        }
-        list.sort();
-        Ok(list)
-    }
-
-    /// Takes away the lines of steps that will be made again.
-    fn forget_later_metrics(&self) -> Result<()> {
-        let path = self.folder.join(METRICS_FILE);
-        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
-        let step = self.trainer.step();
-        let lines: Vec<(&str, Value)> = text
-            .lines()
-            .filter_map(|line| Some((line, serde_json::from_str::<Value>(line).ok()?)))
-            .filter(|(_, value)| value["step"].as_u64().is_some_and(|at| at <= step))
-            .collect();
-        let kept: String = lines.iter().flat_map(|(line, _)| [*line, "\n"]).collect();
-        disk::replace(&path, kept.as_bytes())?;
-        let samples = self.folder.join(SAMPLES_FILE);
-        disk::replace(&samples, b"")?;
-        for (_, value) in &lines {
-            if let (Some(at), Some(prompt), Some(text)) =
-                (value["step"].as_u64(), value["prompt"].as_str(), value["sample"].as_str())
-            {
-                append_sample(&samples, at, prompt, text)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn append_sample(path: &Path, step: u64, prompt: &str, text: &str) -> Result<()> {
-    let file = OpenOptions::new().create(true).append(true).open(path);
-    let write = file.and_then(|mut file| writeln!(file, "== step {step}\n{prompt}{text}\n"));
-    write.map_err(Error::io(path, "write"))
 }

@@ -30,7 +30,7 @@ impl Sources {
                         path.display(),
                         file.sequence_length()
                     );
-                    return Err(Error::config("config.toml", "sequence_length", message));
+                    return Err(Error::config("configuration", "sequence_length", message));
                 }
                 let tokenizer = Tokenizer::load(&keys.tokenizer)?;
                 Ok(Self { training: Box::new(file), validation: None, tokenizer })

@@ -1,7 +1,8 @@
 //! A trainer on disk: all that going on needs, in one checkpoint folder.
 //!
 //! Besides the model's own files: `optimizer.safetensors` with both moments of every parameter (`first.<name>`,
-//! `second.<name>`) and `progress.json`. Nothing in them depends on the clock or the machine.
+//! `second.<name>`) and `progress.json`. Nothing in them depends on the clock or the machine. The checkpoint of step 0,
+//! which holds the first weights of a run that starts from other ones, has no moments: they are zero.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::path::Path;
 use march_engine::Engine;
 use serde::{Deserialize, Serialize};
 
-use super::Trainer;
+use super::{Optimizer, Trainer};
 use crate::checkpoint::{Checkpoint, NewFolder, SHARD_BYTES};
 use crate::error::{Error, Result};
 use crate::model::{Model, ParameterSpec};
@@ -52,11 +53,14 @@ impl<E: Engine> Trainer<'_, E> {
         let moments = moments(layout);
         let new = NewFolder::create(folder)?;
         new.model(self.model.config(), layout, SHARD_BYTES, |i| Ok(self.engine.to_f32(&self.parameters[i])))?;
-        new.tensors(OPTIMIZER_FILE, &moments, |i| {
-            let count = layout.len();
-            let moment = if i < count { &self.optimizer.first[i] } else { &self.optimizer.second[i - count] };
-            Ok(self.engine.to_f32(moment))
-        })?;
+        if self.step > 0 {
+            new.tensors(OPTIMIZER_FILE, &moments, |i| {
+                let count = layout.len();
+                let moment =
+                    if i < count { &self.optimizer.first[i] } else { &self.optimizer.second[i - count] };
+                Ok(self.engine.to_f32(moment))
+            })?;
+        }
         if let Some(tokenizer) = tokenizer {
             new.file(TOKENIZER_FILE, tokenizer)?;
         }
@@ -66,33 +70,43 @@ impl<E: Engine> Trainer<'_, E> {
         new.finish()
     }
 
-    /// Takes weights, moments and step from a checkpoint folder that [`Trainer::save`] wrote. Nothing is taken from
-    /// a folder that is incomplete or of another model.
-    pub fn restore(&mut self, folder: &Path) -> Result<Progress> {
+    /// Takes weights, moments and step from a checkpoint folder that [`Trainer::save`] wrote, of the given step if
+    /// there is one. Nothing is taken from a folder that is incomplete, damaged or of another model.
+    pub fn restore(&mut self, folder: &Path, step: Option<u64>) -> Result<Progress> {
+        let checkpoint = Checkpoint::open(folder)?;
         let path = folder.join(PROGRESS_FILE);
-        let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
-        let progress: Progress = serde_json::from_str(&text)
-            .map_err(|error| Error::file(&path, format!("is not a run's progress: {error}")))?;
+        let bytes = fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let progress: Progress = serde_json::from_slice(&bytes)
+            .map_err(|error| Error::damaged(&path, format!("is not a run's progress: {error}")))?;
         if progress.format != FORMAT {
             let message = format!("has format {}; this program reads {FORMAT}", progress.format);
             return Err(Error::file(&path, message));
         }
-        let checkpoint = Checkpoint::open(folder)?;
+        if let Some(step) = step.filter(|step| *step != progress.step) {
+            let message = format!("says step {}, but the folder is that of step {step}", progress.step);
+            return Err(Error::damaged(&path, message));
+        }
         if checkpoint.config() != self.model.config() {
             let message = "is a checkpoint of another model than the run's config.toml describes";
             return Err(Error::file(folder, message));
         }
         let (_, parameters) = Model::load(self.engine, &checkpoint)?;
-        let specs = moments(self.model.layout());
-        let file = checkpoint.open_beside(folder, OPTIMIZER_FILE)?;
-        file.check(&specs)?;
-        let mut tensors = Vec::with_capacity(specs.len());
-        for spec in &specs {
-            tensors.push(self.engine.from_f32(&file.tensor(spec)?, &spec.shape)?);
-            file.release(spec);
-        }
-        self.optimizer.second = tensors.split_off(self.model.layout().len());
-        self.optimizer.first = tensors;
+        let optimizer = match progress.step {
+            0 => Optimizer::new(self.engine, self.model.layout())?,
+            _ => {
+                let specs = moments(self.model.layout());
+                let file = checkpoint.open_beside(folder, OPTIMIZER_FILE)?;
+                file.check(&specs)?;
+                let mut first = Vec::with_capacity(specs.len());
+                file.read_all(&specs, |i, numbers| {
+                    first.push(self.engine.from_f32(numbers, &specs[i].shape)?);
+                    Ok(())
+                })?;
+                let second = first.split_off(self.model.layout().len());
+                Optimizer { first, second }
+            }
+        };
+        self.optimizer = optimizer;
         self.parameters = parameters;
         self.step = progress.step;
         Ok(progress)

@@ -1,0 +1,346 @@
+//! Runs that are damaged, changed or shared: a result is the right one, or there is none.
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{ok, refused, text};
+
+const MARCH: &str = env!("CARGO_BIN_EXE_march");
+
+/// A configuration that trains in a moment.
+fn small(folder: &Path) -> PathBuf {
+    let path = folder.join("small.toml");
+    let config = "extends = \"tiny/march\"\n[model]\nhidden_size = 16\nnum_hidden_layers = 2\nintermediate_size = 24\n\
+         num_heads = 2\nhead_dim = 4\nanchor_interval = 8\nrouting_dim = 4\n[data]\nsequence_length = 40\n\
+         [train]\nsteps = 12\ntokens_per_step = 160\nmicro_batch = 2\nvalidate_every = 5\nvalidation_sequences = 3\n\
+         sample_every = 0\nsave_every = 4\nkeep = 3\nprompts = []\n";
+    fs::write(&path, config).unwrap();
+    path
+}
+
+fn train(config: &Path, run: &Path, more: &[&str]) -> String {
+    ok(&[&["train", text(config), "--run", text(run), "--threads", "1"][..], more].concat())
+}
+
+fn resume(run: &Path) -> String {
+    ok(&["train", "--resume", text(run), "--threads", "1"])
+}
+
+fn step(run: &Path, step: u64) -> PathBuf {
+    run.join("checkpoints").join(format!("step-{step}"))
+}
+
+/// Every file below a folder and its bytes.
+fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut list = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            list.extend(contents(&path));
+        } else {
+            let name = path.file_name().unwrap().into();
+            list.push((name, fs::read(&path).unwrap()));
+        }
+    }
+    list.sort();
+    list
+}
+
+fn flip(file: &Path, at: usize) {
+    let mut bytes = fs::read(file).unwrap();
+    let place = at % bytes.len();
+    bytes[place] ^= 1;
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn a_flipped_bit_of_a_checkpoint_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, whole) = (small(folder.path()), folder.path().join("whole"));
+    train(&config, &whole, &[]);
+    let want = contents(&step(&whole, 12));
+    for (number, file) in ["model", "optimizer"].iter().enumerate() {
+        let run = folder.path().join(file);
+        train(&config, &run, &["--stop-at", "8"]);
+        flip(&step(&run, 8).join(format!("{file}.safetensors")), 5000 + 77 * number);
+        if *file == "model" {
+            let errors = refused(&["generate", "--model", text(&run), "--prompt", "a", "--max-tokens", "2"]);
+            assert!(errors.contains("model.safetensors") && errors.contains("checksum"), "{errors}");
+        }
+        let said = resume(&run);
+        assert!(said.contains("set aside") && said.contains("checksum") && said.contains("step-4"), "{said}");
+        assert!(contents(&step(&run, 12)) == want, "{file}");
+        assert!(run.join("checkpoints/step-8.damaged-1").is_dir());
+    }
+}
+
+#[test]
+fn a_step_that_is_not_the_folder_s_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    let file = step(&run, 8).join("progress.json");
+    let changed = fs::read_to_string(&file).unwrap().replace("\"step\": 8,", "\"step\": 9,");
+    fs::write(&file, changed).unwrap();
+    // Also without the list of checksums.
+    fs::remove_file(step(&run, 8).join("checksums.json")).unwrap();
+    let said = resume(&run);
+    assert!(said.contains("says step 9") && said.contains("step-4"), "{said}");
+}
+
+#[test]
+fn a_folder_without_checksums_loads_and_other_files_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "4"]);
+    let model = step(&run, 4);
+    let write =
+        ["generate", "--model", text(&model), "--prompt", "a", "--max-tokens", "4", "--temperature", "0"];
+    let want = ok(&write);
+    // What the command says on the side comes after the text.
+    let text = |said: String| said.split("read  ").next().unwrap_or_default().to_string();
+    flip(&model.join("config.json"), 40);
+    assert!(refused(&write).contains("config.json"));
+    flip(&model.join("config.json"), 40);
+    fs::remove_file(model.join("checksums.json")).unwrap();
+    assert_eq!(text(ok(&write)), text(want));
+    fs::write(model.join("checksums.json"), "").unwrap();
+    assert!(refused(&write).contains("checksums.json"));
+}
+
+#[test]
+fn a_run_without_a_usable_checkpoint_is_refused_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    for number in [4, 8] {
+        let file = step(&run, number).join("model.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    }
+    let before = contents(&run);
+    let errors = refused(&["train", "--resume", text(&run)]);
+    assert!(errors.contains("no checkpoint can be used"), "{errors}");
+    assert!(errors.contains("step-8") && errors.contains("step-4"), "{errors}");
+    assert!(contents(&run) == before);
+    // All gone: the run made steps that were saved, so it does not start over.
+    fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    let before = contents(&run);
+    assert!(refused(&["train", "--resume", text(&run)]).contains("made 8 steps"));
+    assert!(contents(&run) == before);
+}
+
+#[test]
+fn an_edited_configuration_is_refused_by_its_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    let file = run.join("config.toml");
+    let original = fs::read_to_string(&file).unwrap();
+    fs::write(&file, original.replace("anchor_interval = 8", "anchor_interval = 16")).unwrap();
+    let before = contents(&run);
+    let errors = refused(&["train", "--resume", text(&run)]);
+    assert!(errors.contains("`model.anchor_interval` is 16, and was 8"), "{errors}");
+    assert!(contents(&run) == before);
+    // Deleted, it comes back from the record.
+    fs::remove_file(&file).unwrap();
+    resume(&run);
+    assert_eq!(fs::read_to_string(&file).unwrap(), original);
+    assert!(step(&run, 12).exists());
+    // What cannot change within a run is refused, the rest is not.
+    let set = |setting: &str| ["train", "--resume", text(&run), "--set", setting].map(String::from);
+    let refused_set = set("train.learning_rate=1");
+    let errors = refused(&refused_set.each_ref().map(String::as_str));
+    assert!(errors.contains("cannot change within a run"), "{errors}");
+    ok(&set("train.save_every=3").each_ref().map(String::as_str));
+    assert!(fs::read_to_string(&file).unwrap().contains("save_every = 3"));
+}
+
+/// What may not be read now is not damage, and the checkpoint before it is not taken in its place.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_that_may_not_be_read_is_an_error() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    fn open(path: &Path) {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        if path.is_dir() {
+            fs::read_dir(path).unwrap().for_each(|entry| open(&entry.unwrap().path()));
+        }
+    }
+    open(folder.path());
+    let file = step(&run, 8).join("model.safetensors");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0)).unwrap();
+    let mut command = Command::new(MARCH);
+    command.args(["train", "--resume", text(&run)]);
+    let user = Command::new("id").arg("-u").output().unwrap().stdout;
+    if user == b"0\n" {
+        // The superuser may read everything; nobody may not.
+        command.uid(65534).gid(65534);
+    }
+    let out = match command.output() {
+        Ok(out) => out,
+        // The program itself may lie where nobody can see it.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return,
+        Err(error) => panic!("{error}"),
+    };
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && errors.contains("ermission denied"), "{errors}");
+    assert!(step(&run, 8).exists() && !step(&run, 12).exists());
+}
+
+#[test]
+fn first_weights_are_in_the_folder_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let (first, whole, run) =
+        (folder.path().join("first"), folder.path().join("whole"), folder.path().join("run"));
+    train(&config, &first, &[]);
+    // A run's folder stands for its newest checkpoint.
+    train(&config, &whole, &["--init-from", text(&first), "--set", "train.seed=3"]);
+    train(&config, &run, &["--init-from", text(&first), "--set", "train.seed=3", "--stop-at", "0"]);
+    assert!(step(&run, 0).join("model.safetensors").exists());
+    fs::remove_dir_all(&first).unwrap();
+    resume(&run);
+    assert!(contents(&step(&run, 12)) == contents(&step(&whole, 12)));
+    // Without them there is nothing to begin with.
+    let lost = folder.path().join("lost");
+    train(&config, &lost, &["--init-from", text(&whole), "--stop-at", "0"]);
+    fs::remove_dir_all(step(&lost, 0)).unwrap();
+    assert!(refused(&["train", "--resume", text(&lost)]).contains("no checkpoint can be used"));
+}
+
+#[test]
+fn other_data_is_refused_and_the_same_data_is_found_from_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let here = |place: &Path, arguments: &[&str]| {
+        let out = Command::new(MARCH).args(arguments).current_dir(place).output().unwrap();
+        (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let prepare = |first: usize| {
+        let lines: String = (first..first + 200).map(|i| format!("line {i} of {}\n", i * i % 13)).collect();
+        fs::write(folder.path().join("book.txt"), lines).unwrap();
+        let arguments =
+            ["data", "prepare", "--tokenizer", "bytes", "--output", "tokens", "--force", "book.txt"];
+        let (fine, errors) = here(folder.path(), &arguments);
+        assert!(fine, "{errors}");
+    };
+    prepare(100);
+    let set = ["--set", "data.kind=shards", "--set", "data.path=tokens", "--stop-at", "5"];
+    let (fine, errors) = here(folder.path(), &[&["train", text(&config), "--run", "run"][..], &set].concat());
+    assert!(fine, "{errors}");
+    let run = folder.path().join("run");
+    prepare(500);
+    let (fine, errors) = here(&run, &["train", "--resume", "."]);
+    assert!(!fine && errors.contains("fingerprint") && errors.contains("tokens"), "{errors}");
+    prepare(100);
+    let (fine, errors) = here(&run, &["train", "--resume", "."]);
+    assert!(fine, "{errors}");
+}
+
+fn spawn(arguments: &[&str]) -> Child {
+    Command::new(MARCH).args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn wait_for(path: &Path) {
+    let began = Instant::now();
+    while !path.exists() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{} does not appear", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn one_process_owns_a_run_and_ctrl_c_ends_it_with_130() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    let mut child =
+        spawn(&["train", text(&config), "--run", text(&run), "--threads", "1", "--steps", "1000000"]);
+    wait_for(&step(&run, 4));
+    for arguments in [&["train", "--resume", text(&run)][..], &["train", text(&config), "--run", text(&run)]]
+    {
+        let errors = refused(arguments);
+        assert!(errors.contains("another process") || errors.contains("already holds a run"), "{errors}");
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let mut errors = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert!(errors.contains("saving a checkpoint"), "{errors}");
+    // Whatever a process that died was writing is removed.
+    let partial = run.join("checkpoints/.step-9.partial-99999");
+    fs::create_dir_all(&partial).unwrap();
+    ok(&["train", "--resume", text(&run), "--stop-at", "1"]);
+    assert!(!partial.exists());
+}
+
+#[test]
+fn a_finished_run_is_made_longer() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let (run, whole) = (folder.path().join("run"), folder.path().join("whole"));
+    let constant = ["--set", "train.schedule=constant", "--set", "train.warmup=0"];
+    train(&config, &run, &constant);
+    ok(&["train", "--resume", text(&run), "--steps", "20", "--threads", "1"]);
+    train(&config, &whole, &[&constant[..], &["--steps", "20"]].concat());
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let [a, b] = [&run, &whole].map(|run| fs::read(step(run, 20).join(file)).unwrap());
+        assert!(a == b, "{file}");
+    }
+    let errors = refused(&["train", "--resume", text(&run), "--steps", "7"]);
+    assert!(errors.contains("20 steps already"), "{errors}");
+}
+
+/// Lines of steps that are made again are kept, not lost.
+#[test]
+fn metrics_are_never_thrown_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    let lines = |file: &str| fs::read_to_string(run.join(file)).unwrap_or_default();
+    let before = lines("metrics.jsonl");
+    fs::remove_dir_all(step(&run, 8)).unwrap();
+    resume(&run);
+    let discarded = lines("metrics-discarded.jsonl");
+    assert!(
+        discarded.lines().count() >= 4 && discarded.lines().all(|line| before.contains(line)),
+        "{discarded}"
+    );
+    assert!(before.lines().all(|line| lines("metrics.jsonl").contains(line) || discarded.contains(line)));
+}
+
+#[test]
+fn weights_that_are_not_numbers_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "4"]);
+    let model = step(&run, 4);
+    fs::remove_file(model.join("checksums.json")).unwrap();
+    let file = model.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let end = bytes.len();
+    bytes[end - 8..end - 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&file, bytes).unwrap();
+    let ids = folder.path().join("ids.json");
+    fs::write(&ids, "[1, 2, 3]").unwrap();
+    let output = folder.path().join("out.safetensors");
+    for arguments in [
+        &["logits", "--model", text(&model), "--tokens", text(&ids), "--output", text(&output)][..],
+        &["generate", "--model", text(&model), "--prompt", "a"],
+        &["inspect", "precision", "--model", text(&model), "--text", text(&config)],
+    ] {
+        let errors = refused(arguments);
+        assert!(errors.contains("lm_head.weight") && errors.contains("not finite"), "{errors}");
+    }
+    assert!(!output.exists());
+}

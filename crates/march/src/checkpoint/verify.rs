@@ -1,0 +1,174 @@
+//! Loading tensors while a second thread checks the files: against their checksums, and for numbers that are not finite.
+//!
+//! Copying a file's numbers to where the engine wants them is bound by memory, and so is checking them. Side by side on
+//! two cores the check costs next to nothing; one after the other, it would add half of the loading time. The checking
+//! thread stays at most [`AHEAD`] bytes before the copying one: what both touch is in memory once, and the pages
+//! that were copied are released soon.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use march_engine::checksum;
+use safetensors::Dtype;
+
+use super::Checkpoint;
+use super::checksums::{BLOCK, file_checksum};
+use super::read::{Entry, TensorFile};
+use crate::error::{Error, Result};
+use crate::model::ParameterSpec;
+
+/// How many bytes the check may be ahead of the copy.
+const AHEAD: usize = 64 << 20;
+
+/// How far the copying thread has come.
+#[derive(Default)]
+struct Copied {
+    bytes: AtomicUsize,
+    /// Nothing more will be copied.
+    finished: AtomicBool,
+    /// Copying failed, so that nobody waits for the check.
+    failed: AtomicBool,
+}
+
+impl Checkpoint {
+    /// Gives the numbers of each parameter, in order, and checks the files meanwhile. What was given counts only where
+    /// this returns `Ok`: a damaged file may be found after its numbers were given.
+    pub fn read_all(
+        &self,
+        parameters: &[ParameterSpec],
+        mut give: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let copied = Copied::default();
+        let copy = || {
+            for (i, parameter) in parameters.iter().enumerate() {
+                give(i, &self.tensor(parameter)?)?;
+                self.release(parameter);
+                copied.bytes.fetch_add(self.bytes_of(parameter), Ordering::Relaxed);
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let check = std::thread::Builder::new()
+                .name("checkpoint check".into())
+                .spawn_scoped(scope, || self.check_files(Some(&copied)));
+            let mut copy = copy;
+            let given = copy();
+            copied.failed.store(given.is_err(), Ordering::Relaxed);
+            copied.finished.store(true, Ordering::Release);
+            match check.map(|check| check.join()) {
+                // Damage explains whatever else went wrong.
+                Ok(Ok(Err(damage))) => Err(damage),
+                Ok(Ok(Ok(()))) => given,
+                // No thread could be started, or it failed: the check is made here.
+                _ => given.and_then(|()| self.check_files(None)),
+            }
+        })
+    }
+
+    /// Compares all files of tensors with their checksums, and looks for numbers that are not finite.
+    pub fn verify(&self) -> Result<()> {
+        self.check_files(None)
+    }
+
+    fn check_files(&self, copied: Option<&Copied>) -> Result<()> {
+        let mut done = 0;
+        for (place, file) in self.files.iter().enumerate() {
+            let mut tensors: Vec<(&str, &Entry)> = self
+                .tensors
+                .iter()
+                .filter(|(_, (found, _))| *found == place)
+                .map(|(name, (_, entry))| (name.as_str(), entry))
+                .collect();
+            tensors.sort_by_key(|(_, entry)| entry.range.start);
+            let listed = match &self.checksums {
+                Some(list) => Some((list, list.of(file.path())?)),
+                None => None,
+            };
+            let bytes = file.bytes();
+            let mut sums = Vec::with_capacity(bytes.len().div_ceil(BLOCK));
+            let mut first = 0;
+            let mut not_finite = None;
+            for start in (0..bytes.len()).step_by(BLOCK) {
+                if let Some(copied) = copied
+                    && !keep_pace(copied, done + start)
+                {
+                    return Ok(());
+                }
+                let end = bytes.len().min(start + BLOCK);
+                file.prepare(start..end);
+                if listed.is_some() {
+                    sums.push(checksum(&bytes[start..end]));
+                }
+                // The block is in the cache now.
+                while first < tensors.len() && tensors[first].1.range.end <= start {
+                    first += 1;
+                }
+                for (name, entry) in tensors[first..].iter().take_while(|(_, entry)| entry.range.start < end)
+                {
+                    if not_finite.is_none() && !is_finite(file, entry, start, end) {
+                        not_finite = Some(*name);
+                    }
+                }
+            }
+            done += bytes.len();
+            if let Some((list, sum)) = listed {
+                list.compare(file.path(), sum, file_checksum(&sums))?;
+            }
+            if let Some(name) = not_finite {
+                return Err(not_finite_error(file.path(), name));
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes_of(&self, parameter: &ParameterSpec) -> usize {
+        self.tensors.get(&parameter.name).map_or(0, |(_, entry)| entry.range.len())
+    }
+}
+
+/// Waits until the copying thread is near; gives whether the check is still wanted.
+fn keep_pace(copied: &Copied, done: usize) -> bool {
+    loop {
+        if copied.failed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let near = done <= copied.bytes.load(Ordering::Relaxed) + AHEAD;
+        if near || copied.finished.load(Ordering::Acquire) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Whether the numbers of a tensor that begin in a part of its file are finite.
+fn is_finite(file: &TensorFile, entry: &Entry, start: usize, end: usize) -> bool {
+    let width = if entry.dtype == Dtype::F32 { 4 } else { 2 };
+    let at = |place: usize| {
+        let inside = place.clamp(entry.range.start, entry.range.end) - entry.range.start;
+        entry.range.start + inside.next_multiple_of(width)
+    };
+    let numbers = &file.bytes()[at(start)..at(end).min(entry.range.end)];
+    // A number is not finite where all bits of its exponent are set. No early exit, so that this is vectorised.
+    match entry.dtype {
+        Dtype::F32 => {
+            const EXPONENT: u32 = 0x7F80_0000;
+            let any = |any, &number: &[u8; 4]| any | (u32::from_le_bytes(number) & EXPONENT == EXPONENT);
+            !numbers.as_chunks().0.iter().fold(false, any)
+        }
+        Dtype::BF16 | Dtype::F16 => {
+            let exponent: u16 = if entry.dtype == Dtype::F16 { 0x7C00 } else { 0x7F80 };
+            let any = |any, &number: &[u8; 2]| any | (u16::from_le_bytes(number) & exponent == exponent);
+            !numbers.as_chunks().0.iter().fold(false, any)
+        }
+        _ => true,
+    }
+}
+
+fn not_finite_error(path: &Path, name: &str) -> Error {
+    let message = format!(
+        "tensor `{name}` has a number that is not finite (NaN or infinity): its training diverged, or the file is \
+         damaged; take an earlier checkpoint or another copy"
+    );
+    Error::damaged(path, message)
+}
