@@ -166,6 +166,44 @@ fn a_checkpoint_from_nothing() {
 }
 
 #[test]
+fn what_loading_refuses_is_not_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens.json");
+    std::fs::write(&tokens, "[1, 2, 3]").unwrap();
+    let output = folder.path().join("out.safetensors");
+    let changed = |name: &str, key: &str, value: serde_json::Value| {
+        let model = folder.path().join(format!("{name}-{key}"));
+        std::fs::create_dir(&model).unwrap();
+        std::fs::copy(golden(name).join("model.safetensors"), model.join("model.safetensors")).unwrap();
+        let text = std::fs::read_to_string(golden(name).join("config.json")).unwrap();
+        let mut keys: serde_json::Value = serde_json::from_str(&text).unwrap();
+        keys[key] = value;
+        std::fs::write(model.join("config.json"), keys.to_string()).unwrap();
+        model.to_str().unwrap().to_string()
+    };
+    for (name, key, value, part) in [
+        ("gated_deltanet", "hidden_size", 64.into(), "has shape"),
+        ("gated_deltanet", "num_hidden_layers", 4.into(), "missing"),
+        ("gated_deltanet", "tie_word_embeddings", true.into(), "`lm_head.weight`"),
+        (
+            "gated_deltanet",
+            "output_gate_activation",
+            "sigmoid".into(),
+            "`output_gate_activation` is \"sigmoid\"",
+        ),
+        ("transformer", "attnres_block_size", 4.into(), "`attnres_block_size` is 4"),
+        ("march", "null_route", false.into(), "null_proj"),
+    ] {
+        let model = changed(name, key, value);
+        let shown = refused(&["inspect", "model", &model]);
+        assert!(shown.contains(part), "{shown}");
+        let (tokens, output) = (tokens.to_str().unwrap(), output.to_str().unwrap());
+        assert_eq!(refused(&["logits", "--model", &model, "--tokens", tokens, "--output", output]), shown);
+    }
+    ok(&["inspect", "model", &changed("transformer", "use_cache", true.into())]);
+}
+
+#[test]
 fn a_bank_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notes.safetensors");

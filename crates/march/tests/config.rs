@@ -1,7 +1,11 @@
 //! Configurations: what is read, what is refused and how that is said, what is written.
 
+#[path = "config/foreign.rs"]
+mod foreign;
 #[path = "config/refusals.rs"]
 mod refusals;
+#[path = "config/settings.rs"]
+mod settings;
 
 use std::path::Path;
 
@@ -217,14 +221,14 @@ fn what_is_written_reads_the_same() {
         keys["architectures"] = json!(["SomeModel"]);
         keys["fuse_norm"] = json!(true);
         keys["window_size"] = json!(null);
-        keys["nested"] = json!({"a": [1, 2.5, null]});
+        keys["task_specific_params"] = json!({"a": [1, 2.5, null]});
         let model = read(&keys).unwrap();
         let text = model.to_json();
         assert!(text.starts_with("{\n  \"model_type\": "), "{text}");
         assert!(text.ends_with("}\n"), "{text}");
         assert_eq!(ModelConfig::from_json(&text, "again").unwrap(), model);
         let written = written(&model);
-        for key in ["architectures", "fuse_norm", "window_size", "nested", "hidden_act"] {
+        for key in ["architectures", "fuse_norm", "window_size", "task_specific_params", "hidden_act"] {
             assert_eq!(written[key], keys[key]);
         }
     }
@@ -236,13 +240,6 @@ fn what_is_written_reads_the_same() {
         let model = Config::load(name).unwrap().model;
         assert_eq!(ModelConfig::from_json(&model.to_json(), name).unwrap(), model);
     }
-}
-
-#[test]
-fn keys_of_other_mixers_stay_in_config_json() {
-    let model = read(&changed("transformer", "num_levels", json!(9))).unwrap();
-    assert_eq!(model.other["num_levels"], json!(9));
-    assert_eq!(written(&model)["num_levels"], json!(9));
 }
 
 #[test]
@@ -296,7 +293,8 @@ fn intermediate_size_can_follow_from_hidden_ratio() {
         assert_eq!(model.other["hidden_ratio"], ratio);
         assert_eq!(ModelConfig::from_json(&model.to_json(), "again").unwrap(), model);
     }
-    refused(with(json!(32), json!(null)), &["`intermediate_size` is missing"]);
+    assert_eq!(with(json!(2048), json!(null)).unwrap().intermediate_size, 5632);
+    refused(read(&changed("march", "intermediate_size", json!(null))), &["`intermediate_size` is missing"]);
     for ratio in [json!(0), json!(-4), json!("four"), json!(1e300)] {
         refused(with(json!(32), ratio), &["`hidden_ratio` is", "`intermediate_size`"]);
     }

@@ -127,7 +127,10 @@ fn share(part: usize, whole: usize) -> String {
 fn read(name: &str) -> anyhow::Result<(ModelConfig, Policy)> {
     let path = Path::new(name);
     if path.is_dir() && !Config::presets().any(|preset| preset == name) {
-        let config = Checkpoint::open(path)?.config().clone();
+        // Refused where loading refuses it; the numbers are not read.
+        let checkpoint = Checkpoint::open(path)?;
+        let config = checkpoint.config().clone();
+        checkpoint.check(Model::<Cpu>::new(&config).layout())?;
         let policy = config.mixer.policy().unwrap_or_default();
         return Ok((config, policy));
     }

@@ -10,6 +10,7 @@
 //! folder is written beside its place and renamed into it, so it is there whole or not at all.
 
 mod checksums;
+mod extra;
 pub(crate) mod read;
 mod verify;
 mod write;
@@ -161,9 +162,9 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Refuses the checkpoint unless it has every parameter, in its shape. Gives the names of the tensors
-    /// that nobody asked for, to be warned of.
-    pub fn check(&self, parameters: &[ParameterSpec]) -> Result<Vec<String>> {
+    /// Refuses the checkpoint unless it has every parameter, in its shape, and nothing else that could change what is
+    /// computed.
+    pub fn check(&self, parameters: &[ParameterSpec]) -> Result<()> {
         let missing: Vec<&str> = parameters
             .iter()
             .map(|parameter| parameter.name.as_str())
@@ -176,7 +177,7 @@ impl Checkpoint {
             self.find(parameter)?;
         }
         let asked: BTreeSet<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
-        Ok(self.tensors.keys().filter(|name| !asked.contains(name.as_str())).cloned().collect())
+        self.refuse_extra(&asked)
     }
 
     /// One tensor as f32: borrowed from the file where it holds aligned f32, else converted from f32, bf16,
@@ -218,17 +219,26 @@ impl Checkpoint {
 
     /// The error for tensors that are missing, of so many that were asked for.
     fn missing(&self, names: &[&str], asked: usize) -> Error {
-        const NAMED: usize = 3;
-        let named: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
-        let named = named.join(", ");
+        let named = first_names(names);
         let what = match names.len() {
             1 => format!("tensor {named} is missing"),
-            count if count <= NAMED => format!("{count} of {asked} tensors are missing: {named}"),
-            count => format!("{count} of {asked} tensors are missing: {named} and {} others", count - NAMED),
+            count => format!("{count} of {asked} tensors are missing: {named}"),
         };
         let remedy = format!("it is incomplete, or of another model than `{CONFIG_FILE}` describes");
         Error::file(&self.listing, format!("{what}; {remedy}"))
     }
+}
+
+/// The first few of some names, and how many others there are.
+fn first_names(names: &[&str]) -> String {
+    const NAMED: usize = 3;
+    let named: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+    let others = match names.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        1 => " and 1 other".into(),
+        count => format!(" and {count} others"),
+    };
+    named.join(", ") + &others
 }
 
 /// Reads `config.json`.

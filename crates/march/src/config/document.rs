@@ -58,6 +58,11 @@ impl Document {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the key is there, be it null.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
     /// Gives a key a value.
     pub(super) fn set(&mut self, key: &str, value: Value) {
         self.keys.insert(key.into(), value);
@@ -88,18 +93,13 @@ impl Document {
         let path = error.path().to_string();
         let key = path.split(['.', '[']).next().unwrap_or_default();
         let value = self.get(key).map(Value::to_string).unwrap_or_default();
-        let expected = match message.rsplit_once("expected ") {
-            Some((_, "usize")) => "it must be a whole number, 0 or more".into(),
-            Some((_, "f64")) => "it must be a number".into(),
-            Some((_, "a boolean")) => "it must be true or false".into(),
-            Some((_, "a string")) => "it must be a text in quotes".into(),
-            _ => message,
-        };
-        self.error(key, format!("is {value}; {expected}"))
+        let of = if path.contains('[') { "each of its values" } else { "it" };
+        self.error(key, format!("is {value}; {of} must be {}", plain_kind(&message)))
     }
 
     /// A key without a default is not there.
     fn missing(&self, key: &str) -> Error {
+        let null = if self.has(key) { " (it is null)" } else { "" };
         let remedy = if self.without_hints {
             String::new()
         } else if let Some(misspelt) = self.misspelt(key) {
@@ -111,13 +111,31 @@ impl Document {
         } else {
             " and has no default; add it".into()
         };
-        self.error(key, format!("is missing{remedy}"))
+        self.error(key, format!("is missing{null}{remedy}"))
     }
 
     /// A key that no mixer has and that looks like `key`.
     fn misspelt(&self, key: &str) -> Option<&str> {
         let strange = self.unknown().map(|(name, _)| name.as_str()).filter(|name| !hints::is_model_key(name));
         hints::nearest(key, strange)
+    }
+}
+
+/// What serde expected, from its message, in words that need no knowledge of the program.
+fn plain_kind(message: &str) -> String {
+    let kind = message.rsplit_once("expected ").map_or("", |(_, kind)| kind);
+    match kind {
+        "usize" | "u64" | "u32" | "u16" | "u8" => "a whole number, 0 or more".into(),
+        "isize" | "i64" | "i32" | "i16" | "i8" => "a whole number".into(),
+        "f64" | "f32" => "a number".into(),
+        "a boolean" => "true or false".into(),
+        "a string" => "a text in quotes".into(),
+        "a sequence" => "a list, such as [1, 2] or [\"a\", \"b\"]".into(),
+        _ if kind.starts_with("one of `") || kind.starts_with('`') => kind.into(),
+        _ => match kind.strip_prefix("an array of length ") {
+            Some(length) => format!("a list of {length} values"),
+            None => "of another kind; see what a preset has for this key".into(),
+        },
     }
 }
 

@@ -1,58 +1,212 @@
-//! Keys that other tools write into `config.json` and that bear on what is computed.
+//! Keys of a `config.json` that are not the model's own. Reading is a closed world: such a key is known not to change what
+//! is computed, or it has the one value that says what is computed here, or it is refused by name.
+//!
+//! The keys are those of transformers' `PreTrainedConfig` (4.45 to 5.22) and of flash-linear-attention's
+//! `GatedDeltaNetConfig` and `TransformerConfig` (0.1 to 0.6.0).
 
 use serde_json::Value;
 
+use super::defaults::{self, ROPE_KEYS};
 use super::document::Document;
+use super::hints;
 use crate::error::Result;
 
-/// Refuses a foreign key that asks for something else than what is computed here. Null asks for nothing.
-pub(super) fn check(document: &Document) -> Result<()> {
-    for (key, value) in document.unknown().filter(|(_, value)| !value.is_null()) {
-        let is = |expected: bool| *value == Value::Bool(expected);
-        let heads = document.get("num_heads");
-        let (fits, only) = match key.as_str() {
-            "num_kv_heads" => {
-                let same = heads.is_some_and(|heads| heads.as_f64() == value.as_f64());
-                let heads = heads.map(Value::to_string).unwrap_or_default();
-                (same, format!("every head has its own keys and values: only `num_heads` ({heads}) or null"))
-            }
-            "qk_norm" => (is(false), "queries and keys have no learned norm: only false".into()),
-            "qkv_bias" | "attention_bias" | "conv_bias" => (is(false), "no bias is added: only false".into()),
-            "window_size" => (false, "attention sees the whole past: only null".into()),
-            "rope_scaling" => (false, "positions are not rescaled: only null".into()),
-            "use_gate" => (is(true), "the readout is always gated: only true".into()),
-            "use_short_conv" => (is(true), "the convolutions are always there: only true".into()),
-            "attn" => (false, "all layers have the same mixer: only null".into()),
-            "hidden_act" => {
-                (matches!(value.as_str(), Some("swish" | "silu")), "only \"swish\" or \"silu\"".into())
-            }
-            _ => continue,
-        };
-        if !fits {
-            let message = format!("is {value}, which is not computed here; {only} can be loaded");
-            return Err(document.error(key, message));
+/// Keys that change nothing in what a trained model computes; they are kept and written again.
+const HARMLESS: &[&str] = &[
+    // Where the folder comes from, and with which classes and precision other tools open it.
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_commit_hash",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "_from_model_config",
+    "_name_or_path",
+    "architectures",
+    "attn_implementation",
+    "custom_pipelines",
+    "dtype",
+    "experts_implementation",
+    "name_or_path",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "use_bfloat16",
+    "xla_device",
+    // What a call gives back beside the logits, and in which pieces it is computed.
+    "chunk_size_feed_forward",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "tie_last_hidden_states",
+    "use_cache",
+    // Other tasks than predicting the next token: their heads would be extra tensors, which are refused.
+    "finetuning_task",
+    "id2label",
+    "is_decoder",
+    "label2id",
+    "num_labels",
+    "prefix",
+    "problem_type",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    // Tokens with a meaning for the tokenizer. The row of the padding token is read as any other.
+    "bos_token_id",
+    "cls_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "mask_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "unk_token_id",
+    // How tokens are drawn from the logits.
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "max_time",
+    "min_length",
+    "min_new_tokens",
+    "min_p",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_logits",
+    "output_scores",
+    "penalty_alpha",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "stop_strings",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    // flash-linear-attention: which kernels compute the same numbers, and the loss of training.
+    "attn_mode",
+    "fuse_cross_entropy",
+    "fuse_linear_cross_entropy",
+    "fuse_norm",
+    "fuse_swiglu",
+    "use_l2warp",
+    // The same: how long the table of rotary angles is at first; never read; `intermediate_size` follows from it.
+    "max_position_embeddings",
+    "elementwise_affine",
+    "hidden_ratio",
+];
+
+/// Refuses a key that may ask for something else than what is computed here. Null asks for nothing, but for the two
+/// keys that are true by default.
+pub(super) fn check(document: &Document, model_type: &str) -> Result<()> {
+    for (key, value) in document.unknown() {
+        let falsy =
+            !defaults::is_attention(model_type) && ["use_gate", "use_short_conv"].contains(&key.as_str());
+        if value.is_null() && !falsy || HARMLESS.contains(&key.as_str()) || ROPE_KEYS.contains(&key.as_str())
+        {
+            continue;
         }
+        let message = match demanded(document, model_type, key, value) {
+            Some((true, _)) => continue,
+            Some((false, only)) => {
+                format!("is {}, which is not computed here; {only} can be loaded", short(value))
+            }
+            None => unknown(document, model_type, key, value),
+        };
+        return Err(document.error(key, message));
     }
     Ok(())
 }
 
-/// Where flash-linear-attention left `intermediate_size` to `hidden_ratio`, computes it as it does:
-/// two thirds of `hidden_size` · `hidden_ratio`, rounded up to a multiple of 256.
-pub(super) fn fill_intermediate_size(document: &mut Document) -> Result<()> {
-    let (None, Some(ratio)) = (document.get("intermediate_size"), document.get("hidden_ratio")) else {
-        return Ok(());
+/// For a key that is accepted with some values only: whether it has one of them, and which they are.
+fn demanded(document: &Document, model_type: &str, key: &str, value: &Value) -> Option<(bool, String)> {
+    let attention = defaults::is_attention(model_type);
+    let is = |expected: bool| *value == Value::Bool(expected);
+    let number = |key: &str| document.get(key).and_then(Value::as_f64);
+    let heads = number("num_heads");
+    let same = |expected: Option<f64>| expected.is_some() && value.as_f64() == expected;
+    let empty = value.as_object().is_some_and(|object| object.is_empty());
+    let (fits, only) = match key {
+        "num_kv_heads" | "num_key_value_heads" | "num_attention_heads" => {
+            let heads = heads.map(|heads| heads.to_string()).unwrap_or_default();
+            (same(number("num_heads")), format!("all heads are as many as `num_heads`: only {heads} or null"))
+        }
+        "head_dim" if attention => {
+            let width = heads.and_then(|heads| Some(number("hidden_size")? / heads));
+            (same(width), "a head is `hidden_size` / `num_heads` wide: only that or null".into())
+        }
+        "qk_norm" => (is(false), "queries and keys have no learned norm: only false".into()),
+        "qkv_bias" | "attention_bias" | "conv_bias" | "mlp_bias" => {
+            (is(false), "no bias is added: only false".into())
+        }
+        "window_size" | "sliding_window" => (false, "attention sees the whole past: only null".into()),
+        "partial_rotary_factor" => (same(Some(1.0)), "heads are rotated whole: only 1".into()),
+        "use_gate" if attention => (is(false), "attention has no gate: only false".into()),
+        "use_short_conv" if attention => (is(false), "attention has no convolutions: only false".into()),
+        "use_gate" => (is(true), "the readout is always gated: only true".into()),
+        "use_short_conv" => (is(true), "the convolutions are always there: only true".into()),
+        "attn" => (false, "all layers have the same mixer: only null".into()),
+        "attnres_block_size" => (false, "a layer reads only the sum of those before it: only null".into()),
+        "norm_first" => (is(false), "norms are before the mixers, not in them: only false".into()),
+        "hidden_act" | "output_gate_activation" => {
+            (matches!(value.as_str(), Some("swish" | "silu")), "only \"swish\" or \"silu\"".into())
+        }
+        "is_encoder_decoder" | "add_cross_attention" => {
+            (is(false), "there is one stack of layers: only false".into())
+        }
+        "cross_attention_hidden_size" => (false, "there is one stack of layers: only null".into()),
+        "per_layer_config" => (empty, "all layers are the same: only null".into()),
+        "pruned_heads" => (empty, "every layer has all of its heads: only {} or null".into()),
+        "quantization_config" => (false, "weights must be f32, bf16 or f16 (convert them): only null".into()),
+        "auto_map" => {
+            let only = "it names the model's own code; remove the key if that computes what \
+                        flash-linear-attention does: only null";
+            (false, only.into())
+        }
+        _ => return None,
     };
-    let Some(hidden_size) = document.get("hidden_size").and_then(Value::as_f64) else {
-        return Ok(()); // its own error comes when it is read
-    };
-    let size = ratio.as_f64().map(|ratio| (hidden_size * ratio * 2.0 / 3.0).trunc());
-    let Some(size) = size.filter(|size| (1.0..=1e9).contains(size)) else {
-        let message = format!(
-            "is {ratio}, from which no `intermediate_size` follows; set `intermediate_size`, or make it \
-             a positive number such as 4"
+    Some((fits, only))
+}
+
+/// What to say of a key that nobody knows.
+fn unknown(document: &Document, model_type: &str, key: &str, value: &Value) -> String {
+    let users = hints::model_types_with(key);
+    if !users.is_empty() {
+        return format!(
+            "is not used by model_type `{model_type}`, only by {}; remove it, or correct `model_type`",
+            hints::list(users)
         );
-        return Err(document.error("hidden_ratio", message));
-    };
-    document.set("intermediate_size", (size as u64).next_multiple_of(256).into());
-    Ok(())
+    }
+    let near = hints::nearest(key, document.known());
+    let question = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
+    format!(
+        "is {}, but this key is not known{question} and may change what the model computes; remove it if it does not, \
+         or make the model one without it",
+        short(value)
+    )
+}
+
+/// A value, cut where it is long.
+fn short(value: &Value) -> String {
+    const LONGEST: usize = 80;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }

@@ -2,15 +2,17 @@
 //!
 //! A TOML file has sections, `[model]`, `[memory]`, `[data]` and `[train]`, and may start with `extends = "…"`, the name of a
 //! preset or the path of a file: its own keys then count over those of that file. The presets are the files
-//! of `configs/`. A key that nobody knows is refused in TOML, where it is a mistake, and kept in
-//! `config.json`, where it belongs to another tool, unless it would change what is computed.
+//! of `configs/`. A key that nobody knows is refused. In `config.json`, keys of other tools that are known to change
+//! nothing in what is computed are kept.
 
+mod defaults;
 mod document;
 mod foreign;
 mod hints;
 mod model;
 mod presets;
 mod sections;
+mod settings;
 
 use std::path::Path;
 use std::str::FromStr;
@@ -119,6 +121,11 @@ struct MemoryText {
 impl Config {
     /// Reads a configuration by the name of a preset (`paper/march`) or the path of a TOML file.
     pub fn load(name_or_path: &str) -> Result<Self> {
+        Self::load_with(name_or_path, &[])
+    }
+
+    /// The same with some keys set anew, each as `section.key=value`. A value is TOML; what is not is a text.
+    pub fn load_with(name_or_path: &str, settings: &[String]) -> Result<Self> {
         let path = Path::new(name_or_path);
         let source = match Source::preset(name_or_path) {
             Some(preset) => preset,
@@ -128,44 +135,9 @@ impl Config {
                 return Err(Error::file(path, message));
             }
         };
-        Self::read(&source.origin, source.sections()?, false)
-    }
-
-    /// The same with some keys set anew, each as `section.key=value`. A value is TOML; what is not is a text.
-    pub fn load_with(name_or_path: &str, settings: &[String]) -> Result<Self> {
-        if settings.is_empty() {
-            return Self::load(name_or_path);
-        }
-        let mut sections: toml::Table = toml::Table::new();
-        for setting in settings {
-            let parts = setting.split_once('=').and_then(|(key, value)| Some((key.split_once('.')?, value)));
-            let Some(((section, key), value)) = parts else {
-                let message = "must be section.key=value, such as train.steps=100";
-                return Err(Error::config("--set", setting, message));
-            };
-            let value = match toml::from_str::<toml::Table>(&format!("x = {}", value.trim())) {
-                Ok(mut table) => table.remove("x"),
-                Err(_) => None,
-            };
-            let text = || toml::Value::String(setting.split_once('=').map_or("", |s| s.1).trim().into());
-            let table = sections.entry(section.trim()).or_insert_with(|| toml::Table::new().into());
-            if let Some(table) = table.as_table_mut() {
-                table.insert(key.trim().into(), value.unwrap_or_else(text));
-            }
-        }
-        let overlay =
-            toml::to_string(&sections).map_err(|e| Error::config("--set", "value", e.to_string()))?;
-        let base = match Source::preset(name_or_path) {
-            Some(_) => name_or_path.to_string(),
-            None => {
-                let path = Path::new(name_or_path);
-                Self::load(name_or_path)?;
-                let path = std::fs::canonicalize(path).map_err(Error::io(path, "find"))?;
-                path.display().to_string()
-            }
-        };
-        let base = toml::Value::String(base);
-        Self::from_toml(&format!("extends = {base}\n{overlay}"), "--set", Some(Path::new("/")))
+        let mut sections = source.sections()?;
+        settings::apply(&mut sections, settings)?;
+        Self::read(&source.origin, sections, false)
     }
 
     /// The whole configuration as TOML, defaults filled in.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::document::{Document, keys_of};
-use super::{foreign, hints};
+use super::{defaults, foreign, hints};
 use crate::error::{Error, Result};
 use crate::model::mixer::{Contradiction, MixerConfig};
 
@@ -54,7 +54,9 @@ const MOST_LAYERS: usize = 10_000;
 const LARGEST_SIZE: usize = 1 << 24;
 
 impl ModelConfig {
-    /// Reads the `config.json` of a checkpoint. `origin` names it in errors.
+    /// Reads the `config.json` of a checkpoint. `origin` names it in errors. What flash-linear-attention fills in where
+    /// a key is left out is filled in; a key that may change what is computed is refused unless it says what is
+    /// computed here.
     pub fn from_json(text: &str, origin: &str) -> Result<Self> {
         let refuse = |message: String| Error::file(origin.as_ref(), message);
         let keys = match serde_json::from_str(text) {
@@ -63,9 +65,9 @@ impl ModelConfig {
             Err(error) => return Err(refuse(format!("is not JSON: {error}"))),
         };
         let mut document = Document::new(origin, keys);
-        foreign::fill_intermediate_size(&mut document)?;
+        defaults::fill(&mut document)?;
         let mut model = Self::read(&mut document)?;
-        foreign::check(&document)?;
+        foreign::check(&document, model.mixer.model_type())?;
         model.contradiction().map_err(|(key, message)| document.error(key, message))?;
         model.other = document.unknown().map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(model)

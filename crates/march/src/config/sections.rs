@@ -181,7 +181,7 @@ fn unknown_name(place: &str, name: &str, value: &DeValue<'_>) -> Error {
 }
 
 /// A TOML value as JSON.
-fn to_json(value: &DeValue<'_>) -> std::result::Result<Value, String> {
+pub(super) fn to_json(value: &DeValue<'_>) -> std::result::Result<Value, String> {
     Ok(match value {
         DeValue::String(text) => Value::String(text.to_string()),
         DeValue::Boolean(flag) => Value::Bool(*flag),

@@ -197,9 +197,7 @@ impl<E: Engine> Model<E> {
     /// The same for inference with weights in fewer bits; see [`Model::quantize`].
     pub fn load_in(engine: &E, checkpoint: &Checkpoint, weights: Precision) -> Result<(Self, Parameters<E>)> {
         let model = Self::new(checkpoint.config());
-        for name in checkpoint.check(&model.layout)? {
-            tracing::warn!("tensor `{name}` of the checkpoint is not part of the model and is left out");
-        }
+        checkpoint.check(&model.layout)?;
         let mut parameters = Vec::with_capacity(model.layout.len());
         checkpoint.read_all(&model.layout, |i, numbers| {
             let spec = &model.layout[i];

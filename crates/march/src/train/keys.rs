@@ -1,11 +1,33 @@
 //! `[data]` and `[train]`: what a run learns from and how.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::data::recall::Task;
 use crate::error::{Error, Result};
 use crate::model::mixer::Contradiction;
 use crate::tokenizer::BYTES;
+
+/// Beyond these, values are mistakes: no machine has the memory or the time.
+const LONGEST_SEQUENCE: u64 = 1 << 24;
+const MOST_TOKENS: u64 = 1 << 32;
+const MOST_SEQUENCES: u64 = 1 << 24;
+const MOST_STEPS: u64 = 1 << 40;
+
+/// Refuses a number outside of its range.
+fn within(
+    key: &'static str,
+    value: u64,
+    range: RangeInclusive<u64>,
+) -> std::result::Result<(), Contradiction> {
+    let (least, most) = (range.start(), range.end());
+    match value {
+        _ if range.contains(&value) => Ok(()),
+        _ if *most == u64::MAX => Err((key, format!("is {value}; it must be at least {least}"))),
+        _ => Err((key, format!("is {value}; it must be from {least} to {most}"))),
+    }
+}
 
 /// `[data]`: where tokens come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,6 +80,7 @@ impl DataKeys {
 
     /// Refuses what cannot be.
     pub fn check(&self) -> std::result::Result<(), Contradiction> {
+        within("sequence_length", self.sequence_length as u64, 1..=LONGEST_SEQUENCE)?;
         match self.kind.as_str() {
             "builtin" if self.path.is_some() => {
                 return Err((
@@ -91,9 +114,6 @@ impl DataKeys {
                 "task",
                 "is set, but only `kind = \"recall\"` has one; remove it or set `kind`".into(),
             ));
-        }
-        if self.sequence_length == 0 {
-            return Err(("sequence_length", "is 0; it must be at least 1 token".into()));
         }
         if !(0.0..1.0).contains(&self.validation_fraction) {
             let message = format!("is {}; it must be at least 0 and below 1", self.validation_fraction);
@@ -182,16 +202,15 @@ impl Default for TrainKeys {
 impl TrainKeys {
     /// Refuses what cannot be.
     pub fn check(&self, sequence_length: usize) -> std::result::Result<(), Contradiction> {
-        let positive = [
-            ("steps", self.steps as usize),
-            ("tokens_per_step", self.tokens_per_step),
-            ("micro_batch", self.micro_batch),
-            ("keep", self.keep),
-        ];
-        for (key, value) in positive {
-            if value == 0 {
-                return Err((key, "is 0; it must be at least 1".into()));
-            }
+        for (key, value, range) in [
+            ("steps", self.steps, 1..=MOST_STEPS),
+            ("tokens_per_step", self.tokens_per_step as u64, 1..=MOST_TOKENS),
+            ("micro_batch", self.micro_batch as u64, 1..=MOST_SEQUENCES),
+            ("keep", self.keep as u64, 1..=u64::MAX),
+            ("validation_sequences", self.validation_sequences as u64, 0..=MOST_SEQUENCES),
+            ("sample_tokens", self.sample_tokens as u64, 0..=LONGEST_SEQUENCE),
+        ] {
+            within(key, value, range)?;
         }
         if !self.tokens_per_step.is_multiple_of(sequence_length.max(1)) {
             let message = format!(
@@ -281,6 +300,11 @@ mod tests {
         assert!(good.check(2048).is_ok());
         let bad = |keys: TrainKeys| keys.check(2048).unwrap_err().0;
         assert_eq!(bad(TrainKeys { steps: 0, ..good.clone() }), "steps");
+        assert_eq!(bad(TrainKeys { steps: 1 << 41, ..good.clone() }), "steps");
+        assert_eq!(bad(TrainKeys { keep: 0, ..good.clone() }), "keep");
+        assert_eq!(bad(TrainKeys { micro_batch: 1 << 40, ..good.clone() }), "micro_batch");
+        let error = TrainKeys { tokens_per_step: 2048 << 26, ..good.clone() }.check(2048).unwrap_err();
+        assert_eq!(error, ("tokens_per_step", "is 137438953472; it must be from 1 to 4294967296".into()));
         assert_eq!(bad(TrainKeys { tokens_per_step: 1000, ..good.clone() }), "tokens_per_step");
         assert_eq!(bad(TrainKeys { decay: 0.99, ..good.clone() }), "decay");
         assert_eq!(bad(TrainKeys { betas: [0.9, 1.0], ..good.clone() }), "betas");
@@ -289,5 +313,10 @@ mod tests {
         assert_eq!(bad(TrainKeys { recompute: "yes".into(), ..good }), "recompute");
         let data = DataKeys { kind: "shards".into(), ..DataKeys::default() };
         assert_eq!(data.check().unwrap_err().0, "path");
+        for sequence_length in [0, (1 << 24) + 1, usize::MAX] {
+            let task = Some("mqar".to_string());
+            let data = DataKeys { kind: "recall".into(), task, sequence_length, ..DataKeys::default() };
+            assert_eq!(data.check().unwrap_err().0, "sequence_length");
+        }
     }
 }

@@ -25,12 +25,12 @@ impl Sources {
             "batches" => {
                 let file = BatchFile::open(&path)?;
                 if file.sequence_length() != length {
+                    let found = file.sequence_length();
                     let message = format!(
-                        "is {length}, but the rows of {} have {} tokens and the next one",
-                        path.display(),
-                        file.sequence_length()
+                        "has rows of {found} tokens and the next one, but `sequence_length` of [data] is {length}; \
+                         set it to {found}"
                     );
-                    return Err(Error::config("configuration", "sequence_length", message));
+                    return Err(Error::file(&path, message));
                 }
                 let tokenizer = Tokenizer::load(&keys.tokenizer)?;
                 Ok(Self { training: Box::new(file), validation: None, tokenizer })

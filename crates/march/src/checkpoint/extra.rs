@@ -1,0 +1,95 @@
+//! Tensors of a checkpoint that are not among the model's parameters. What is left out could change what is computed, so
+//! they are refused, but for a few that are known to say nothing new.
+
+use std::collections::BTreeSet;
+
+use super::read::{Entry, TensorFile};
+use super::{CONFIG_FILE, Checkpoint, first_names};
+use crate::error::{Error, Result};
+use crate::model::mixer::MixerConfig;
+
+const HEAD: &str = "lm_head.weight";
+const EMBEDDINGS: &str = "model.embeddings.weight";
+
+/// Ends of the names of the rotary wavelengths' table, which follows from `rope_theta`.
+const FREQUENCIES: [&str; 2] = [".rotary.inv_freq", ".rotary_emb.inv_freq"];
+
+/// How far a number of that table may be from its value, as a share of it: the rounding of bf16.
+const ROUNDING: f64 = 1.0 / 128.0;
+
+impl Checkpoint {
+    /// Refuses tensors that nobody asked for, unless they are known to change nothing.
+    pub(super) fn refuse_extra(&self, asked: &BTreeSet<&str>) -> Result<()> {
+        let mut extra = Vec::new();
+        for (name, (place, entry)) in self.tensors.iter().filter(|(name, _)| !asked.contains(name.as_str())) {
+            let file = &self.files[*place];
+            if name == HEAD && self.config.tie_word_embeddings && asked.contains(EMBEDDINGS) {
+                self.check_tied_head(file, entry)?;
+            } else if !self.is_known_table(name, file, entry)? {
+                extra.push(name.as_str());
+            }
+        }
+        if extra.is_empty() {
+            return Ok(());
+        }
+        let names = first_names(&extra);
+        let what = match extra.len() {
+            1 => format!("tensor {names} is not part of the model that `{CONFIG_FILE}` describes"),
+            count => {
+                format!("{count} tensors are not part of the model that `{CONFIG_FILE}` describes: {names}")
+            }
+        };
+        let cause = match &self.config.mixer {
+            MixerConfig::March(keys)
+                if !keys.routing.null_route && extra.iter().all(|name| name.contains(".attn.null_proj.")) =>
+            {
+                "`null_route` is false there: set it to true if the model has a null route, else remove them"
+            }
+            _ => "without them another result may be computed: correct the configuration, or remove them",
+        };
+        Err(Error::file(&self.listing, format!("{what}; {cause}")))
+    }
+
+    /// Refuses a head beside tied embeddings that has other numbers than they have.
+    fn check_tied_head(&self, file: &TensorFile, head: &Entry) -> Result<()> {
+        /// Numbers that are compared at once.
+        const BLOCK: usize = 1 << 16;
+        let Some((place, embeddings)) = self.tensors.get(EMBEDDINGS) else { return Ok(()) };
+        let other = &self.files[*place];
+        let count: usize = head.shape.iter().product();
+        let mut same = head.shape == embeddings.shape;
+        for start in (0..count).step_by(BLOCK) {
+            if !same {
+                break;
+            }
+            let places: Vec<usize> = (start..count.min(start + BLOCK)).collect();
+            let [head, embeddings] =
+                [file.sample(HEAD, head, &places)?, other.sample(EMBEDDINGS, embeddings, &places)?];
+            same = head.iter().zip(&embeddings).all(|(a, b)| a.to_bits() == b.to_bits());
+        }
+        file.release(head);
+        other.release(embeddings);
+        if same {
+            return Ok(());
+        }
+        let message = format!(
+            "has `{HEAD}` with other numbers than `{EMBEDDINGS}`, but `tie_word_embeddings` is true in `{CONFIG_FILE}`, \
+             which makes the embeddings the head; set it to false if `{HEAD}` is meant, or remove that tensor"
+        );
+        Err(Error::file(file.path(), message))
+    }
+
+    /// Whether a tensor is the table of rotary wavelengths that the configuration gives.
+    fn is_known_table(&self, name: &str, file: &TensorFile, entry: &Entry) -> Result<bool> {
+        let MixerConfig::Attention(keys) = &self.config.mixer else { return Ok(false) };
+        let width = self.config.hidden_size / keys.num_heads.max(1);
+        if !FREQUENCIES.iter().any(|end| name.ends_with(end)) || entry.shape != [width / 2] {
+            return Ok(false);
+        }
+        let found = file.sample(name, entry, &(0..width / 2).collect::<Vec<_>>())?;
+        Ok(found.iter().enumerate().all(|(i, &found)| {
+            let expected = keys.rope_theta.powf(-2.0 * i as f64 / width as f64);
+            (f64::from(found) - expected).abs() <= ROUNDING * expected
+        }))
+    }
+}

@@ -1,0 +1,42 @@
+//! `--set section.key=value`: keys set anew over those of a preset or file.
+
+use serde_json::Value;
+use toml::de::DeTable;
+
+use super::hints;
+use super::sections::{SECTIONS, Sections, to_json};
+use crate::error::{Error, Result};
+
+/// Puts the settings over the keys of the sections. A later one counts over an earlier one.
+pub(super) fn apply(sections: &mut Sections, settings: &[String]) -> Result<()> {
+    for setting in settings {
+        let parts = setting.split_once('=').and_then(|(key, value)| Some((key.split_once('.')?, value)));
+        let Some(((section, key), value)) = parts else {
+            let message = "must be section.key=value, such as train.steps=100";
+            return Err(Error::config("--set", setting, message));
+        };
+        let (section, key, place) = (section.trim(), key.trim(), format!("--set {}", setting.trim()));
+        if !SECTIONS.contains(&section) {
+            let message =
+                format!("is no section; {}", hints::choice(section, "there are", SECTIONS.into_iter()));
+            return Err(Error::config(&place, section, message));
+        }
+        let value = parse(value.trim()).map_err(|message| Error::config(&place, key, message))?;
+        let section = sections.0.entry(section.into()).or_default();
+        section.keys.insert(key.into(), value);
+        section.places.insert(key.into(), place);
+    }
+    Ok(())
+}
+
+/// A value in TOML, or the text as it is.
+fn parse(value: &str) -> std::result::Result<Value, String> {
+    let line = format!("x = {value}");
+    match DeTable::parse(&line) {
+        Ok(table) if table.get_ref().len() == 1 => {
+            let value = table.get_ref().iter().next().map(|(_, value)| to_json(value.get_ref()));
+            value.unwrap_or(Ok(Value::Null))
+        }
+        _ => Ok(Value::String(value.into())),
+    }
+}
