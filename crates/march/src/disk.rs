@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 mod seal;
 
-pub use seal::{Seal, seal, unseal};
+pub use seal::{Seal, read_sealed, seal, unseal};
 
 /// Writes a file beside its place, to the disk, and renames it into its place. An existing file keeps its mode, and a
 /// symbolic link stays one: the file that it points to is replaced. What a process that died left beside the file is

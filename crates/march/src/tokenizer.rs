@@ -1,6 +1,7 @@
 //! Text to token ids and back: the built-in bytes, or a Hugging Face `tokenizer.json`.
 
 mod byte_level;
+mod sum;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,7 +56,7 @@ struct File {
 }
 
 impl Tokenizer {
-    /// `bytes`, or the path of a `tokenizer.json`.
+    /// `bytes`, or the path of a `tokenizer.json`. Where a `<path>.sha256` is beside it, the file must have that sum.
     pub fn load(name_or_path: &str) -> Result<Self> {
         if name_or_path == BYTES {
             return Ok(Self::bytes());
@@ -69,6 +70,7 @@ impl Tokenizer {
             return refuse("does not exist; a tokenizer is `bytes` or the path of a `tokenizer.json`");
         }
         let json = std::fs::read(path).map_err(Error::io(path, "read the tokenizer"))?;
+        sum::compare(path, &json)?;
         let name = path.file_name().map_or(name_or_path.into(), |name| name.to_string_lossy().into_owned());
         Self::from_json(json, &name)
             .map_err(|message| Error::file(path, format!("is not a `tokenizer.json`: {message}")))
@@ -105,7 +107,11 @@ impl Tokenizer {
 
     /// The built-in tokenizer: ids 0..=255 are the bytes, 256 is the end of a text.
     pub fn bytes() -> Self {
-        Self { kind: Kind::Bytes, name: BYTES.into(), hash: hex(b"march: the tokenizer of bytes, version 1") }
+        Self {
+            kind: Kind::Bytes,
+            name: BYTES.into(),
+            hash: sha256(b"march: the tokenizer of bytes, version 1"),
+        }
     }
 
     /// Words apart from each other by white space, each an id by its place in the list.
@@ -150,7 +156,7 @@ impl Tokenizer {
             inner.get_added_tokens_decoder().into_iter().map(|(id, token)| (token.content, id)).collect();
         let end_of_text = END_OF_TEXT.iter().find_map(|name| added.get(*name).copied());
         let (cut, byte_level) = (Cut::of(&value), ByteLevel::of(&value, &inner));
-        let hash = hex(&json);
+        let hash = sha256(&json);
         let file = File { inner, json, vocabulary, end_of_text, cut, byte_level };
         Ok(Self { kind: Kind::File(Arc::new(file)), name: name.into(), hash })
     }
@@ -223,8 +229,16 @@ impl Tokenizer {
     }
 
     /// Writes a `tokenizer.json`: the file as it was, or, for `bytes`, one that other tools read and that
-    /// [`Tokenizer::load`] knows again.
+    /// [`Tokenizer::load`] knows again. Its SHA-256 is written beside it, to `<path>.sha256`, as `sha256sum` does.
     pub fn save(&self, path: &Path) -> Result<()> {
+        self.save_alone(path)?;
+        sum::write(path, &self.to_json())
+    }
+
+    /// [`Tokenizer::save`] without the sum, into a folder whose other files tell the tokenizer's hash.
+    pub(crate) fn save_alone(&self, path: &Path) -> Result<()> {
+        // The sum of what was there before would be wrong.
+        disk::remove(&sum::beside(path))?;
         disk::replace(path, &self.to_json())
     }
 
@@ -276,12 +290,34 @@ impl Encoder<'_> {
                 file.inner.encode_fast(text, false).map(|encoding| ids.extend_from_slice(encoding.get_ids()))
             }
         };
-        result.map_err(|error| Error::Request(format!("{} could not encode: {error}", self.tokenizer.name)))
+        result.map_err(|error| {
+            let message = file.missing_word(text);
+            Error::Request(
+                message.unwrap_or_else(|| format!("{} could not encode: {error}", self.tokenizer.name)),
+            )
+        })
+    }
+}
+
+impl File {
+    /// What is wrong with a text that has a word which a vocabulary of whole words lacks.
+    fn missing_word(&self, text: &str) -> Option<String> {
+        let ModelWrapper::WordLevel(_) = self.inner.get_model() else { return None };
+        let word = text.split_whitespace().find(|word| self.inner.token_to_id(word).is_none())?;
+        let shown: String = word.chars().take(40).flat_map(char::escape_debug).collect();
+        let more = if word.chars().nth(40).is_some() { "…" } else { "" };
+        let examples = (0..self.vocabulary as u32).step_by(self.vocabulary.div_ceil(4).max(1));
+        let examples: Vec<String> = examples.filter_map(|id| self.inner.id_to_token(id)).collect();
+        Some(format!(
+            "the word `{shown}{more}` is not in the model's vocabulary of {} words, such as `{}`",
+            self.inner.get_vocab_size(true),
+            examples.join("`, `")
+        ))
     }
 }
 
 /// SHA-256 in hexadecimal.
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

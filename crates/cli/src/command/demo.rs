@@ -23,6 +23,7 @@ use march::train::ranks::Alone;
 use march::train::{Event, Run, RunOptions};
 
 use super::demo_sweep::sweep;
+use super::eval::percent;
 use super::train::free_folder;
 use crate::display::{Pupils, bytes, lines, thousands};
 use crate::{interrupt, machine};
@@ -233,9 +234,8 @@ impl Demo {
         };
         if let Some(without) = learned.iter().find_map(|model| model.without.as_ref()) {
             demo.about.push(format!(
-                "With the same weights but no anchors, MARCH answers {:.1} ± {:.1} % and keeps {}.",
-                100.0 * without.accuracy,
-                100.0 * without.standard_error,
+                "With the same weights but no anchors, MARCH answers {} and keeps {}.",
+                percent(without.accuracy, without.standard_error),
                 bytes(without.memory_bytes)
             ));
         }
@@ -249,7 +249,7 @@ impl Demo {
                 seconds,
                 curve,
                 accuracy: result.accuracy,
-                error: result.standard_error,
+                error: result.standard_error.unwrap_or(f64::NAN),
                 by_age: result.by_age.iter().map(age).collect(),
                 memory_bytes: result.memory_bytes,
                 tokens_per_second: result.tokens_per_second,
@@ -276,7 +276,8 @@ fn program() -> String {
 
 fn age(age: &AgeReport) -> page::Age {
     let correct = (age.accuracy * age.asked as f64).round() as u64;
-    page::Age { from: age.from, to: age.to - 1, correct, asked: age.asked, error: age.standard_error }
+    let error = age.standard_error.unwrap_or(f64::NAN);
+    page::Age { from: age.from, to: age.to - 1, correct, asked: age.asked, error }
 }
 
 /// What a configuration is trained on.
@@ -368,7 +369,6 @@ fn table(learned: &[Learned]) {
         println!("{label:<30}{}", cells.concat());
     };
     println!("\n{:<30}{}", "", MODELS.map(|(name, _)| format!("{name:>16}")).concat());
-    let percent = |share: f64, error: f64| format!("{:.1} ± {:.1} %", 100.0 * share, 100.0 * error);
     line("right answers", &|model| percent(model.result.accuracy, model.result.standard_error));
     for (i, age) in learned[0].result.by_age.iter().enumerate() {
         line(&format!("  fact {} to {} tokens old", age.from, age.to - 1), &|model| {

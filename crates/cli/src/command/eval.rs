@@ -217,8 +217,12 @@ fn show(result: &TaskReport, width: usize) {
     let _ = std::io::stdout().flush();
 }
 
-fn percent(share: f64, error: f64) -> String {
-    format!("{:.1} ± {:.1} %", 100.0 * share, 100.0 * error)
+/// "97.1 ± 0.3 %"; without the error where there is none.
+pub(super) fn percent(share: f64, error: Option<f64>) -> String {
+    match error {
+        Some(error) => format!("{:.1} ± {:.1} %", 100.0 * share, 100.0 * error),
+        None => format!("{:.1} %", 100.0 * share),
+    }
 }
 
 impl Compare {

@@ -2,6 +2,7 @@
 
 use super::order::Order;
 use crate::error::{Error, Result};
+use crate::tokenizer::sha256;
 
 /// Sequences of T inputs and as many targets, the targets one token later.
 ///
@@ -24,10 +25,18 @@ pub trait Source: Send {
     /// [`Source::sequences`].
     fn sequence(&self, index: u64, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()>;
 
-    /// TEMPORARY
-    fn fingerprint(&self) -> Result<String> {
-        Ok("x".into())
+    /// A text in hexadecimal that is the same for the same sequences: a run that goes on compares it with that of its
+    /// beginning.
+    fn fingerprint(&self) -> Result<String>;
+}
+
+/// The fingerprint of a source of such a description and such tokens.
+pub(super) fn fingerprint(about: &str, tokens: &[&[u32]]) -> String {
+    let mut bytes = format!("{about}\n").into_bytes();
+    for tokens in tokens {
+        bytes.extend(tokens.iter().flat_map(|id| id.to_le_bytes()));
     }
+    sha256(&bytes)
 }
 
 /// Takes batches from a source.

@@ -5,6 +5,7 @@
 //! [`recall`].
 //! `docs/data.md` shows the commands.
 
+mod blocks;
 mod loader;
 mod order;
 pub mod prepare;

@@ -1,21 +1,33 @@
 //! Folders of tokens: `tokens-00000.bin`, `tokens-00001.bin`, …, `meta.json`, `tokenizer.json`.
 //!
 //! A shard is nothing but tokens, little-endian u16, or u32 where the vocabulary has more than 65,536 ids. All shards
-//! after each other are one long text; `meta.json` says how long each is and where it came from.
+//! after each other are one long text; `meta.json` says how long each is, what checksums it has and where it came from.
 
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::fmt::Write;
 use std::fs;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
-use march_engine::Mapped;
 use serde::{Deserialize, Serialize};
 
+use super::blocks::{self, Checked};
 use super::prepare::PROGRESS_FILE;
+use crate::disk;
 use crate::error::{Error, Result};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, sha256};
 
-/// The version of the folder's format that this program writes and reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The version of the folder's format that this program writes: `meta.json` has a checksum of its own and those of
+/// all shards.
+pub const FORMAT_VERSION: u32 = 2;
+
+/// The version before, which has no checksums, and which is read as well.
+const WITHOUT_CHECKSUMS: u64 = 1;
+
+/// Shards that are kept open at a time: all of a folder of billions of tokens, and fewer than a process may have.
+const MOST_OPEN: usize = 256;
 
 /// What describes a folder of shards.
 pub const META_FILE: &str = "meta.json";
@@ -54,7 +66,7 @@ impl TokenType {
 /// `meta.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
-    /// [`FORMAT_VERSION`].
+    /// [`FORMAT_VERSION`], or an earlier one.
     pub format_version: u32,
     /// How tokens are stored.
     #[serde(rename = "type")]
@@ -84,6 +96,9 @@ pub struct ShardMeta {
     pub file: String,
     /// How many tokens it holds.
     pub tokens: u64,
+    /// A checksum of 16 hexadecimal digits for each MiB of the file; none in folders of version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksums: Option<String>,
 }
 
 /// A file of text in `meta.json`.
@@ -112,12 +127,14 @@ pub(super) fn shard_number(name: &str) -> Option<u64> {
     (shard_file(number) == name).then_some(number)
 }
 
-/// A folder of tokens, mapped into memory.
+/// A folder of tokens. Each MiB of it is compared with its checksum before it is first read.
 #[derive(Debug)]
 pub struct Shards {
     folder: PathBuf,
     meta: Meta,
     shards: Vec<Shard>,
+    /// The shards that are open, by their place, the one that was read last at the end.
+    open: Mutex<VecDeque<(usize, Arc<Checked>)>>,
 }
 
 #[derive(Debug)]
@@ -125,18 +142,19 @@ struct Shard {
     path: PathBuf,
     /// The place of its first token among all.
     start: u64,
-    map: Mapped,
+    bytes: u64,
+    checksums: Option<Vec<u64>>,
 }
 
 impl Shards {
-    /// Reads `meta.json`, maps the shards, and checks that they are as long as it says.
+    /// Reads `meta.json` and checks that the shards are as long as it says.
     pub fn open(folder: &Path) -> Result<Self> {
         let meta = read_meta(folder)?;
         let path = folder.join(META_FILE);
         let wrong = |message: String| Err(Error::file(&path, message));
         let mut shards = Vec::with_capacity(meta.shards.len());
         let mut start = 0u64;
-        for ShardMeta { file, tokens } in &meta.shards {
+        for ShardMeta { file, tokens, checksums } in &meta.shards {
             let mut parts = Path::new(file).components();
             if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
                 return wrong(format!("names the shard `{file}`, which is not a file name in the folder"));
@@ -145,23 +163,32 @@ impl Shards {
             if !path.is_file() {
                 return Err(Error::file(&path, format!("is missing; `{META_FILE}` names it")));
             }
-            let map = Mapped::open(&path).map_err(Error::io(&path, "map into memory"))?;
-            let (bytes, expected) = (map.bytes().len() as u64, tokens.checked_mul(meta.token_type.bytes()));
-            if expected != Some(bytes) {
+            let bytes = fs::metadata(&path).map_err(Error::io(&path, "read"))?.len();
+            if tokens.checked_mul(meta.token_type.bytes()) != Some(bytes) {
                 let message = format!(
                     "has {bytes} bytes, but `{META_FILE}` says {tokens} tokens of {} bytes; copy or prepare it again",
                     meta.token_type.bytes()
                 );
-                return Err(Error::file(&path, message));
+                return Err(Error::damaged(&path, message));
             }
-            shards.push(Shard { path, start, map });
+            let numbers = checksums.as_ref().map(|text| blocks::parse(text, bytes));
+            if numbers == Some(None)
+                || numbers.is_some() != (u64::from(meta.format_version) > WITHOUT_CHECKSUMS)
+            {
+                return wrong(format!(
+                    "does not have the checksums of `{file}` that a folder of format version {} has; \
+                     prepare the data again",
+                    meta.format_version
+                ));
+            }
+            shards.push(Shard { path, start, bytes, checksums: numbers.flatten() });
             // No overflow: the files' sizes were just compared.
             start = start.saturating_add(*tokens);
         }
         if start != meta.tokens {
             return wrong(format!("says {} tokens, but its shards have {start}", meta.tokens));
         }
-        Ok(Self { folder: folder.into(), meta, shards })
+        Ok(Self { folder: folder.into(), meta, shards, open: Mutex::default() })
     }
 
     /// Tokens in all shards.
@@ -190,6 +217,37 @@ impl Shards {
         Ok(tokenizer)
     }
 
+    /// A text in hexadecimal that is the same for the same tokens in the same shards, by the same tokenizer. It is
+    /// made of what `meta.json` says; only where that has no checksums, all shards are read.
+    pub fn fingerprint(&self) -> Result<String> {
+        let Meta { token_type, tokens, vocabulary, tokenizer_hash, .. } = &self.meta;
+        let width = token_type.bytes();
+        let mut text = format!("march tokens\n{width} {tokens} {vocabulary} {tokenizer_hash}\n");
+        for (shard, meta) in self.shards.iter().zip(&self.meta.shards) {
+            let checksums = match &meta.checksums {
+                Some(text) => Cow::Borrowed(text),
+                None => Cow::Owned(blocks::of_file(&shard.path, shard.bytes)?),
+            };
+            let _ = writeln!(text, "{} {checksums}", meta.tokens);
+        }
+        Ok(sha256(text.as_bytes()))
+    }
+
+    /// The open file of a shard. One that has to be opened again is compared again: it may be another one now.
+    fn opened(&self, number: usize, shard: &Shard) -> Result<Arc<Checked>> {
+        let mut open = self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let place = open.iter().rposition(|(other, _)| *other == number);
+        let file = match place.and_then(|place| open.remove(place)) {
+            Some((_, file)) => file,
+            None => Arc::new(Checked::open(&shard.path, shard.bytes)?),
+        };
+        if open.len() >= MOST_OPEN {
+            open.pop_front();
+        }
+        open.push_back((number, Arc::clone(&file)));
+        Ok(file)
+    }
+
     /// Appends the tokens of a range.
     pub fn read(&self, range: Range<u64>, out: &mut Vec<u32>) -> Result<()> {
         if range.start > range.end || range.end > self.tokens() {
@@ -207,14 +265,15 @@ impl Shards {
     fn read_parts(&self, range: Range<u64>, out: &mut Vec<u32>) -> Result<()> {
         let width = self.meta.token_type.bytes();
         let first = self.shards.partition_point(|shard| shard.start <= range.start).saturating_sub(1);
-        for shard in self.shards.iter().skip(first) {
+        let mut bytes = Vec::new();
+        for (number, shard) in self.shards.iter().enumerate().skip(first) {
             if shard.start >= range.end {
                 break;
             }
-            let bytes = shard.map.bytes();
-            let from = (range.start.saturating_sub(shard.start) * width).min(bytes.len() as u64);
-            let to = ((range.end - shard.start) * width).min(bytes.len() as u64);
-            let bytes = bytes.get(from as usize..to as usize).unwrap_or_default();
+            let from = (range.start.saturating_sub(shard.start) * width).min(shard.bytes);
+            let to = ((range.end - shard.start) * width).min(shard.bytes);
+            let file = self.opened(number, shard)?;
+            file.read(&shard.path, from..to, shard.bytes, shard.checksums.as_deref(), &mut bytes)?;
             let begin = out.len();
             match self.meta.token_type {
                 TokenType::U16 => {
@@ -232,12 +291,15 @@ impl Shards {
                     new[place],
                     self.meta.vocabulary
                 );
-                return Err(Error::file(&shard.path, message));
+                return Err(Error::damaged(&shard.path, message));
             }
         }
         Ok(())
     }
 }
+
+/// What to do about a damaged `meta.json`.
+const ADVICE: &str = "copy it again, or prepare the data again";
 
 /// Reads and checks `meta.json`.
 fn read_meta(folder: &Path) -> Result<Meta> {
@@ -254,7 +316,7 @@ fn read_meta(folder: &Path) -> Result<Meta> {
         };
         return Err(Error::file(folder, message));
     }
-    let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+    let (text, sealed) = disk::read_sealed(&path, ADVICE)?;
     let wrong = |message: String| Err(Error::file(&path, message));
     // The version first: another version may lack other keys.
     #[derive(Deserialize)]
@@ -265,9 +327,13 @@ fn read_meta(folder: &Path) -> Result<Meta> {
         Ok(version) => version.format_version,
         Err(error) => return wrong(format!("does not describe token shards: {error}")),
     };
-    if version != u64::from(FORMAT_VERSION) {
-        let message = format!("has format version {version}, but this program reads {FORMAT_VERSION};");
-        return wrong(format!("{message} prepare the data again"));
+    if !(WITHOUT_CHECKSUMS..=FORMAT_VERSION.into()).contains(&version) {
+        let message = format!("has format version {version}, but this program reads {WITHOUT_CHECKSUMS} and");
+        return wrong(format!("{message} {FORMAT_VERSION}; prepare the data again"));
+    }
+    if version > WITHOUT_CHECKSUMS && !sealed {
+        let message = format!("has format version {version} but no checksum: it is damaged; {ADVICE}");
+        return Err(Error::damaged(&path, message));
     }
     let meta: Meta = match serde_json::from_str(&text) {
         Ok(meta) => meta,

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::loader::fingerprint;
 use super::{Shards, Source};
 use crate::error::{Error, Result};
+use crate::tokenizer::sha256;
 
 /// How many sequences of T inputs a text has: each needs one token more, its last target, which is the next one's
 /// first input. Refuses a text that has none.
@@ -84,15 +86,16 @@ impl Source for ShardSource {
         }
         let length = self.sequence_length as u64;
         let start = self.range.start + index * length;
-        // The targets first; the inputs are the token before them and all but their last.
-        let (first, from) = (inputs.len(), targets.len());
-        self.shards.read(start..start + 1, inputs)?;
-        if let Err(error) = self.shards.read(start + 1..start + length + 1, targets) {
-            inputs.truncate(first);
-            return Err(error);
-        }
-        inputs.extend_from_slice(&targets[from..targets.len() - 1]);
+        let first = inputs.len();
+        self.shards.read(start..start + length + 1, inputs)?;
+        targets.extend_from_slice(&inputs[first + 1..]);
+        inputs.pop();
         Ok(())
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        let Range { start, end } = self.range;
+        Ok(fingerprint(&format!("shards {} {start} {end}", self.shards.fingerprint()?), &[]))
     }
 }
 
@@ -129,6 +132,10 @@ impl Source for TextSource {
         append(&self.tokens[start..start + self.sequence_length + 1], inputs, targets);
         Ok(())
     }
+
+    fn fingerprint(&self) -> Result<String> {
+        Ok(fingerprint("text", &[&self.tokens]))
+    }
 }
 
 /// Batches as a JSON file gives them, `{"batches": [steps][rows][T + 1 ids]}`: the sequences of the first step, then
@@ -139,6 +146,8 @@ pub struct BatchFile {
     batches: Vec<Vec<Vec<u32>>>,
     rows: usize,
     sequence_length: usize,
+    /// SHA-256 of the file.
+    hash: String,
 }
 
 /// The part of the file that is read.
@@ -171,7 +180,7 @@ impl BatchFile {
                 return Err(Error::file(path, message));
             }
         }
-        Ok(Self { batches, rows, sequence_length: length - 1 })
+        Ok(Self { batches, rows, sequence_length: length - 1, hash: sha256(text.as_bytes()) })
     }
 
     /// Sequences of a step.
@@ -199,5 +208,9 @@ impl Source for BatchFile {
         let row = step.and_then(|step| step.get((index % self.rows as u64) as usize));
         append(row.ok_or_else(|| no_sequence(index, self.sequences()))?, inputs, targets);
         Ok(())
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        Ok(fingerprint(&format!("batches {}", self.hash), &[]))
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! The last key is `"checksum"`, 16 hexadecimal digits over all text before it. Other tools see one more key.
 
+use std::path::Path;
+
 use march_engine::checksum;
+
+use crate::error::{Error, Result};
 
 /// What a text says of its own checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +22,8 @@ pub enum Seal {
 const KEY: &str = "\"checksum\":";
 const DIGITS: usize = 16;
 
-/// Adds the checksum to a JSON object, in one line or indented by two spaces; what follows its last brace stays.
-/// Any other text is given back as it is.
+/// Adds the checksum to a JSON object, in one line or indented by two spaces; a line end after it stays. Any other text
+/// is given back as it is.
 pub fn seal(text: &str) -> String {
     let Some(brace) = text.rfind('}') else { return text.into() };
     let body = text[..brace].trim_end();
@@ -41,14 +45,26 @@ pub fn unseal(text: &str) -> Seal {
     let rest = text[at + KEY.len()..].trim_start();
     let digits = rest.strip_prefix('"').and_then(|rest| rest.get(..DIGITS));
     let written = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    // The text must be what `seal` makes of the body, to the last byte.
-    let ends = text[at..].rfind('}').map(|brace| &text[at + brace + 1..]).unwrap_or_default();
-    let again = [format!("{body}\n}}{ends}"), format!("{body}}}{ends}")];
+    // The text must be what `seal` makes of the body, to the last byte, but for a line end.
+    let end = if text.ends_with('\n') { "\n" } else { "" };
+    let again = [format!("{body}\n}}{end}"), format!("{body}}}{end}")];
     match written {
         Some(sum) if sum == checksum(body.as_bytes()) && again.iter().any(|plain| seal(plain) == text) => {
             Seal::Sealed
         }
         _ => Seal::Broken,
+    }
+}
+
+/// Reads the text of a JSON object, and gives whether it has a checksum. A wrong one, and text that is not UTF-8, is
+/// damage; `advice` says what to do about it.
+pub fn read_sealed(path: &Path, advice: &str) -> Result<(String, bool)> {
+    let damaged = |what: &str| Error::damaged(path, format!("{what}; {advice}"));
+    let bytes = std::fs::read(path).map_err(Error::io(path, "read"))?;
+    let text = String::from_utf8(bytes).map_err(|_| damaged("is damaged: it is not UTF-8"))?;
+    match unseal(&text) {
+        Seal::Broken => Err(damaged("is damaged: its text does not have the checksum at its end")),
+        seal => Ok((text, seal == Seal::Sealed)),
     }
 }
 

@@ -10,8 +10,14 @@ use crate::data::recall::Task;
 use crate::disk;
 use crate::error::{Error, Result};
 
-/// Raised when a file's meaning changes.
-const FORMAT: u32 = 1;
+/// Raised when a file's meaning changes. Since 2 a file ends with its own checksum.
+const FORMAT: u32 = 2;
+
+/// The format without a checksum, which is read as well.
+const WITHOUT_CHECKSUM: u32 = 1;
+
+/// What to do about a damaged file.
+const ADVICE: &str = "take another copy, or run `march eval` again";
 
 /// What a model answered, as a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,8 +52,8 @@ pub struct TaskReport {
     pub questions: usize,
     /// The share of right answers.
     pub accuracy: f64,
-    /// Its standard error.
-    pub standard_error: f64,
+    /// Its standard error; none where only one sequence has such questions.
+    pub standard_error: Option<f64>,
     /// What guessing gives.
     pub chance: f64,
     /// The same by age of the fact.
@@ -71,8 +77,8 @@ pub struct AgeReport {
     pub asked: u64,
     /// The share of right ones.
     pub accuracy: f64,
-    /// Its standard error.
-    pub standard_error: f64,
+    /// Its standard error; none where only one sequence has such questions.
+    pub standard_error: Option<f64>,
 }
 
 impl TaskReport {
@@ -106,6 +112,41 @@ impl TaskReport {
         }
     }
 
+    /// What does not fit together in it.
+    fn contradiction(&self) -> Option<String> {
+        let Self { samples, questions, accuracy, standard_error, .. } = self;
+        if self.answers.len() != *samples {
+            return Some(format!("{samples} sequences are said and {} are there", self.answers.len()));
+        }
+        let whole = |answers: &String| {
+            answers.len() == *questions && answers.bytes().all(|answer| matches!(answer, b'0' | b'1'))
+        };
+        if let Some(number) = self.answers.iter().position(|answers| !whole(answers)) {
+            return Some(format!("sequence {number} does not have {questions} answers of 0 or 1"));
+        }
+        let right: usize = self.answers.iter().map(|answers| answers.matches('1').count()).sum();
+        let asked = samples * questions;
+        let close = |right: f64, asked: f64, share: f64| (right - share * asked).abs() <= 1e-6 * asked;
+        if !close(right as f64, asked as f64, *accuracy) {
+            return Some(format!(
+                "an accuracy of {accuracy} is said, but {right} of {asked} answers are right"
+            ));
+        }
+        let ages = || self.by_age.iter();
+        let (by_age, by_age_right) = ages().fold((0, 0.0), |(asked, right): (u64, f64), age| {
+            (asked.saturating_add(age.asked), right + age.accuracy * age.asked as f64)
+        });
+        let outside = |age: &AgeReport| age.from >= age.to || age.to > self.length || age.asked == 0;
+        if by_age != asked as u64 || !close(by_age_right, asked as f64, *accuracy) || ages().any(outside) {
+            return Some("the answers by age are not those of the whole".into());
+        }
+        let errors = ages().map(|age| age.standard_error).chain([*standard_error]);
+        let share = |share: f64| (0.0..=1.0).contains(&share);
+        let fine = |error: Option<f64>| error.is_none_or(|error| error >= 0.0);
+        (!errors.into_iter().all(fine) || !ages().all(|age| share(age.accuracy)) || !share(self.chance))
+            .then(|| "a share or an error is outside of what is possible".into())
+    }
+
     /// The share of right answers of each sequence.
     fn shares(&self) -> Vec<f64> {
         let one = |answers: &String| answers.matches('1').count() as f64 / answers.len().max(1) as f64;
@@ -130,22 +171,36 @@ impl Report {
 
     /// Writes the file; one that is there is replaced as a whole.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).unwrap_or_default();
-        disk::replace(path, (text + "\n").as_bytes())
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| Error::file(path, error.to_string()))?;
+        disk::replace(path, disk::seal(&(text + "\n")).as_bytes())
     }
 
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path, "read the results"))?;
+        let (text, sealed) = disk::read_sealed(path, ADVICE)?;
         let report: Self = serde_json::from_str(&text).map_err(|error| {
             Error::file(
                 path,
                 format!("is not a file of results (`march eval --output` writes them): {error}"),
             )
         })?;
+        let damaged = |message: String| Err(Error::damaged(path, format!("is damaged: {message}; {ADVICE}")));
         match report.format {
-            FORMAT => Ok(report),
-            other => Err(Error::file(path, format!("has format {other}; this program reads {FORMAT}"))),
+            WITHOUT_CHECKSUM => {}
+            FORMAT if sealed => {}
+            FORMAT => return damaged(format!("it has format {FORMAT} but no checksum")),
+            other => {
+                let message =
+                    format!("has format {other}; this program reads {WITHOUT_CHECKSUM} and {FORMAT}");
+                return Err(Error::file(path, message));
+            }
+        }
+        match report.results.iter().find_map(|result| Some((result, result.contradiction()?))) {
+            Some((result, message)) => {
+                damaged(format!("of {} at {} tokens, {message}", result.task, result.length))
+            }
+            None => Ok(report),
         }
     }
 }
@@ -269,9 +324,83 @@ mod tests {
         assert_eq!(Report::read(&path).unwrap(), a);
         std::fs::write(&path, "{\"format\": 1}").unwrap();
         assert!(Report::read(&path).unwrap_err().to_string().contains("march eval"));
-        let text = serde_json::to_string(&a).unwrap().replace("\"format\":1", "\"format\":9");
+        let text = serde_json::to_string(&a).unwrap().replace("\"format\":2", "\"format\":9");
         std::fs::write(&path, text).unwrap();
         assert!(Report::read(&path).unwrap_err().to_string().contains("format 9"));
+    }
+
+    #[test]
+    fn one_sequence_has_no_standard_error() {
+        let (one, two) = (report(&["0110"]), report(&["0110", "1111"]));
+        assert_eq!((one.results[0].standard_error, one.results[0].by_age[0].standard_error), (None, None));
+        assert!(two.results[0].standard_error.unwrap() > 0.0);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        one.write(&path).unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().contains("\"standard_error\": null"));
+        assert_eq!(Report::read(&path).unwrap(), one);
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let a = report(&["0110", "1111"]);
+        a.write(&path).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for at in 0..text.len() {
+            for byte in [b'0', b'1', b'2', b'"', b' ', b'x', text.as_bytes()[at] ^ 1] {
+                let mut bytes = text.clone().into_bytes();
+                bytes[at] = byte;
+                std::fs::write(&path, &bytes).unwrap();
+                if bytes.trim_ascii_end() != text.trim_ascii_end().as_bytes() {
+                    assert!(Report::read(&path).is_err(), "{}", String::from_utf8_lossy(&bytes));
+                }
+            }
+            std::fs::write(&path, &text[..at]).unwrap();
+            assert!(at + 1 == text.len() || Report::read(&path).is_err());
+        }
+        // One without a checksum is read where it is of the format that had none.
+        let plain = serde_json::to_string(&a).unwrap();
+        std::fs::write(&path, &plain).unwrap();
+        let error = Report::read(&path).unwrap_err();
+        assert!(
+            matches!(error, Error::Damaged { .. }) && error.to_string().contains("no checksum"),
+            "{error}"
+        );
+        std::fs::write(&path, plain.replace("\"format\":2", "\"format\":1")).unwrap();
+        assert_eq!(Report::read(&path).unwrap().results, a.results);
+    }
+
+    #[test]
+    fn results_that_contradict_themselves_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let changes: [(fn(&mut TaskReport), &str); 8] = [
+            (|result| result.samples = 3, "3 sequences are said and 2"),
+            (|result| result.accuracy = 0.625, "accuracy of 0.625"),
+            (|result| result.accuracy = 75.0, "accuracy of 75"),
+            (|result| result.answers[1] = "111".into(), "sequence 1"),
+            (|result| result.answers[0] = "0112".into(), "sequence 0"),
+            (|result| result.by_age[0].asked = 7, "by age"),
+            (|result| result.by_age[0].to = 0, "by age"),
+            (|result| result.standard_error = Some(-1.0), "outside"),
+        ];
+        for (change, said) in changes {
+            let mut report = report(&["0110", "1111"]);
+            change(&mut report.results[0]);
+            report.write(&path).unwrap();
+            let error = Report::read(&path).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_keep_their_last_digit() {
+        for number in (1..2000).map(|i| f64::from(i) / 1999.0 + 1e-17) {
+            let text = serde_json::to_string(&number).unwrap();
+            assert_eq!(serde_json::from_str::<f64>(&text).unwrap(), number, "{text}");
+        }
     }
 
     #[test]

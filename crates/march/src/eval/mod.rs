@@ -73,8 +73,8 @@ pub struct Share {
     pub asked: u64,
     /// How many were right.
     pub right: u64,
-    /// The standard error of right / asked, with sequences as independent draws.
-    pub error: f64,
+    /// The standard error of right / asked, with sequences as independent draws; none of a single one.
+    pub error: Option<f64>,
 }
 
 impl Share {
@@ -125,11 +125,11 @@ impl Answers {
             .filter(|sums| sums.0 > 0)
             .collect();
         let (asked, right) = sums.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        let mut share = Share { asked, right, error: 0.0 };
+        let mut share = Share { asked, right, error: None };
         if sums.len() > 1 {
             let (p, n) = (share.value(), sums.len() as f64);
             let squares: f64 = sums.iter().map(|&(a, r)| (r as f64 - p * a as f64).powi(2)).sum();
-            share.error = (n / (n - 1.0) * squares).sqrt() / asked as f64;
+            share.error = Some((n / (n - 1.0) * squares).sqrt() / asked as f64);
         }
         share
     }
@@ -232,10 +232,10 @@ mod tests {
         let share = got.accuracy();
         assert_eq!((share.asked, share.right), (6, 4));
         // All of a sequence's answers are alike: three draws of 1, 0, 1, whose mean has the error √(1/3 / 3).
-        assert!((share.error - (1.0f64 / 9.0).sqrt()).abs() < 1e-12, "{}", share.error);
+        assert!((share.error.unwrap() - (1.0f64 / 9.0).sqrt()).abs() < 1e-12, "{share:?}");
         let none = answers(&[]).accuracy();
-        assert_eq!((none.value(), none.error), (0.0, 0.0));
-        assert_eq!(answers(&[&[(3, true)]]).accuracy().error, 0.0);
+        assert_eq!((none.value(), none.error), (0.0, None));
+        assert_eq!(answers(&[&[(3, true)]]).accuracy().error, None);
     }
 
     #[test]

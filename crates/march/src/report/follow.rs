@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::Metrics;
+use super::metrics::Lines;
 use crate::error::{Error, Result};
 
 /// What `metrics.jsonl` says, read once and then only what was added to it.
@@ -12,13 +13,15 @@ pub struct Follow {
     path: PathBuf,
     /// Bytes of whole lines that were taken.
     taken: u64,
+    lines: Lines,
     metrics: Metrics,
 }
 
 impl Follow {
     /// Before anything is read; the file need not exist yet.
     pub fn new(run: &Path) -> Self {
-        Self { path: run.join("metrics.jsonl"), taken: 0, metrics: Metrics::default() }
+        let (lines, metrics) = (Lines::default(), Metrics::default());
+        Self { path: run.join("metrics.jsonl"), taken: 0, lines, metrics }
     }
 
     /// What was read so far.
@@ -26,7 +29,8 @@ impl Follow {
         &self.metrics
     }
 
-    /// Takes the whole lines that were added, and gives whether there were any. A line that is not JSON is passed over.
+    /// Takes the whole lines that were added, and gives whether there were any. Of what has a damaged line, no line is
+    /// taken.
     pub fn read_on(&mut self) -> Result<bool> {
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
@@ -36,12 +40,8 @@ impl Follow {
         let mut added = Vec::new();
         let read = file.seek(SeekFrom::Start(self.taken)).and_then(|_| file.read_to_end(&mut added));
         read.map_err(Error::io(&self.path, "read"))?;
-        let whole = added.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
-        for line in added[..whole].split(|&byte| byte == b'\n') {
-            if let Ok(value) = serde_json::from_slice(line) {
-                self.metrics.take(&value);
-            }
-        }
+        let (values, whole) = self.lines.read(&self.path, &added)?;
+        values.iter().for_each(|value| self.metrics.take(value));
         self.taken += whole as u64;
         Ok(whole > 0)
     }
@@ -52,6 +52,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::disk::seal;
 
     #[test]
     fn only_what_was_added_is_read() {
@@ -59,15 +60,23 @@ mod tests {
         let path = run.path().join("metrics.jsonl");
         let mut follow = Follow::new(run.path());
         assert!(!follow.read_on().unwrap());
-        let mut text = String::from("{\"step\":1,\"loss\":3.5}\nnonsense\n{\"step\":2,\"lo");
+        let line = |text: &str| seal(text) + "\n";
+        let (first, second) = (line("{\"step\":1,\"loss\":3.5}"), line("{\"step\":2,\"loss\":2.5}"));
+        let mut text = first.clone() + &second[..15];
         fs::write(&path, &text).unwrap();
         assert!(follow.read_on().unwrap());
         assert_eq!(follow.metrics().loss, [(1.0, 3.5)]);
         assert!(!follow.read_on().unwrap());
-        text += "ss\":2.5}\n{\"step\":2,\"validation_loss\":2.75}\n";
+        text = first + &second + &line("{\"step\":2,\"validation_loss\":2.75}");
         fs::write(&path, &text).unwrap();
         assert!(follow.read_on().unwrap());
         assert_eq!(follow.metrics().loss, [(1.0, 3.5), (2.0, 2.5)]);
         assert_eq!(follow.metrics().validation, [(2.0, 2.75)]);
+        // A damaged line is named each time, and nothing is taken twice.
+        fs::write(&path, text + &second + &second.replace("2.5", "2.6")).unwrap();
+        for _ in 0..2 {
+            assert!(follow.read_on().unwrap_err().to_string().contains("line 5 is damaged"));
+            assert_eq!(follow.metrics().loss.len(), 2);
+        }
     }
 }

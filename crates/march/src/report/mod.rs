@@ -5,6 +5,7 @@ mod chart;
 pub mod demo;
 mod follow;
 mod machine;
+mod metrics;
 mod picture;
 pub mod recall;
 pub mod routing;
@@ -18,6 +19,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use chart::{Chart, Line, Shape};
 pub use follow::Follow;
+pub use metrics::read_metrics;
 
 /// What a run's `metrics.jsonl` says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,20 +43,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Reads a run's metrics. A last line that was cut off is left out; any other that is not JSON is an error.
+    /// Reads a run's metrics, as [`read_metrics`] does.
     pub fn read(run: &Path) -> Result<Self> {
-        let path = run.join("metrics.jsonl");
-        let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
         let mut metrics = Self::default();
-        let lines: Vec<&str> = text.lines().collect();
-        for (number, line) in lines.iter().enumerate() {
-            let value: Value = match serde_json::from_str(line) {
-                Ok(value) => value,
-                Err(_) if number + 1 == lines.len() => break,
-                Err(error) => {
-                    return Err(Error::file(&path, format!("line {}: {error}", number + 1)));
-                }
-            };
+        for value in read_metrics(&run.join("metrics.jsonl"))? {
             metrics.take(&value);
         }
         Ok(metrics)

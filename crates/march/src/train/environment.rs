@@ -1,14 +1,15 @@
 //! Where a run was computed: `RUN/environment.json`, an array with a session for each time the run was begun or gone on
-//! with. No part of a checkpoint, which depends on the configuration and the data alone.
+//! with, one a line and each with its checksum. No part of a checkpoint, which depends on the configuration and the
+//! data alone.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::disk;
+use crate::disk::{self, Seal};
 use crate::error::{Error, Result};
 
 const ENVIRONMENT_FILE: &str = "environment.json";
@@ -48,30 +49,70 @@ pub struct Session {
 }
 
 impl Session {
-    /// Adds the session to its run's file. Earlier ones are kept as they are.
+    /// Adds the session to its run's file. Earlier ones are kept as they are; a file that cannot be read stays as it is.
     pub fn record(&self, run: &Path) -> Result<()> {
         let path = run.join(ENVIRONMENT_FILE);
-        let mut sessions: Vec<Value> = read(&path)?;
-        let session = serde_json::to_value(self).map_err(|error| Error::file(&path, error.to_string()))?;
-        sessions.push(session);
-        let lines: Vec<String> = sessions.iter().map(Value::to_string).collect();
-        disk::replace(&path, format!("[\n{}\n]\n", lines.join(",\n")).as_bytes())
+        let mut lines: Vec<String> = read(&path)?.into_iter().map(|(line, _)| line).collect();
+        let session = serde_json::to_string(self).map_err(|error| Error::file(&path, error.to_string()))?;
+        lines.push(disk::seal(&session));
+        disk::replace(&path, whole(&lines).as_bytes())
     }
 
     /// All sessions of a run, oldest first; none where the file is missing.
     pub fn all(run: &Path) -> Result<Vec<Self>> {
-        read(&run.join(ENVIRONMENT_FILE))
+        let path = run.join(ENVIRONMENT_FILE);
+        read(&path)?.into_iter().map(|(_, value)| understood(&path, serde_json::from_value(value))).collect()
     }
 }
 
-fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Vec<T>> {
-    match fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|error| {
-            Error::file(path, format!("is not a list of sessions ({error}); move it away to begin a new one"))
-        }),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(Error::io(path, "read")(error)),
+/// The file of such lines.
+fn whole(lines: &[String]) -> String {
+    format!("[\n{}\n]\n", lines.join(",\n"))
+}
+
+fn understood<T>(path: &Path, parsed: serde_json::Result<T>) -> Result<T> {
+    parsed.map_err(|error| {
+        Error::file(path, format!("is not a list of sessions ({error}); move it away to begin a new one"))
+    })
+}
+
+/// Each session as a line with its checksum, and as a value.
+fn read(path: &Path) -> Result<Vec<(String, Value)>> {
+    let damaged = |what: String| Error::damaged(path, format!("{what}; move it away to begin a new one"));
+    let text = match fs::read(path) {
+        Ok(bytes) => String::from_utf8(bytes).map_err(|_| damaged("is damaged: it is not UTF-8".into()))?,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::io(path, "read")(error)),
+    };
+    let sessions: Vec<Map<String, Value>> = understood(path, serde_json::from_str(&text))?;
+    // The brackets of the array stand in lines of their own.
+    let lines = || text.lines().zip(1..).filter(|(line, _)| line.contains('{'));
+    if lines().all(|(line, _)| disk::unseal(line) == Seal::Missing) {
+        // Written before there were checksums, in whatever lines. With one that lost its name it has a key too many.
+        let known = understood(path, serde_json::to_value(Session::default()))?;
+        for (number, session) in (1..).zip(&sessions) {
+            if let Some(key) = session.keys().find(|key| known.get(key).is_none()) {
+                let message =
+                    format!("is damaged: session {number} has no checksum and the unknown key `{key}`");
+                return Err(damaged(message));
+            }
+        }
+        let line = |session| (disk::seal(&Value::to_string(&session)), session);
+        return Ok(sessions.into_iter().map(Value::Object).map(line).collect());
     }
+    let mut kept = Vec::new();
+    for (line, number) in lines() {
+        let line = line.strip_suffix(',').unwrap_or(line);
+        match disk::unseal(line) {
+            Seal::Sealed => kept.push(line.to_string()),
+            Seal::Missing => return Err(damaged(format!("is damaged: line {number} has no checksum"))),
+            Seal::Broken => return Err(damaged(format!("is damaged: line {number} has a wrong checksum"))),
+        }
+    }
+    if whole(&kept).trim_end() != text.trim_end() || kept.len() != sessions.len() {
+        return Err(damaged("is damaged: it is not one session a line".into()));
+    }
+    Ok(kept.into_iter().zip(sessions.into_iter().map(Value::Object)).collect())
 }
 
 #[cfg(test)]
@@ -86,8 +127,10 @@ mod tests {
         first.record(run.path()).unwrap();
         // A key of another version is kept.
         let path = run.path().join(ENVIRONMENT_FILE);
-        let text = fs::read_to_string(&path).unwrap().replace("{\"started\"", "{\"later\":1,\"started\"");
-        fs::write(&path, text).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let line = text.lines().nth(1).unwrap();
+        let plain = line[..line.find(",\"checksum\"").unwrap()].to_string() + ",\"later\":1}";
+        fs::write(&path, text.replace(line, &disk::seal(&plain))).unwrap();
         let second = Session { step: 7, ..first.clone() };
         second.record(run.path()).unwrap();
         assert_eq!(Session::all(run.path()).unwrap(), [first.clone(), second]);
@@ -97,5 +140,45 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         assert!(first.record(run.path()).unwrap_err().to_string().contains("environment.json"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "{}");
+    }
+
+    #[test]
+    fn sessions_without_checksums_get_them() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join(ENVIRONMENT_FILE);
+        fs::write(&path, "[\n{\"program\":\"march 1\",\"step\":3}\n]\n").unwrap();
+        let old = Session { program: "march 1".into(), step: 3, ..Default::default() };
+        assert_eq!(Session::all(run.path()).unwrap(), [old.clone()]);
+        old.record(run.path()).unwrap();
+        assert_eq!(Session::all(run.path()).unwrap(), [old.clone(), old]);
+        assert_eq!(fs::read_to_string(&path).unwrap().matches("\"checksum\"").count(), 2);
+        fs::write(&path, "[\n{\"program\":\"march 1\",\"stcp\":3}\n]\n").unwrap();
+        assert!(Session::all(run.path()).unwrap_err().to_string().contains("unknown key `stcp`"));
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed_and_stays() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join(ENVIRONMENT_FILE);
+        let session = Session { program: "march 1".into(), step: 3, ..Default::default() };
+        for _ in 0..2 {
+            session.record(run.path()).unwrap();
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for at in 0..text.trim_end().len() {
+            for byte in [b'0', b'7', b'"', b' ', b'\n', b',', b'{', 0xFF, text.as_bytes()[at] ^ 1] {
+                let mut bytes = text.clone().into_bytes();
+                bytes[at] = byte;
+                if bytes == text.as_bytes() {
+                    continue;
+                }
+                fs::write(&path, &bytes).unwrap();
+                assert!(Session::all(run.path()).is_err(), "{}", String::from_utf8_lossy(&bytes));
+                assert!(session.record(run.path()).is_err());
+                assert_eq!(fs::read(&path).unwrap(), bytes);
+            }
+            fs::write(&path, &text[..at]).unwrap();
+            assert!(Session::all(run.path()).is_err());
+        }
     }
 }

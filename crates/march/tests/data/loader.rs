@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use march::data::recall::{RecallSource, Task};
 use march::data::{BatchFile, Loader, Options, ShardSource, Shards, Source, TextSource, builtin, split};
 use march::tokenizer::Tokenizer;
 use proptest::prelude::*;
@@ -140,6 +141,9 @@ fn a_failing_source_leaves_the_loader_where_it_was() {
             targets.push(index as u32);
             if index == 3 { Err(march::Error::Request("no".into())) } else { Ok(()) }
         }
+        fn fingerprint(&self) -> march::Result<String> {
+            Ok("fails".into())
+        }
     }
     let mut loader = Loader::new(Box::new(Fails), None).unwrap();
     batches(&mut loader, 2, 1);
@@ -181,4 +185,44 @@ fn files_of_batches_are_checked() {
     message(BatchFile::open(&folder.join("missing.json")).map(|_| ()), &["missing.json"]);
     let bytes = std::fs::read(golden("march")).unwrap();
     damaged(&bytes[..2000], 3, 500, |bytes| _ = BatchFile::open(&write(&path, bytes)));
+}
+
+/// Each source has a fingerprint of its own, the same each time.
+#[test]
+fn fingerprints_tell_sources_apart() {
+    let (_keep, folder) = folder();
+    let mut all = BTreeSet::new();
+    let mut new = |make: &dyn Fn() -> Box<dyn Source>| {
+        let (first, again) = (make().fingerprint().unwrap(), make().fingerprint().unwrap());
+        assert_eq!(first, again);
+        assert!(first.len() == 64 && first.bytes().all(|digit| digit.is_ascii_hexdigit()), "{first}");
+        assert!(all.insert(first));
+    };
+    let file = write(&folder.join("t.txt"), &builtin()[..5000]);
+    let output = folder.join("out");
+    prepare_all(&Tokenizer::bytes(), &[file], &output, &Options::default()).unwrap();
+    for range in [0..5001, 0..4000, 4000..5001] {
+        new(&|| {
+            let shards = Arc::new(Shards::open(&output).unwrap());
+            Box::new(ShardSource::part(shards, range.clone(), 64).unwrap())
+        });
+    }
+    for tokens in [vec![1, 2, 3], vec![1, 2, 4], vec![1, 2, 3, 4]] {
+        new(&|| Box::new(TextSource::new(tokens.clone(), 2).unwrap()));
+    }
+    for text in ["{\"batches\": [[[1, 2]]]}", "{\"batches\": [[[1, 3]]]}"] {
+        new(&|| Box::new(BatchFile::open(&write(&folder.join("b.json"), text)).unwrap()));
+    }
+    for (text, length, seed) in [
+        ("mqar", None, 1),
+        ("mqar", None, 2),
+        ("mqar:pairs=3", None, 1),
+        ("mqar:pairs=3", Some(99), 1),
+        ("needle", None, 1),
+    ] {
+        new(&|| Box::new(RecallSource::lessons(Task::open(text, length).unwrap(), seed)));
+    }
+    for count in [2, 3, 9] {
+        new(&|| Box::new(RecallSource::asked(Task::open("mqar", None).unwrap(), count)));
+    }
 }

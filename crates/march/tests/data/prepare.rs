@@ -53,7 +53,7 @@ fn meta_tells_all() {
     let written: Meta = serde_json::from_slice(&std::fs::read(output.join("meta.json")).unwrap()).unwrap();
     assert_eq!(written, meta);
     let count = expected(&Tokenizer::bytes(), &DOCUMENTS).len() as u64;
-    assert_eq!((meta.format_version, meta.vocabulary, meta.end_of_text), (1, 257, Some(256)));
+    assert_eq!((meta.format_version, meta.vocabulary, meta.end_of_text), (2, 257, Some(256)));
     assert_eq!((meta.tokenizer.as_str(), meta.tokenizer_hash), ("bytes", Tokenizer::bytes().hash()));
     assert_eq!((meta.documents, meta.tokens), (5, count + 6));
     let sources: Vec<_> =
@@ -168,6 +168,11 @@ fn wrong_requests_are_refused() {
     std::fs::remove_file(output.join("tokens-00000.bin")).unwrap();
     learnt().save(&output.join("tokenizer.json")).unwrap();
     message(run(&[&good], &options), &["tokenizer.json", "another tokenizer"]);
+    // The checksum beside a tokenizer that was replaced goes with it.
+    assert!(output.join("tokenizer.json.sha256").exists());
+    run(&[&good], &Options { force: true, ..options.clone() }).unwrap();
+    assert!(!output.join("tokenizer.json.sha256").exists());
+    march::data::Shards::open(&output).unwrap().tokenizer().unwrap();
     let file = write(&folder.join("file"), "");
     message(prepare_all(&Tokenizer::bytes(), &[good], &file, &options), &["file"]);
 }
@@ -176,8 +181,8 @@ fn wrong_requests_are_refused() {
 fn a_tokenizer_without_an_end_joins_documents() {
     let (_keep, folder) = folder();
     let path = folder.join("tokenizer.json");
-    learnt().save(&path).unwrap();
-    write(&path, std::fs::read_to_string(&path).unwrap().replace("<|endoftext|>", "<|x|>"));
+    let json = String::from_utf8(learnt().to_json()).unwrap();
+    write(&path, json.replace("<|endoftext|>", "<|x|>"));
     let tokenizer = Tokenizer::load(path.to_str().unwrap()).unwrap();
     let file = write(&folder.join("a.jsonl"), json_lines(&DOCUMENTS));
     let meta = prepare_all(&tokenizer, &[file], &folder.join("out"), &Options::default()).unwrap();

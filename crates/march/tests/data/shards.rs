@@ -4,6 +4,7 @@ use std::path::Path;
 
 use march::data::shards::TokenType;
 use march::data::{Meta, Options, Shards};
+use march::disk::seal;
 use march::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -40,11 +41,24 @@ fn ranges_cross_the_borders_of_shards() {
     message(shards.tokenizer(), &["tokenizer.json", "is not the tokenizer", "bytes"]);
 }
 
-/// Changes `meta.json`.
+/// Changes `meta.json`, with a right checksum of what it becomes.
 fn edit(output: &Path, change: impl FnOnce(&mut Value)) {
     let path = output.join("meta.json");
     let mut meta: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    meta.as_object_mut().unwrap().remove("checksum");
     change(&mut meta);
+    write(&path, seal(&meta.to_string()));
+}
+
+/// Makes a folder one of version 1, which had no checksums.
+fn without_checksums(output: &Path) {
+    let path = output.join("meta.json");
+    let mut meta: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    meta.as_object_mut().unwrap().remove("checksum");
+    meta["format_version"] = json!(1);
+    for shard in meta["shards"].as_array_mut().unwrap() {
+        shard.as_object_mut().unwrap().remove("checksums");
+    }
     write(&path, meta.to_string());
 }
 
@@ -56,8 +70,11 @@ fn wrong_folders_are_refused_by_name() {
     let output = small(&folder);
     message(Shards::open(&output.join("meta.json")), &["is not a folder"]);
     let meta = std::fs::read(output.join("meta.json")).unwrap();
-    let changes: [(fn(&mut Value), &[&str]); 12] = [
-        (|meta| meta["format_version"] = json!(2), &["format version 2", "reads 1"]),
+    let changes: [(fn(&mut Value), &[&str]); 15] = [
+        (|meta| meta["format_version"] = json!(3), &["format version 3", "reads 1 and 2"]),
+        (|meta| meta["format_version"] = json!(1), &["checksums of `tokens-00000.bin`"]),
+        (|meta| meta["shards"][1]["checksums"] = json!("0"), &["checksums of `tokens-00001.bin`"]),
+        (|meta| meta["shards"][1]["checksums"] = Value::Null, &["checksums of `tokens-00001.bin`"]),
         (|meta| meta["type"] = json!("u8"), &["u8"]),
         (|meta| meta["type"] = json!("u32"), &["tokens-00000.bin", "32 bytes", "16 tokens of 4 bytes"]),
         (|meta| meta["vocabulary"] = json!(0), &["vocabulary of 0"]),
@@ -88,6 +105,7 @@ fn wrong_folders_are_refused_by_name() {
 fn a_token_outside_of_the_vocabulary_is_found_when_it_is_read() {
     let (_keep, folder) = folder();
     let output = small(&folder);
+    without_checksums(&output);
     let path = output.join("tokens-00001.bin");
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[6..8].copy_from_slice(&300u16.to_le_bytes());
@@ -105,9 +123,8 @@ fn large_vocabularies_take_four_bytes() {
     assert_eq!(TokenType::of(65_537), TokenType::U32);
     let (_keep, folder) = folder();
     let path = folder.join("tokenizer.json");
-    learnt().save(&path).unwrap();
     // The last merge becomes an id that needs more than two bytes.
-    let text = std::fs::read_to_string(&path).unwrap();
+    let text = String::from_utf8(learnt().to_json()).unwrap();
     let last = text.lines().find(|line| line.trim_end().ends_with(": 599")).unwrap();
     write(&path, text.replace(last, &last.replace(": 599", ": 70000")));
     let tokenizer = Tokenizer::load(path.to_str().unwrap()).unwrap();
@@ -124,30 +141,151 @@ fn large_vocabularies_take_four_bytes() {
     assert_eq!(four, expected);
 }
 
+/// What was damaged by chance is refused, whatever is read of it.
 #[test]
-fn damage_never_panics() {
+fn damage_is_always_noticed() {
     let (_keep, folder) = folder();
     let output = small(&folder);
-    let read = |output: &Path| -> march::Result<()> {
+    let read = |output: &Path| -> march::Result<Vec<u32>> {
         let shards = Shards::open(output)?;
         let mut out = Vec::new();
-        for range in [0..shards.tokens(), 10..40, 59..60] {
-            let _ = shards.read(range, &mut out);
+        for range in [10..40, 59..60, 0..shards.tokens()] {
+            out.clear();
+            shards.read(range, &mut out)?;
         }
-        Ok(())
+        Ok(out)
     };
+    let whole = read(&output).unwrap();
     for name in ["meta.json", "tokens-00001.bin", "tokens-00003.bin"] {
         let path = output.join(name);
         let bytes = std::fs::read(&path).unwrap();
-        damaged(&bytes, 21, 2000, |bytes| {
-            // A mapped file must not be rewritten in place.
-            std::fs::remove_file(&path).unwrap();
-            write(&path, bytes);
-            let _ = read(&output);
+        let mut refused = 0;
+        damaged(&bytes, 21, 2000, |damage| {
+            write(&path, damage);
+            match read(&output) {
+                Ok(read) => {
+                    assert_eq!(damage.trim_ascii_end(), bytes.trim_ascii_end(), "{name}");
+                    assert_eq!(read, whole);
+                }
+                Err(_) => refused += 1,
+            }
         });
+        assert!(refused > 1900, "{refused}");
         write(&path, &bytes);
         read(&output).unwrap();
     }
     let meta: Meta = serde_json::from_slice(&std::fs::read(output.join("meta.json")).unwrap()).unwrap();
     assert_eq!(meta.tokens, 60);
+}
+
+/// A folder of two shards of 3 MiB and 1.2 MiB.
+fn large(folder: &Path) -> std::path::PathBuf {
+    let text = march::data::builtin().repeat(15);
+    let file = write(&folder.join("t.txt"), &text[..2_200_000]);
+    let output = folder.join("out");
+    let options = Options { shard_tokens: 3 << 19, ..Options::default() };
+    prepare_all(&Tokenizer::bytes(), &[file], &output, &options).unwrap();
+    output
+}
+
+#[test]
+fn a_damaged_block_is_refused_by_name_and_the_others_are_read() {
+    let (_keep, folder) = folder();
+    let output = large(&folder);
+    let sums = |number: usize| {
+        let meta: Meta = serde_json::from_slice(&std::fs::read(output.join("meta.json")).unwrap()).unwrap();
+        meta.shards[number].checksums.as_ref().unwrap().len()
+    };
+    assert_eq!((sums(0), sums(1)), (3 * 16, 2 * 16));
+    let all = tokens(&output);
+    let path = output.join("tokens-00000.bin");
+    let mut bytes = std::fs::read(&path).unwrap();
+    // Still a token of the vocabulary.
+    bytes[(1 << 20) + 500] ^= 1;
+    write(&path, bytes);
+    let shards = Shards::open(&output).unwrap();
+    let mut out = Vec::new();
+    for range in [0..1 << 19, 1 << 20..2_000_000, (1 << 19) - 9..1 << 19, 7..8] {
+        out.clear();
+        shards.read(range.clone(), &mut out).unwrap();
+        assert_eq!(out, all[range.start as usize..range.end as usize]);
+    }
+    for range in [(1 << 19) - 1..(1 << 19) + 1, (1 << 20) - 1..1 << 20, 0..shards.tokens()] {
+        let said = message(
+            shards.read(range, &mut out),
+            &["tokens-00000.bin", "bytes 1048576 to 2097152", "meta.json", "prepare the data again"],
+        );
+        assert!(said.contains("copy it again"), "{said}");
+    }
+    // Many threads at once see the same.
+    std::thread::scope(|scope| {
+        for start in 0..8u64 {
+            let (shards, all) = (&shards, &all);
+            scope.spawn(move || {
+                for step in 0..200 {
+                    let from = (start * 7919 + step * 104_729) % 2_000_000;
+                    let range = from..from + 1000;
+                    let mut out = Vec::new();
+                    let touches = range.end > 1 << 19 && range.start < 1 << 20;
+                    let read = shards.read(range.clone(), &mut out);
+                    assert_eq!(read.is_err(), touches, "{range:?}");
+                    assert!(touches || out == all[range.start as usize..range.end as usize]);
+                }
+            });
+        }
+    });
+}
+
+/// A file that is cut while it is in use is an error; a map would end the process.
+#[test]
+fn a_shard_that_is_cut_while_in_use_is_an_error() {
+    let (_keep, folder) = folder();
+    let output = large(&folder);
+    let shards = Shards::open(&output).unwrap();
+    let mut out = Vec::new();
+    shards.read(0..shards.tokens(), &mut out).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(output.join("tokens-00000.bin")).unwrap();
+    file.set_len(1000).unwrap();
+    shards.read(0..500, &mut out).unwrap();
+    message(shards.read(499..501, &mut out), &["tokens-00000.bin", "ends before byte 1002"]);
+}
+
+#[test]
+fn more_shards_than_a_process_may_open() {
+    let (_keep, folder) = folder();
+    let file = write(&folder.join("t.txt"), &march::data::builtin()[..3000]);
+    let output = folder.join("out");
+    let options = Options { shard_tokens: 2, ..Options::default() };
+    prepare_all(&Tokenizer::bytes(), &[file], &output, &options).unwrap();
+    let shards = Shards::open(&output).unwrap();
+    assert_eq!(shards.meta().shards.len(), 1501);
+    let mut out = Vec::new();
+    for _ in 0..2 {
+        out.clear();
+        shards.read(0..3001, &mut out).unwrap();
+        assert!(
+            out[..3000].iter().zip(march::data::builtin().bytes()).all(|(&id, byte)| id == u32::from(byte))
+        );
+    }
+}
+
+#[test]
+fn fingerprints_tell_tokens_apart() {
+    let (_keep, folder) = folder();
+    let output = small(&folder);
+    let print = |output: &Path| Shards::open(output).unwrap().fingerprint().unwrap();
+    let first = print(&output);
+    assert!(first.len() == 64 && first.bytes().all(|digit| digit.is_ascii_hexdigit()), "{first}");
+    // The same tokens of a folder without checksums.
+    without_checksums(&output);
+    assert_eq!(print(&output), first);
+    let path = output.join("tokens-00002.bin");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[4] ^= 1;
+    write(&path, bytes);
+    assert_ne!(print(&output), first);
+    let other = write(&folder.join("o.txt"), "Sixty tokens: fifty-nine bytes, and one for the text's End.");
+    let options = Options { shard_tokens: 16, ..Options::default() };
+    prepare_all(&Tokenizer::bytes(), &[other], &folder.join("other"), &options).unwrap();
+    assert_ne!(print(&folder.join("other")), first);
 }

@@ -142,9 +142,8 @@ proptest! {
 fn files_keep_their_bytes_and_say_what_they_are() {
     let (_keep, folder) = folder();
     let (path, copy) = (folder.join("mine.json"), folder.join("copy.json"));
-    learnt().save(&path).unwrap();
     // Spaces change the file, and so its hash, but no ids; limits on the length of texts do not count.
-    let text = std::fs::read_to_string(&path).unwrap().replace(
+    let text = String::from_utf8(learnt().to_json()).unwrap().replace(
         "\"truncation\": null",
         "\"truncation\":  {\
         \"direction\": \"Right\", \"max_length\": 3, \"strategy\": \"LongestFirst\", \"stride\": 0}",
@@ -167,8 +166,7 @@ fn files_keep_their_bytes_and_say_what_they_are() {
 fn the_end_of_a_text_has_many_names() {
     let (_keep, folder) = folder();
     let path = folder.join("tokenizer.json");
-    learnt().save(&path).unwrap();
-    let text = std::fs::read_to_string(&path).unwrap();
+    let text = String::from_utf8(learnt().to_json()).unwrap();
     for name in ["<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"] {
         write(&path, text.replace("<|endoftext|>", name));
         assert_eq!(Tokenizer::load(path.to_str().unwrap()).unwrap().end_of_text(), Some(256), "{name}");
@@ -204,8 +202,7 @@ fn damaged_files_never_panic() {
     let path = folder.join("tokenizer.json");
     let file = write(&folder.join("t.txt"), "ab ab ab bc bc bc");
     let small = train_tokenizer(&[file], "text", 260, false, &mut |_, _, _| {}).unwrap();
-    small.save(&path).unwrap();
-    let bytes = std::fs::read(&path).unwrap();
+    let bytes = small.to_json();
     damaged(&bytes, 5, 3000, |bytes| {
         write(&path, bytes);
         if let Ok(tokenizer) = Tokenizer::load(path.to_str().unwrap()) {
@@ -216,4 +213,60 @@ fn damaged_files_never_panic() {
             }
         }
     });
+}
+
+/// Any damage of a tokenizer with its checksum beside it is noticed, and so is damage of the checksum.
+#[test]
+fn a_checksum_beside_the_file_is_compared() {
+    let (_keep, folder) = folder();
+    let path = folder.join("mine.json");
+    let beside = folder.join("mine.json.sha256");
+    let file = write(&folder.join("t.txt"), "ab ab ab bc bc bc");
+    let small = train_tokenizer(&[file], "text", 260, false, &mut |_, _, _| {}).unwrap();
+    small.save(&path).unwrap();
+    let load = || Tokenizer::load(path.to_str().unwrap());
+    assert_eq!(load().unwrap().hash(), small.hash());
+    assert_eq!(std::fs::read_to_string(&beside).unwrap(), format!("{}  mine.json\n", small.hash()));
+    let bytes = small.to_json();
+    damaged(&bytes, 9, 1000, |damage| {
+        write(&path, damage);
+        assert!(load().is_err() || damage == bytes);
+    });
+    // Still a tokenizer, of other ids.
+    write(&path, String::from_utf8(bytes.clone()).unwrap().replace("\"<|endoftext|>\"", "\"<|endoftexu|>\""));
+    let said = message(
+        load(),
+        &["mine.json", "does not have the checksum in", "mine.json.sha256", "delete that file"],
+    );
+    assert!(matches!(load().unwrap_err(), march::Error::Damaged { .. }), "{said}");
+    // Written again, both files are new.
+    learnt().save(&path).unwrap();
+    assert_eq!(load().unwrap().hash(), learnt().hash());
+    small.save(&path).unwrap();
+    let sum = std::fs::read(&beside).unwrap();
+    damaged(&sum, 10, 1000, |damage| {
+        write(&beside, damage);
+        let digits = |bytes: &[u8]| bytes.get(..65).map(|digits| digits.to_ascii_lowercase());
+        assert!(load().is_err() || digits(damage) == digits(&sum), "{}", String::from_utf8_lossy(damage));
+    });
+    for text in ["", "\n", "0123", "x  mine.json\n"] {
+        write(&beside, text);
+        message(load(), &["mine.json.sha256", "is not a SHA-256 sum", "delete it"]);
+    }
+    std::fs::remove_file(&beside).unwrap();
+    load().unwrap();
+}
+
+#[test]
+fn a_word_that_is_missing_is_named() {
+    let words: Vec<String> = ["key0", "key1", "value0", "value1", "?"].map(String::from).into();
+    let tokenizer = Tokenizer::words(&words).unwrap();
+    assert_eq!(tokenizer.encode("key1  value0 ?").unwrap(), [1, 2, 4]);
+    let said = message(
+        tokenizer.encode("key1 what\u{1b}[2J ?"),
+        &["the word `what\\u{1b}[2J` is not in the model's vocabulary of 5 words, such as `key0`"],
+    );
+    assert!(!said.contains("UNK") && !said.contains("WordLevel"), "{said}");
+    let said = message(tokenizer.encode(&"long".repeat(50)), &["longlong…`"]);
+    assert!(said.len() < 200, "{said}");
 }

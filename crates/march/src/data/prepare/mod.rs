@@ -3,7 +3,8 @@
 //!
 //! `progress.json` says up to which document the shards are written; it is replaced every few seconds and when a
 //! shard is full. Whatever ends the process, the same command goes on from there, and what it writes is what it
-//! would have written without the interruption. `meta.json` comes last and makes the folder a whole.
+//! would have written without the interruption. It also has the checksums of what is in the shards, so that damage is
+//! noticed before they are gone on with. `meta.json` comes last and makes the folder a whole.
 
 mod pipeline;
 mod progress;
@@ -121,7 +122,12 @@ fn begin(output: &Path, command: Command, tokenizer: &Tokenizer, options: &Optio
         let message = "is finished already; choose another folder, or replace its tokens with --force";
         return Err(Error::file(output, message));
     } else if let Some(progress) = Progress::read(output)? {
-        return progress.taken_up(command, output);
+        let progress = progress.taken_up(command, output)?;
+        let copy = output.join(TOKENIZER_FILE);
+        if !is(&copy, tokenizer) {
+            tokenizer.save_alone(&copy)?;
+        }
+        return Ok(progress);
     } else if let Some(name) = shards_in(output)?.first() {
         let message =
             format!("has `{name}` but neither `{META_FILE}` nor `{PROGRESS_FILE}`; choose another folder,");
@@ -134,7 +140,7 @@ fn begin(output: &Path, command: Command, tokenizer: &Tokenizer, options: &Optio
             "is another tokenizer, which would be replaced; choose another folder, or agree with --force";
         return Err(Error::file(&copy, message));
     }
-    tokenizer.save(&copy)?;
+    tokenizer.save_alone(&copy)?;
     progress.write(output)?;
     Ok(progress)
 }
@@ -182,7 +188,9 @@ impl Run<'_> {
     ) -> Result<Prepared> {
         let token_type = TokenType::of(self.tokenizer.vocabulary() as u64);
         let resumed_tokens = progress.tokens();
-        let mut writer = Writer::new(self.output, token_type, self.options.shard_tokens, resumed_tokens)?;
+        let checksums = std::mem::take(&mut progress.checksums);
+        let shard_tokens = self.options.shard_tokens;
+        let mut writer = Writer::new(self.output, token_type, shard_tokens, resumed_tokens, checksums)?;
         let mut saved = Instant::now();
         let pipeline = Pipeline {
             tokenizer: self.tokenizer,
@@ -197,8 +205,7 @@ impl Run<'_> {
             if let Some(step) = encoded.step {
                 progress.advance(encoded.source, &step, encoded.tokens.len() as u64);
                 if full || saved.elapsed() > PAUSE {
-                    writer.sync()?;
-                    progress.write(self.output)?;
+                    self.save(&mut progress, &mut writer)?;
                     saved = Instant::now();
                 }
             }
@@ -209,13 +216,20 @@ impl Run<'_> {
             stopped = watch(&status).is_break();
             Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         });
-        let saved = writer.sync().and_then(|()| progress.write(self.output));
+        let saved = self.save(&mut progress, &mut writer);
         result.and(saved)?;
         if stopped && !progress.finished() {
             return Ok(Prepared::Stopped(status));
         }
         let meta = self.finish(&progress, writer, token_type)?;
         Ok(Prepared::Finished(meta, status))
+    }
+
+    /// Writes `progress.json` once the shards are on the disk.
+    fn save(&self, progress: &mut Progress, writer: &mut Writer<'_>) -> Result<()> {
+        writer.sync()?;
+        progress.checksums = writer.checksums();
+        progress.write(self.output)
     }
 
     /// Writes `meta.json`.
@@ -247,7 +261,7 @@ impl Run<'_> {
         let path = self.output.join(META_FILE);
         let text =
             serde_json::to_string_pretty(&meta).map_err(|error| Error::file(&path, error.to_string()))?;
-        disk::replace(&path, format!("{text}\n").as_bytes())?;
+        disk::replace(&path, disk::seal(&format!("{text}\n")).as_bytes())?;
         disk::remove(&self.output.join(PROGRESS_FILE))?;
         Ok(meta)
     }

@@ -1,6 +1,5 @@
 //! `progress.json`: the command that a folder was begun with, and how far it came.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -89,6 +88,8 @@ pub(super) struct Progress {
     part_bytes: usize,
     pub command: Command,
     pub sources: Vec<SourceProgress>,
+    /// Of each shard, the checksums of its blocks; of the last block, of what it holds so far.
+    pub checksums: Vec<String>,
     /// Sums over all sources.
     #[serde(skip)]
     sum: Status,
@@ -115,6 +116,7 @@ impl Progress {
             part_bytes: BATCH_BYTES,
             command,
             sources,
+            checksums: Vec::new(),
             sum: Status::default(),
         }
         .summed()
@@ -139,12 +141,13 @@ impl Progress {
         if !path.exists() {
             return Ok(None);
         }
-        let wrong = |what: String| Error::file(&path, format!("{what}; begin anew with --force"));
-        let text = fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+        let wrong = |what: String| Error::damaged(&path, format!("{what}; begin anew with --force"));
+        let (text, sealed) = disk::read_sealed(&path, "begin anew with --force")?;
         let progress: Self =
             serde_json::from_str(&text).map_err(|error| wrong(format!("cannot be understood: {error}")))?;
         let progress = progress.summed();
-        if progress.format_version != FORMAT_VERSION
+        if !sealed
+            || progress.format_version != FORMAT_VERSION
             || progress.part_bytes != BATCH_BYTES
             || progress.sources.len() != progress.command.files.len()
             || progress.command.shard_tokens == 0
@@ -171,7 +174,7 @@ impl Progress {
         let path = folder.join(PROGRESS_FILE);
         let text =
             serde_json::to_string_pretty(self).map_err(|error| Error::file(&path, error.to_string()))?;
-        disk::replace(&path, text.as_bytes())
+        disk::replace(&path, disk::seal(&text).as_bytes())
     }
 
     /// Tokens in the shards.

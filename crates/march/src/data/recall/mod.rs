@@ -18,6 +18,7 @@ use march_engine::ops::cross_entropy::IGNORE;
 pub use self::random::Random;
 pub use self::sizes::{Size, Sizes};
 use super::Source;
+use super::loader::fingerprint;
 use crate::config::choice;
 use crate::error::{Error, Result};
 
@@ -187,6 +188,20 @@ impl Source for RecallSource {
             targets[from + question.position] = question.answer;
         }
         Ok(())
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        let which = match self.asked {
+            Some(count) => format!("asked {count}"),
+            None => format!("lessons {}", self.seed),
+        };
+        // Some sequences, so that a change of how they are drawn is noticed.
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for index in 0..self.sequences().min(4) {
+            self.sequence(index, &mut inputs, &mut targets)?;
+        }
+        let about = format!("{} {} {which}", self.task.text(), self.task.length());
+        Ok(fingerprint(&about, &[&inputs, &targets]))
     }
 }
 

@@ -1,0 +1,147 @@
+//! The checksums of a shard: one for each block of 1 MiB of its file; the last block may be shorter.
+//!
+//! In `meta.json` and `progress.json` they are one text, 16 hexadecimal digits for each block.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use march_engine::checksum;
+
+use crate::error::{Error, Result};
+
+/// Bytes of a block; a whole number of tokens.
+pub(super) const BLOCK: u64 = 1 << 20;
+
+/// Hexadecimal digits of a block's checksum.
+pub(super) const DIGITS: usize = 16;
+
+/// The checksum of a block as it is written.
+pub(super) fn digits(block: &[u8]) -> String {
+    format!("{:016x}", checksum(block))
+}
+
+/// The checksums of a file of `bytes` bytes from their text; none where it does not have one for each block.
+pub(super) fn parse(text: &str, bytes: u64) -> Option<Vec<u64>> {
+    let digits = bytes.div_ceil(BLOCK).checked_mul(DIGITS as u64)?;
+    if text.len() as u64 != digits || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let number = |digits| u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+    text.as_bytes().chunks(DIGITS).map(number).collect()
+}
+
+/// Compares the first `bytes` bytes of a file with their checksums, which `named` holds. Gives the last block.
+pub(super) fn compare(
+    path: &Path,
+    bytes: u64,
+    checksums: &[u64],
+    named: &str,
+    advice: &str,
+) -> Result<Vec<u8>> {
+    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let mut block = Vec::new();
+    for (number, &expected) in (0..).zip(checksums) {
+        read(&file, path, range(number, bytes), &mut block)?;
+        if checksum(&block) != expected {
+            return Err(differs(path, range(number, bytes), named, advice));
+        }
+    }
+    Ok(block)
+}
+
+/// The checksums of the first `bytes` bytes of a file, as they are written.
+pub(super) fn of_file(path: &Path, bytes: u64) -> Result<String> {
+    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let mut block = Vec::new();
+    let mut text = String::new();
+    for number in 0..bytes.div_ceil(BLOCK) {
+        read(&file, path, range(number, bytes), &mut block)?;
+        text += &digits(&block);
+    }
+    Ok(text)
+}
+
+/// A file of which each block is compared with its checksum before it is first read. Reading needs no map, so a file
+/// that is cut while it is in use is an error and not the end of the process.
+#[derive(Debug)]
+pub(super) struct Checked {
+    file: File,
+    /// A bit for each block that was compared.
+    compared: Vec<AtomicU64>,
+}
+
+impl Checked {
+    pub fn open(path: &Path, bytes: u64) -> Result<Self> {
+        let file = File::open(path).map_err(Error::io(path, "open"))?;
+        let words = bytes.div_ceil(BLOCK).div_ceil(u64::BITS.into());
+        Ok(Self { file, compared: (0..words).map(|_| AtomicU64::new(0)).collect() })
+    }
+
+    /// Reads a range of the file, which has `bytes` bytes, into `out`; what that held is gone.
+    pub fn read(
+        &self,
+        path: &Path,
+        within: Range<u64>,
+        bytes: u64,
+        checksums: Option<&[u64]>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        for number in within.start / BLOCK..within.end.div_ceil(BLOCK) {
+            let Some(expected) = checksums.and_then(|sums| sums.get(number as usize)) else { continue };
+            let (word, bit) = (&self.compared[number as usize / 64], 1 << (number % 64));
+            // Two threads may compare the same block; nothing else depends on the bit.
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                read(&self.file, path, range(number, bytes), out)?;
+                if checksum(out) != *expected {
+                    let advice = "copy it again, or prepare the data again";
+                    return Err(differs(path, range(number, bytes), super::shards::META_FILE, advice));
+                }
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+        read(&self.file, path, within, out)
+    }
+}
+
+/// The bytes of a block in a file of so many.
+fn range(number: u64, bytes: u64) -> Range<u64> {
+    let start = number * BLOCK;
+    start..(start + BLOCK).min(bytes)
+}
+
+fn differs(path: &Path, range: Range<u64>, named: &str, advice: &str) -> Error {
+    let Range { start, end } = range;
+    let message = format!("is damaged: bytes {start} to {end} do not have their checksum in `{named}`;");
+    Error::damaged(path, format!("{message} {advice}"))
+}
+
+/// Reads a range of a file into `out`; what that held is gone.
+fn read(file: &File, path: &Path, range: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
+    let length = usize::try_from(range.end.saturating_sub(range.start));
+    out.clear();
+    out.resize(length.map_err(|_| Error::Request("the range does not fit into memory".into()))?, 0);
+    read_at(file, path, out, range.start).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            let message = format!("is damaged: it ends before byte {}; copy it again", range.end);
+            Error::damaged(path, message)
+        }
+        _ => Error::io(path, "read")(error),
+    })
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, _: &Path, out: &mut [u8], from: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, from)
+}
+
+/// Another handle, because threads share the place of this one.
+#[cfg(not(unix))]
+fn read_at(_: &File, path: &Path, out: &mut [u8], from: u64) -> io::Result<()> {
+    use std::io::{Read, Seek};
+    let mut file = File::open(path)?;
+    file.seek(io::SeekFrom::Start(from))?;
+    file.read_exact(out)
+}

@@ -1,0 +1,50 @@
+//! The checksum beside a `tokenizer.json`: `tokenizer.json.sha256`, as `sha256sum` writes and checks it. Inside of the
+//! file there is no place for one: other tools refuse keys that they do not know.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::sha256;
+use crate::disk;
+use crate::error::{Error, Result};
+
+/// Where the sum of a file is.
+pub(super) fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".sha256");
+    name.into()
+}
+
+/// Writes the sum of a file with such contents.
+pub(super) fn write(path: &Path, contents: &[u8]) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    disk::replace(&beside(path), format!("{}  {name}\n", sha256(contents)).as_bytes())
+}
+
+/// Compares a file's contents with the sum beside it, if there is one. The name in it does not count: both files may
+/// have been renamed.
+pub(super) fn compare(path: &Path, contents: &[u8]) -> Result<()> {
+    let beside = beside(path);
+    let text = match std::fs::read(&beside) {
+        Ok(bytes) => String::from_utf8(bytes).unwrap_or_default(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::io(&beside, "read")(error)),
+    };
+    let sum = text.split_whitespace().next().unwrap_or_default();
+    if sum.len() != 64 || !sum.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        let message = format!(
+            "is not a SHA-256 sum as `sha256sum` writes it; delete it to load `{}` without a check",
+            path.display()
+        );
+        return Err(Error::damaged(&beside, message));
+    }
+    if !sum.eq_ignore_ascii_case(&sha256(contents)) {
+        let message = format!(
+            "does not have the checksum in `{}`; take another copy, or delete that file if you changed the \
+             tokenizer on purpose",
+            beside.display()
+        );
+        return Err(Error::damaged(path, message));
+    }
+    Ok(())
+}
