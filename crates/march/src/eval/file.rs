@@ -46,8 +46,8 @@ pub struct TaskReport {
     pub questions: usize,
     /// The share of right answers.
     pub accuracy: f64,
-    /// Its standard error.
-    pub standard_error: f64,
+    /// Its standard error; none of a single sequence.
+    pub standard_error: Option<f64>,
     /// What guessing gives.
     pub chance: f64,
     /// The same by age of the fact.
@@ -71,8 +71,8 @@ pub struct AgeReport {
     pub asked: u64,
     /// The share of right ones.
     pub accuracy: f64,
-    /// Its standard error.
-    pub standard_error: f64,
+    /// Its standard error; none of a single sequence.
+    pub standard_error: Option<f64>,
 }
 
 impl TaskReport {
