@@ -1,10 +1,10 @@
 //! Ctrl-C, for work that ends well when it is asked to.
 
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
+use crate::display::out::{self, note};
 use crate::display::screen;
 
 static ASKED: AtomicBool = AtomicBool::new(false);
@@ -14,8 +14,7 @@ pub fn listen(say: &'static str) -> anyhow::Result<&'static AtomicBool> {
     ctrlc::set_handler(move || {
         ask();
         if !screen::taken() {
-            // The terminal may be what went away.
-            let _ = writeln!(std::io::stderr(), "\n{say}; once more to end at once");
+            note!("\n{say}; once more to end at once");
         }
     })
     .context("could not listen for Ctrl-C")?;
@@ -26,8 +25,16 @@ pub fn listen(say: &'static str) -> anyhow::Result<&'static AtomicBool> {
 pub fn ask() {
     if ASKED.swap(true, Ordering::Relaxed) {
         screen::give_back();
-        std::process::exit(EXIT);
+        leave();
     }
+}
+
+/// Ends the process as one that was asked to, after what it printed is written out.
+pub fn leave() -> ! {
+    if let Some(error) = out::finish() {
+        note!("error: standard output: could not write: {error}");
+    }
+    std::process::exit(EXIT)
 }
 
 /// Whether the work is asked to end.

@@ -20,6 +20,8 @@ mod with_mpi {
 
     use march::train::ranks::{Job, Ranks};
 
+    use crate::display::out::note;
+
     /// Runs `work` with the job's processes and the threads that this one may use; 0 is all. An error ends the whole
     /// job.
     pub fn together(
@@ -40,7 +42,7 @@ mod with_mpi {
                 if rank > 0 {
                     std::thread::sleep(Duration::from_secs(2));
                 }
-                eprintln!("error: rank {rank}: {error:#}");
+                note!("error: rank {rank}: {error:#}");
                 job.abort();
             }
         }

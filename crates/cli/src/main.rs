@@ -1,18 +1,23 @@
 //! The `march` command.
 
+// Printing goes through `display::out`, which never panics.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod command;
 mod display;
 mod interrupt;
 mod job;
 mod machine;
+mod number;
+mod output;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// MARCH: a recurrent memory that keeps its past versions and routes each token to the ones it needs.
 #[derive(Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "march", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -38,8 +43,8 @@ fn main() -> ExitCode {
     let result = run();
     let printed = display::out::finish()
         .map_or(Ok(()), |error| Err(anyhow::Error::new(error).context("standard output: could not write")));
-    match result.and(printed) {
-        Ok(()) => ExitCode::SUCCESS,
+    match result.and_then(|code| printed.map(|()| code)) {
+        Ok(code) => code,
         Err(error) => {
             display::out::note!("error: {error:#}");
             ExitCode::FAILURE
@@ -47,14 +52,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> anyhow::Result<()> {
+fn run() -> anyhow::Result<ExitCode> {
     tracing_subscriber::fmt()
         .with_writer(|| display::screen::Aside)
         .without_time()
         .with_target(false)
         .with_ansi(false)
         .init();
-    match Cli::parse().command {
+    let mut flags = number::tuned(Cli::command());
+    let matches = flags.try_get_matches_from_mut(std::env::args_os());
+    let cli = match matches.and_then(|found| Cli::from_arg_matches(&found).map_err(|e| e.format(&mut flags)))
+    {
+        Ok(cli) => cli,
+        // Help, the version, or a mistake.
+        Err(message) => {
+            let printed = message.print();
+            if !message.use_stderr() {
+                display::out::keep(printed);
+            }
+            return Ok(ExitCode::from(message.exit_code() as u8));
+        }
+    };
+    match cli.command {
         Command::Chat(chat) => chat.run(),
         Command::Data(data) => data.run(),
         Command::Demo(demo) => demo.run(),
@@ -66,5 +85,6 @@ fn run() -> anyhow::Result<()> {
         Command::Logits(logits) => logits.run(),
         Command::Report(report) => report.run(),
         Command::Train(train) => train.run(),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,14 +1,16 @@
 //! `march data`: from files of text to tokens.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use march::data::{Meta, Options, Prepared, Status, prepare, train_tokenizer};
 use march::tokenizer::Tokenizer;
 
+use crate::display::out::{note, say};
 use crate::display::{Progress, bytes, left, thousands};
-use crate::interrupt;
+use crate::output::{Kind, Output, check_tokens_folder};
+use crate::{interrupt, number};
 
 /// Make tokens of files of text.
 #[derive(Args)]
@@ -48,7 +50,7 @@ struct Prepare {
     #[arg(long)]
     skip_bad: bool,
     /// Tokens of a shard
-    #[arg(long, value_name = "N", default_value_t = Options::default().shard_tokens)]
+    #[arg(long, value_name = "N", default_value_t = Options::default().shard_tokens, value_parser = number::count::<u64>)]
     shard_tokens: u64,
     /// Replace the tokens that the folder has
     #[arg(long)]
@@ -70,7 +72,7 @@ struct Prepare {
 The same files give the same tokenizer."))]
 struct TrainTokenizer {
     /// How many ids: 256 bytes, <|endoftext|>, and what is learnt
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
     vocab_size: usize,
     /// The tokenizer.json to write
     #[arg(long, value_name = "FILE")]
@@ -98,6 +100,7 @@ impl Data {
 
 impl Prepare {
     fn run(self) -> anyhow::Result<()> {
+        check_tokens_folder(&self.output, &self.files)?;
         let tokenizer = Tokenizer::load(&self.tokenizer)?;
         let options = Options {
             text_column: self.text_column,
@@ -117,17 +120,17 @@ impl Prepare {
         let folder = self.output.display();
         match result? {
             Prepared::Finished(meta, status) => {
-                println!("{folder}: {}", summary(&meta, &status, seconds));
+                say!("{folder}: {}", summary(&meta, &status, seconds));
                 Ok(())
             }
             Prepared::Stopped(status) => {
-                eprintln!(
+                note!(
                     "{folder}: stopped after {} documents, {} tokens; the same command{} goes on from here",
                     thousands(status.documents as usize),
                     thousands(status.tokens as usize),
                     if self.force { ", without --force," } else { "" }
                 );
-                std::process::exit(interrupt::EXIT);
+                interrupt::leave();
             }
         }
     }
@@ -170,6 +173,8 @@ fn summary(meta: &Meta, status: &Status, seconds: f64) -> String {
 
 impl TrainTokenizer {
     fn run(self) -> anyhow::Result<()> {
+        let inputs: Vec<&Path> = self.files.iter().map(PathBuf::as_path).collect();
+        let output = Output::check(&self.output, Kind::Tokenizer, &inputs)?;
         let mut progress = Progress::new("learning", "tokens", 0);
         let mut watch = |what: &str, done: u64, of: u64| {
             progress.show(|_| format!("{what} {} of {}", thousands(done as usize), thousands(of as usize)));
@@ -177,11 +182,11 @@ impl TrainTokenizer {
         let tokenizer =
             train_tokenizer(&self.files, &self.text_column, self.vocab_size, self.skip_bad, &mut watch)?;
         let seconds = progress.finish().as_secs_f64();
-        tokenizer.save(&self.output)?;
+        output.write(&tokenizer.to_json())?;
         let learnt = tokenizer.vocabulary();
-        println!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
+        say!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
         if learnt < self.vocab_size {
-            eprintln!(
+            note!(
                 "No other pair stands twice in the text; for {} ids give more.",
                 thousands(self.vocab_size)
             );

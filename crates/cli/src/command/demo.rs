@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
@@ -25,8 +25,10 @@ use march::train::{Event, Run, RunOptions};
 use super::demo_sweep::sweep;
 use super::eval::percent;
 use super::train::free_folder;
+use crate::display::out::{note, say};
 use crate::display::{Pupils, bytes, lines, thousands};
-use crate::{interrupt, machine};
+use crate::output::{Kind, Output};
+use crate::{interrupt, machine, number};
 
 /// Train a small MARCH and a small Gated DeltaNet on a recall task, ask both the same questions, and show the difference.
 #[derive(Args)]
@@ -46,13 +48,13 @@ pub struct Demo {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Steps of training [default: those of the presets demo/march and demo/gdn]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
     steps: Option<u64>,
     /// Train with these learning rates, separated by commas, and several seeds instead; prints a table
-    #[arg(long, value_name = "RATES", value_delimiter = ',')]
+    #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = number::positive)]
     sweep: Vec<f64>,
     /// Seeds of a sweep
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep")]
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep", value_parser = number::seeds)]
     seeds: u64,
 }
 
@@ -91,15 +93,17 @@ impl Demo {
         if !self.sweep.is_empty() {
             return sweep(&configs, &self.sweep, self.seeds, &folder, &task, stop);
         }
+        MODELS.iter().try_for_each(|(_, name)| check_free(&folder.join(name)))?;
+        let files = Files::check(&folder)?;
         let keys = &configs[0].train;
-        println!(
+        say!(
             "The task: {}.\n{} tokens, {} questions, {} possible answers.",
             task.about(),
             task.length(),
             task.questions(),
             task.answers()
         );
-        println!(
+        say!(
             "A small MARCH and a small Gated DeltaNet (GDN) learn it side by side, {} steps of {} sequences.\n\
              Shown is how many of the questions in {} other sequences are answered right.\n",
             thousands(keys.steps as usize),
@@ -108,16 +112,16 @@ impl Demo {
         );
         let learned = self.learn(&configs, &folder, &task, stop)?;
         if learned.iter().any(|model| !model.complete) {
-            println!(
+            say!(
                 "\nstopped; go on with one of them: march train --resume {}",
                 folder.join("march").display()
             );
-            std::process::exit(interrupt::EXIT);
+            interrupt::leave();
         }
         table(&learned);
         verdict(&learned, self.quick);
-        self.write(&folder, &task, learned, &configs[0])?;
-        println!("\ndone in {}", lines::duration(began.elapsed().as_secs_f64()));
+        self.write(&folder, &files, &task, learned, &configs[0])?;
+        say!("\ndone in {}", lines::duration(began.elapsed().as_secs_f64()));
         Ok(())
     }
 
@@ -175,21 +179,17 @@ impl Demo {
     fn write(
         &self,
         folder: &Path,
+        files: &Files,
         task: &Task,
         learned: Vec<Learned>,
         config: &Config,
     ) -> anyhow::Result<()> {
-        let write = |name: &str, text: &str| {
-            let path = folder.join(name);
-            std::fs::write(&path, text).with_context(|| format!("{}: could not write", path.display()))?;
-            Ok::<_, anyhow::Error>(path)
-        };
         let asked = task.asked(QUESTION_SEED, 0);
         let answer = asked.questions.last().map_or(String::new(), |question| words(task, &[question.answer]));
-        let example = write("example.txt", &(words(task, &asked.tokens) + "\n"))?;
+        files.example.write((words(task, &asked.tokens) + "\n").as_bytes())?;
         let (program, run) = (program(), folder.join("march").display().to_string());
         let task_text = task.text();
-        let example = example.display();
+        let example = files.example.path().display();
         let next = [
             (
                 "which anchors did each token read?".to_string(),
@@ -255,14 +255,43 @@ impl Demo {
                 tokens_per_second: result.tokens_per_second,
             });
         }
-        let report = write("report.html", &demo.page())?;
-        let picture = write("picture.svg", &demo.picture())?;
-        println!("\nreport   {}\npicture  {}\n\nNext:", report.display(), picture.display());
+        files.report.write(demo.page().as_bytes())?;
+        files.picture.write(demo.picture().as_bytes())?;
+        let (report, picture) = (files.report.path().display(), files.picture.path().display());
+        say!("\nreport   {report}\npicture  {picture}\n\nNext:");
         for (question, command) in next {
-            println!("  # {question}\n  {program} {command}");
+            say!("  # {question}\n  {program} {command}");
         }
         Ok(())
     }
+}
+
+/// What is written beside the runs.
+struct Files {
+    example: Output,
+    report: Output,
+    picture: Output,
+}
+
+impl Files {
+    /// Makes the folder; refuses one in which a file of somebody else's would be replaced.
+    fn check(folder: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("{}: could not create", folder.display()))?;
+        let file = |name: &str, kind| Output::check(&folder.join(name), kind, &[]);
+        Ok(Self {
+            example: file("example.txt", Kind::Text)?,
+            report: file("report.html", Kind::Page)?,
+            picture: file("picture.svg", Kind::Picture)?,
+        })
+    }
+}
+
+/// Refuses a folder that holds a run.
+pub fn check_free(run: &Path) -> anyhow::Result<()> {
+    if run.join("config.toml").exists() {
+        bail!("{}: already holds a run; choose another folder with --run", run.display());
+    }
+    Ok(())
 }
 
 /// How this program was called.
@@ -308,7 +337,7 @@ pub fn learn(
     let mut run =
         Run::create(&engine, config.clone(), folder, RunOptions::default(), Box::<Alone>::default())?;
     if let Err(error) = machine::session(&engine, 0, 1).record(folder) {
-        eprintln!("note          {error}"); // no reason not to train
+        note!("note          {error}"); // no reason not to train
     }
     let (mut curve, mut saved) = (Vec::new(), None);
     let began = Instant::now();
@@ -366,9 +395,9 @@ pub fn learn(
 fn table(learned: &[Learned]) {
     let line = |label: &str, cell: &dyn Fn(&Learned) -> String| {
         let cells: Vec<String> = learned.iter().map(|model| format!("{:>16}", cell(model))).collect();
-        println!("{label:<30}{}", cells.concat());
+        say!("{label:<30}{}", cells.concat());
     };
-    println!("\n{:<30}{}", "", MODELS.map(|(name, _)| format!("{name:>16}")).concat());
+    say!("\n{:<30}{}", "", MODELS.map(|(name, _)| format!("{name:>16}")).concat());
     line("right answers", &|model| percent(model.result.accuracy, model.result.standard_error));
     for (i, age) in learned[0].result.by_age.iter().enumerate() {
         line(&format!("  fact {} to {} tokens old", age.from, age.to - 1), &|model| {
@@ -392,9 +421,9 @@ fn verdict(learned: &[Learned], quick: bool) {
     let [march, gdn] = learned else { return };
     let points = 100.0 * (march.result.accuracy - gdn.result.accuracy);
     if quick {
-        println!("\nA quick run learns next to nothing; without --quick both models learn for some minutes.");
+        say!("\nA quick run learns next to nothing; without --quick both models learn for some minutes.");
     } else {
-        println!(
+        say!(
             "\nMARCH answers {:.0} points {} than GDN. With the same weights but no anchors it answers {:.0} %.",
             points.abs(),
             if points >= 0.0 { "more" } else { "less" },

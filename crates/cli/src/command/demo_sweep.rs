@@ -1,6 +1,6 @@
 //! `march demo --sweep`: the demo's models with several learning rates and seeds.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
@@ -8,8 +8,9 @@ use anyhow::anyhow;
 use march::config::Config;
 use march::data::recall::Task;
 
-use super::demo::{Learned, MODELS, Note, learn};
-use crate::display::lines::{duration, say};
+use super::demo::{Learned, MODELS, Note, check_free, learn};
+use crate::display::lines::duration;
+use crate::display::out::say;
 use crate::interrupt;
 
 /// One run of a sweep.
@@ -18,6 +19,13 @@ struct Job {
     rate: f64,
     seed: u64,
     config: Config,
+}
+
+impl Job {
+    /// The run's folder.
+    fn folder(&self, all: &Path) -> PathBuf {
+        all.join(format!("{}-{}-{}", MODELS[self.model].1, self.rate, self.seed))
+    }
 }
 
 /// Trains every model with every rate and seed, a thread each, as many at once as there are cores; prints a line for
@@ -40,6 +48,7 @@ pub fn sweep(
             }
         }
     }
+    jobs.iter().try_for_each(|job| check_free(&job.folder(folder)))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
     let next = AtomicUsize::new(0);
     let (send, receive) = channel();
@@ -55,14 +64,14 @@ pub fn sweep(
             let Learned { complete, result, seconds, .. } = learned?;
             if complete {
                 results[number] = Some(result.accuracy);
-                say(&format!(
+                say!(
                     "{:<6} rate {:<8} seed {}   {:.1} % right   {}",
                     MODELS[job.model].0,
                     job.rate,
                     job.seed,
                     100.0 * result.accuracy,
                     duration(seconds)
-                ));
+                );
             }
         }
         anyhow::Ok(results)
@@ -89,7 +98,7 @@ fn work(
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        let run = folder.join(format!("{}-{}-{}", MODELS[job.model].1, job.rate, job.seed));
+        let run = job.folder(folder);
         let (silent, _listener) = channel::<(usize, Note)>();
         let learned = learn(0, &job.config, &run, task, 256, stop, &silent);
         if send.send((number, learned)).is_err() {
@@ -101,8 +110,8 @@ fn work(
 fn table(jobs: &[Job], results: &[Option<f64>], rates: &[f64], seeds: u64, steps: u64) {
     let seeds: Vec<u64> = (0..seeds).collect();
     let heads: Vec<String> = seeds.iter().map(|seed| format!(" seed {seed} |")).collect();
-    println!("\n| model | learning rate |{} mean after {steps} steps |", heads.concat());
-    println!("|---|---|{}---|", "---|".repeat(seeds.len()));
+    say!("\n| model | learning rate |{} mean after {steps} steps |", heads.concat());
+    say!("|---|---|{}---|", "---|".repeat(seeds.len()));
     for (model, (name, _)) in MODELS.iter().enumerate() {
         for &rate in rates {
             let of = |seed: u64| {
@@ -112,7 +121,7 @@ fn table(jobs: &[Job], results: &[Option<f64>], rates: &[f64], seeds: u64, steps
             let all: Vec<f64> = seeds.iter().map(|&seed| 100.0 * of(seed)).collect();
             let cells: Vec<String> = all.iter().map(|share| format!(" {share:.1} % |")).collect();
             let mean = all.iter().sum::<f64>() / all.len() as f64;
-            println!("| {name} | {rate} |{} **{mean:.1} %** |", cells.concat());
+            say!("| {name} | {rate} |{} **{mean:.1} %** |", cells.concat());
         }
     }
 }

@@ -5,6 +5,7 @@ use clap::Args;
 use march::engine::{Cpu, CpuOptions, Machine};
 use march::train::machine_memory;
 
+use crate::display::out::say;
 use crate::machine;
 
 /// Show what this machine offers: instruction sets, threads, memory, and measured limits.
@@ -21,22 +22,22 @@ impl Doctor {
     pub fn run(self) -> anyhow::Result<()> {
         let cpu = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })
             .context("the engine could not start; try `--threads 1`")?;
-        println!("march         {} ({})", env!("CARGO_PKG_VERSION"), machine::profile());
-        println!("processor     {} {}", std::env::consts::ARCH, machine::instructions());
-        println!("threads       {} in use, {} available", cpu.threads(), machine::cores());
-        println!("kernels       {:?}", cpu.level());
+        say!("march         {} ({})", env!("CARGO_PKG_VERSION"), machine::profile());
+        say!("processor     {} {}", std::env::consts::ARCH, machine::instructions());
+        say!("threads       {} in use, {} available", cpu.threads(), machine::cores());
+        say!("kernels       {:?}", cpu.level());
         match memory() {
-            Some((total, free)) => println!("memory        {total:.1} GiB, {free:.1} GiB available"),
-            None => println!("memory        unknown on this system"),
+            Some((total, free)) => say!("memory        {total:.1} GiB, {free:.1} GiB available"),
+            None => say!("memory        unknown on this system"),
         }
         // Two arrays of at most an eighth of what is free, so that a small machine is not pushed into swapping.
         let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
         let measured = Machine::measure(&cpu, array);
-        println!("FMA peak      {:.1} GFLOP/s", measured.peak_gflops);
-        println!("memory read   {:.1} GB/s", measured.read_gbs);
-        println!("memory copy   {:.1} GB/s (bytes read and written)", measured.copy_gbs);
+        say!("FMA peak      {:.1} GFLOP/s", measured.peak_gflops);
+        say!("memory read   {:.1} GB/s", measured.read_gbs);
+        say!("memory copy   {:.1} GB/s (bytes read and written)", measured.copy_gbs);
         if cfg!(debug_assertions) {
-            println!("\nThis is a debug build, many times slower: build with `cargo build --release`.");
+            say!("\nThis is a debug build, many times slower: build with `cargo build --release`.");
         }
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! `march eval`: how much a model recalls, under any memory policy.
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -11,8 +10,10 @@ use march::eval::{Asking, Reader, Report, TaskReport, ask, compare};
 
 use super::eval_policies::EvalPolicies;
 use super::open::ModelArgs;
+use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
-use crate::interrupt;
+use crate::output::{Kind, Output};
+use crate::{interrupt, number};
 
 /// Ask a model the questions of recall tasks, or compare two results.
 #[derive(Args)]
@@ -75,10 +76,10 @@ struct Asked {
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     tasks: Vec<String>,
     /// Lengths of sequences, separated by commas [default: the shortest that each task can have]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number::length)]
     lengths: Vec<usize>,
     /// Sequences of each task and length
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<u64>)]
     samples: u64,
     /// Read one token at a time, as generation does, instead of whole sequences
     #[arg(long)]
@@ -118,9 +119,6 @@ impl Eval {
 
 impl Asked {
     fn run(self) -> anyhow::Result<()> {
-        if self.samples == 0 {
-            bail!("--samples 0 asks nothing; take 1 or more");
-        }
         let lengths: Vec<Option<usize>> = if self.lengths.is_empty() {
             vec![None]
         } else {
@@ -132,6 +130,7 @@ impl Asked {
                 tasks.push(Task::open(text, length)?);
             }
         }
+        let output = Output::check_some(self.output.as_ref(), Kind::Results, &self.model.inputs())?;
         let opened = self.model.open()?;
         let (model, policy) = (&opened.model, &opened.policy);
         let model_type = model.config().mixer.model_type();
@@ -139,8 +138,8 @@ impl Asked {
         let weights = self.model.weights.to_string();
         let parameters = model.parameter_count();
         let mut report = Report::new(name, model_type, parameters, weights, policy.clone(), self.decode);
-        println!("{}: {model_type}, {} parameters", report.model, thousands(parameters));
-        println!("{}\n", about(&report));
+        say!("{}: {model_type}, {} parameters", report.model, thousands(parameters));
+        say!("{}\n", about(&report));
         let reader = Reader {
             engine: &opened.engine,
             model,
@@ -166,12 +165,12 @@ impl Asked {
                 break;
             }
         }
-        if let Some(path) = &self.output {
-            report.write(path)?;
-            println!("\n{}", path.display());
+        if let Some(output) = &output {
+            report.write(output.path())?;
+            say!("\n{}", output.path().display());
         }
         if interrupt::asked() {
-            std::process::exit(interrupt::EXIT);
+            interrupt::leave();
         }
         Ok(())
     }
@@ -192,14 +191,20 @@ fn about(report: &Report) -> String {
 }
 
 fn heading(width: usize) {
-    println!(
+    say!(
         "{:<width$} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
-        "task", "length", "samples", "accuracy", "chance", "memory", "tokens/s"
+        "task",
+        "length",
+        "samples",
+        "accuracy",
+        "chance",
+        "memory",
+        "tokens/s"
     );
 }
 
 fn show(result: &TaskReport, width: usize) {
-    println!(
+    say!(
         "{:<width$} {:>7} {:>8} {:>16} {:>8} {:>10} {:>10}",
         result.task,
         thousands(result.length),
@@ -212,34 +217,37 @@ fn show(result: &TaskReport, width: usize) {
     for age in &result.by_age {
         let label = format!("  age {} to {}", thousands(age.from), thousands(age.to - 1));
         let accuracy = percent(age.accuracy, age.standard_error);
-        println!("{label:<width$} {:>7} {:>8} {accuracy:>16}", "", "");
+        say!("{label:<width$} {:>7} {:>8} {accuracy:>16}", "", "");
     }
-    let _ = std::io::stdout().flush();
 }
 
-/// "97.1 ± 0.3 %"; without the error where there is none.
-pub(super) fn percent(share: f64, error: Option<f64>) -> String {
-    match error {
-        Some(error) => format!("{:.1} ± {:.1} %", 100.0 * share, 100.0 * error),
-        None => format!("{:.1} %", 100.0 * share),
-    }
+/// A share and its standard error, which one sequence does not have.
+pub fn percent(share: f64, error: Option<f64>) -> String {
+    let error = error.map_or("–".into(), |error| format!("{:.1}", 100.0 * error));
+    format!("{:.1} ± {error} %", 100.0 * share)
 }
 
 impl Compare {
     fn run(self) -> anyhow::Result<()> {
         let (a, b) = (Report::read(&self.a)?, Report::read(&self.b)?);
         for (name, report) in [("A", &a), ("B", &b)] {
-            println!("{name}: {}, {}; {}", report.model, report.model_type, about(report));
+            say!("{name}: {}, {}; {}", report.model, report.model_type, about(report));
         }
         let compared = compare(&a, &b)?;
         let width = compared.iter().map(|one| one.task.len()).max().unwrap_or(0);
-        println!(
+        say!(
             "\n{:<width$} {:>7} {:>8} {:>8} {:>8} {:>10} {:>20}",
-            "task", "length", "samples", "A", "B", "B - A", "95 % interval"
+            "task",
+            "length",
+            "samples",
+            "A",
+            "B",
+            "B - A",
+            "95 % interval"
         );
         for one in compared {
             let [low, high] = one.interval;
-            println!(
+            say!(
                 "{:<width$} {:>7} {:>8} {:>7.1}% {:>7.1}% {:>+9.1}% {:>20}",
                 one.task,
                 thousands(one.length),
@@ -256,10 +264,10 @@ impl Compare {
 
 fn list() -> anyhow::Result<()> {
     for kind in TASKS {
-        println!("{:<12} {}", kind.name, kind.about);
+        say!("{:<12} {}", kind.name, kind.about);
         for size in kind.sizes {
             let default = if size.default == usize::MAX { "any".into() } else { size.default.to_string() };
-            println!("  {:<12} {} [{default}]", size.name, size.about);
+            say!("  {:<12} {} [{default}]", size.name, size.about);
         }
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! `march eval policies`: how much the same models recall under several memory policies, and in how many bytes.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use march::anchors::{Policy, Retention, Storage};
 use march::data::recall::Task;
@@ -11,8 +11,10 @@ use march::eval::{Asking, Reader, ask};
 use march::report::recall::{Point, recall_by_bytes};
 
 use super::open::{ModelArgs, Opened};
+use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
-use crate::interrupt;
+use crate::output::{Kind, Output};
+use crate::{interrupt, number};
 
 /// Recall by memory policy: the same models and questions, a row for each policy.
 #[derive(Args)]
@@ -31,10 +33,10 @@ pub struct EvalPolicies {
     #[arg(long, value_name = "TASK")]
     tasks: String,
     /// The length of sequences [default: the shortest that the task can have]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::length)]
     lengths: Option<usize>,
     /// Sequences
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<u64>)]
     samples: u64,
     /// What differs from the checkpoint's own policy, of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
     /// storage=TYPE; as often as wanted [default: a list that varies each setting]
@@ -48,10 +50,10 @@ pub struct EvalPolicies {
 impl EvalPolicies {
     /// Prints a row for each policy, in Markdown.
     pub fn run(self) -> anyhow::Result<()> {
-        if self.samples == 0 {
-            bail!("--samples 0 asks nothing; take 1 or more");
-        }
         let task = Task::open(&self.tasks, self.lengths)?;
+        let inputs: Vec<&Path> =
+            self.model.inputs().into_iter().chain(self.also.iter().map(PathBuf::as_path)).collect();
+        let plot = Output::check_some(self.plot.as_ref(), Kind::Picture, &inputs)?;
         let mut models = vec![self.model.open()?];
         for folder in &self.also {
             models.push(self.model.of(folder).open()?);
@@ -70,14 +72,14 @@ impl EvalPolicies {
         for model in &models {
             policies.iter().try_for_each(|policy| model.model.check_policy(policy))?;
         }
-        println!(
+        say!(
             "{}, {} tokens, {} sequences, {} models\n",
             task.text(),
             task.length(),
             self.samples,
             models.len()
         );
-        println!("| policy | memory | right answers |\n|---|--:|--:|");
+        say!("| policy | memory | right answers |\n|---|--:|--:|");
         interrupt::listen("stopping")?;
         let mut points = Vec::new();
         let mut progress =
@@ -98,16 +100,16 @@ impl EvalPolicies {
                 1 => format!("{:.1} %", 100.0 * mean),
                 _ => format!("{:.1} ± {:.1} %", 100.0 * mean, 100.0 * error),
             };
-            println!("| `{policy}` | {} | {right} |", bytes(memory));
+            say!("| `{policy}` | {} | {right} |", bytes(memory));
             points.push(Point { varied: varied(policy, &own).into(), bytes: memory, accuracy: mean });
         }
-        if let Some(path) = &self.plot {
+        if let Some(plot) = &plot {
             let title = "Recall by memory policy";
             let line = format!("{}, {} tokens; chosen after training", task.name(), thousands(task.length()));
             points.retain(|point| !point.varied.is_empty());
             let svg = recall_by_bytes(title, &line, &points);
-            std::fs::write(path, svg).with_context(|| format!("{}: could not write", path.display()))?;
-            println!("\n{}", path.display());
+            plot.write(svg.as_bytes())?;
+            say!("\n{}", plot.path().display());
         }
         Ok(())
     }
@@ -133,7 +135,7 @@ impl EvalPolicies {
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         if interrupt::asked() {
-            std::process::exit(interrupt::EXIT);
+            interrupt::leave();
         }
         Ok((answers.accuracy().value(), answers.memory_bytes))
     }

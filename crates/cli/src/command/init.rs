@@ -8,6 +8,7 @@ use march::config::Config;
 use march::engine::Cpu;
 use march::model::Model;
 
+use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 
 /// Write a checkpoint with random first weights, the same for the same seed.
@@ -44,7 +45,7 @@ impl Init {
             Ok(values)
         })?;
         let time = progress.finish();
-        println!(
+        say!(
             "{}: {} parameters, {}, in {:.1} s",
             self.output.display(),
             thousands(count),

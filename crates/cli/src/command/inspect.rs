@@ -16,6 +16,7 @@ use super::inspect_precision::InspectPrecision;
 use super::inspect_routing::InspectRouting;
 use super::inspect_training::InspectTraining;
 use super::policy::PolicyArgs;
+use crate::display::out::say;
 use crate::display::{bytes, thousands};
 
 /// Look into a model, or the file of a state bank.
@@ -73,7 +74,7 @@ fn list() -> anyhow::Result<()> {
     for name in Config::presets() {
         let config = Config::load(name)?.model;
         let count = Model::<Cpu>::new(&config).parameter_count();
-        println!("{name:<28} {:>12} parameters  {}", thousands(count), config.mixer.model_type());
+        say!("{name:<28} {:>12} parameters  {}", thousands(count), config.mixer.model_type());
     }
     Ok(())
 }
@@ -84,21 +85,21 @@ fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
     let policy = policy.over(own);
     model.check_policy(&policy)?;
     let count = model.parameter_count();
-    println!("{name}: {}", config.mixer.model_type());
-    println!("  layers {}, width {}", config.num_hidden_layers, config.hidden_size);
-    println!("\n{:<28} {:>15}", "parameters", "");
+    say!("{name}: {}", config.mixer.model_type());
+    say!("  layers {}, width {}", config.num_hidden_layers, config.hidden_size);
+    say!("\n{:<28} {:>15}", "parameters", "");
     for (part, count) in parts(model.layout()) {
-        println!("  {part:<26} {:>15}", thousands(count));
+        say!("  {part:<26} {:>15}", thousands(count));
     }
-    println!("  {:<26} {:>15}   {} as f32", "total", thousands(count), bytes(4 * count));
+    say!("  {:<26} {:>15}   {} as f32", "total", thousands(count), bytes(4 * count));
     let lengths = [4 * 1024, 16 * 1024, 128 * 1024];
     let precision = format!("memory of one text ({})", policy.storage);
-    print!("\n{precision:<28}");
-    lengths.iter().for_each(|&n| print!(" {:>15}", format!("{} tokens", thousands(n))));
-    let line = |label: &str, cells: [String; 3]| {
-        print!("\n  {label:<26}");
-        cells.iter().for_each(|cell| print!(" {cell:>15}"));
+    let row = |label: String, cells: [String; 3]| {
+        say!("{label:<28}{}", cells.map(|cell| format!(" {cell:>15}")).concat());
     };
+    let line = |label: &str, cells: [String; 3]| row(format!("  {label}"), cells);
+    say!();
+    row(precision, lengths.map(|n| format!("{} tokens", thousands(n))));
     line("this model", lengths.map(|n| bytes(model.memory_bytes(n, &policy))));
     let cache = |n: usize| 2 * 4 * config.num_hidden_layers * config.hidden_size * n;
     line("a Transformer's cache", lengths.map(|n| bytes(cache(n))));
@@ -113,9 +114,9 @@ fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
                 format!("about one anchor every {interval} tokens, {min} apart or more")
             }
         };
-        print!("\n\n  {every}, {routing} routing, retention {retention}");
+        say!("\n  {every}, {routing} routing, retention {retention}");
     }
-    println!("\n  a Transformer's cache: keys and values of as many layers of the same width");
+    say!("  a Transformer's cache: keys and values of as many layers of the same width");
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use march::anchors::Anchor;
 use march::memory::{BankFile, FORMAT_VERSION};
 use serde_json::Value;
 
+use crate::display::out::say;
 use crate::display::{bytes, thousands};
 
 /// Whose memory a file is, how far its text has come, which anchors it keeps, and whether it is sound.
@@ -28,8 +29,8 @@ impl InspectBank {
     pub fn run(self) -> anyhow::Result<()> {
         let file = BankFile::open(&self.file)?;
         let (tag, timeline) = (file.tag(), file.timeline());
-        println!("{}: state bank, format version {FORMAT_VERSION}", self.file.display());
-        let line = |label: &str, text: &str| println!("  {label:<14} {text}");
+        say!("{}: state bank, format version {FORMAT_VERSION}", self.file.display());
+        let line = |label: &str, text: &str| say!("  {label:<14} {text}");
         line("model", &format!("{}, {}", tag.model_type, tag.model));
         line("tokenizer", &format!("{}, {}", tag.tokenizer_name, tag.tokenizer));
         line("policy", &policy(&file)?);
@@ -48,12 +49,12 @@ impl InspectBank {
             *count += 1;
             *size += part.bytes;
         }
-        println!("\n  {:<24} {:<5} {:>7} {:>10}", "part", "type", "layers", "bytes");
+        say!("\n  {:<24} {:<5} {:>7} {:>10}", "part", "type", "layers", "bytes");
         for ((name, dtype), (count, size)) in &parts {
-            println!("  {name:<24} {dtype:<5} {count:>7} {:>10}", bytes(*size));
+            say!("  {name:<24} {dtype:<5} {count:>7} {:>10}", bytes(*size));
         }
         let total = list.iter().map(|part| part.bytes).sum();
-        println!("  {:<38} {:>10}\n", "total", bytes(total));
+        say!("  {:<38} {:>10}\n", "total", bytes(total));
         let times = match file.appended() {
             0 => "written at once".into(),
             1 => "appended to once".into(),

@@ -6,14 +6,16 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use march::anchors::Policy;
+use march::data;
 use march::generate::PIECE_TOKENS;
 use march::memory::{Measure, Measured};
-use march::{data, disk};
 use serde_json::{Value, json};
 
 use super::open::{self, ModelArgs, Opened};
+use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
-use crate::interrupt;
+use crate::output::{Kind, Output};
+use crate::{interrupt, number};
 
 /// What memory policies cost and give on one text: the bank's bytes, the loss, and how fast tokens are read and decoded.
 #[derive(Args)]
@@ -32,10 +34,10 @@ pub struct InspectPolicies {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Numbers of tokens after which the bank's bytes are shown
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,65536")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,65536", value_parser = number::count::<usize>)]
     lengths: Vec<usize>,
     /// How many of the last tokens come one at a time
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::whole::<usize>)]
     decode: usize,
     /// What differs from the checkpoint's own policy, of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
     /// storage=TYPE; as often as wanted [default: a list that shows each setting alone and some together]
@@ -55,9 +57,9 @@ impl InspectPolicies {
         self.lengths.sort_unstable();
         self.lengths.dedup();
         let longest = self.lengths.last().copied().unwrap_or(0);
-        if self.lengths.first() == Some(&0) {
-            bail!("--lengths: a length of 0 tokens; it must be at least 1");
-        }
+        let mut inputs = self.model.inputs();
+        inputs.extend(self.text.as_deref());
+        let output = Output::check_some(self.output.as_ref(), Kind::Policies, &inputs)?;
         let opened = self.model.open()?;
         let policies = self.policies(&opened)?;
         let (text, name) = match &self.text {
@@ -74,9 +76,9 @@ impl InspectPolicies {
         };
         let measure = Measure { ids: &ids[start..], lengths: &self.lengths, decode: self.decode };
         if !self.markdown {
-            println!("{}: the last {} tokens of {name}", self.model.model.display(), thousands(longest));
+            say!("{}: the last {} tokens of {name}", self.model.model.display(), thousands(longest));
         }
-        self.measure(&opened, &policies, measure, &name)
+        self.measure(&opened, &policies, measure, &name, output.as_ref())
     }
 
     /// The policies of the rows.
@@ -100,6 +102,7 @@ impl InspectPolicies {
         policies: &[Policy],
         measure: Measure<'_>,
         text: &str,
+        output: Option<&Output>,
     ) -> anyhow::Result<()> {
         interrupt::listen("stopping")?;
         let Opened { engine, model, parameters, .. } = opened;
@@ -119,19 +122,25 @@ impl InspectPolicies {
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
             progress.clear();
-            let Some(measured) = measured else { std::process::exit(interrupt::EXIT) };
+            let Some(measured) = measured else { interrupt::leave() };
+            if measured.loss.is_some_and(|loss| !loss.is_finite()) {
+                bail!(
+                    "policy `{name}`: the loss is not finite: the weights are damaged, or their training diverged; take \
+                     an earlier checkpoint"
+                );
+            }
             if i == 0 {
                 reference = measured.loss;
             }
             let change = measured.loss.zip(reference).map(|(loss, reference)| loss - reference);
             table.row(name, &measured, change);
             rows.push(json!({ "policy": name, "settings": policy, "measured": measured, "change": change }));
-            if let Some(path) = &self.output {
+            if let Some(output) = output {
                 let all = json!({
                     "model": self.model.model, "text": text, "tokens": tokens, "lengths": self.lengths,
                     "decode": self.decode, "rows": rows,
                 });
-                disk::replace(path, &serde_json::to_vec_pretty(&all)?)?;
+                output.write(&serde_json::to_vec_pretty(&all)?)?;
             }
         }
         Ok(())
@@ -191,7 +200,7 @@ impl Table {
     fn head(&self) {
         self.line(&self.columns);
         if self.markdown {
-            println!("|---|{}", "--:|".repeat(self.columns.len() - 1));
+            say!("|---|{}", "--:|".repeat(self.columns.len() - 1));
         }
     }
 
@@ -209,13 +218,13 @@ impl Table {
 
     fn line(&self, cells: &[String]) {
         if self.markdown {
-            return println!("| {} |", cells.join(" | "));
+            return say!("| {} |", cells.join(" | "));
         }
         let mut line = format!("{:<1$}", cells[0], self.widths[0]);
         for (cell, width) in cells.iter().zip(&self.widths).skip(1) {
             line.push_str(&format!("  {cell:>width$}"));
         }
-        println!("{line}");
+        say!("{line}");
     }
 }
 

@@ -14,7 +14,9 @@ use march::tokenizer::Tokenizer;
 
 use super::open;
 use super::policy::PolicyArgs;
+use crate::display::out::say;
 use crate::display::{bytes, thousands};
+use crate::number;
 
 /// What weights, and the states of anchors, in fewer bits change: the loss and the logits of a text, beside those of f32.
 #[derive(Args)]
@@ -24,7 +26,7 @@ use crate::display::{bytes, thousands};
 The largest logit error is the largest difference of any logit of any token from its f32 value; beside it stands the
 largest f32 logit. Bytes are those of all weights, and of the whole bank after the text.")]
 pub struct InspectPrecision {
-    /// A checkpoint folder
+    /// A checkpoint folder, or that of a run, whose newest checkpoint is taken
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
@@ -34,7 +36,7 @@ pub struct InspectPrecision {
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
     /// How many of its tokens to read, from its beginning
-    #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = number::count::<usize>)]
     tokens: usize,
     /// Threads; 0 takes all of the machine's
     #[arg(long, default_value_t = 0)]
@@ -73,7 +75,7 @@ impl InspectPrecision {
         let options =
             CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
         let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
-        println!("{}: {} tokens of {}", self.model.display(), thousands(ids.len()), self.text.display());
+        say!("{}: {} tokens of {}", self.model.display(), thousands(ids.len()), self.text.display());
         let mut table = Table::new("weights");
         for weights in ALL {
             let (model, parameters) = Model::load_in(&engine, &checkpoint, weights)?;
@@ -87,12 +89,10 @@ impl InspectPrecision {
         let policy = self.policy.over(model.policy());
         let Some(interval) = policy.interval else { return Ok(()) };
         if ids.len() <= interval {
-            println!(
-                "\nthe text is too short for an anchor that a token could see; a smaller --interval helps"
-            );
+            say!("\nthe text is too short for an anchor that a token could see; a smaller --interval helps");
             return Ok(());
         }
-        println!();
+        say!();
         let mut table = Table::new("anchors");
         for storage in ALL {
             let said = say(&engine, &model, &parameters, &ids, Policy { storage, ..policy.clone() })?;
@@ -131,6 +131,7 @@ fn say(
             said.loss += engine.to_f64(loss.value())[0];
         }
     }
+    open::check_finite(&said.logits, model.config().vocab_size)?;
     said.tokens_per_second = ids.len() as f64 / time.as_secs_f64();
     said.bank_bytes = bank.bytes(engine);
     Ok(said)
@@ -143,9 +144,14 @@ struct Table {
 
 impl Table {
     fn new(what: &str) -> Self {
-        println!(
+        say!(
             "{what:<8} {:>10} {:>10} {:>11} {:>20} {:>15} {:>10}",
-            "bytes", "loss", "change", "largest logit error", "largest logit", "tokens/s"
+            "bytes",
+            "loss",
+            "change",
+            "largest logit error",
+            "largest logit",
+            "tokens/s"
         );
         Self { exact: None }
     }
@@ -153,7 +159,7 @@ impl Table {
     fn row(&mut self, precision: Precision, size: usize, said: Said) {
         let exact = self.exact.as_ref().unwrap_or(&said);
         let pairs = said.logits.iter().zip(&exact.logits);
-        println!(
+        say!(
             "{:<8} {:>10} {:>10.5} {:>+11.5} {:>20.5} {:>15.3} {:>10.0}",
             precision.to_string(),
             bytes(size),

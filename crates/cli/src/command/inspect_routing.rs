@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use march::generate::Sampling;
 use march::model::TraceCell;
@@ -11,8 +11,10 @@ use march::report::routing::{Routing, Summary};
 
 use super::bank;
 use super::open::{self, ModelArgs, Opened};
+use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
-use crate::interrupt;
+use crate::output::{Kind, Output};
+use crate::{interrupt, number};
 
 /// Which anchors the tokens of a text read, by layer and head.
 #[derive(Args)]
@@ -29,7 +31,7 @@ pub struct InspectRouting {
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
     /// Read only so many tokens of it
-    #[arg(long, value_name = "N", default_value_t = 8192)]
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = number::count::<usize>)]
     tokens: usize,
     /// Also write a page with a map of the weights
     #[arg(long, value_name = "FILE.html")]
@@ -45,6 +47,9 @@ const MOST_WEIGHTS: usize = 1 << 24;
 impl InspectRouting {
     /// Reads the text and shows what it read.
     pub fn run(self) -> anyhow::Result<()> {
+        let mut inputs = self.model.inputs();
+        inputs.push(&self.text);
+        let html = Output::check_some(self.html.as_ref(), Kind::Page, &inputs)?;
         let text = open::text(&self.text)?;
         let opened = self.model.open()?;
         if opened.policy.interval.is_none() {
@@ -57,17 +62,23 @@ impl InspectRouting {
         if ids.is_empty() {
             bail!("{}: there is nothing to read", self.text.display());
         }
-        let Some(routing) = self.read(&opened, &ids)? else { std::process::exit(interrupt::EXIT) };
-        let facts = facts(&opened, &routing, all);
-        println!("{}\n{facts}", self.text.display());
-        if routing.anchors() == 0 {
-            println!(
-                "the text is too short for an anchor that a token could see; a smaller --interval helps"
+        let Some(routing) = self.read(&opened, &ids)? else { interrupt::leave() };
+        let finite = |layer| routing.summary(layer, None).entropy.is_finite();
+        if let Some(layer) = (0..routing.layers()).find(|&layer| !finite(layer)) {
+            bail!(
+                "{}: the routing weights of layer {layer} are not finite: the weights are damaged, or their training \
+                 diverged; take an earlier checkpoint",
+                self.model.model.display()
             );
+        }
+        let facts = facts(&opened, &routing, all);
+        say!("{}\n{facts}", self.text.display());
+        if routing.anchors() == 0 {
+            say!("the text is too short for an anchor that a token could see; a smaller --interval helps");
         } else {
             self.print(&routing);
         }
-        if let Some(path) = &self.html {
+        if let Some(html) = &html {
             let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
             let title = format!(
                 "What {} reads of {}",
@@ -75,8 +86,8 @@ impl InspectRouting {
                 name(&self.text).unwrap_or_default()
             );
             let page = routing.render(&title, &facts);
-            std::fs::write(path, &page).with_context(|| format!("{}: could not write", path.display()))?;
-            println!("\n{}: {}", path.display(), bytes(page.len()));
+            html.write(page.as_bytes())?;
+            say!("\n{}: {}", html.path().display(), bytes(page.len()));
         }
         Ok(())
     }
@@ -110,16 +121,19 @@ impl InspectRouting {
     }
 
     fn print(&self, routing: &Routing) {
-        println!(
+        say!(
             "\n{:<10} {:>6} {:>8} {:>9}   anchors by their share of what was read",
-            "layer", "null", "entropy", "distance"
+            "layer",
+            "null",
+            "entropy",
+            "distance"
         );
         for layer in 0..routing.layers() {
             let summary = routing.summary(layer, None);
-            println!("{layer:<10} {}", row(routing, &summary, 3));
+            say!("{layer:<10} {}", row(routing, &summary, 3));
             for head in (0..routing.heads()).filter(|_| self.heads) {
                 let summary = routing.summary(layer, Some(head));
-                println!("{:<10} {}", format!("  head {head}"), row(routing, &summary, 1));
+                say!("{:<10} {}", format!("  head {head}"), row(routing, &summary, 1));
             }
         }
     }

@@ -6,7 +6,9 @@ use march::engine::{Cpu, CpuOptions};
 use march::model::{Model, Settings};
 use march::train::StepMemory;
 
-use crate::display::{bytes, thousands};
+use crate::display::out::say;
+use crate::display::{bytes, figure, flops, thousands};
+use crate::number;
 
 /// The work of a run, and the memory and speed that it needs of each process.
 #[derive(Args)]
@@ -24,10 +26,11 @@ pub struct InspectTraining {
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     settings: Vec<String>,
     /// Numbers of processes to compare
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64, 256])]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 16, 64, 256],
+        value_parser = number::count::<usize>)]
     processes: Vec<usize>,
     /// Days that the run may take
-    #[arg(long, default_value_t = 30.0)]
+    #[arg(long, value_name = "N", default_value_t = 30.0, value_parser = number::positive)]
     days: f64,
 }
 
@@ -35,7 +38,6 @@ impl InspectTraining {
     /// Prints the tables.
     pub fn run(self) -> anyhow::Result<()> {
         let Config { model: config, memory, data, train } = Config::load_with(&self.config, &self.settings)?;
-        anyhow::ensure!(self.days > 0.0, "--days is {}; it must be above 0", self.days);
         let engine = Cpu::new(CpuOptions::default())?;
         let model: Model<Cpu> = Model::new(&config);
         let policy = memory.over(config.mixer.policy().unwrap_or_default());
@@ -43,57 +45,53 @@ impl InspectTraining {
         let rows = train.tokens_per_step / length;
         let tokens = train.steps as f64 * train.tokens_per_step as f64;
         let forward = model.work(length, &policy) / length as f64;
-        println!(
+        say!(
             "{}: {}, {} parameters",
             self.config,
             config.mixer.model_type(),
             thousands(model.parameter_count())
         );
-        println!(
+        say!(
             "  {} steps of {} tokens (sequences of {}): {:.3e} tokens",
             thousands(train.steps as usize),
             thousands(train.tokens_per_step),
             thousands(length),
             tokens
         );
-        println!(
+        say!(
             "  a token: {} MFLOP forward, {} MFLOP a step; the run: {:.3e} FLOP",
-            megaflops(forward),
-            megaflops(3.0 * forward),
+            figure(forward / 1e6),
+            figure(3.0 * forward / 1e6),
             3.0 * forward * tokens
         );
         let seconds = self.days * 86_400.0;
-        println!(
-            "  in {} days: {} tokens/s, {:.1} TFLOP/s ({:.1} with blocks computed again)\n",
+        say!(
+            "  in {} days: {} tokens/s, {} ({} with blocks computed again)\n",
             self.days,
-            thousands((tokens / seconds) as usize),
-            3e-12 * forward * tokens / seconds,
-            4e-12 * forward * tokens / seconds
+            figure(tokens / seconds),
+            flops(3.0 * forward * tokens / seconds),
+            flops(4.0 * forward * tokens / seconds)
         );
-        println!("                                   ---------------- each process ----------------");
-        println!("  processes  sequences of a step   tokens/s   GFLOP/s   memory   blocks computed again");
+        say!("                                   -------------------- each process --------------------");
+        say!("  processes  sequences of a step   tokens/s          work    memory  blocks computed again");
         let settings = Settings { policy: policy.clone(), recompute: false };
         let memory = StepMemory::measure(&engine, &config, &settings, length)?;
         for &processes in &self.processes {
-            if processes == 0 || processes > rows {
-                println!("  {processes:>9}  a step has only {rows} sequences");
+            if processes > rows {
+                say!("  {processes:>9}  a step has only {rows} sequences");
                 continue;
             }
             let share = rows.div_ceil(processes);
             let memory = memory.of(share.min(train.micro_batch), processes);
             let speed = tokens / seconds * share as f64 / rows as f64;
-            println!(
-                "  {processes:>9}  {share:>19}  {:>9}  {:>8.1}  {:>7}  {:>22}",
-                format!("{speed:.1}"),
-                3e-9 * forward * speed,
+            say!(
+                "  {processes:>9}  {share:>19}  {:>9}  {:>12}  {:>8}  {:>21}",
+                figure(speed),
+                flops(3.0 * forward * speed),
                 bytes(memory.parameters + memory.activations),
                 bytes(memory.parameters + memory.recomputed),
             );
         }
         Ok(())
     }
-}
-
-fn megaflops(work: f64) -> String {
-    format!("{}.{}", thousands((work / 1e6) as usize), (work / 1e5) as usize % 10)
 }

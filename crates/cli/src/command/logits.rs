@@ -1,7 +1,5 @@
 //! `march logits`: what a checkpoint says of given tokens, to be compared with another implementation.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -14,8 +12,11 @@ use march::model::{Batch, Model, Parameters, Settings, Trace, TraceCell};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::inspect_precision::precision;
+use super::open;
 use super::policy::PolicyArgs;
+use crate::display::out::say;
 use crate::display::{Progress, thousands};
+use crate::output::{Kind, Output};
 
 /// Write the logits of given tokens to a file.
 #[derive(Args)]
@@ -27,7 +28,7 @@ The file holds `logits` [tokens, vocabulary]; with --trace also `routing_weights
 0 where an anchor was not seen or not chosen and without the null, and `boundaries` [anchors], the number of text
 tokens before each anchor.")]
 pub struct Logits {
-    /// A checkpoint folder
+    /// A checkpoint folder, or that of a run, whose newest checkpoint is taken
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// A JSON file with a list of token ids
@@ -56,11 +57,12 @@ impl Logits {
     /// Computes and writes the logits.
     pub fn run(self) -> anyhow::Result<()> {
         let ids = read_tokens(&self.tokens)?;
+        let output = Output::check(&self.output, Kind::Logits, &[&self.model, &self.tokens])?;
         let options =
             CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
         let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
         let started = Instant::now();
-        let checkpoint = Checkpoint::open(&self.model)?;
+        let checkpoint = Checkpoint::open(&open::newest(&self.model))?;
         let (model, parameters) = Model::load_in(&engine, &checkpoint, self.weights)?;
         engine.trim();
         let loaded = started.elapsed().as_secs_f64();
@@ -74,14 +76,15 @@ impl Logits {
         let run = Run { engine: &engine, model: &model, parameters: &parameters, ids: &ids, policy: &policy };
         let (logits, boundaries) = run.compute(self.decode, trace.as_ref())?;
         let seconds = started.elapsed().as_secs_f64();
+        open::check_finite(&logits, model.config().vocab_size)?;
         let mut tensors = vec![floats("logits".into(), &[ids.len(), model.config().vocab_size], &logits)];
         if let Some(trace) = &trace {
             tensors.extend(run.traced(&trace.borrow(), &boundaries));
         }
-        write(&self.output, tensors)?;
-        println!(
+        output.write(&file(&tensors)?)?;
+        say!(
             "{}: {} tokens × {} logits; loaded in {loaded:.2} s, computed in {seconds:.2} s ({:.0} tokens/s)",
-            self.output.display(),
+            output.path().display(),
             thousands(ids.len()),
             thousands(model.config().vocab_size),
             ids.len() as f64 / seconds
@@ -185,25 +188,11 @@ fn floats(name: String, shape: &[usize], numbers: &[f32]) -> Out {
     (name, Dtype::F32, shape.to_vec(), bytes)
 }
 
-/// Writes beside, then renames, so that a file that is there stays whole until the new one is.
-fn write(path: &Path, tensors: Vec<Out>) -> anyhow::Result<()> {
+/// The bytes of a safetensors file.
+fn file(tensors: &[Out]) -> anyhow::Result<Vec<u8>> {
     let mut views = Vec::with_capacity(tensors.len());
-    for (name, dtype, shape, bytes) in &tensors {
+    for (name, dtype, shape, bytes) in tensors {
         views.push((name.clone(), TensorView::new(*dtype, shape.clone(), bytes)?));
     }
-    let bytes = safetensors::serialize(views, None)?;
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".partial-{}", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let attempt = || -> std::io::Result<()> {
-        let mut file = File::create(&beside)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    attempt().map_err(|error| {
-        // The error that matters is the first.
-        let _ = std::fs::remove_file(&beside);
-        anyhow::Error::new(error).context(format!("{}: could not write", path.display()))
-    })
+    Ok(safetensors::serialize(views, None)?)
 }

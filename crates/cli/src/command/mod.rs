@@ -1,6 +1,8 @@
 //! One file a verb.
 
+#[allow(clippy::print_stdout, clippy::print_stderr)]
 mod bank;
+#[allow(clippy::print_stdout, clippy::print_stderr)]
 pub mod chat;
 pub mod data;
 pub mod demo;
@@ -8,6 +10,7 @@ mod demo_sweep;
 pub mod doctor;
 pub mod eval;
 mod eval_policies;
+#[allow(clippy::print_stdout, clippy::print_stderr)]
 pub mod generate;
 pub mod init;
 pub mod inspect;
@@ -21,4 +24,5 @@ mod open;
 mod policy;
 pub mod report;
 pub mod train;
+#[allow(clippy::print_stdout, clippy::print_stderr)]
 mod writing;

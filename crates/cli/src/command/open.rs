@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
@@ -52,6 +52,12 @@ impl ModelArgs {
         Self { model: model.into(), ..self.clone() }
     }
 
+    /// The files and folders that are read.
+    pub fn inputs(&self) -> Vec<&Path> {
+        let tokenizer = self.tokenizer.as_deref().map(Path::new);
+        [self.model.as_path()].into_iter().chain(tokenizer).collect()
+    }
+
     /// Opens the checkpoint. Decoding is to give the bits of reading, whatever the calls' lengths.
     pub fn open(&self) -> anyhow::Result<Opened> {
         let folder = newest(&self.model);
@@ -94,6 +100,19 @@ impl Opened {
     pub fn generator(&self, bank: StateBank<Cpu>, sampling: Sampling) -> anyhow::Result<Generator<'_, Cpu>> {
         Ok(Generator::new(&self.engine, &self.model, &self.parameters, bank, sampling)?)
     }
+}
+
+/// Refuses logits, `vocabulary` of each token, that are not finite: nothing can be said of them.
+pub fn check_finite(logits: &[f32], vocabulary: usize) -> anyhow::Result<()> {
+    if let Some(at) = logits.iter().position(|logit| !logit.is_finite()) {
+        bail!(
+            "the logits after token {} are not finite ({}): the weights are damaged, or their training diverged; take \
+             an earlier checkpoint",
+            at / vocabulary + 1,
+            logits[at]
+        );
+    }
+    Ok(())
 }
 
 /// The text of a file.

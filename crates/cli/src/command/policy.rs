@@ -5,11 +5,13 @@ use std::str::FromStr;
 use clap::Args;
 use march::anchors::{Placement, Policy, Retention, Storage};
 
+use crate::number;
+
 /// Anchors, where they are to differ from what the checkpoint was made for.
 #[derive(Args, Clone)]
 pub struct PolicyArgs {
     /// Text tokens from one anchor to the next [default: the checkpoint's anchor_interval]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::whole::<usize>)]
     interval: Option<usize>,
     /// How many anchors a token reads: a number, or `dense` for all that it sees [default: the checkpoint's]
     #[arg(long, value_name = "K|dense")]

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
+
+use crate::display::out::say;
+use crate::output::{Kind, Output};
 
 /// Render a run's curves, samples and configuration as one HTML page.
 #[derive(Args)]
@@ -21,13 +23,10 @@ pub struct Report {
 impl Report {
     /// Writes the page.
     pub fn run(self) -> anyhow::Result<()> {
-        let page = march::report::render(&self.run)?;
         let path = self.output.unwrap_or_else(|| self.run.join("report.html"));
-        let beside = path.with_extension("html.partial");
-        std::fs::write(&beside, page)
-            .and_then(|()| std::fs::rename(&beside, &path))
-            .with_context(|| format!("{}: could not write", path.display()))?;
-        println!("{}", path.display());
+        let output = Output::check(&path, Kind::Page, &[&self.run])?;
+        output.write(march::report::render(&self.run)?.as_bytes())?;
+        say!("{}", path.display());
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use march::train::ranks::{Alone, Ranks};
 use march::train::{Event, Run, RunOptions, StepMemory, machine_memory};
 
 use super::open::newest;
+use crate::display::out::{note, say};
 use crate::display::{About, Dashboard, bytes, lines, thousands};
 use crate::{interrupt, job, machine};
 
@@ -96,7 +97,7 @@ impl Train {
         introduce(&engine, &mut run)?;
         let session = machine::session(&engine, run.trainer().step(), run.trainer().rank().1);
         if speaks && let Err(error) = session.record(run.folder()) {
-            eprintln!("note          {error}"); // no reason not to train
+            note!("note          {error}"); // no reason not to train
         }
         let dashboard = (self.dashboard && speaks).then(|| open_dashboard(&run, past)).flatten();
         let complete = run.train(stop, &mut |event| match &dashboard {
@@ -130,7 +131,7 @@ impl Train {
                 Ok(())
             }
             Err(error) => {
-                eprintln!("continue from the last checkpoint: march train --resume {folder}");
+                note!("continue from the last checkpoint: march train --resume {folder}");
                 Err(error.into())
             }
         }
@@ -161,20 +162,20 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     };
     let (rank, ranks) = trainer.rank();
     if rank == 0 {
-        println!("run           {}", run.folder().display());
-        println!(
+        say!("run           {}", run.folder().display());
+        say!(
             "model         {}, {} parameters",
             model.config().mixer.model_type(),
             thousands(model.parameter_count())
         );
-        println!(
+        say!(
             "steps         {} of {} tokens: sequences of {}, {} at once",
             thousands(train.steps as usize),
             thousands(train.tokens_per_step),
             thousands(data.sequence_length),
             train.micro_batch
         );
-        println!(
+        say!(
             "memory        about {} a step, {} with blocks computed again ({}); {} available",
             bytes(needed),
             bytes(memory.parameters + memory.recomputed),
@@ -182,7 +183,7 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
             available.map_or("unknown".into(), bytes)
         );
         if ranks > 1 {
-            println!("processes     {ranks} of {} threads; memory is each one's", engine.threads());
+            say!("processes     {ranks} of {} threads; memory is each one's", engine.threads());
         }
     }
     run.trainer_mut().set_recompute(recompute);
@@ -196,7 +197,7 @@ fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
         || !std::io::stdout().is_terminal()
         || std::env::var("TERM").is_ok_and(|name| name == "dumb")
     {
-        eprintln!("note          no dashboard: the output is not a terminal that can be drawn on");
+        note!("note          no dashboard: the output is not a terminal that can be drawn on");
         return None;
     }
     let model = run.trainer().model();
@@ -208,5 +209,5 @@ fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
         steps: run.config().train.steps,
     };
     let dashboard = Dashboard::open(about, past);
-    dashboard.inspect_err(|error| eprintln!("note          no dashboard: {error}")).ok()
+    dashboard.inspect_err(|error| note!("note          no dashboard: {error}")).ok()
 }

@@ -4,7 +4,8 @@
 //! second and only when something changed; another one waits for keys.
 
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal, Read, Write, stdout};
+use std::io::{self, BufWriter, IsTerminal, Read, stdout};
+use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use march::train::Event;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 
+use super::out::note;
 use super::view::{About, View};
 use super::{lines, screen};
 use crate::interrupt;
@@ -41,7 +43,7 @@ impl Dashboard {
             let ended = watch(view, &received);
             screen::give_back();
             if let Err(error) = ended {
-                let _ = writeln!(io::stderr(), "note          the dashboard ended: {error}");
+                note!("note          the dashboard ended: {error}");
                 received.try_iter().for_each(lines::show);
             }
         };
@@ -76,7 +78,8 @@ impl Drop for Dashboard {
 
 /// Draws until the events end or the terminal is given back.
 fn watch(mut view: View, events: &Receiver<Event>) -> io::Result<()> {
-    let mut terminal = Terminal::new(CrosstermBackend::new(BufWriter::new(stdout())))?;
+    // Never dropped: the library would show the cursor, which `screen` does, and panic where the terminal is gone.
+    let mut terminal = ManuallyDrop::new(Terminal::new(CrosstermBackend::new(BufWriter::new(stdout())))?);
     let (mut drawn, mut before, mut changed) = (None::<Instant>, None, true);
     loop {
         let age = drawn.map_or(Duration::MAX, |drawn| drawn.elapsed());

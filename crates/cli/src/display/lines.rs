@@ -1,24 +1,22 @@
 //! A run as plain lines.
 
-use std::io::Write;
-
 use march::train::{Event, StepLine, Validation};
 
+use super::out::{self, note};
 use super::{bytes, thousands};
 use crate::machine;
 
 /// Prints a line for what happened.
 pub fn show(event: Event) {
     match event {
-        Event::SetAside(..) => drop(writeln!(std::io::stderr(), "{}", line(&event))),
+        Event::SetAside(..) => note!("{}", line(&event)),
         _ => say(&line(&event)),
     }
 }
 
 /// Prints a line. Somebody may be reading through a pipe that is gone; the run goes on.
 pub fn say(line: &str) {
-    let mut out = std::io::stdout();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    out::line(format_args!("{line}"));
 }
 
 /// What happened, in a line.

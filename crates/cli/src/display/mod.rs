@@ -44,9 +44,47 @@ pub fn bytes(count: usize) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
+/// A number above 0 with at least three digits that tell something: 1,880.0, 12.3, 0.759, 0.0000201.
+pub fn figure(number: f64) -> String {
+    if number >= 99.95 {
+        let tenths = (10.0 * number).round() as usize;
+        return format!("{}.{}", thousands(tenths / 10), tenths % 10);
+    }
+    let leading = if number > 0.0 { number.log10().floor() as i32 } else { 0 };
+    let digits = (2 - leading).clamp(1, 20) as usize;
+    format!("{number:.digits$}")
+}
+
+/// Operations of a second, with a unit: 108.8 TFLOP/s.
+pub fn flops(rate: f64) -> String {
+    const UNITS: [&str; 6] = ["", "k", "M", "G", "T", "P"];
+    let (mut value, mut unit) = (rate, 0);
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    format!("{} {}FLOP/s", figure(value), UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_numbers_keep_their_digits() {
+        let shown = [1880.04, 19290.1, 99.96, 99.94, 12.34, 0.7586, 2.01e-5, 0.0].map(figure);
+        assert_eq!(shown, ["1,880.0", "19,290.1", "100.0", "99.9", "12.3", "0.759", "0.0000201", "0.00"]);
+        let shown = [1.088e14, 6.8007e12, 4.25e11, 1.997e7, 999.96, 0.5].map(flops);
+        let expected = [
+            "108.8 TFLOP/s",
+            "6.80 TFLOP/s",
+            "425.0 GFLOP/s",
+            "20.0 MFLOP/s",
+            "1.00 kFLOP/s",
+            "0.500 FLOP/s",
+        ];
+        assert_eq!(shown, expected);
+    }
 
     #[test]
     fn numbers_are_readable() {

@@ -37,6 +37,11 @@ pub fn aside(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// Keeps the failure of something that wrote to standard output by itself.
+pub fn keep(written: io::Result<()>) {
+    write(|_| written);
+}
+
 /// Whether standard output still takes what is printed.
 pub fn is_open() -> bool {
     failure().is_none()

@@ -2,10 +2,11 @@
 //! them have been asked at.
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use super::lines::{duration, say};
+use super::lines::duration;
+use super::out::{self, say};
 
 /// How one model comes along.
 #[derive(Clone, Default)]
@@ -53,7 +54,7 @@ impl Pupils {
             let cells = self.names.iter().zip(row.iter().flatten());
             let cells: Vec<String> =
                 cells.map(|(name, share)| format!("{name} {:>5.1} %", 100.0 * share)).collect();
-            say(&format!("step {step:>5}/{}   {}   {}", self.steps, cells.join("   "), self.left()));
+            say!("step {step:>5}/{}   {}   {}", self.steps, cells.join("   "), self.left());
         }
         self.draw(false);
     }
@@ -95,8 +96,7 @@ impl Pupils {
             );
         }
         self.drawn = Some(Instant::now());
-        let mut out = std::io::stdout();
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        out::piece(&text);
     }
 }
 

@@ -77,7 +77,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Standard error for messages that can come at any time: held back while the terminal is taken.
+/// Standard error for messages that can come at any time: held back while the terminal is taken. Writing never fails,
+/// because whoever logs would report that on standard error, and panic where that is closed or full.
 pub struct Aside;
 
 impl Write for Aside {
@@ -87,10 +88,11 @@ impl Write for Aside {
             aside.push_str(&String::from_utf8_lossy(bytes));
             return Ok(bytes.len());
         }
-        io::stderr().write(bytes)
+        let _ = io::stderr().write_all(bytes);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        Ok(())
     }
 }

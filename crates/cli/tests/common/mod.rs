@@ -27,6 +27,29 @@ pub fn refused(arguments: &[&str]) -> String {
     errors
 }
 
+/// A short text.
+pub const BOOK: &str = "One checkpoint, any memory policy. A text can be read again, and again, and again.\n";
+
+/// Three steps of a small model on a task of 4 pairs in 16 tokens, with an anchor every 4 where there are any.
+pub fn few_steps<'a>(preset: &'a str, run: &'a str) -> Vec<&'a str> {
+    let mut arguments = vec!["train", preset, "--run", run, "--threads", "1"];
+    for setting in [
+        "data.task=mqar:pairs=4:vocabulary=64",
+        "model.vocab_size=64",
+        "data.sequence_length=16",
+        "train.tokens_per_step=128",
+        "train.micro_batch=8",
+        "train.steps=3",
+        "train.validate_every=2",
+    ] {
+        arguments.extend(["--set", setting]);
+    }
+    if preset.ends_with("/march") {
+        arguments.extend(["--set", "model.anchor_interval=4"]);
+    }
+    arguments
+}
+
 /// A path as an argument.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()

@@ -175,6 +175,7 @@ pub fn ask<E: Engine>(
             let mut all: Vec<&mut StateBank<E>> = banks.iter_mut().collect();
             let hidden = reader.model.extend(&tape, &weights, batch, &mut all, None)?;
             let losses = reader.model.token_losses(&tape, &weights, &hidden, &wanted)?;
+            check_finite(task, done, start, piece, &losses.nll)?;
             for (row, said) in losses.greedy.chunks(piece).enumerate() {
                 greedy[row * length..][span.clone()].copy_from_slice(said);
             }
@@ -196,6 +197,18 @@ pub fn ask<E: Engine>(
     let count = samples.len().max(1);
     let tokens_per_second = (samples.len() * length) as f64 / seconds.max(1e-9);
     Ok(Answers { samples, memory_bytes: bytes / count, tokens_per_second })
+}
+
+/// Refuses a model whose losses, `piece` of each sequence, are not finite: the most probable token would mean nothing.
+fn check_finite(task: &Task, done: u64, start: usize, piece: usize, losses: &[f32]) -> Result<()> {
+    let Some(at) = losses.iter().position(|loss| !loss.is_finite()) else { return Ok(()) };
+    Err(Error::Diverged(format!(
+        "task `{}`, sequence {}, token {}: the model's logits are not finite: its weights are damaged, or their training \
+         diverged; take an earlier checkpoint",
+        task.text(),
+        done + (at / piece) as u64 + 1,
+        start + at % piece + 1
+    )))
 }
 
 /// The model's ids of the task's tokens; refuses a model that lacks one.
@@ -232,10 +245,12 @@ mod tests {
         let share = got.accuracy();
         assert_eq!((share.asked, share.right), (6, 4));
         // All of a sequence's answers are alike: three draws of 1, 0, 1, whose mean has the error √(1/3 / 3).
-        assert!((share.error.unwrap() - (1.0f64 / 9.0).sqrt()).abs() < 1e-12, "{share:?}");
+        let error = share.error.unwrap();
+        assert!((error - (1.0f64 / 9.0).sqrt()).abs() < 1e-12, "{error}");
         let none = answers(&[]).accuracy();
         assert_eq!((none.value(), none.error), (0.0, None));
-        assert_eq!(answers(&[&[(3, true)]]).accuracy().error, None);
+        // One draw says nothing of how draws differ.
+        assert_eq!(answers(&[&[(3, true), (4, false)]]).accuracy().error, None);
     }
 
     #[test]

@@ -37,8 +37,8 @@ pub struct DemoModel {
     pub curve: Vec<(u64, f64)>,
     /// The accuracy on all questions, 0 to 1.
     pub accuracy: f64,
-    /// Its standard error.
-    pub error: f64,
+    /// Its standard error; none of a single sequence.
+    pub error: Option<f64>,
     /// The accuracy by the age of the fact, youngest first.
     pub by_age: Vec<Age>,
     /// What is kept after one sequence.
@@ -58,8 +58,8 @@ pub struct Age {
     pub correct: u64,
     /// Questions.
     pub asked: u64,
-    /// The standard error of the share of right answers.
-    pub error: f64,
+    /// The standard error of the share of right answers; none of a single sequence.
+    pub error: Option<f64>,
 }
 
 impl Age {
@@ -68,7 +68,7 @@ impl Age {
     }
 
     /// The accuracy and its standard error; nothing if nothing was asked.
-    fn accuracy(&self) -> Option<(f64, f64)> {
+    fn accuracy(&self) -> Option<(f64, Option<f64>)> {
         let share = self.correct.min(self.asked) as f64 / self.asked as f64;
         (self.asked > 0).then_some((share, self.error))
     }
@@ -142,7 +142,8 @@ impl Demo {
         let of = |model: &DemoModel| {
             let curve = model.curve.iter().filter(|point| point.1.is_finite());
             let ages = all.iter().enumerate().filter_map(|(i, age)| Some((i, model.age(age)?.accuracy()?)));
-            let (ages, errors) = ages.map(|(i, (share, error))| ((i as f64, share), error)).unzip();
+            let (ages, errors) =
+                ages.map(|(i, (share, error))| ((i as f64, share), error.unwrap_or(f64::NAN))).unzip();
             Points { curve: curve.map(|&(step, y)| (step as f64, y.clamp(0.0, 1.0))).collect(), ages, errors }
         };
         self.models.iter().map(of).collect()
@@ -247,11 +248,11 @@ fn percent(share: f64) -> String {
 }
 
 /// "97.1 ± 0.3 %"; a dash for what is no number.
-fn plus_minus(share: f64, error: f64) -> String {
-    match (share.is_finite(), error.is_finite()) {
-        (true, true) => format!("{:.1} ± {}", 100.0 * share, percent(error)),
-        (true, false) => percent(share),
-        _ => "–".into(),
+fn plus_minus(share: f64, error: Option<f64>) -> String {
+    match error.filter(|error| error.is_finite()) {
+        _ if !share.is_finite() => "–".into(),
+        Some(error) => format!("{:.1} ± {}", 100.0 * share, percent(error)),
+        None => percent(share),
     }
 }
 
@@ -276,8 +277,13 @@ mod tests {
     use super::*;
 
     fn model(name: &str, share: f64) -> DemoModel {
-        let age =
-            |from, to, asked| Age { from, to, correct: (share * asked as f64) as u64, asked, error: 0.01 };
+        let age = |from, to, asked| Age {
+            from,
+            to,
+            correct: (share * asked as f64) as u64,
+            asked,
+            error: Some(0.01),
+        };
         DemoModel {
             name: name.into(),
             parameters: 1_234_567,
@@ -285,7 +291,7 @@ mod tests {
             seconds: 312.4,
             curve: vec![(0, 0.04), (700, share / 2.0), (1500, share)],
             accuracy: share,
-            error: 0.0031,
+            error: Some(0.0031),
             by_age: vec![age(1, 16, 1000), age(17, 48, 0), age(49, 49, 500)],
             memory_bytes: 49_152,
             tokens_per_second: 12_345.6,
@@ -371,7 +377,7 @@ mod tests {
             curve: vec![],
             by_age: vec![],
             accuracy: f64::NAN,
-            error: f64::NAN,
+            error: Some(f64::NAN),
             tokens_per_second: f64::INFINITY,
             seconds: 0.0,
             learning_rate: f64::NAN,
@@ -380,7 +386,7 @@ mod tests {
         let point = DemoModel { curve: vec![(0, 2.0)], ..model("point", 1.0) };
         let odd = DemoModel { curve: vec![(5, f64::NAN), (u64::MAX, -1.0)], ..model("odd", 0.0) };
         let many = (1..40)
-            .map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3, error: 0.0 })
+            .map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3, error: None })
             .collect();
         let many = DemoModel { by_age: many, curve: (0..5000).map(|i| (i, 0.5)).collect(), ..model("", 1.0) };
         for models in [vec![empty], vec![point], vec![odd, many]] {

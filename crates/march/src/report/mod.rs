@@ -154,6 +154,25 @@ pub fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         .collect()
 }
 
+/// What every page begins with.
+const PAGE_BEGINS: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+    <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>";
+/// What every picture begins with, and what else its first line holds.
+const PICTURE_BEGINS: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ";
+const PICTURE_IS: &str = " role=\"img\" aria-label=\"";
+
+/// Whether a file that begins so is a page that this library wrote.
+pub fn is_page(beginning: &[u8]) -> bool {
+    beginning.starts_with(PAGE_BEGINS.as_bytes())
+}
+
+/// Whether a file that begins so is a picture that this library wrote.
+pub fn is_picture(beginning: &[u8]) -> bool {
+    let first = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let is = PICTURE_IS.as_bytes();
+    first.starts_with(PICTURE_BEGINS.as_bytes()) && first.windows(is.len()).any(|part| part == is)
+}
+
 /// A page that needs nothing but itself: the title as its heading, then `body`; `style` adds to what all pages share.
 fn whole_page(title: &str, style: &str, body: &str) -> String {
     let variables = |dark: bool| {
@@ -164,8 +183,7 @@ fn whole_page(title: &str, style: &str, body: &str) -> String {
     };
     let (light, dark) = (variables(false), variables(true));
     format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n<style>\n\
+        "{PAGE_BEGINS}{title}</title>\n<style>\n\
          :root {{ color-scheme: light dark; {light}}}\n\
          @media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n\
          {PAGE_STYLE}{CHART_STYLE}{style}</style></head><body>\n<h1>{title}</h1>\n{body}</body></html>\n",

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::chart::{Chart, HEIGHT, WIDTH};
-use super::{CHART_STYLE, COLOURS, escape};
+use super::{CHART_STYLE, COLOURS, PICTURE_BEGINS, PICTURE_IS, escape};
 
 /// Margins, the gap between two charts, and the room above them.
 const MARGIN: f64 = 24.0;
@@ -27,8 +27,8 @@ pub(super) fn picture(title: &str, line: &str, charts: &[Chart<'_>]) -> String {
     let title = escape(&shortened(title, (82.0 * room) as usize));
     let line = escape(&shortened(line, (115.0 * room) as usize));
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
-         height=\"{height:.0}\" role=\"img\" aria-label=\"{title}. {line}\">\n<style>\n{light}\
+        "{PICTURE_BEGINS}{width:.0} {height:.0}\" width=\"{width:.0}\" \
+         height=\"{height:.0}\"{PICTURE_IS}{title}. {line}\">\n<style>\n{light}\
          @media (prefers-color-scheme: dark) {{\n{dark}}}\n</style>\n\
          <rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"{:.0}\" height=\"{:.0}\" rx=\"10\"/>\n\
          <text class=\"head\" x=\"28\" y=\"40\">{title}</text>\n\

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::disk::{self, Lock, seal};
 use crate::error::{Error, Result};
+use crate::report::read_metrics;
 
 pub(super) const CONFIG_FILE: &str = "config.toml";
 const LOCK_FILE: &str = "run.lock";
@@ -188,23 +189,6 @@ impl Folder {
 
 fn sample(step: u64, prompt: &str, text: &str) -> String {
     format!("== step {step}\n{prompt}{text}\n\n")
-}
-
-/// TEMPORARY
-fn read_metrics(path: &Path) -> Result<Vec<Value>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Error::io(path, "read")(error)),
-    };
-    Ok(text
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .map(|mut value| {
-            value.as_object_mut().map(|o| o.remove("checksum"));
-            value
-        })
-        .collect())
 }
 
 /// Appends text in one piece, so that a process that dies leaves at most one line unfinished.

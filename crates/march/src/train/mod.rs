@@ -282,7 +282,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         if values[1..] != halves.map(|half| half * count) {
             return Err(Error::Diverged(format!(
                 "step {}: the processes do not have the same gradient; do they all run the same program on the same \
-                 data? Go on from the last checkpoint with --resume.",
+                 data? Continue from the last checkpoint.",
                 self.step + 1
             )));
         }
@@ -316,8 +316,8 @@ impl<'e, E: Engine> Trainer<'e, E> {
         for (part, weight, gradient) in layers {
             text += &format!("\n  {part}: {:.3e}, {:.3e}", weight.sqrt(), gradient.sqrt());
         }
-        text += "\nTry a lower `learning_rate`, a longer `warmup` or a lower `clip_norm`, and go on from the last \
-                 checkpoint with --resume.";
+        text += "\nTry a lower `learning_rate`, a longer `warmup` or a lower `clip_norm`, and continue from the last \
+                 checkpoint.";
         Error::Diverged(text)
     }
 

@@ -1,0 +1,98 @@
+//! Numbers in flags: which ones are taken, and what is said of any other.
+
+use std::str::FromStr;
+
+use clap::Command;
+
+/// More threads than any machine has use for; the system would give up long before a larger number.
+const MOST_THREADS: u64 = 4096;
+/// The most of anything that is counted: a larger number is a mistake.
+const MOST: u64 = 1_000_000_000_000;
+/// The longest sequence of a task. Several are read at once, and their tokens are kept.
+const MOST_LENGTH: u64 = 1 << 24;
+
+/// The command with rules for the flags that many of its subcommands share, and with negative numbers understood as
+/// values of flags, so that the message speaks of the number and not of an unknown flag `-1`.
+pub fn tuned(command: Command) -> Command {
+    let command = command.mut_args(|flag| {
+        if flag.get_long().is_none() || !flag.get_action().takes_values() {
+            return flag;
+        }
+        let flag = flag.allow_negative_numbers(true);
+        match flag.get_id().as_str() {
+            "threads" => flag.value_parser(threads),
+            "seed" => flag.value_parser(seed),
+            _ => flag,
+        }
+    });
+    command.mut_subcommands(tuned)
+}
+
+/// A number of threads; 0 is all of the machine's.
+fn threads(text: &str) -> Result<usize, String> {
+    within(text, 0, MOST_THREADS)
+}
+
+/// A seed of random numbers.
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("it must be a whole number from 0 to {} (2^64 - 1)", u64::MAX))
+}
+
+/// A whole number, 0 among them.
+pub fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    within(text, 0, MOST)
+}
+
+/// A whole number of which 0 makes no sense.
+pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    within(text, 1, MOST)
+}
+
+/// The length of a sequence of a task, in tokens.
+pub fn length(text: &str) -> Result<usize, String> {
+    within(text, 1, MOST_LENGTH)
+}
+
+/// Seeds of a sweep, each of which is a training of its own.
+pub fn seeds(text: &str) -> Result<u64, String> {
+    within(text, 1, 1000)
+}
+
+/// A number above 0 that is not infinite.
+pub fn positive(text: &str) -> Result<f64, String> {
+    match f64::from_str(text) {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("it must be a number above 0".into()),
+    }
+}
+
+/// A whole number from `least` to `most`.
+fn within<T: TryFrom<u64>>(text: &str, least: u64, most: u64) -> Result<T, String> {
+    let number = text.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
+    number
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| format!("it must be a whole number from {least} to {most}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_in_range_are_taken() {
+        assert_eq!((threads("0"), threads("4096")), (Ok(0), Ok(4096)));
+        assert_eq!((seed("0"), seed("18446744073709551615")), (Ok(0), Ok(u64::MAX)));
+        assert_eq!((whole("0"), count("1")), (Ok(0usize), Ok(1u64)));
+        assert_eq!(positive("1e-3"), Ok(0.001));
+        for text in ["", "-1", "nan", "1.5", "1e3", "18446744073709551616", "1000000000001"] {
+            assert!(threads(text).unwrap_err().contains("from 0 to 4096"), "{text}");
+            assert!(count::<usize>(text).unwrap_err().contains("from 1 to 1000000000000"), "{text}");
+            assert!(whole::<u64>(text).unwrap_err().contains("from 0 to 1000000000000"), "{text}");
+        }
+        assert!(length("0").is_err() && length("16777217").is_err());
+        assert!(count::<u64>("0").is_err() && threads("4097").is_err() && seed("-1").is_err());
+        for text in ["0", "-1", "nan", "inf", "-inf", "1e999", "x", ""] {
+            assert!(positive(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Files that commands write. Each is checked before the work begins, so that nothing is computed in vain and nothing
+//! that is read, or that something else wrote, is replaced.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use march::disk;
+use march::report::{is_page, is_picture};
+use serde_json::Value;
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Of `march logits`.
+    Logits,
+    /// A `tokenizer.json`.
+    Tokenizer,
+    /// Of `march eval`.
+    Results,
+    /// Of `march inspect policies`.
+    Policies,
+    /// HTML that this program wrote.
+    Page,
+    /// SVG that this program wrote.
+    Picture,
+    /// Text, which does not show who wrote it: no file is replaced by it.
+    Text,
+}
+
+/// Names in a folder of a model or a run that belong to it, whether or not the folder has such a file.
+const OWN_NAMES: [&str; 8] = [
+    "config.json",
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "optimizer.safetensors",
+    "progress.json",
+    "samples.txt",
+    "tokenizer.json",
+];
+
+/// Larger JSON files than this are not taken for one of this program's.
+const LARGEST_JSON: u64 = 1 << 30;
+
+/// A file that may be written.
+#[derive(Debug)]
+pub struct Output {
+    path: PathBuf,
+}
+
+impl Output {
+    /// Refuses a path that cannot be written, that is one of the `inputs` (files, or folders of models and runs) or a
+    /// part of one, and an existing file of another kind. A file of the same kind, or an empty one, will be replaced.
+    pub fn check(path: &Path, kind: Kind, inputs: &[&Path]) -> anyhow::Result<Self> {
+        let shown = path.display();
+        if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            bail!("{shown}: is a folder; name a file in it");
+        }
+        let Some(name) = path.file_name() else { bail!("{shown}: is not the name of a file") };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if !folder.is_dir() {
+            bail!("{shown}: there is no folder {}; make it first", folder.display());
+        }
+        // Where the bytes will be: a symbolic link stays, and the file that it points to is replaced.
+        let real = if path.is_symlink() || path.exists() {
+            fs::canonicalize(path).with_context(|| format!("{shown}: could not follow the link"))?
+        } else {
+            fs::canonicalize(folder).with_context(|| format!("{shown}: could not be found"))?.join(name)
+        };
+        for input in inputs {
+            if disk::same_file(path, input) {
+                bail!(
+                    "{shown}: is also to be read ({}), and would be replaced; name another file",
+                    input.display()
+                );
+            }
+            let inside =
+                input.is_dir() && fs::canonicalize(input).is_ok_and(|folder| real.starts_with(folder));
+            if inside && real.file_name().is_some_and(is_own) {
+                bail!(
+                    "{shown}: is a file of {}, which is to be read, and would be replaced; name another file",
+                    input.display()
+                );
+            }
+        }
+        if real.exists() {
+            check_existing(path, kind)?;
+        }
+        check_writable(path, &real)?;
+        Ok(Self { path: path.into() })
+    }
+
+    /// [`Output::check`] of a file that need not be asked for.
+    pub fn check_some(path: Option<&PathBuf>, kind: Kind, inputs: &[&Path]) -> anyhow::Result<Option<Self>> {
+        path.map(|path| Self::check(path, kind, inputs)).transpose()
+    }
+
+    /// The path, as it was named.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the file: it is there whole, or as it was before.
+    pub fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(disk::replace(&self.path, bytes)?)
+    }
+}
+
+/// Refuses a folder of tokens to be written whose files are read.
+pub fn check_tokens_folder(folder: &Path, inputs: &[PathBuf]) -> anyhow::Result<()> {
+    let shown = folder.display();
+    if folder.exists() && !folder.is_dir() {
+        bail!("{shown}: is a file; name a folder for the tokens");
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let own = entry.file_name().to_str().is_some_and(|name| {
+            ["meta.json", "progress.json", "tokenizer.json"].contains(&name) || name.starts_with("tokens-")
+        });
+        let read = inputs.iter().find(|input| own && disk::same_file(input, &entry.path()));
+        if let Some(input) = read {
+            bail!(
+                "{}: is also to be read ({}), and would be replaced; name another folder than {shown}",
+                entry.path().display(),
+                input.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file of this name belongs to the model or run in whose folder it is.
+fn is_own(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    let weights = name.starts_with("model") && (name.contains(".safetensors") || name.ends_with(".bin"));
+    weights || OWN_NAMES.contains(&&*name)
+}
+
+/// Refuses what is there, unless it may be replaced by a file of the kind.
+fn check_existing(path: &Path, kind: Kind) -> anyhow::Result<()> {
+    let shown = path.display();
+    let metadata = fs::metadata(path).with_context(|| format!("{shown}: could not be looked at"))?;
+    if !metadata.is_file() {
+        bail!("{shown}: is a device or a pipe; name a file");
+    }
+    if metadata.len() == 0 {
+        return Ok(());
+    }
+    let file = File::open(path);
+    let mut file = file.with_context(|| format!("{shown}: exists, and could not be read"))?;
+    if kind.describes(&mut file, metadata.len()) {
+        return Ok(());
+    }
+    let remedy = match kind {
+        Kind::Tokenizer => "name another file (was the name after --output forgotten?)",
+        _ => "name another file, or remove this one",
+    };
+    bail!("{shown}: exists and {}; it would be replaced: {remedy}", kind.other())
+}
+
+/// Refuses a place where nothing can be written, by making the file that the bytes would first go to.
+fn check_writable(path: &Path, real: &Path) -> anyhow::Result<()> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(real.file_name().unwrap_or_default());
+    name.push(".partial");
+    let partial = real.with_file_name(name);
+    match File::options().write(true).create_new(true).open(&partial) {
+        Ok(_) => fs::remove_file(&partial),
+        // Left by a process that died.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+    .with_context(|| format!("{}: could not be written there", path.display()))
+}
+
+impl Kind {
+    /// Whether a file that is not empty is of this kind.
+    fn describes(self, file: &mut File, size: u64) -> bool {
+        match self {
+            Self::Logits => safetensors_names(file, size).is_some_and(|names| names.get("logits").is_some()),
+            Self::Tokenizer => json(file, size).is_some_and(|object| object["model"].is_object()),
+            Self::Results => json(file, size)
+                .is_some_and(|object| object["format"].is_u64() && object["results"].is_array()),
+            Self::Policies => json(file, size)
+                .is_some_and(|object| object["lengths"].is_array() && object["rows"].is_array()),
+            Self::Page => is_page(&beginning(file)),
+            Self::Picture => is_picture(&beginning(file)),
+            Self::Text => false,
+        }
+    }
+
+    /// What a file of another kind is.
+    fn other(self) -> &'static str {
+        match self {
+            Self::Logits => "does not hold logits",
+            Self::Tokenizer => "is not a tokenizer.json",
+            Self::Results => "does not hold results of `march eval`",
+            Self::Policies => "does not hold numbers of `march inspect policies`",
+            Self::Page => "is not a page of this program",
+            Self::Picture => "is not a picture of this program",
+            Self::Text => "may be yours",
+        }
+    }
+}
+
+/// The first part of a file.
+fn beginning(file: &mut File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = file.take(4096).read_to_end(&mut bytes);
+    bytes
+}
+
+/// The object of a JSON file.
+fn json(file: &mut File, size: u64) -> Option<Value> {
+    if size > LARGEST_JSON {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok()?;
+    serde_json::from_slice::<Value>(&bytes).ok().filter(Value::is_object)
+}
+
+/// The header of a safetensors file: its tensors by name.
+fn safetensors_names(file: &mut File, size: u64) -> Option<Value> {
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = u64::from_le_bytes(length);
+    if length > size {
+        return None;
+    }
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header).ok()?;
+    serde_json::from_slice(&header).ok()
+}

@@ -1,0 +1,181 @@
+//! Arguments that cannot be meant, and numbers that say nothing.
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{few_steps, ok, refused, text};
+use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
+use march::engine::Cpu;
+use march::model::Model;
+
+/// Each is refused at once, with the flag and what it takes, and leaves nothing behind.
+#[test]
+fn numbers_that_make_no_sense_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let logits = "logits --model m --tokens t --output OUT";
+    let routing = "inspect routing --model m --text t --html OUT";
+    let threads = "a whole number from 0 to 4096";
+    let count = "a whole number from 1 to 1000000000000";
+    let length = "a whole number from 1 to 16777216";
+    let seed = "a whole number from 0 to 18446744073709551615 (2^64 - 1)";
+    for (command, flag, values, part) in [
+        ("doctor", "--threads", "1000000 -1 4097 1e3 x", threads),
+        (logits, "--threads", "1000000 -1", threads),
+        (logits, "--interval", "-1 1e30 99999999999999999999", "a whole number from 0 to"),
+        ("train tiny/march --run OUT", "--threads", "1000000 -4", threads),
+        ("generate --model m --prompt x", "--threads", "1000000", threads),
+        ("generate --model m --prompt x", "--seed", "-1 1.5", seed),
+        ("chat --model m", "--seed", "-1", seed),
+        ("eval --model m --tasks mqar", "--threads", "1000000", threads),
+        ("eval --model m --tasks mqar", "--samples", "0 -1 nan 1e30 18446744073709551615", count),
+        ("eval --model m --tasks mqar", "--lengths", "0 -1 96,0 99999999999999", length),
+        ("eval policies --model m --tasks mqar", "--samples", "0 -1", count),
+        ("eval policies --model m --tasks mqar", "--lengths", "0 -1", length),
+        ("inspect policies --model m", "--lengths", "0 5,-1", count),
+        ("inspect policies --model m", "--decode", "-1", "a whole number from 0 to"),
+        (routing, "--tokens", "0 -1", count),
+        ("inspect precision --model m --text t", "--tokens", "0 -1", count),
+        ("inspect training tiny/march", "--processes", "0 1,0 -1 nan", count),
+        ("inspect training tiny/march", "--days", "0 -1 nan inf 1e999", "a number above 0"),
+        ("init --config tiny/march --output OUT", "--seed", "-1 18446744073709551616 x", seed),
+        ("data prepare --tokenizer bytes --output OUT t", "--threads", "1000000", threads),
+        ("data prepare --tokenizer bytes --output OUT t", "--shard-tokens", "0 -1", count),
+        ("data train-tokenizer --output OUT t", "--vocab-size", "0 -1 1e30 9999999999999", count),
+        ("demo --run OUT", "--steps", "0 -1", count),
+        ("demo --run OUT", "--seed", "-1", seed),
+        ("demo --run OUT", "--sweep", "nan inf 0 -1 1e-3,nan 1e999", "a number above 0"),
+        ("demo --run OUT --sweep 1e-3", "--seeds", "0 -1 1000000", "a whole number from 1 to 1000"),
+    ] {
+        for value in values.split_whitespace() {
+            let command = command.replace("OUT", text(&out));
+            let words: Vec<&str> = command.split_whitespace().chain([flag, value]).collect();
+            let began = Instant::now();
+            let said = refused(&words);
+            assert!(said.starts_with("error: invalid value"), "{words:?}: {said}");
+            assert!(said.contains(flag) && said.contains(part), "{words:?}: {said}");
+            assert!(began.elapsed() < Duration::from_secs(10), "{words:?}");
+            assert!(!out.exists(), "{words:?}");
+        }
+    }
+}
+
+#[test]
+fn the_version_is_the_program_s() {
+    assert_eq!(ok(&["--version"]).trim(), concat!("march ", env!("CARGO_PKG_VERSION")));
+}
+
+/// A command without the flag does not advise it.
+#[test]
+fn only_training_speaks_of_resuming() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sweep = ["demo", "--run", text(&run), "--steps", "4", "--sweep", "1e30", "--seeds", "1"];
+    let said = refused(&sweep);
+    assert!(said.contains("is not finite") && said.contains("continue from the last checkpoint"), "{said}");
+    assert!(!said.contains("--resume"), "{said}");
+    let said = refused(&sweep);
+    assert!(said.contains("already holds a run") && said.contains("another folder with --run"), "{said}");
+    assert!(!said.contains("--resume"), "{said}");
+}
+
+/// No figure is 0 because the model is small.
+#[test]
+fn the_work_of_a_small_model_is_not_zero() {
+    for preset in ["tiny/march", "demo/gdn"] {
+        let said = ok(&["inspect", "training", preset, "--processes", "1,2"]);
+        let words: Vec<&str> = said.split_whitespace().collect();
+        assert!(!words.iter().any(|word| ["0", "0.0", "(0.0"].contains(word)), "{said}");
+        assert!(said.contains("FLOP/s"), "{said}");
+    }
+}
+
+/// A run's folder stands for its newest checkpoint.
+#[test]
+fn logits_of_a_run_are_those_of_its_newest_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    ok(&few_steps("demo/march", text(&path("run"))));
+    std::fs::write(path("tokens.json"), "[1, 2, 3]").unwrap();
+    let logits = |model: &str, output: &str| {
+        let (model, tokens, output) = (path(model), path("tokens.json"), path(output));
+        ok(&["logits", "--model", text(&model), "--tokens", text(&tokens), "--output", text(&output)]);
+        std::fs::read(output).unwrap()
+    };
+    assert!(logits("run", "a.safetensors") == logits("run/checkpoints/step-3", "b.safetensors"));
+}
+
+/// One draw has no standard error.
+#[test]
+fn one_sequence_has_no_standard_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (run, output) = (path("run"), path("one.json"));
+    ok(&few_steps("demo/march", text(&run)));
+    let eval = |samples: &str| {
+        let task = ["--tasks", "mqar:pairs=4", "--samples", samples, "--output", text(&output)];
+        let said = ok(&[&["eval", "--model", text(&run)][..], &task].concat());
+        let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
+        (said, file["results"][0].clone())
+    };
+    let (said, one) = eval("1");
+    assert!(said.contains(" ± – %") && !said.contains("± 0.0"), "{said}");
+    assert!(one["standard_error"].is_null() && one["by_age"][0]["standard_error"].is_null(), "{one}");
+    assert!(one["accuracy"].is_f64());
+    let (said, several) = eval("3");
+    assert!(!said.contains("± – %") || several["by_age"].as_array().unwrap().len() > 1, "{said}");
+    assert!(several["standard_error"].is_f64(), "{several}");
+    // Both can be read again.
+    refused(&["eval", "compare", text(&output), text(&path("absent.json"))]);
+    ok(&["eval", "compare", text(&output), text(&output)]);
+}
+
+/// The checkpoint of a run with a head so large that logits are infinite; its weights are finite.
+fn with_large_head(run: &Path, output: &Path) {
+    let checkpoint = run.join("checkpoints/step-3");
+    let config = Checkpoint::open(&checkpoint).unwrap().config().clone();
+    let model: Model<Cpu> = Model::new(&config);
+    assert!(model.layout().iter().any(|spec| spec.name == "lm_head.weight"));
+    save(output, &config, model.layout(), SHARD_BYTES, |i| {
+        let mut values = model.initial(i, 0);
+        if model.layout()[i].name == "lm_head.weight" {
+            values.iter_mut().for_each(|value| *value = 3e38f32.copysign(*value));
+        }
+        Ok(values)
+    })
+    .unwrap();
+    std::fs::copy(checkpoint.join("tokenizer.json"), output.join("tokenizer.json")).unwrap();
+}
+
+/// The most probable token among logits that are not finite means nothing.
+#[test]
+fn logits_that_are_not_finite_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (run, model, words, tokens) = (path("run"), path("large"), path("text.txt"), path("tokens.json"));
+    ok(&few_steps("demo/march", text(&run)));
+    with_large_head(&run, &model);
+    // A text in the words of the task.
+    let tokenizer = march::tokenizer::Tokenizer::load(text(&model.join("tokenizer.json"))).unwrap();
+    let ids: Vec<u32> = (1..20).collect();
+    std::fs::write(&words, tokenizer.decode(&ids).unwrap()).unwrap();
+    std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();
+    let (logits, results) = (path("l.safetensors"), path("e.json"));
+    let task = ["--tasks", "mqar:pairs=4", "--samples", "2"];
+    let model = ["--model", text(&model)];
+    let read = ["--text", text(&words)];
+    for command in [
+        [&["eval"], &model[..], &task, &["--output", text(&results)]].concat(),
+        [&["eval", "--decode"], &model[..], &task].concat(),
+        [&["eval", "policies", "--policy", "top-k=1"], &model[..], &task].concat(),
+        [&["inspect", "precision"], &model[..], &read].concat(),
+        [&["inspect", "policies", "--lengths", "16", "--policy", ""], &model[..], &read].concat(),
+        [&["logits"], &model[..], &["--tokens", text(&tokens), "--output", text(&logits)]].concat(),
+    ] {
+        let said = refused(&command);
+        assert!(said.contains("not finite") && said.contains("diverged"), "{command:?}: {said}");
+    }
+    assert!(!logits.exists() && !results.exists());
+}
