@@ -25,7 +25,8 @@ pub fn listen(say: &'static str) -> anyhow::Result<&'static AtomicBool> {
 pub fn ask() {
     if ASKED.swap(true, Ordering::Relaxed) {
         screen::give_back();
-        leave();
+        // Not `leave`: the work may be held up by the very output that it would wait for.
+        std::process::exit(EXIT);
     }
 }
 

@@ -22,6 +22,8 @@ pub fn tuned(command: Command) -> Command {
         match flag.get_id().as_str() {
             "threads" => flag.value_parser(threads),
             "seed" => flag.value_parser(seed),
+            "max_tokens" | "penalty_window" | "top_k" => flag.value_parser(whole::<usize>),
+            "stop_at" => flag.value_parser(whole::<u64>),
             _ => flag,
         }
     });

@@ -94,7 +94,7 @@ impl Output {
     }
 
     /// [`Output::check`] of a file that need not be asked for.
-    pub fn check_some(path: Option<&PathBuf>, kind: Kind, inputs: &[&Path]) -> anyhow::Result<Option<Self>> {
+    pub fn check_some(path: Option<&Path>, kind: Kind, inputs: &[&Path]) -> anyhow::Result<Option<Self>> {
         path.map(|path| Self::check(path, kind, inputs)).transpose()
     }
 

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{few_steps, ok, refused, text};
+use common::{BOOK, few_steps, ok, refused, text};
 use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
 use march::engine::Cpu;
 use march::model::Model;
@@ -28,6 +28,8 @@ fn numbers_that_make_no_sense_are_refused() {
         ("train tiny/march --run OUT", "--threads", "1000000 -4", threads),
         ("generate --model m --prompt x", "--threads", "1000000", threads),
         ("generate --model m --prompt x", "--seed", "-1 1.5", seed),
+        ("generate --model m --prompt x", "--max-tokens", "-1 1e30", "a whole number from 0 to"),
+        ("train tiny/march --run OUT", "--stop-at", "-1 x", "a whole number from 0 to"),
         ("chat --model m", "--seed", "-1", seed),
         ("eval --model m --tasks mqar", "--threads", "1000000", threads),
         ("eval --model m --tasks mqar", "--samples", "0 -1 nan 1e30 18446744073709551615", count),
@@ -43,7 +45,12 @@ fn numbers_that_make_no_sense_are_refused() {
         ("init --config tiny/march --output OUT", "--seed", "-1 18446744073709551616 x", seed),
         ("data prepare --tokenizer bytes --output OUT t", "--threads", "1000000", threads),
         ("data prepare --tokenizer bytes --output OUT t", "--shard-tokens", "0 -1", count),
-        ("data train-tokenizer --output OUT t", "--vocab-size", "0 -1 1e30 9999999999999", count),
+        (
+            "data train-tokenizer --output OUT t",
+            "--vocab-size",
+            "-1 1e30 9999999999999",
+            "a whole number from 0 to",
+        ),
         ("demo --run OUT", "--steps", "0 -1", count),
         ("demo --run OUT", "--seed", "-1", seed),
         ("demo --run OUT", "--sweep", "nan inf 0 -1 1e-3,nan 1e999", "a number above 0"),
@@ -60,6 +67,22 @@ fn numbers_that_make_no_sense_are_refused() {
             assert!(!out.exists(), "{words:?}");
         }
     }
+}
+
+/// What a command itself refuses comes before its work, too.
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (model, book, output) = (path("model"), path("book.txt"), path("t.json"));
+    ok(&["init", "--config", "tiny/march", "--output", text(&model)]);
+    std::fs::write(&book, BOOK).unwrap();
+    let precision =
+        ["inspect", "precision", "--model", text(&model), "--text", text(&book), "--interval", "0"];
+    assert!(refused(&precision).starts_with("error: an anchor interval of 0 tokens"));
+    let learn = ["data", "train-tokenizer", "--output", text(&output), "--vocab-size", "0", text(&book)];
+    assert!(refused(&learn).contains("it must be between 257"));
+    assert!(!output.exists());
 }
 
 #[test]

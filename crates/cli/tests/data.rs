@@ -77,7 +77,7 @@ fn mistakes_are_answered() {
         (&["gone.txt"], "gone.txt: does not exist"),
         (&["--tokenizer", "none.json", "a.jsonl"], "cannot be used multiple times"),
         (&[], "required"),
-        (&["--shard-tokens", "0", "a.jsonl"], "0 tokens"),
+        (&["--shard-tokens", "0", "a.jsonl"], "from 1 to"),
     ] {
         let said = refused(&run(&with(more)));
         assert!(said.contains(names), "{said}");

@@ -72,7 +72,7 @@ struct Prepare {
 The same files give the same tokenizer."))]
 struct TrainTokenizer {
     /// How many ids: 256 bytes, <|endoftext|>, and what is learnt
-    #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
+    #[arg(long, value_name = "N", value_parser = number::whole::<usize>)]
     vocab_size: usize,
     /// The tokenizer.json to write
     #[arg(long, value_name = "FILE")]

@@ -130,7 +130,7 @@ impl Asked {
                 tasks.push(Task::open(text, length)?);
             }
         }
-        let output = Output::check_some(self.output.as_ref(), Kind::Results, &self.model.inputs())?;
+        let output = Output::check_some(self.output.as_deref(), Kind::Results, &self.model.inputs())?;
         let opened = self.model.open()?;
         let (model, policy) = (&opened.model, &opened.policy);
         let model_type = model.config().mixer.model_type();

@@ -53,7 +53,7 @@ impl EvalPolicies {
         let task = Task::open(&self.tasks, self.lengths)?;
         let inputs: Vec<&Path> =
             self.model.inputs().into_iter().chain(self.also.iter().map(PathBuf::as_path)).collect();
-        let plot = Output::check_some(self.plot.as_ref(), Kind::Picture, &inputs)?;
+        let plot = Output::check_some(self.plot.as_deref(), Kind::Picture, &inputs)?;
         let mut models = vec![self.model.open()?];
         for folder in &self.also {
             models.push(self.model.of(folder).open()?);

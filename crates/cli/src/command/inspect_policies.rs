@@ -59,7 +59,7 @@ impl InspectPolicies {
         let longest = self.lengths.last().copied().unwrap_or(0);
         let mut inputs = self.model.inputs();
         inputs.extend(self.text.as_deref());
-        let output = Output::check_some(self.output.as_ref(), Kind::Policies, &inputs)?;
+        let output = Output::check_some(self.output.as_deref(), Kind::Policies, &inputs)?;
         let opened = self.model.open()?;
         let policies = self.policies(&opened)?;
         let (text, name) = match &self.text {

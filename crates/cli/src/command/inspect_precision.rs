@@ -65,7 +65,9 @@ impl InspectPrecision {
     pub fn run(self) -> anyhow::Result<()> {
         let folder = open::newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
-        let vocabulary = checkpoint.config().vocab_size;
+        let model = Model::<Cpu>::new(checkpoint.config());
+        model.check_policy(&self.policy.over(model.policy()))?;
+        let vocabulary = model.config().vocab_size;
         let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
         let mut ids = tokenizer.encode(&open::text(&self.text)?)?;
         ids.truncate(self.tokens);

@@ -49,7 +49,7 @@ impl InspectRouting {
     pub fn run(self) -> anyhow::Result<()> {
         let mut inputs = self.model.inputs();
         inputs.push(&self.text);
-        let html = Output::check_some(self.html.as_ref(), Kind::Page, &inputs)?;
+        let html = Output::check_some(self.html.as_deref(), Kind::Page, &inputs)?;
         let text = open::text(&self.text)?;
         let opened = self.model.open()?;
         if opened.policy.interval.is_none() {

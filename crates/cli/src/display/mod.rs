@@ -44,15 +44,19 @@ pub fn bytes(count: usize) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// A number above 0 with at least three digits that tell something: 1,880.0, 12.3, 0.759, 0.0000201.
+/// A number above 0 with at least three digits that tell something: 1,880.0, 12.3, 0.759, 2.01e-5.
 pub fn figure(number: f64) -> String {
     if number >= 99.95 {
         let tenths = (10.0 * number).round() as usize;
         return format!("{}.{}", thousands(tenths / 10), tenths % 10);
     }
-    let leading = if number > 0.0 { number.log10().floor() as i32 } else { 0 };
-    let digits = (2 - leading).clamp(1, 20) as usize;
-    format!("{number:.digits$}")
+    match number {
+        9.995.. => format!("{number:.1}"),
+        0.9995.. => format!("{number:.2}"),
+        0.09995.. => format!("{number:.3}"),
+        0.009995.. => format!("{number:.4}"),
+        _ => format!("{number:.2e}"),
+    }
 }
 
 /// Operations of a second, with a unit: 108.8 TFLOP/s.
@@ -72,8 +76,11 @@ mod tests {
 
     #[test]
     fn small_numbers_keep_their_digits() {
-        let shown = [1880.04, 19290.1, 99.96, 99.94, 12.34, 0.7586, 2.01e-5, 0.0].map(figure);
-        assert_eq!(shown, ["1,880.0", "19,290.1", "100.0", "99.9", "12.3", "0.759", "0.0000201", "0.00"]);
+        let shown = [1880.04, 19290.1, 99.96, 99.94, 12.34, 2.5, 0.7586, 0.0123, 2.01e-5].map(figure);
+        assert_eq!(
+            shown,
+            ["1,880.0", "19,290.1", "100.0", "99.9", "12.3", "2.50", "0.759", "0.0123", "2.01e-5"]
+        );
         let shown = [1.088e14, 6.8007e12, 4.25e11, 1.997e7, 999.96, 0.5].map(flops);
         let expected = [
             "108.8 TFLOP/s",
