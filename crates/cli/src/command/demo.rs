@@ -249,7 +249,7 @@ impl Demo {
                 seconds,
                 curve,
                 accuracy: result.accuracy,
-                error: result.standard_error.unwrap_or(f64::NAN),
+                error: result.standard_error,
                 by_age: result.by_age.iter().map(age).collect(),
                 memory_bytes: result.memory_bytes,
                 tokens_per_second: result.tokens_per_second,
@@ -305,7 +305,7 @@ fn program() -> String {
 
 fn age(age: &AgeReport) -> page::Age {
     let correct = (age.accuracy * age.asked as f64).round() as u64;
-    let error = age.standard_error.unwrap_or(f64::NAN);
+    let error = age.standard_error;
     page::Age { from: age.from, to: age.to - 1, correct, asked: age.asked, error }
 }
 

@@ -150,22 +150,34 @@ impl Folder {
 
     /// The last step that the metrics have a line of.
     pub fn last_logged_step(&self) -> Result<u64> {
+        if !self.metrics().exists() {
+            return Ok(0);
+        }
         let lines = read_metrics(&self.metrics())?;
         Ok(lines.iter().filter_map(|line| line["step"].as_u64()).max().unwrap_or(0))
     }
 
     /// Takes the lines of steps after `step`, which will be made again, out of the metrics; they are kept in a file
-    /// of their own. The samples are written anew from what is left.
-    pub fn discard_metrics_after(&self, step: u64) -> Result<()> {
+    /// of their own. The samples are written anew from what is left. Gives how many lines are left, and refuses a
+    /// file that has not the number that it had when the checkpoint was written.
+    pub fn discard_metrics_after(&self, step: u64, expected: Option<u64>) -> Result<u64> {
         let path = self.metrics();
-        let whole = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        let whole = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
             Err(error) => return Err(Error::io(&path, "read")(error)),
         };
         let lines = read_metrics(&path)?;
         let (kept, discarded): (Vec<&Value>, Vec<&Value>) =
             lines.iter().partition(|line| line["step"].as_u64().is_some_and(|at| at <= step));
+        if let Some(expected) = expected.filter(|expected| *expected != kept.len() as u64) {
+            let message = format!(
+                "has {} lines up to step {step}, but had {expected} when the checkpoint of that step was written: \
+                 restore it from a copy, or move it away to continue without what it holds",
+                kept.len()
+            );
+            return Err(Error::damaged(&path, message));
+        }
         let text = |lines: &[&Value]| -> String {
             lines.iter().map(|line| format!("{}\n", seal(&line.to_string()))).collect()
         };
@@ -174,7 +186,7 @@ impl Folder {
         }
         // Lines of an earlier version of the program get their checksums here.
         let kept_text = text(&kept);
-        if kept_text != whole {
+        if kept_text.as_bytes() != whole {
             disk::replace(&path, kept_text.as_bytes())?;
         }
         let samples: String = kept
@@ -183,7 +195,8 @@ impl Folder {
                 Some(sample(line["step"].as_u64()?, line["prompt"].as_str()?, line["sample"].as_str()?))
             })
             .collect();
-        disk::replace(&self.path.join(SAMPLES_FILE), samples.as_bytes())
+        disk::replace(&self.path.join(SAMPLES_FILE), samples.as_bytes())?;
+        Ok(kept.len() as u64)
     }
 }
 

@@ -242,7 +242,9 @@ impl<'e, E: Engine> Run<'e, E> {
                 );
                 return Err(Error::config("--set", "train.steps", message));
             }
-            run.folder.discard_metrics_after(run.trainer.step())?;
+            let expected = run.progress.metric_lines;
+            let lines = run.folder.discard_metrics_after(run.trainer.step(), expected)?;
+            run.progress.metric_lines = Some(lines);
             let now = Record::new(&run.config, data, validation, init_from);
             if record.as_ref() != Some(&now) {
                 now.write(folder)?;
@@ -408,8 +410,12 @@ impl<'e, E: Engine> Run<'e, E> {
     }
 
     /// Adds a line to the metrics, in the process that writes.
-    fn log(&self, line: &Value) -> Result<()> {
-        if self.trainer.rank().0 == 0 { self.folder.log(line) } else { Ok(()) }
+    fn log(&mut self, line: &Value) -> Result<()> {
+        if self.trainer.rank().0 > 0 {
+            return Ok(());
+        }
+        *self.progress.metric_lines.get_or_insert(0) += 1;
+        self.folder.log(line)
     }
 
     fn validate(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
@@ -430,7 +436,7 @@ impl<'e, E: Engine> Run<'e, E> {
         if matches!(self.config.data.kind.as_str(), "batches" | "recall") {
             return Ok(());
         }
-        let (keys, step) = (&self.config.train, self.trainer.step());
+        let (keys, step) = (self.config.train.clone(), self.trainer.step());
         for (i, prompt) in keys.prompts.iter().enumerate() {
             let ids = self.tokenizer.encode(prompt)?;
             if ids.is_empty() {

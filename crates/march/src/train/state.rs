@@ -33,6 +33,9 @@ pub struct Progress {
     pub tokens: u64,
     /// The lowest validation loss so far and its step.
     pub best: Option<(u64, f64)>,
+    /// Lines of the run's metrics; none in checkpoints of earlier versions.
+    #[serde(default)]
+    pub metric_lines: Option<u64>,
 }
 
 /// Both moments of every parameter.
