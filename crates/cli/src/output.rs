@@ -18,6 +18,8 @@ pub enum Kind {
     Logits,
     /// A `tokenizer.json`.
     Tokenizer,
+    /// The checksum beside a `tokenizer.json`.
+    Checksum,
     /// Of `march eval`.
     Results,
     /// Of `march inspect policies`.
@@ -31,13 +33,16 @@ pub enum Kind {
 }
 
 /// Names in a folder of a model or a run that belong to it, whether or not the folder has such a file.
-const OWN_NAMES: [&str; 8] = [
+const OWN_NAMES: [&str; 11] = [
+    "checksums.json",
     "config.json",
     "config.toml",
     "environment.json",
+    "metrics-discarded.jsonl",
     "metrics.jsonl",
     "optimizer.safetensors",
     "progress.json",
+    "run.json",
     "samples.txt",
     "tokenizer.json",
 ];
@@ -181,6 +186,10 @@ impl Kind {
         match self {
             Self::Logits => safetensors_names(file, size).is_some_and(|names| names.get("logits").is_some()),
             Self::Tokenizer => json(file, size).is_some_and(|object| object["model"].is_object()),
+            Self::Checksum => {
+                let bytes = beginning(file);
+                bytes.len() > 64 && bytes[..64].iter().all(u8::is_ascii_hexdigit) && bytes[64] == b' '
+            }
             Self::Results => json(file, size)
                 .is_some_and(|object| object["format"].is_u64() && object["results"].is_array()),
             Self::Policies => json(file, size)
@@ -196,6 +205,7 @@ impl Kind {
         match self {
             Self::Logits => "does not hold logits",
             Self::Tokenizer => "is not a tokenizer.json",
+            Self::Checksum => "is not the checksum of a tokenizer.json",
             Self::Results => "does not hold results of `march eval`",
             Self::Policies => "does not hold numbers of `march inspect policies`",
             Self::Page => "is not a page of this program",

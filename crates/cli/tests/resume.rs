@@ -67,7 +67,7 @@ fn a_flipped_bit_of_a_checkpoint_is_noticed() {
     for (number, file) in ["model", "optimizer"].iter().enumerate() {
         let run = folder.path().join(file);
         train(&config, &run, &["--stop-at", "8"]);
-        flip(&step(&run, 8).join(format!("{file}.safetensors")), 5000 + 77 * number);
+        flip(&step(&run, 8).join(format!("{file}.safetensors")), 30_000 + 77 * number);
         if *file == "model" {
             let errors = refused(&["generate", "--model", text(&run), "--prompt", "a", "--max-tokens", "2"]);
             assert!(errors.contains("model.safetensors") && errors.contains("checksum"), "{errors}");

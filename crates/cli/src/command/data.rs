@@ -174,7 +174,8 @@ fn summary(meta: &Meta, status: &Status, seconds: f64) -> String {
 impl TrainTokenizer {
     fn run(self) -> anyhow::Result<()> {
         let inputs: Vec<&Path> = self.files.iter().map(PathBuf::as_path).collect();
-        let output = Output::check(&self.output, Kind::Tokenizer, &inputs)?;
+        Output::check(&self.output, Kind::Tokenizer, &inputs)?;
+        Output::check(&self.output.with_added_extension("sha256"), Kind::Checksum, &inputs)?;
         let mut progress = Progress::new("learning", "tokens", 0);
         let mut watch = |what: &str, done: u64, of: u64| {
             progress.show(|_| format!("{what} {} of {}", thousands(done as usize), thousands(of as usize)));
@@ -182,7 +183,7 @@ impl TrainTokenizer {
         let tokenizer =
             train_tokenizer(&self.files, &self.text_column, self.vocab_size, self.skip_bad, &mut watch)?;
         let seconds = progress.finish().as_secs_f64();
-        output.write(&tokenizer.to_json())?;
+        tokenizer.save(&self.output)?;
         let learnt = tokenizer.vocabulary();
         say!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
         if learnt < self.vocab_size {
