@@ -4,7 +4,7 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use common::{Case, KINDS, invariant, small, tokens};
+use common::{Case, KINDS, assert_close, invariant, small, tokens};
 use march::engine::{Cpu, Engine, Tape};
 use march::generate::{
     Ended, Generator, Limits, PIECE_TOKENS, Sampling, Text, Written, call_tokens, continue_text,
@@ -101,6 +101,27 @@ fn long_prompts_are_read_in_pieces() {
     read(&mut generator, &prompt[prompt.len() - 5..]);
     assert_eq!(generator.next_token().unwrap() as usize, best.unwrap());
     assert_eq!(generator.text().bank().bytes(&engine), bank.bytes(&engine));
+}
+
+/// A prompt that comes in two parts gives the bits of one that comes whole. The log-linear model computes chunks of 16
+/// tokens from the states before them, and the tokens of a chunk that a call ends in one by one: it rounds otherwise then.
+#[test]
+fn where_a_prompt_is_cut() {
+    let engine = invariant();
+    let ids = tokens(300, 37, 6);
+    for kind in KINDS {
+        let case = Case::new(&engine, &small(kind));
+        let policy = case.model.policy();
+        let whole = case.extend(&ids, &policy, &[300]);
+        for cut in [64, 128, 256, 16, 48, 208, 1, 37, 63, 65, 100, 299] {
+            let got = case.extend(&ids, &policy, &[cut, 300]);
+            if kind == "log_linear_gated_deltanet" && cut % 16 != 0 {
+                assert_close(&format!("{kind}, cut at {cut}"), &got, &whole, 1e-5);
+            } else {
+                assert!(got == whole, "{kind}, cut at {cut}");
+            }
+        }
+    }
 }
 
 /// A call of a large model is short, and always on the grid.

@@ -19,6 +19,7 @@ pub mod inspect_training;
 pub mod logits;
 mod open;
 mod policy;
+mod prompt;
 pub mod report;
 pub mod train;
 mod writing;
