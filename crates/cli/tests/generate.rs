@@ -1,56 +1,22 @@
 //! Text as a user has it written: prompts, seeds, chats; and what a text reads of its own past.
 
 mod common;
+#[path = "common/writing.rs"]
+mod writing;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use common::{ok, refused};
+use common::{ok, refused, text};
 use safetensors::SafeTensors;
 use serde_json::Value;
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
+use writing::{start, trained, with_input};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)
-}
-
-/// A model that has learned to write letters.
-fn trained(folder: &Path) -> PathBuf {
-    let config = "extends = \"tiny/march\"\n[model]\nhidden_size = 16\nnum_hidden_layers = 2\n\
-         intermediate_size = 24\nnum_heads = 2\nhead_dim = 4\nanchor_interval = 24\nrouting_dim = 4\n\
-         [data]\nsequence_length = 64\n[train]\nsteps = 60\ntokens_per_step = 256\nmicro_batch = 4\n\
-         learning_rate = 1e-2\nvalidate_every = 60\nvalidation_sequences = 1\nsave_every = 60\n";
-    let (file, run) = (folder.join("small.toml"), folder.join("run"));
-    fs::write(&file, config).unwrap();
-    ok(&["train", text(&file), "--run", text(&run), "--threads", "1"]);
-    run.join("checkpoints/step-60")
-}
-
-fn start(arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_march"))
-        .args(arguments)
-        .args(["--threads", "1"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
-
-/// What a command that must succeed prints, and what it says on the side, with `input` on its standard input.
-fn with_input(arguments: &[&str], input: &str) -> (String, String) {
-    let mut child = start(arguments);
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let out = child.wait_with_output().unwrap();
-    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(out.status.success(), "march {arguments:?}: {errors}");
-    (String::from_utf8(out.stdout).unwrap(), errors)
 }
 
 #[test]
@@ -90,11 +56,18 @@ fn prompts_from_anywhere() {
 
     let refuse = |flags: &[&str]| refused(&[&["generate", "--model", text(&model)], flags].concat());
     assert!(refuse(&["--prompt", "a", "--top-p", "0"]).contains("top-p of 0"));
-    assert!(refuse(&["--prompt", "a", "--temperature=-1"]).contains("temperature of -1"));
+    assert!(refuse(&["--prompt", "a", "--temperature", "-1"]).contains("temperature of -1"));
+    for flag in ["--seed", "--max-tokens", "--top-k", "--penalty-window"] {
+        let errors = refuse(&["--prompt", "a", flag, "-1"]);
+        assert!(errors.contains("'-1'") && errors.contains("a whole number from 0 to 2^64 − 1"), "{errors}");
+    }
+    assert!(refuse(&["--prompt", "a", "--top-p", "half"]).contains("it must be a number"));
     assert!(refuse(&["--prompt", "a", "--prompt-file", "b"]).contains("cannot be used"));
     assert!(refuse(&["--prompt-file", "nowhere.txt"]).contains("nowhere.txt: could not read"));
-    fs::write(&file, [0xFF, 0xFE]).unwrap();
-    assert!(refuse(&["--prompt-file", text(&file)]).contains("not UTF-8"));
+    fs::write(&file, [&prompt.as_bytes()[..7], &[0xFF]].concat()).unwrap();
+    let errors = refuse(&["--prompt-file", text(&file)]);
+    assert!(errors.contains("prompt.txt: the text is not UTF-8: byte 7 "), "{errors}");
+    assert!(refuse(&["--prompt-file", text(folder.path())]).contains("is a folder"));
     let golden = golden("march");
     let errors = refused(&["generate", "--model", text(&golden), "--prompt", "a"]);
     assert!(errors.contains("no `tokenizer.json`") && errors.contains("vocabulary of 61"), "{errors}");

@@ -22,25 +22,20 @@ pub struct Mapped {
 impl Mapped {
     /// Maps a file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Self::open_first(path, usize::MAX)
-    }
-
-    /// Maps the first `bytes` of a file, or all where it is shorter.
-    pub fn open_first(path: &Path, bytes: usize) -> io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
         let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
-        if length.min(bytes) == 0 {
+        if length == 0 {
             return Ok(Self { path: path.into(), map: None });
         }
         #[allow(unsafe_code)]
         // SAFETY: the bytes must not change, nor the file be cut short, while it is mapped. Files that are
-        // opened this way are checkpoints, shards and state banks: they are replaced by rename, which leaves the
-        // mapped file as it was, or written to behind what is mapped.
-        let map = unsafe { MmapOptions::new().len(length.min(bytes)).map(&file) }?;
+        // opened this way are checkpoints and shards: they are replaced by rename, which leaves the mapped file as it
+        // was.
+        let map = unsafe { MmapOptions::new().len(length).map(&file) }?;
         Ok(Self { path: path.into(), map: Some(map) })
     }
 
@@ -115,9 +110,12 @@ impl Mapped {
 }
 
 /// Numbers of which any bytes are one, and that have no other bytes between them.
-pub(crate) trait Plain: Copy + std::fmt::Debug + 'static {
+pub(crate) trait Plain: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
     /// Adds the number's bytes, the lowest first.
     fn write_to(self, bytes: &mut Vec<u8>);
+
+    /// The number whose bytes, the lowest first, are those that this one has in memory.
+    fn of_file(self) -> Self;
 }
 
 macro_rules! plain {
@@ -125,6 +123,10 @@ macro_rules! plain {
         $(impl Plain for $number {
             fn write_to(self, bytes: &mut Vec<u8>) {
                 bytes.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn of_file(self) -> Self {
+                Self::from_le_bytes(self.to_ne_bytes())
             }
         })*
     };
@@ -148,4 +150,12 @@ pub(crate) fn plain_bytes<T: Plain>(numbers: &[T]) -> Cow<'_, [u8]> {
     // SAFETY: a `Plain` number has no bytes that are not initialised, and bytes lie on any address.
     let (_, bytes, _) = unsafe { numbers.align_to::<u8>() };
     Cow::Borrowed(bytes)
+}
+
+/// The memory of numbers, to be filled with bytes.
+pub(crate) fn plain_bytes_mut<T: Plain>(numbers: &mut [T]) -> &mut [u8] {
+    #[allow(unsafe_code)]
+    // SAFETY: any bytes are a `Plain` number, which has no others between them, and bytes lie on any address.
+    let (_, bytes, _) = unsafe { numbers.align_to_mut::<u8>() };
+    bytes
 }

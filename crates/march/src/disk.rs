@@ -105,7 +105,7 @@ impl Lock {
 }
 
 /// Whether an open file is still the one that its path names.
-fn is_at(file: &File, path: &Path) -> bool {
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;

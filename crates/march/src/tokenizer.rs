@@ -2,6 +2,7 @@
 
 mod byte_level;
 mod sum;
+mod pieces;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +14,7 @@ use tokenizers::models::ModelWrapper;
 
 pub(crate) use self::byte_level::words;
 use self::byte_level::{ByteLevel, Cut};
+pub use self::pieces::Pieces;
 use crate::disk;
 use crate::error::{Error, Result};
 
@@ -196,6 +198,11 @@ impl Tokenizer {
         Encoder { tokenizer: self, cache: byte_level::Cache::default() }
     }
 
+    /// What encodes a text that comes in pieces.
+    pub fn pieces(&self) -> Pieces<'_> {
+        Pieces::new(self)
+    }
+
     /// The text of ids. Bytes that are not UTF-8 become U+FFFD, and so do ids that the tokenizer does not
     /// have, which a model with a larger vocabulary can draw; the end of a text is spelt out.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
@@ -253,9 +260,14 @@ impl Tokenizer {
     /// Cuts a text into parts of `size` bytes or a little more whose ids, one part after the other, are those of
     /// the whole text. Where the tokenizer allows no such cut, the parts are larger or the text stays whole.
     pub(crate) fn parts<'t>(&self, text: &'t str, size: usize) -> Vec<&'t str> {
+        self.cut().map_or(vec![text], |cut| cut.parts(text, size))
+    }
+
+    /// Where texts can be cut without changing their ids; none where that is not known.
+    fn cut(&self) -> Option<Cut> {
         match &self.kind {
-            Kind::Bytes => Cut::Anywhere.parts(text, size),
-            Kind::File(file) => file.cut.map_or(vec![text], |cut| cut.parts(text, size)),
+            Kind::Bytes => Some(Cut::Anywhere),
+            Kind::File(file) => file.cut,
         }
     }
 }

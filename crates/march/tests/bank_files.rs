@@ -1,6 +1,8 @@
 //! Banks as files: save, load, append, fork, roll back; damage and wrong tags.
 
 mod common;
+#[path = "bank_files/places.rs"]
+mod places;
 #[path = "bank_files/refusals.rs"]
 mod refusals;
 

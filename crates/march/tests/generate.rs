@@ -4,9 +4,12 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use common::{Case, KINDS, invariant, small, tokens};
+use common::{Case, KINDS, assert_close, invariant, small, tokens};
 use march::engine::{Cpu, Engine, Tape};
-use march::generate::{Ended, Generator, Limits, PIECE_TOKENS, Sampling, Written, continue_text};
+use march::generate::{
+    Ended, Generator, Limits, PIECE_TOKENS, Sampling, Text, Written, call_tokens, continue_text,
+};
+use march::memory::{BankFile, BankTag, Rollback};
 use march::model::Batch;
 use march::tokenizer::Tokenizer;
 
@@ -92,10 +95,114 @@ fn long_prompts_are_read_in_pieces() {
         })
         .unwrap();
     assert_eq!((whole, left), (false, vec![PIECE_TOKENS + 5, 5]));
-    assert_eq!(generator.text().tokens(), prompt.len());
-    // What was broken off goes on.
+    // What was not read is not part of the text, and can be read later.
+    assert_eq!(generator.text().tokens(), prompt.len() - 5);
+    assert!(generator.text().can_continue());
+    read(&mut generator, &prompt[prompt.len() - 5..]);
     assert_eq!(generator.next_token().unwrap() as usize, best.unwrap());
     assert_eq!(generator.text().bank().bytes(&engine), bank.bytes(&engine));
+}
+
+/// A prompt that comes in two parts gives the bits of one that comes whole. The log-linear model computes chunks of 16
+/// tokens from the states before them, and the tokens of a chunk that a call ends in one by one: it rounds otherwise then.
+#[test]
+fn where_a_prompt_is_cut() {
+    let engine = invariant();
+    let ids = tokens(300, 37, 6);
+    for kind in KINDS {
+        let case = Case::new(&engine, &small(kind));
+        let policy = case.model.policy();
+        let whole = case.extend(&ids, &policy, &[300]);
+        for cut in [64, 128, 256, 16, 48, 208, 1, 37, 63, 65, 100, 299] {
+            let got = case.extend(&ids, &policy, &[cut, 300]);
+            if kind == "log_linear_gated_deltanet" && cut % 16 != 0 {
+                assert_close(&format!("{kind}, cut at {cut}"), &got, &whole, 1e-5);
+            } else {
+                assert!(got == whole, "{kind}, cut at {cut}");
+            }
+        }
+    }
+}
+
+/// A call of a large model is short, and always on the grid.
+#[test]
+fn large_models_read_few_tokens_in_a_call() {
+    for (parameters, tokens) in [
+        (0, 2048),
+        (1_000_000, 2048),
+        (100_000_000, 960),
+        (700_000_000, 128),
+        (1_500_000_000, 64),
+        (usize::MAX, 64),
+    ] {
+        assert_eq!(call_tokens(parameters), tokens, "{parameters} parameters");
+    }
+    let engine = invariant();
+    let case = Case::new(&engine, &small("march"));
+    let mut generator = generator(&case, GREEDY);
+    assert_eq!(
+        [0, 2047, 2048, 2049, 5000].map(|count| generator.whole_calls(count)),
+        [0, 0, 2048, 2048, 4096]
+    );
+    read(&mut generator, &[1, 2, 3]);
+    assert_eq!(
+        [0, 2044, 2045, 2046, 4093].map(|count| generator.whole_calls(count)),
+        [0, 0, 2045, 2045, 4093]
+    );
+}
+
+/// A text that is saved and goes on later, without a new token, is the text that never stopped.
+#[test]
+fn saved_and_continued_is_never_having_stopped() {
+    let engine = invariant();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bank");
+    for kind in KINDS {
+        let case = Case::new(&engine, &small(kind));
+        let fingerprint = case.model.fingerprint(&engine, &case.parameters).unwrap();
+        let tag = BankTag::new(&case.model, fingerprint, &Tokenizer::bytes());
+        for sampling in [GREEDY, Sampling { repetition_penalty: 1.4, penalty_window: 40, ..GREEDY }] {
+            let mut whole = generator(&case, sampling);
+            read(&mut whole, &tokens(70, 37, 5));
+            let want = next(&mut whole, 40);
+            // The first part needs no memory of the tokens; the second does.
+            let mut parts = generator(&case, sampling);
+            read(&mut parts, &tokens(70, 37, 5));
+            let mut got = Vec::new();
+            for count in [10, 1, 29] {
+                got.extend(next(&mut parts, count));
+                let _ = std::fs::remove_file(&path);
+                parts.save(&path, &tag).unwrap();
+                let file = BankFile::open(&path).unwrap();
+                file.verify().unwrap();
+                let text = Text::load(&engine, &case.model, &file, &tag, None).unwrap();
+                assert!(text.can_continue());
+                parts = generator(&case, sampling);
+                parts.set_text(text);
+            }
+            assert_eq!(got, want, "{kind} {sampling:?}");
+        }
+    }
+}
+
+#[test]
+fn going_back_by_tokens() {
+    let engine = invariant();
+    let case = Case::new(&engine, &small("march"));
+    let ids = tokens(100, 37, 5);
+    let mut generator = generator(&case, GREEDY);
+    read(&mut generator, &ids);
+    assert_eq!(generator.rollback(100).unwrap(), None);
+    assert!(generator.text().can_continue());
+    let error = generator.rollback(101).unwrap_err().to_string();
+    assert!(error.contains("the text has 100 tokens"), "{error}");
+    let (anchor, exactness) = generator.rollback(50).unwrap().unwrap();
+    assert_eq!((anchor.ordinal, anchor.position, exactness), (3, 48, Rollback::Exact));
+    assert!(!generator.text().can_continue() && generator.text().tokens() == 48);
+    let error = generator.rollback(15).unwrap_err().to_string();
+    assert!(error.contains("at or before 15 tokens") && error.contains("after 16 tokens"), "{error}");
+    read(&mut generator, &ids[48..60]);
+    assert_eq!(next(&mut generator, 20), plain(&case, &ids[..60], 20));
 }
 
 #[test]

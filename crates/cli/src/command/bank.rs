@@ -1,10 +1,13 @@
 //! Where a command's bank comes from and where it goes.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use march::disk::Lock;
 use march::engine::Cpu;
-use march::memory::{BankFile, BankTag, StateBank};
+use march::generate::{Generator, Text};
+use march::memory::{BankFile, BankTag, Rollback, StateBank};
 
 use super::open::Opened;
 use crate::display::{bytes, thousands};
@@ -14,30 +17,122 @@ pub fn empty(opened: &Opened) -> anyhow::Result<StateBank<Cpu>> {
     Ok(opened.model.bank(opened.policy.clone())?)
 }
 
-/// A bank from a file, with its own policy but for what the flags change.
-pub fn load(opened: &Opened, path: &Path) -> anyhow::Result<StateBank<Cpu>> {
-    let file = BankFile::open(path)?;
+/// The text of a file, with the bank's own policy but for what the flags change.
+pub fn load(opened: &Opened, file: &BankFile) -> anyhow::Result<Text<Cpu>> {
     let policy = opened.flags.over(file.policy().clone());
-    Ok(file.load(&opened.engine, &opened.model, &tag(opened)?, Some(&policy))?)
+    Ok(Text::load(&opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
 }
 
-/// Refuses a place where a bank cannot be written, before there is one to lose.
-pub fn check_place(path: &Path) -> anyhow::Result<()> {
-    if path.is_dir() {
-        bail!("{}: is a folder; name a file for the memory", path.display());
-    }
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        bail!("{}: there is no folder {}; make it first", path.display(), folder.display());
-    }
-    if path.metadata().is_ok_and(|file| file.len() > 0) {
-        BankFile::open(path).context("the file is there and is no sound bank to write over; name another")?;
-    }
-    Ok(())
+/// How a command says that a file holds another text, and what can be done.
+pub struct Advice {
+    pub go_on: &'static str,
+    pub replace: &'static str,
 }
 
-/// Writes a bank to a file; only what is new, where the file holds its beginning.
-pub fn save(opened: &Opened, bank: &StateBank<Cpu>, path: &Path) -> anyhow::Result<()> {
-    Ok(bank.append(&opened.engine, path, &tag(opened)?)?)
+/// A place for a bank, which no other process writes to as long as this is held.
+pub struct Place {
+    path: PathBuf,
+    real: PathBuf,
+    _lock: Lock,
+}
+
+impl Place {
+    /// Takes a place, before there is a bank to lose. Refused is one that another process writes to.
+    pub fn take(path: &Path) -> anyhow::Result<Self> {
+        let shown = path.display();
+        let real = real(path)?;
+        let (Some(name), false) = (real.file_name(), real.is_dir()) else {
+            bail!("{shown}: is a folder; name a file for the memory")
+        };
+        let mut lock = OsString::from(".");
+        lock.push(name);
+        lock.push(".lock");
+        let held = real.with_file_name(lock);
+        let Some(lock) = Lock::take(&held)? else {
+            bail!(
+                "{shown}: another process is writing this bank (it holds {}); wait until it has ended, or name another \
+                 file",
+                held.display()
+            );
+        };
+        Ok(Self { path: path.into(), real, _lock: lock })
+    }
+
+    /// Refuses a file that is no sound bank and, unless `force` is given, a bank that is not one of `own`, which the
+    /// text to be saved goes on from ([`BankFile::identity`]).
+    pub fn check(&self, own: &[String], force: bool, advice: &Advice) -> anyhow::Result<()> {
+        let Ok(metadata) = self.real.metadata() else { return Ok(()) };
+        let shown = self.path.display();
+        if !metadata.is_file() {
+            bail!("{shown}: is not a regular file; name another file for the memory");
+        }
+        if metadata.len() == 0 {
+            return Ok(());
+        }
+        let file = BankFile::open(&self.path).and_then(|file| file.verify().map(|()| file));
+        let file = file.context(
+            "the file is there and is no sound bank, so it is not written over; delete it first, or name another",
+        )?;
+        if force || own.iter().any(|own| own == file.identity()) {
+            return Ok(());
+        }
+        bail!("{shown}: {}", other_text(&file, advice))
+    }
+
+    /// Writes the text's bank; only what is new, where the file holds its beginning.
+    pub fn save(&self, opened: &Opened, generator: &mut Generator<'_, Cpu>) -> anyhow::Result<()> {
+        Ok(generator.save(&self.path, &tag(opened)?)?)
+    }
+
+    /// As it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn other_text(file: &BankFile, advice: &Advice) -> String {
+    let (tag, tokens) = (file.tag(), thousands(file.timeline().position));
+    let model: String = tag.model.chars().take(12).collect();
+    format!(
+        "holds the bank of another text ({tokens} tokens, model {} {model}…); {}, choose another path, or {} to replace it",
+        tag.model_type, advice.go_on, advice.replace
+    )
+}
+
+/// The file that a path leads to, or would lead to if it were there.
+fn real(path: &Path) -> anyhow::Result<PathBuf> {
+    if let Ok(real) = std::fs::canonicalize(path) {
+        return Ok(real);
+    }
+    if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
+        bail!("{}: is a link to a file that is not there; remove it, or name another file", path.display());
+    }
+    let Some(name) = path.file_name() else { bail!("{}: is not the name of a file", path.display()) };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match std::fs::canonicalize(folder) {
+        Ok(folder) if folder.is_dir() => Ok(folder.join(name)),
+        _ => bail!("{}: there is no folder {}; make it first", path.display(), folder.display()),
+    }
+}
+
+/// Goes back to the last kept anchor that is at most so many tokens into the text; gives what there is to say.
+pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Result<String> {
+    let before = generator.text().tokens();
+    Ok(match generator.rollback(tokens)? {
+        None => format!("the text ends at {} tokens already", thousands(before)),
+        Some((anchor, rollback)) => {
+            let exactness = match rollback {
+                Rollback::Exact => "exactly as it was".into(),
+                Rollback::Approximate(why) => format!("near what it was: {why}"),
+            };
+            format!(
+                "back from {} to {} tokens, anchor {}, {exactness}",
+                thousands(before),
+                thousands(anchor.position),
+                anchor.ordinal
+            )
+        }
+    })
 }
 
 /// What the model's banks belong to.

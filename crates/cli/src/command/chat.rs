@@ -8,11 +8,13 @@ use std::path::Path;
 use clap::Args;
 use march::engine::Cpu;
 use march::generate::{Ended, Generator, Limits, Text};
+use march::memory::BankFile;
 
-use super::bank;
+use super::bank::{self, Advice, Place};
 use super::open::{ModelArgs, Opened};
 use super::writing::{WritingArgs, show, unescape};
 use crate::display::Progress;
+use crate::display::out::note;
 use crate::interrupt;
 
 /// Talk with a model whose memory stays from turn to turn.
@@ -26,24 +28,32 @@ slash are commands; /help lists them. Ctrl-C ends an answer.")]
 pub struct Chat {
     #[command(flatten)]
     model: ModelArgs,
-    /// What stands before what you say; \\n, \\t and \\\\ are understood
-    #[arg(long, value_name = "TEXT", default_value = r"\nUser: ", value_parser = unescape)]
+    /// What stands before what you say; \n, \t and \\ are understood [default: '\nUser: ']
+    // Shown by hand: clap doubles the backslashes of a default with a space.
+    #[arg(
+        long, value_name = "TEXT", default_value = r"\nUser: ", hide_default_value = true, value_parser = unescape
+    )]
     user_prefix: String,
-    /// What stands between that and the answer
-    #[arg(long, value_name = "TEXT", default_value = r"\nAssistant:", value_parser = unescape)]
+    /// What stands between that and the answer [default: '\nAssistant:']
+    #[arg(
+        long, value_name = "TEXT", default_value = r"\nAssistant:", hide_default_value = true, value_parser = unescape
+    )]
     assistant_prefix: String,
     #[command(flatten)]
     writing: WritingArgs,
 }
 
 const HELP: &str = "\
-/help         these lines
-/memory       how much was said, and what is kept of it
-/undo         take the last turn back
-/reset        forget everything
-/save FILE    write the memory to a file
-/load FILE    go on from such a file
-/quit         end; so does the end of the input";
+/help                 these lines
+/memory               how much was said, and what is kept of it
+/undo                 take the last turn back
+/rollback N           go back to the last kept anchor at or before N tokens
+/reset                forget everything
+/save [--force] FILE  write the memory to a file; with --force also over that of another text
+/load FILE            go on from such a file
+/quit                 end; so does the end of the input";
+
+const ADVICE: Advice = Advice { go_on: "continue it with /load", replace: "/save --force FILE" };
 
 /// Turns that can be taken back; each keeps a state of every layer.
 const UNDO_TURNS: usize = 8;
@@ -58,8 +68,8 @@ impl Chat {
         let mut limits = self.writing.limits();
         limits.stop.push(self.user_prefix.trim_end().to_string());
         let generator = opened.generator(bank::empty(&opened)?, sampling)?;
-        let talk = Talk { chat: &self, opened: &opened, limits, generator, forks: VecDeque::new() };
-        talk.run()
+        let (forks, own) = (VecDeque::new(), Vec::new());
+        Talk { chat: &self, opened: &opened, limits, generator, forks, own }.run()
     }
 }
 
@@ -71,6 +81,8 @@ struct Talk<'a> {
     generator: Generator<'a, Cpu>,
     /// The text before each of the last turns.
     forks: VecDeque<Text<Cpu>>,
+    /// The files' contents that this text was loaded from or saved as ([`BankFile::identity`]).
+    own: Vec<String>,
 }
 
 impl Talk<'_> {
@@ -78,14 +90,14 @@ impl Talk<'_> {
         let mut stdin = std::io::stdin().lock();
         let terminal = stdin.is_terminal();
         if terminal {
-            eprintln!("/help lists the commands; /quit or Ctrl-D ends");
+            note!("/help lists the commands; /quit or Ctrl-D ends");
         }
         let mut line = Vec::new();
         loop {
             if terminal {
-                eprint!("> ");
                 // The prompt is a courtesy.
-                let _ = std::io::stderr().flush();
+                let mut aside = std::io::stderr();
+                let _ = write!(aside, "> ").and_then(|()| aside.flush());
             }
             line.clear();
             if stdin.read_until(b'\n', &mut line)? == 0 {
@@ -97,8 +109,8 @@ impl Talk<'_> {
             match text.strip_prefix('/') {
                 Some("quit") => return Ok(()),
                 Some(command) => match self.command(command) {
-                    Ok(said) => eprintln!("{said}"),
-                    Err(error) => eprintln!("{error:#}"),
+                    Ok(said) => note!("{said}"),
+                    Err(error) => note!("{error:#}"),
                 },
                 None if text.is_empty() => {}
                 None => {
@@ -123,16 +135,21 @@ impl Talk<'_> {
         progress.finish();
         if !whole {
             self.generator.set_text(before);
-            eprintln!("the turn was not read to its end and is taken back");
+            note!("the turn was not read to its end and is taken back");
             return Ok(Ended::Asked);
         }
         let written = self.generator.write(&self.opened.tokenizer, &self.limits, &mut show)?;
         let _ = show("\n");
+        self.remember(before);
+        Ok(written.ended)
+    }
+
+    /// Keeps a text for `/undo`.
+    fn remember(&mut self, before: Text<Cpu>) {
         self.forks.push_back(before);
         if self.forks.len() > UNDO_TURNS {
             self.forks.pop_front();
         }
-        Ok(written.ended)
     }
 
     /// Does what a command asks for; gives what there is to say.
@@ -146,19 +163,39 @@ impl Talk<'_> {
                 Some(text) => self.generator.set_text(text),
                 None => return Ok(format!("no turn to take back; the last {UNDO_TURNS} can be")),
             },
+            "rollback" => {
+                let Ok(tokens) = file.parse() else {
+                    return Ok("name a number of tokens: /rollback N".into());
+                };
+                let before = self.generator.text().clone();
+                let said = bank::rollback(&mut self.generator, tokens)?;
+                self.remember(before);
+                return Ok(said);
+            }
             "reset" => {
                 self.forks.clear();
+                self.own.clear();
                 self.generator.set_text(Text::new(bank::empty(self.opened)?));
             }
-            "save" | "load" if file.is_empty() => return Ok(format!("name a file: /{name} FILE")),
             "save" => {
-                bank::check_place(Path::new(file))?;
-                bank::save(self.opened, self.generator.bank()?, Path::new(file))?;
+                let (force, file) = match file.strip_prefix("--force") {
+                    Some(rest) if rest.is_empty() || rest.starts_with(' ') => (true, rest.trim_start()),
+                    _ => (false, file),
+                };
+                if file.is_empty() {
+                    return Ok("name a file: /save FILE".into());
+                }
+                let place = Place::take(Path::new(file))?;
+                place.check(&self.own, force, &ADVICE)?;
+                place.save(self.opened, &mut self.generator)?;
+                self.own.push(BankFile::open(place.path())?.identity().into());
             }
+            "load" if file.is_empty() => return Ok("name a file: /load FILE".into()),
             "load" => {
-                let bank = bank::load(self.opened, Path::new(file))?;
+                let file = BankFile::open(Path::new(file))?;
+                self.generator.set_text(bank::load(self.opened, &file)?);
                 self.forks.clear();
-                self.generator.set_text(Text::new(bank));
+                self.own = vec![file.identity().into()];
             }
             _ => return Ok(format!("there is no /{name}; /help lists the commands")),
         }

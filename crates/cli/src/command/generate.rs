@@ -1,19 +1,23 @@
 //! `march generate`: a prompt, continued.
 
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::generate::Ended;
+use march::engine::Cpu;
+use march::generate::{Ended, Generator};
+use march::memory::BankFile;
 use march::tokenizer::Tokenizer;
 
-use super::bank;
+use super::bank::{self, Advice, Place};
 use super::open::ModelArgs;
-use super::writing::{WritingArgs, reason, show};
-use crate::display::{Progress, thousands};
+use super::prompt::{Next, Prompt};
+use super::writing::{WritingArgs, reason, show, whole};
+use crate::display::out::{note, say};
+use crate::display::{Progress, left, thousands};
 use crate::interrupt;
 
 /// Continue a prompt, as the model would.
@@ -23,10 +27,12 @@ use crate::interrupt;
   march generate --model models/tiny-march --prompt-file book.txt --interval 128 --retention fenwick
   march generate --model models/tiny-march --prompt-file book.txt --max-tokens 1 --save-bank book.safetensors
   march generate --model models/tiny-march --bank book.safetensors --prompt 'And then'
+  march generate --model models/tiny-march --bank book.safetensors --prompt ''
+  march generate --model models/tiny-march --bank book.safetensors --rollback 4096 --prompt 'Instead,'
   cat book.txt | march generate --model models/tiny-march --temperature 0
 
 The text goes to the standard output, without the prompt; how long it took and what is kept of the text to the standard
-error. An empty prompt begins a new text. Ctrl-C ends the text where it is.")]
+error. An empty prompt continues the text of --bank, or begins a new one. Ctrl-C ends the text where it is.")]
 pub struct Generate {
     #[command(flatten)]
     model: ModelArgs,
@@ -39,39 +45,45 @@ pub struct Generate {
     /// Go on after the text that this file is the memory of
     #[arg(long, value_name = "FILE")]
     bank: Option<PathBuf>,
+    /// First go back to the last kept anchor at or before so many tokens of that text
+    #[arg(
+        long, value_name = "N", requires = "bank", value_parser = whole::<usize>, allow_negative_numbers = true
+    )]
+    rollback: Option<usize>,
     /// Write the memory of all the text to this file; only what is new, where it holds the beginning
     #[arg(long, value_name = "FILE")]
     save_bank: Option<PathBuf>,
+    /// Let --save-bank replace the bank of another text
+    #[arg(long, requires = "save_bank")]
+    force: bool,
     #[command(flatten)]
     writing: WritingArgs,
 }
+
+const ADVICE: Advice = Advice { go_on: "continue it with --bank", replace: "pass --force" };
 
 impl Generate {
     /// Writes until something ends the text.
     pub fn run(self) -> anyhow::Result<()> {
         let sampling = self.writing.sampling();
         sampling.check()?;
-        let prompt = self.prompt()?;
-        self.save_bank.as_deref().map_or(Ok(()), bank::check_place)?;
+        let prompt = Prompt::open(self.prompt.as_deref(), self.prompt_file.as_deref(), self.bank.is_some())?;
+        let (file, place) = self.files()?;
         let opened = self.model.open()?;
-        let bank = match &self.bank {
-            Some(_) if prompt.is_empty() => bail!("the prompt is empty; a bank goes on with new text"),
-            Some(path) => bank::load(&opened, path)?,
-            None => bank::empty(&opened)?,
-        };
-        let ids = beginning(&opened.tokenizer, opened.model.config().vocab_size, &prompt)?;
+        let mut generator = opened.generator(bank::empty(&opened)?, sampling)?;
+        let mut lines = Vec::new();
+        if let Some(file) = &file {
+            generator.set_text(bank::load(&opened, file)?);
+            if let Some(tokens) = self.rollback {
+                let said = bank::rollback(&mut generator, tokens);
+                lines.push(format!("rollback {}", said.with_context(|| file.path().display().to_string())?));
+            }
+        }
         interrupt::listen("ending the text")?;
-        let mut generator = opened.generator(bank, sampling)?;
 
-        let before = generator.text().bank().timeline().position;
-        let mut progress = Progress::new("read", "tokens", ids.len());
-        let whole = generator.read(&ids, &mut |left| {
-            progress.at(ids.len() - left);
-            if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        let reading = progress.finish().as_secs_f64();
-        let read = generator.text().bank().timeline().position - before;
-        let mut lines = vec![format!("read     {}", rate(read, reading))];
+        let vocabulary = opened.model.config().vocab_size;
+        let beginning = || self.beginning(&opened.tokenizer, vocabulary, file.as_ref());
+        let (read, whole) = read(&mut generator, &opened.tokenizer, &prompt, &mut lines, beginning)?;
         let mut ended = Ended::Asked;
         if whole {
             let started = Instant::now();
@@ -81,48 +93,127 @@ impl Generate {
             lines.push(format!("written  {}; {}", rate(written.tokens, seconds), reason(ended)));
         }
         if std::io::stdout().is_terminal() {
-            println!();
+            say!();
         }
         lines.push(format!("memory   {}", bank::line(&opened, generator.bank()?)));
-        if let Some(path) = &self.save_bank {
-            bank::save(&opened, generator.bank()?, path)?;
-            lines.push(format!("saved    {}", path.display()));
+        if let Some(place) = &place {
+            // An interrupt before the first token leaves nothing to save.
+            if whole || read > 0 {
+                place.save(&opened, &mut generator)?;
+                lines.push(format!("saved    {}", place.path().display()));
+            } else {
+                lines.push(format!("saved    nothing to {}: nothing was read", place.path().display()));
+            }
         }
-        lines.iter().for_each(|line| eprintln!("{line}"));
+        lines.iter().for_each(|line| note!("{line}"));
+        drop(place);
         if ended == Ended::Asked && interrupt::asked() {
             std::process::exit(interrupt::EXIT);
         }
         Ok(())
     }
 
-    fn prompt(&self) -> anyhow::Result<String> {
-        if let Some(prompt) = &self.prompt {
-            return Ok(prompt.clone());
+    /// The bank that the text goes on from, and where the text's own will go. The second is taken first, so that nobody
+    /// else writes to it from here on.
+    fn files(&self) -> anyhow::Result<(Option<BankFile>, Option<Place>)> {
+        let place = self.save_bank.as_deref().map(Place::take).transpose()?;
+        let file = self.bank.as_deref().map(BankFile::open).transpose()?;
+        if let Some(place) = &place {
+            let own: Vec<String> = file.iter().map(|file| file.identity().into()).collect();
+            place.check(&own, self.force, &ADVICE)?;
         }
-        if let Some(path) = &self.prompt_file {
-            let bytes = std::fs::read(path).with_context(|| format!("{}: could not read", path.display()))?;
-            return String::from_utf8(bytes).with_context(|| format!("{}: not UTF-8", path.display()));
+        Ok((file, place))
+    }
+
+    /// What an empty prompt stands for: nothing where a bank's text goes on, else what stands before a text, which is the
+    /// end of another.
+    fn beginning(
+        &self,
+        tokenizer: &Tokenizer,
+        vocabulary: usize,
+        file: Option<&BankFile>,
+    ) -> anyhow::Result<Vec<u32>> {
+        if let Some(file) = file.filter(|file| file.timeline().position > 0) {
+            bail!(
+                "{}: the prompt is empty, and {}; give a prompt of at least one token",
+                file.path().display(),
+                match self.rollback {
+                    Some(_) => "a bank has no logits at the place that it was rolled back to",
+                    None =>
+                        "the bank has no stored logits to continue from: it was written by an earlier version of this \
+                         program",
+                }
+            );
         }
-        let mut stdin = std::io::stdin().lock();
-        if stdin.is_terminal() {
-            bail!("there is no prompt: give --prompt TEXT or --prompt-file FILE, or pipe it in");
+        match tokenizer.end_of_text() {
+            Some(id) if (id as usize) < vocabulary => Ok(vec![id]),
+            _ => bail!("the prompt is empty, and the model's vocabulary has no end of text to begin after"),
         }
-        let mut bytes = Vec::new();
-        stdin.read_to_end(&mut bytes).context("the standard input could not be read")?;
-        String::from_utf8(bytes).context("the standard input is not UTF-8")
     }
 }
 
-/// The tokens of a prompt. An empty one is what stands before a text: the end of another.
-fn beginning(tokenizer: &Tokenizer, vocabulary: usize, prompt: &str) -> anyhow::Result<Vec<u32>> {
-    let ids = tokenizer.encode(prompt)?;
-    if !ids.is_empty() {
-        return Ok(ids);
+/// Reads a prompt as it comes; how many tokens were read, and whether that is all of it. An empty one is replaced by
+/// `beginning` where the text cannot go on by itself.
+fn read(
+    generator: &mut Generator<'_, Cpu>,
+    tokenizer: &Tokenizer,
+    prompt: &Prompt,
+    lines: &mut Vec<String>,
+    beginning: impl Fn() -> anyhow::Result<Vec<u32>>,
+) -> anyhow::Result<(usize, bool)> {
+    let before = generator.text().tokens();
+    let mut progress = Progress::new("read", "tokens", 0);
+    let (mut pieces, mut ids, mut bytes) = (Some(tokenizer.pieces()), Vec::new(), 0);
+    let mut whole = true;
+    while let Some(encoder) = &mut pieces {
+        match prompt.next()? {
+            Next::Piece(piece) => {
+                bytes += piece.len();
+                encoder.push(&piece, &mut ids).with_context(|| prompt.name().to_string())?;
+            }
+            Next::End => {
+                if let Some(encoder) = pieces.take() {
+                    encoder.finish(&mut ids).with_context(|| prompt.name().to_string())?;
+                }
+                if ids.is_empty() && generator.text().tokens() == before && !generator.text().can_continue() {
+                    ids = beginning()?;
+                }
+            }
+            Next::Interrupted => {
+                whole = false;
+                break;
+            }
+        }
+        // Before the end only whole calls, so that they do not depend on how the pieces came.
+        let count = if pieces.is_some() { generator.whole_calls(ids.len()) } else { ids.len() };
+        let start = generator.text().tokens() - before;
+        whole = generator.read(&ids[..count], &mut |left| {
+            let done = start + count - left;
+            progress.show(|seconds| progress_line(done, seconds, bytes as u64, prompt.total()));
+            if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        // Asked to end after the last call, there is nothing left to end here.
+        if !whole {
+            break;
+        }
+        ids.drain(..count);
     }
-    match tokenizer.end_of_text() {
-        Some(id) if (id as usize) < vocabulary => Ok(vec![id]),
-        _ => bail!("the prompt is empty, and the model's vocabulary has no end of text to begin after"),
-    }
+    let read = generator.text().tokens() - before;
+    let interrupted = if whole { "" } else { "; interrupted before the end of the prompt" };
+    lines.push(format!("read     {}{interrupted}", rate(read, progress.finish().as_secs_f64())));
+    Ok((read, whole))
+}
+
+/// How much of a prompt was read; with a known total, also how much is left.
+fn progress_line(tokens: usize, seconds: f64, bytes: u64, total: Option<u64>) -> String {
+    let left = match total {
+        Some(total) if total > bytes => {
+            format!(" ({})", left(bytes as f64 / total as f64, seconds))
+        }
+        _ => String::new(),
+    };
+    let rate = tokens as f64 / seconds.max(1e-9);
+    format!("read {} tokens{left}, {} a second", thousands(tokens), thousands(rate as usize))
 }
 
 fn rate(tokens: usize, seconds: f64) -> String {

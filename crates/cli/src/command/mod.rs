@@ -22,6 +22,7 @@ pub mod inspect_training;
 pub mod logits;
 mod open;
 mod policy;
+mod prompt;
 pub mod report;
 pub mod train;
 #[allow(clippy::print_stdout, clippy::print_stderr)]

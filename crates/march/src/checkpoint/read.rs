@@ -177,6 +177,12 @@ pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
             rest.len()
         ));
     };
+    parse_header(header, data.len())
+}
+
+/// The header of a file from its JSON, with `data_bytes` behind it.
+pub(crate) fn parse_header(header: &[u8], data_bytes: usize) -> std::result::Result<Header, String> {
+    let start = LENGTH_BYTES + header.len();
     let header: Map<String, Value> =
         serde_json::from_slice(header).map_err(|error| format!("has a header that is not JSON: {error}"))?;
     let (mut tensors, mut metadata) = (Vec::with_capacity(header.len()), Map::new());
@@ -193,8 +199,7 @@ pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
         }
     }
     tensors.sort_by_key(|(_, raw)| raw.data_offsets);
-    let start = LENGTH_BYTES + length;
-    let tensors = place(tensors, start, data.len())?;
+    let tensors = place(tensors, start, data_bytes)?;
     let end = tensors.last().map_or(start, |(_, entry)| entry.range.end);
     Ok(Header { tensors, metadata, end })
 }

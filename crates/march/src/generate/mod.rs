@@ -9,26 +9,41 @@ mod write;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::path::Path;
 
-use march_engine::{Engine, Tape};
+use march_engine::{Engine, Tape, Var};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-use crate::anchors::Policy;
+use crate::anchors::{Anchor, Policy};
 use crate::error::{Error, Result};
-use crate::memory::StateBank;
+use crate::memory::{BankFile, BankTag, Ending, Rollback, StateBank};
 use crate::model::{Batch, Model, TraceCell, Weights};
 
 pub use sampling::Sampling;
 pub use stream::{Stops, TextStream};
 pub use write::{Ended, Limits, Written};
 
-/// Tokens of a prompt that one call of the model reads.
+/// The most tokens of a prompt that one call of the model reads.
 pub const PIECE_TOKENS: usize = 2048;
 
-/// The last tokens of a text that are remembered whatever the penalty's window: decoding the next one may depend on
-/// them.
+/// Calls end on multiples of this, where the mixers' chunks end.
+const GRID: usize = 64;
+
+/// Tokens of a prompt that one call of a model with so many parameters reads: few enough that a call of a large model
+/// takes about a second. It depends on the model alone, so that the same text is always read in the same calls.
+pub fn call_tokens(parameters: usize) -> usize {
+    const PRODUCTS: f64 = 1e11;
+    let tokens = (PRODUCTS / parameters.max(1) as f64) as usize;
+    tokens.clamp(GRID, PIECE_TOKENS) / GRID * GRID
+}
+
+/// The last tokens of a text that decoding the next one may depend on.
 const CONTEXT_TOKENS: usize = 8;
+
+/// The last tokens of a text that are remembered whatever the penalty's window: a text that is saved may go on with
+/// another one.
+const REMEMBERED_TOKENS: usize = 256;
 
 /// A text so far. Cloning it is cheap and forks the text.
 pub struct Text<E: Engine> {
@@ -52,6 +67,27 @@ impl<E: Engine> Text<E> {
     /// A text of which a bank has read all.
     pub fn new(bank: StateBank<E>) -> Self {
         Self { bank, unread: Vec::new(), logits: None, recent: VecDeque::new() }
+    }
+
+    /// The text of a file that [`Generator::save`] wrote for the same model and tokenizer. A `policy` takes the place of
+    /// the file's; it may differ in top-K and retention only.
+    pub fn load(
+        engine: &E,
+        model: &Model<E>,
+        file: &BankFile,
+        tag: &BankTag,
+        policy: Option<&Policy>,
+    ) -> Result<Self> {
+        let mut text = Self::new(file.load(engine, model, tag, policy)?);
+        if let Some(Ending { logits, recent }) = file.ending(model)? {
+            (text.logits, text.recent) = (Some(logits), recent.into());
+        }
+        Ok(text)
+    }
+
+    /// Whether the next token can be drawn before another one is read.
+    pub fn can_continue(&self) -> bool {
+        self.logits.is_some() || !self.unread.is_empty()
     }
 
     /// Tokens of the text.
@@ -79,6 +115,7 @@ pub struct Generator<'e, E: Engine> {
     sampling: Sampling,
     random: ChaCha8Rng,
     text: Text<E>,
+    call_tokens: usize,
     trace: Option<TraceCell<E>>,
 }
 
@@ -95,7 +132,8 @@ impl<'e, E: Engine> Generator<'e, E> {
         let tape = Tape::inference(engine);
         let weights = model.bind(&tape, parameters);
         let random = ChaCha8Rng::seed_from_u64(sampling.seed);
-        Ok(Self { model, tape, weights, sampling, random, text: Text::new(bank), trace: None })
+        let (text, call_tokens) = (Text::new(bank), call_tokens(model.parameter_count()));
+        Ok(Self { model, tape, weights, sampling, random, text, call_tokens, trace: None })
     }
 
     /// Notes in `trace` which anchors the tokens read from now on.
@@ -120,32 +158,65 @@ impl<'e, E: Engine> Generator<'e, E> {
         Ok(&self.text.bank)
     }
 
-    /// Appends tokens to the text and reads them, at most [`PIECE_TOKENS`] in a call of the model. After each call
-    /// `watch` is told how many of the text's tokens are still to be read, and may break off; the next call of any
-    /// kind goes on from there. Says whether all were read.
-    pub fn read(&mut self, ids: &[u32], watch: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<bool> {
-        self.append(ids);
-        while !self.text.unread.is_empty() {
-            // Calls end on the grid of pieces, so that no chunk is computed twice.
-            let text = &mut self.text;
-            let count = PIECE_TOKENS - text.bank.timeline().position % PIECE_TOKENS;
-            let count = count.min(text.unread.len());
-            let batch = Batch::one(&text.unread[..count]);
-            let trace = self.trace.as_ref();
-            let banks = &mut [&mut text.bank];
-            let hidden = self.model.extend(&self.tape, &self.weights, batch, banks, trace)?;
-            text.unread.drain(..count);
-            text.logits = None;
-            if text.unread.is_empty() {
-                let last = self.tape.slice(&hidden, 1, count - 1..count)?;
-                let logits = self.model.logits(&self.tape, &self.weights, &last)?;
-                text.logits = Some(self.tape.engine().to_f32(logits.value()));
+    /// Writes the text's bank to a file, as [`StateBank::append`] does, with what it takes to go on from there without a
+    /// new token.
+    pub fn save(&mut self, path: &Path, tag: &BankTag) -> Result<()> {
+        self.settle()?;
+        let (engine, Text { bank, logits, recent, .. }) = (self.tape.engine(), &self.text);
+        match logits {
+            Some(logits) => {
+                let recent = recent.iter().copied().collect();
+                bank.append_with(&Ending { logits: logits.clone(), recent }, engine, path, tag)
             }
-            if watch(text.unread.len()).is_break() {
+            None => bank.append(engine, path, tag),
+        }
+    }
+
+    /// Goes back to the last kept anchor that is at most `tokens` tokens into the text, as [`StateBank::rollback`] does.
+    /// Gives that anchor; none, and the text stays as it is, where `tokens` is its end.
+    pub fn rollback(&mut self, tokens: usize) -> Result<Option<(Anchor, Rollback)>> {
+        self.settle()?;
+        let all = self.text.tokens();
+        if tokens > all {
+            let message = format!("the text has {all} tokens; there is no going back to {tokens}");
+            return Err(Error::Request(message));
+        }
+        if tokens == all {
+            return Ok(None);
+        }
+        let mut bank = self.text.bank.clone();
+        let back = bank.rollback_to(self.tape.engine(), tokens)?;
+        self.text = Text::new(bank);
+        Ok(Some(back))
+    }
+
+    /// Appends tokens to the text and reads them, at most [`call_tokens`] in a call of the model. After each call
+    /// `watch` is told how many are left, and may break off: what was not read is then not part of the text. Says
+    /// whether all were read.
+    pub fn read(&mut self, ids: &[u32], watch: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<bool> {
+        self.settle()?;
+        let mut left = ids;
+        while !left.is_empty() {
+            let (now, later) = left.split_at(self.room().min(left.len()));
+            left = later;
+            self.append(now);
+            let last = self.extend(now.len())?;
+            let stop = watch(left.len()).is_break();
+            if stop || left.is_empty() {
+                self.predict(&last)?;
+            }
+            if stop {
                 break;
             }
         }
-        Ok(self.text.unread.is_empty())
+        Ok(left.is_empty())
+    }
+
+    /// How many of `count` tokens that follow the text fill whole calls. Where a text comes bit by bit, reading only so
+    /// many makes the calls those of the whole text.
+    pub fn whole_calls(&self, count: usize) -> usize {
+        let end = self.text.tokens() + count;
+        count.saturating_sub(end % self.call_tokens)
     }
 
     /// Draws the next token and appends it to the text.
@@ -173,12 +244,40 @@ impl<'e, E: Engine> Generator<'e, E> {
     }
 
     fn append(&mut self, ids: &[u32]) {
-        self.text.append(ids, self.sampling.remembered().max(CONTEXT_TOKENS));
+        self.text.append(ids, self.sampling.remembered().max(REMEMBERED_TOKENS));
     }
 
     /// Reads what is unread.
     fn settle(&mut self) -> Result<()> {
-        self.read(&[], &mut |_| ControlFlow::Continue(())).map(|_| ())
+        while !self.text.unread.is_empty() {
+            let last = self.extend(self.room().min(self.text.unread.len()))?;
+            if self.text.unread.is_empty() {
+                self.predict(&last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many tokens the next call may read: calls end on a grid, so that no chunk is computed twice.
+    fn room(&self) -> usize {
+        self.call_tokens - self.text.bank.timeline().position % self.call_tokens
+    }
+
+    /// Reads the first `count` of the unread tokens; gives the last layer of the last of them.
+    fn extend(&mut self, count: usize) -> Result<Var<E::Tensor>> {
+        let text = &mut self.text;
+        let (batch, banks) = (Batch::one(&text.unread[..count]), &mut [&mut text.bank]);
+        let hidden = self.model.extend(&self.tape, &self.weights, batch, banks, self.trace.as_ref())?;
+        text.unread.drain(..count);
+        text.logits = None;
+        Ok(self.tape.slice(&hidden, 1, count - 1..count)?)
+    }
+
+    /// Computes the logits that follow the last token.
+    fn predict(&mut self, last: &Var<E::Tensor>) -> Result<()> {
+        let logits = self.model.logits(&self.tape, &self.weights, last)?;
+        self.text.logits = Some(self.tape.engine().to_f32(logits.value()));
+        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ use crate::anchors::{Policy, Recording, Storage, Timeline};
 use crate::error::{Error, Result};
 
 pub use budget::{Ledger, LedgerEntry};
-pub use file::{BankFile, BankTag, FORMAT_VERSION, FilePart};
+pub use file::{BankFile, BankTag, Ending, FORMAT_VERSION, FilePart};
 pub use measure::{Measure, Measured};
 pub use rollback::Rollback;
 

@@ -8,7 +8,7 @@ use march_engine::ops::gated_delta::CHUNK_TOKENS;
 
 use super::file::storage_name;
 use super::{LayerMemory, PLACEMENT_ANCHOR, PLACEMENT_STATE, StateBank};
-use crate::anchors::{Placement, Retention};
+use crate::anchors::{Anchor, Placement, Retention};
 use crate::error::{Error, Result};
 use crate::model::mixer::gated_delta_net::{CHUNK, TAILS};
 
@@ -94,6 +94,20 @@ impl<E: Engine> StateBank<E> {
             );
         }
         Ok(if why.is_empty() { Rollback::Exact } else { Rollback::Approximate(why.join("; ")) })
+    }
+
+    /// [`StateBank::rollback`] to the last kept anchor that is at most `tokens` tokens into the text. Gives the anchor,
+    /// after which the text now ends.
+    pub fn rollback_to(&mut self, engine: &E, tokens: usize) -> Result<(Anchor, Rollback)> {
+        let kept = &self.timeline.kept;
+        if let Some(&anchor) = kept.iter().rev().find(|anchor| anchor.position <= tokens) {
+            return Ok((anchor, self.rollback(engine, anchor.ordinal)?));
+        }
+        let first = match kept.first() {
+            Some(first) => format!("the first kept one is after {} tokens", first.position),
+            None => "the bank keeps none".into(),
+        };
+        Err(Error::Request(format!("there is no anchor at or before {tokens} tokens to go back to: {first}")))
     }
 
     /// Why there is no going back to an anchor.

@@ -15,7 +15,7 @@ static WORD: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+").ok());
 
 /// Patterns of words that take in line ends only as the last of a word: those of Llama 3 and of Qwen 2.
-const LINE_END_LAST: [&str; 2] = [
+pub(super) const LINE_END_LAST: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
@@ -215,6 +215,20 @@ impl Cut {
             parts.push(rest);
         }
         parts
+    }
+
+    /// The last place where the text can be cut, looked for in what follows `from` bytes; none if there is none.
+    pub fn last_place(self, text: &str, from: usize) -> Option<usize> {
+        let no_space = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
+        let bytes = text.as_bytes();
+        let mut line_ends = (from..bytes.len()).rev().filter(|&place| bytes[place] == b'\n');
+        match self {
+            Self::Anywhere => Some(text.len()).filter(|&end| end > from),
+            Self::BeforeLineEnd => line_ends.find(|&place| no_space(text[..place].chars().next_back())),
+            Self::AfterLineEnd => {
+                line_ends.map(|place| place + 1).find(|&place| no_space(text[place..].chars().next()))
+            }
+        }
     }
 
     /// The first place at or after `from` bytes where the text can be cut.

@@ -24,7 +24,6 @@ fn damage_is_refused() {
         let whole = fs::read(&path).unwrap();
         let header = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
         let attempt = |bytes: &[u8]| -> march::Result<()> {
-            // Replaced, as a file that is mapped must be.
             fs::remove_file(&path).unwrap();
             fs::write(&path, bytes).unwrap();
             let mut bank = trial.load(&path)?;
@@ -105,18 +104,105 @@ fn damage_of_what_was_appended_is_refused() {
     // Its beginning is another one's.
     put(&[&whole[start..]].concat());
     assert!(BankFile::open(&path).unwrap_err().to_string().contains("has lost its beginning"));
-    // A process that died before it wrote the length.
-    let mut unfinished = whole.clone();
-    unfinished[start..start + 8].fill(0);
-    for bytes in
-        [&unfinished[..], &unfinished[..start + 8 + header / 2], &unfinished[..start], &whole[..first]]
-    {
+    // A process that died on the way: its mark is there, or not yet.
+    let mut marked = whole.clone();
+    marked[start..start + 64].copy_from_slice(UNFINISHED);
+    let zeros = [&whole[..first], &vec![0; start + 64 - first][..]].concat();
+    for bytes in [
+        &marked[..],
+        &marked[..start + 64 + header / 2],
+        &marked[..start + 64],
+        &marked[..start + 20],
+        &whole[..start],
+        &whole[..first],
+        &zeros,
+        &zeros[..start + 3],
+    ] {
         put(bytes);
         let file = BankFile::open(&path).unwrap();
         file.verify().unwrap();
         assert_eq!((file.timeline(), file.appended(), file.bytes()), (&older, 0, first));
         trial.append(&bank, &path);
         assert!(fs::read(&path).unwrap() == whole);
+    }
+    // A finished section that has lost its first bytes is not taken for one that was never finished.
+    for zeroed in [start..start + 8, start..start + 64, start..start + header + 8, start..whole.len()] {
+        let mut bytes = whole.clone();
+        bytes[zeroed.clone()].fill(0);
+        put(&bytes);
+        let error = BankFile::open(&path).unwrap_err().to_string();
+        let says =
+            format!("first {first} bytes of the file are the bank after 150 tokens: `head -c {first} FILE");
+        assert!(error.contains("its length is zero") && error.contains(&says), "{zeroed:?}: {error}");
+        assert!(bank.append(&engine, &path, &trial.tag).is_err());
+        assert!(fs::read(&path).unwrap() == bytes, "{zeroed:?}");
+        put(&bytes[..first]);
+        assert_eq!(BankFile::open(&path).unwrap().timeline(), &older);
+    }
+}
+
+/// What stands at the beginning of a section that is not finished.
+const UNFINISHED: &[u8; 64] = b"march state bank: what follows here has not been written whole.\n";
+
+/// Nothing is appended to a file with damage anywhere, and it stays as it is.
+#[test]
+fn nothing_is_appended_to_damage() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
+    let mut bank = trial.bank(&policy, &tokens(150, 37, 1));
+    trial.save(&bank, &path);
+    trial.extend(&mut bank, &tokens(20, 37, 2)).unwrap();
+    trial.append(&bank, &path);
+    let whole = fs::read(&path).unwrap();
+    let sections: Vec<usize> =
+        (64..whole.len()).step_by(64).filter(|&at| whole[at + 8..].starts_with(b"{\"__m")).collect();
+    assert_eq!(sections.len(), 1);
+    trial.extend(&mut bank, &tokens(5, 37, 3)).unwrap();
+    let mut refused = 0;
+    for (i, at) in (0..whole.len()).step_by(97).enumerate() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (i % 8);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, &bytes).unwrap();
+        let error = bank.append(&engine, &path, &trial.tag).expect_err(&format!("byte {at}")).to_string();
+        assert!(error.contains("bank.safetensors"), "{error}");
+        assert!(fs::read(&path).unwrap() == bytes, "byte {at}: it was written to");
+        // Where the damage is in what was appended, the beginning is sound.
+        assert_eq!(error.contains("head -c"), at >= sections[0], "byte {at}: {error}");
+        refused += 1;
+    }
+    assert!(refused > 300);
+}
+
+/// A file that is cut short while a bank reads from it: an error at the first state that is gone.
+#[test]
+fn a_file_that_is_cut_short_in_use_is_an_error() {
+    let engine = invariant();
+    let trial = Trial::new(&engine, "march");
+    let (_folder, path) = folder();
+    let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
+    let whole = trial.bank(&policy, &tokens(150, 37, 1));
+    trial.save(&whole, &path);
+    let length = fs::metadata(&path).unwrap().len();
+    for left in [length - 1, length / 2, 1000, 0] {
+        trial.save(&whole, &path);
+        let [mut bank, mut back] = [(); 2].map(|()| trial.load(&path).unwrap());
+        let mut read = trial.load(&path).unwrap();
+        // Of what was read before, a copy is kept.
+        trial.extend(&mut read, &[1]).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(left).unwrap();
+        trial.extend(&mut read, &[2]).unwrap();
+        let failed = trial.extend(&mut bank, &[1]).and_then(|_| bank.save(&engine, &path, &trial.tag));
+        let error = failed.unwrap_err().to_string();
+        assert!(error.contains("bank.safetensors: is damaged") && error.contains("cut short"), "{error}");
+        let error = back.save(&engine, &path, &trial.tag).unwrap_err().to_string();
+        assert!(error.contains("cut short"), "{error}");
+        assert_eq!(fs::metadata(&path).unwrap().len(), left);
+        if left < length / 2 {
+            assert!(back.rollback(&engine, 30).is_err());
+        }
     }
 }
 
@@ -210,9 +296,9 @@ fn wrong_tags_are_refused_with_both_values() {
     trial.decode(&mut changed, &tokens(20, 37, 2));
     assert_eq!(changed.timeline().kept.len(), 1, "four complete intervals leave one");
     let new = (FORMAT_VERSION + 1).to_string();
-    forge(&path, &format!(r#""version":"{FORMAT_VERSION}""#), &format!(r#""version":"{new}""#));
+    forge(&path, r#""version":"1""#, &format!(r#""version":"{new}""#));
     let error = trial.refused(&path, &trial.tag, None);
-    names(error, &[&format!("version {new}"), &format!("reads {FORMAT_VERSION}")]);
+    names(error, &[&format!("version {new}"), &format!("reads 1 to {FORMAT_VERSION}")]);
 }
 
 /// Files with right checksums that no bank wrote are errors too.
@@ -236,7 +322,11 @@ fn forged_headers_are_errors() {
         trial.save(&bank, &path);
         forge(&path, from, to);
         let result = trial.load(&path).and_then(|mut bank| trial.extend(&mut bank, &[1, 2, 3]));
-        assert!(result.is_err(), "{from} → {to}");
+        let error = result.expect_err(&format!("{from} → {to}")).to_string();
+        assert!(!error.contains("Timeline"), "a structure of the program: {error}");
+        if from.contains("position") {
+            assert!(error.contains("20 tokens, 3 anchors placed, 3 kept"), "{error}");
+        }
     }
     for bytes in [&b""[..], b"short", &[0xFF; 64], &b"\x02\0\0\0\0\0\0\0{}"[..]] {
         fs::remove_file(&path).unwrap();

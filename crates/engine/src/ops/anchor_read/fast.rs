@@ -98,11 +98,20 @@ fn same_shape(stored: &StoredStates, count: Option<usize>, like: [usize; 4]) -> 
 }
 
 impl Call<'_> {
-    /// Checks the sizes of stored states that hold one anchor each, before they are read.
-    fn check_sizes(&self, mut anchors: impl Iterator<Item = usize>) -> Result<()> {
+    /// Checks the sizes of stored states that hold one anchor each, before they are read, and fetches those that are
+    /// not in memory yet, on all threads.
+    fn prepare(&self, cpu: &Cpu, anchors: impl Iterator<Item = usize>) -> Result<()> {
         let States::Single(list) = self.states else { return Ok(()) };
         let like = [1, self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim];
-        anchors.try_for_each(|anchor| same_shape(&list[anchor], Some(1), like))
+        let mut distant = Vec::new();
+        for anchor in anchors {
+            same_shape(&list[anchor], Some(1), like)?;
+            if !list[anchor].is_here() {
+                distant.push(&list[anchor]);
+            }
+        }
+        cpu.parallel(distant.len(), |i| distant[i].fetch());
+        Ok(())
     }
 
     /// Refuses those of them that were damaged, after they were read.
@@ -153,7 +162,7 @@ fn read(
         let log_sum = Shared::new(log_sum.data_mut());
         let all = all.as_mut().map(|t| Shared::new(t.data_mut()));
         let list = tiles(dense.iter().map(|&i| &segments[i]));
-        dense.iter().try_for_each(|&i| call.check_sizes(segments[i].visible.iter()))?;
+        dense.iter().try_for_each(|&i| call.prepare(cpu, segments[i].visible.iter()))?;
         // The longest lists come last in a sequence; they start first.
         cpu.parallel(list.len() * heads, |task| {
             let (segment, first, count) = list[list.len() - 1 - task / heads];
@@ -229,7 +238,7 @@ fn read(
                 &chosen.data()[rows.start * heads * top_k..rows.end * heads * top_k]
             };
             let read = || sparse.iter().flat_map(of_segment).filter(|&&v| v >= 0.0).map(|&v| v as usize);
-            call.check_sizes(read())?;
+            call.prepare(cpu, read())?;
             let blocks = blocks(segments, sparse.iter().copied());
             cpu.parallel(blocks.len() * heads, |task| {
                 let (block, head) = (&blocks[task / heads], task % heads);

@@ -29,6 +29,7 @@ mod tile;
 
 use std::sync::Arc;
 
+pub use numbers::Source;
 pub use plan::{ReadPlan, Segment, Visible};
 pub use stored::{Storage, StoredStates};
 

@@ -1,70 +1,94 @@
-//! Numbers in memory of their own, or where a file is mapped: those are checked before they are first read.
+//! Numbers in memory, or elsewhere until they are first read: then they are fetched, checked and kept.
 
+use std::borrow::Cow;
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::checksum::checksum;
 use crate::error::{Result, bad_value};
-use crate::mapped::{Mapped, Plain, plain_bytes};
+use crate::mapped::{Plain, plain_bytes, plain_bytes_mut};
 
-/// Numbers, owned or of a file.
+/// Where numbers are until they are read, such as a file.
+pub trait Source: Debug + Send + Sync {
+    /// Fills `bytes` with those from `start` on and compares them with their checksum; or says what is wrong.
+    fn fetch(&self, start: usize, checksum: u64, bytes: &mut [u8]) -> Result<(), String>;
+}
+
+/// Numbers, owned or of a source.
 #[derive(Clone, Debug)]
 pub(super) enum Numbers<T: Plain> {
     Own(Vec<T>),
-    Filed(Arc<Filed>),
+    Distant(Arc<Distant<T>>),
 }
 
-/// A part of a mapped file.
+/// Numbers of a source.
 #[derive(Debug)]
-pub(super) struct Filed {
-    file: Arc<Mapped>,
+pub(super) struct Distant<T> {
+    source: Arc<dyn Source>,
     range: Range<usize>,
     checksum: u64,
-    /// Whether the checksum was right; empty until the first read.
-    sound: OnceLock<bool>,
+    /// The numbers, or what is wrong with them; empty until the first read.
+    fetched: OnceLock<Result<Vec<T>, String>>,
 }
 
-impl Filed {
+impl<T: Plain> Distant<T> {
     #[inline]
-    fn is_sound(&self) -> bool {
-        *self.sound.get_or_init(|| {
-            self.file.prepare(self.range.clone());
-            self.file.bytes().get(self.range.clone()).is_some_and(|bytes| checksum(bytes) == self.checksum)
+    fn get(&self) -> &Result<Vec<T>, String> {
+        self.fetched.get_or_init(|| {
+            let mut numbers = vec![T::default(); self.range.len() / size_of::<T>()];
+            self.fill(plain_bytes_mut(&mut numbers))?;
+            if cfg!(target_endian = "big") {
+                numbers.iter_mut().for_each(|number| *number = number.of_file());
+            }
+            Ok(numbers)
         })
+    }
+
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), String> {
+        self.source.fetch(self.range.start, self.checksum, bytes)
     }
 }
 
 impl<T: Plain> Numbers<T> {
-    /// `count` numbers of a file. Refused if they are not there or cannot be read where they lie.
-    pub fn filed(file: &Arc<Mapped>, range: Range<usize>, checksum: u64, count: usize) -> Result<Self> {
-        let found = file.numbers::<T>(range.clone()).map(<[T]>::len);
-        if found != Some(count) {
-            return bad_value(
-                "stored_states",
-                format!(
-                    "bytes {range:?} of {} are not {count} numbers that this machine reads where they lie",
-                    file.path().display()
-                ),
-            );
+    /// `count` numbers of a source, little-endian. Refused where the range does not hold so many.
+    pub fn distant(
+        source: &Arc<dyn Source>,
+        range: Range<usize>,
+        checksum: u64,
+        count: usize,
+    ) -> Result<Self> {
+        if count.checked_mul(size_of::<T>()) != Some(range.len()) {
+            let message = format!("bytes {range:?} cannot hold {count} numbers of {} bytes", size_of::<T>());
+            return bad_value("stored_states", message);
         }
-        Ok(Self::Filed(Arc::new(Filed { file: Arc::clone(file), range, checksum, sound: OnceLock::new() })))
+        let distant = Distant { source: Arc::clone(source), range, checksum, fetched: OnceLock::new() };
+        Ok(Self::Distant(Arc::new(distant)))
     }
 
     /// How many.
     pub fn len(&self) -> usize {
         match self {
             Self::Own(own) => own.len(),
-            Self::Filed(filed) => filed.range.len() / size_of::<T>(),
+            Self::Distant(distant) => distant.range.len() / size_of::<T>(),
         }
     }
 
-    /// The numbers; none if they are a file's and damaged, which [`Numbers::check`] then reports.
+    /// The numbers; none if they could not be fetched, which [`Numbers::check`] then reports.
     #[inline]
     pub fn get(&self) -> Option<&[T]> {
         match self {
             Self::Own(own) => Some(own),
-            Self::Filed(filed) if filed.is_sound() => filed.file.numbers(filed.range.clone()),
-            Self::Filed(_) => None,
+            Self::Distant(distant) => distant.get().as_deref().ok(),
+        }
+    }
+
+    /// Whether reading them fetches nothing.
+    #[inline]
+    pub fn is_here(&self) -> bool {
+        match self {
+            Self::Own(_) => true,
+            Self::Distant(distant) => distant.fetched.get().is_some(),
         }
     }
 
@@ -72,30 +96,39 @@ impl<T: Plain> Numbers<T> {
     pub fn checksum(&self) -> u64 {
         match self {
             Self::Own(own) => checksum(&plain_bytes(own)),
-            Self::Filed(filed) => filed.checksum,
+            Self::Distant(distant) => distant.checksum,
         }
     }
 
-    /// Refuses numbers that were read and found to be damaged.
+    /// Refuses numbers that were to be read and could not be fetched, or were found to be damaged.
     pub fn check(&self) -> Result<()> {
         match self {
-            Self::Filed(filed) if filed.sound.get() == Some(&false) => bad_value(
-                "stored_states",
-                format!(
-                    "{} is damaged: bytes {:?}, which hold anchors, do not have the checksum that was written \
-                     with them; take another copy of the file",
-                    filed.file.path().display(),
-                    filed.range
-                ),
-            ),
-            _ => Ok(()),
+            Self::Distant(distant) => match distant.fetched.get() {
+                Some(Err(message)) => bad_value("stored_states", message.clone()),
+                _ => Ok(()),
+            },
+            Self::Own(_) => Ok(()),
         }
     }
 
-    /// The numbers, or the report of their damage.
+    /// The numbers, or why they cannot be read.
     pub fn read(&self) -> Result<&[T]> {
         let numbers = self.get();
         self.check()?;
         Ok(numbers.unwrap_or_default())
+    }
+
+    /// Their bytes in a file. What was not fetched yet is fetched for this once and not kept.
+    pub fn bytes(&self) -> Result<Cow<'_, [u8]>> {
+        match self {
+            Self::Distant(distant) if !self.is_here() => {
+                let mut bytes = vec![0; distant.range.len()];
+                match distant.fill(&mut bytes) {
+                    Ok(()) => Ok(bytes.into()),
+                    Err(message) => bad_value("stored_states", message),
+                }
+            }
+            _ => Ok(plain_bytes(self.read()?)),
+        }
     }
 }

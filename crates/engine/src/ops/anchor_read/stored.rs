@@ -1,5 +1,5 @@
 //! Anchor states as a bank stores them: f32, bf16, or int8 with one scale a row. Dequantised a tile at a time.
-//! They are in memory, or in a mapped file, whose checksums are compared when a state is first read.
+//! They are in memory, or in a file until a state is first read: then it is fetched, compared with its checksum and kept.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::numbers::Numbers;
+use super::numbers::{Numbers, Source};
 use crate::error::{Result, bad_shape, bad_value};
-use crate::mapped::{Mapped, plain_bytes};
 use crate::precision::{to_bf16, to_int8};
 use crate::simd::{self, LANES, Simd};
 
@@ -51,10 +50,10 @@ impl StoredStates {
         Ok(Self { shape, data })
     }
 
-    /// States that lie in a file, with a range of its bytes and their checksum for each of [`StoredStates::parts`].
-    /// Nothing is read yet.
-    pub fn in_file(
-        file: &Arc<Mapped>,
+    /// States that lie elsewhere, with a range of the source's bytes and their checksum for each of
+    /// [`StoredStates::parts`]. Nothing is fetched yet.
+    pub fn distant(
+        source: &Arc<dyn Source>,
         shape: [usize; 4],
         storage: Storage,
         parts: &[(Range<usize>, u64)],
@@ -64,14 +63,14 @@ impl StoredStates {
         let counts = counts.and_then(|rows| Some((rows, rows.checked_mul(value_dim)?)));
         let data = match (storage, parts, counts) {
             (Storage::F32, [(range, sum)], Some((_, count))) => {
-                Data::F32(Numbers::filed(file, range.clone(), *sum, count)?)
+                Data::F32(Numbers::distant(source, range.clone(), *sum, count)?)
             }
             (Storage::Bf16, [(range, sum)], Some((_, count))) => {
-                Data::Bf16(Numbers::filed(file, range.clone(), *sum, count)?)
+                Data::Bf16(Numbers::distant(source, range.clone(), *sum, count)?)
             }
             (Storage::Int8, [(range, sum), (scales, scales_sum)], Some((rows, count))) => Data::Int8 {
-                codes: Numbers::filed(file, range.clone(), *sum, count)?,
-                scales: Numbers::filed(file, scales.clone(), *scales_sum, rows)?,
+                codes: Numbers::distant(source, range.clone(), *sum, count)?,
+                scales: Numbers::distant(source, scales.clone(), *scales_sum, rows)?,
             },
             _ => {
                 let message = format!("{} parts of a file for {shape:?} states of {storage:?}", parts.len());
@@ -81,14 +80,33 @@ impl StoredStates {
         Ok(Self { shape, data })
     }
 
-    /// The numbers as a file holds them: f32 or bf16; or int8, then the rows' scales as f32. Refused if they are
-    /// of a file and damaged.
+    /// The numbers as a file holds them: f32 or bf16; or int8, then the rows' scales as f32. Refused if they
+    /// cannot be fetched; what was not fetched before is not kept.
     pub fn parts(&self) -> Result<Vec<Cow<'_, [u8]>>> {
         Ok(match &self.data {
-            Data::F32(v) => vec![plain_bytes(v.read()?)],
-            Data::Bf16(v) => vec![plain_bytes(v.read()?)],
-            Data::Int8 { codes, scales } => vec![plain_bytes(codes.read()?), plain_bytes(scales.read()?)],
+            Data::F32(v) => vec![v.bytes()?],
+            Data::Bf16(v) => vec![v.bytes()?],
+            Data::Int8 { codes, scales } => vec![codes.bytes()?, scales.bytes()?],
         })
+    }
+
+    /// Whether reading them fetches nothing.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        match &self.data {
+            Data::F32(v) => v.is_here(),
+            Data::Bf16(v) => v.is_here(),
+            Data::Int8 { codes, scales } => codes.is_here() && scales.is_here(),
+        }
+    }
+
+    /// Fetches what is not in memory yet; a failure is reported by [`StoredStates::check`].
+    pub(crate) fn fetch(&self) {
+        match &self.data {
+            Data::F32(v) => _ = v.get(),
+            Data::Bf16(v) => _ = v.get(),
+            Data::Int8 { codes, scales } => _ = (codes.get(), scales.get()),
+        }
     }
 
     /// The checksums of [`StoredStates::parts`]; of a file's the ones that are written there, so that nothing is read.
@@ -100,7 +118,8 @@ impl StoredStates {
         }
     }
 
-    /// Refuses states that were read from a file and found to be damaged; what was computed from them is nothing.
+    /// Refuses states that were to be read and could not be fetched, or are damaged; what was computed from them is
+    /// nothing.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.data {
             Data::F32(v) => v.check(),

@@ -8,9 +8,11 @@ use safetensors::Dtype;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::source::Source;
 use super::{BankTag, FORMAT_VERSION, Ledger};
 use crate::anchors::{Policy, Timeline};
-use crate::checkpoint::read::{Entry, LENGTH_BYTES, read_header};
+use crate::checkpoint::read::{Entry, LENGTH_BYTES, parse_header};
+use crate::error::Error;
 
 /// What the header calls the file.
 pub(super) const FORMAT: &str = "march state bank";
@@ -21,16 +23,27 @@ pub(super) const DIGITS: usize = 16;
 pub(super) const TABLE: &str = "checksums";
 /// A section begins on a multiple of this, and so does what follows its header.
 pub(super) const ALIGNMENT: usize = 64;
+/// What stands in the place of a section's first bytes as long as it is not finished. It is on the disk before anything
+/// else of the section is written: so zeros in that place are damage, not an append that was broken off.
+pub(super) const UNFINISHED: &[u8; ALIGNMENT] =
+    b"march state bank: what follows here has not been written whole.\n";
+/// The version of files without the tokens at the text's end.
+pub(super) const PLAIN_VERSION: u32 = 1;
+/// The last tokens of the text, in the metadata.
+pub(super) const RECENT: &str = "recent";
 
 /// What was written at once: a header, checksums and tensors. The live tensors are those of the last section, and the
 /// anchors those of all.
 #[derive(Debug)]
 pub(super) struct Section {
+    pub version: u32,
     pub tag: BankTag,
     pub policy: Policy,
     pub timeline: Timeline,
     /// What each layer knows of its anchors, where it decides by itself.
     pub ledgers: Vec<Ledger>,
+    /// The last tokens of the text, where its end is kept.
+    pub recent: Option<Vec<u32>>,
     /// The checksum of its header.
     pub header_checksum: String,
     /// That of the section before it.
@@ -58,6 +71,13 @@ impl Part {
         let start = self.entry.range.start + row * size;
         start..start + size
     }
+
+    /// The bytes of some rows.
+    pub fn rows_range(&self, rows: Range<usize>) -> Range<usize> {
+        let size = self.entry.range.len() / self.rows.max(1);
+        let start = self.entry.range.start;
+        start + rows.start * size..start + rows.end * size
+    }
 }
 
 /// What a file holds of one anchor.
@@ -78,50 +98,116 @@ impl Row<'_> {
     }
 }
 
-/// All sections of a file but the last, and the last; or what is wrong with them.
-pub(super) fn sections(file: &[u8]) -> std::result::Result<(Vec<Section>, Section), String> {
-    let (mut earlier, mut last) = (Vec::new(), Section::read(file, 0)?);
-    if last.after.is_some() {
-        return Err("has lost its beginning; take another copy of the file".into());
+/// Why a section cannot be read.
+pub(super) enum Problem {
+    /// What is wrong with it.
+    Wrong(String),
+    /// The file could not be read.
+    Unread(Error),
+}
+
+impl From<String> for Problem {
+    fn from(message: String) -> Self {
+        Self::Wrong(message)
     }
-    loop {
-        let start = last.end.next_multiple_of(ALIGNMENT);
-        // Its length is what an append writes last: before that there is nothing.
-        if file[last.end..].iter().take(start - last.end + LENGTH_BYTES).all(|&byte| byte == 0) {
-            return Ok((earlier, last));
-        }
-        let next = Section::read(file, start).and_then(|next| match &next.after {
-            Some(after) if *after == last.header_checksum => Ok(next),
-            _ => Err("follows something else than what is before it".to_string()),
-        });
-        let next = next.map_err(|message| {
-            format!(
-                "what was appended at byte {start}: {message}. The first {} bytes of the file are the bank after {} tokens: \
-                 `head -c {} FILE` takes them out",
-                last.end, last.timeline.position, last.end
-            )
-        })?;
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self::Unread(error)
+    }
+}
+
+/// All sections of a file but the last, and the last.
+pub(super) fn sections(source: &Source) -> crate::Result<(Vec<Section>, Section)> {
+    let refuse = |problem: Problem| match problem {
+        Problem::Wrong(message) => Error::file(&source.path, message),
+        Problem::Unread(error) => error,
+    };
+    let (mut earlier, mut last) = (Vec::new(), Section::read(source, 0).map_err(refuse)?);
+    if last.after.is_some() {
+        return Err(Error::file(&source.path, "has lost its beginning; take another copy of the file"));
+    }
+    while let Some(next) = next(source, &last).map_err(refuse)? {
         earlier.push(std::mem::replace(&mut last, next));
     }
+    Ok((earlier, last))
+}
+
+/// The section behind another; none where there is none, or one that an append has not finished.
+fn next(source: &Source, last: &Section) -> Result<Option<Section>, Problem> {
+    let start = last.end.next_multiple_of(ALIGNMENT);
+    let seen = source.read(last.end..source.length.min(start + ALIGNMENT))?;
+    let (gap, first) = seen.split_at((start - last.end).min(seen.len()));
+    let zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
+    // The mark of an append may not have come to the disk as a whole; nothing is written behind it before it has.
+    if zero(gap) && (UNFINISHED.starts_with(first) || (zero(first) && source.length <= start + ALIGNMENT)) {
+        return Ok(None);
+    }
+    let wrong = |message: String| {
+        Problem::Wrong(format!("what was appended at byte {start}: {message}. {}", advice(last)))
+    };
+    if !zero(gap) {
+        return Err(wrong("the bytes before it, which are always zero, are not".into()));
+    }
+    if zero(&first[..LENGTH_BYTES.min(first.len())]) {
+        return Err(wrong(
+            "is damaged, or was broken off while an earlier version of this program wrote it: its length is zero"
+                .into(),
+        ));
+    }
+    match Section::read(source, start) {
+        Ok(next) if next.after.as_ref() == Some(&last.header_checksum) => Ok(Some(next)),
+        Ok(_) => Err(wrong("follows something else than what is before it".into())),
+        Err(Problem::Wrong(message)) => Err(wrong(message)),
+        Err(problem) => Err(problem),
+    }
+}
+
+/// What can be done where a section is sound and what comes after it is not.
+pub(super) fn advice(last: &Section) -> String {
+    let (end, position) = (last.end, last.timeline.position);
+    format!(
+        "The first {end} bytes of the file are the bank after {position} tokens: `head -c {end} FILE > OTHER` takes \
+         them out"
+    )
 }
 
 impl Section {
     /// The section that begins at a byte of the file.
-    fn read(file: &[u8], start: usize) -> std::result::Result<Self, String> {
-        let bytes = file.get(start..).unwrap_or_default();
-        check_header(bytes)?;
-        let header = read_header(bytes)?;
+    fn read(source: &Source, start: usize) -> Result<Self, Problem> {
+        let rest = source.length.saturating_sub(start);
+        let length = source.read(start..start + LENGTH_BYTES.min(rest))?;
+        let length = length.first_chunk().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
+        let end = usize::try_from(length).ok().and_then(|length| length.checked_add(LENGTH_BYTES));
+        let Some(end) = end.filter(|&end| end <= rest) else {
+            let message = "is cut short or not a state bank; take another copy of the file";
+            return Err(message.to_string().into());
+        };
+        // Not a header of any length: what is no bank is refused by its first bytes.
+        let opening = source.read(start + LENGTH_BYTES..start + end.min(LENGTH_BYTES + OPENING.len()))?;
+        if opening != OPENING.as_bytes() {
+            return Err("is not a state bank, or its header is damaged".to_string().into());
+        }
+        let bytes = source.read(start..start + end)?;
+        check_header(&bytes)?;
+        let header = parse_header(&bytes[LENGTH_BYTES..], rest - end)?;
         let text = |key: &str| match header.metadata.get(key) {
             Some(Value::String(text)) => Ok(text.as_str()),
             _ => Err(format!("has no `{key}` in its header; it is not a state bank")),
         };
         if text("format")? != FORMAT {
-            return Err(format!("has format `{}`; a state bank has `{FORMAT}`", text("format")?));
+            return Err(format!("has format `{}`; a state bank has `{FORMAT}`", text("format")?).into());
         }
         let version = text("version")?;
-        if version != FORMAT_VERSION.to_string() {
-            return Err(format!("has format version {version}, but this program reads {FORMAT_VERSION}"));
-        }
+        let Some(version) = (PLAIN_VERSION..=FORMAT_VERSION).find(|known| known.to_string() == version)
+        else {
+            let message = format!(
+                "has format version {version}, but this program reads {PLAIN_VERSION} to {FORMAT_VERSION}; it was \
+                 written by a newer one"
+            );
+            return Err(message.into());
+        };
         let tag = BankTag {
             model_type: text("model_type")?.into(),
             model: text("model")?.into(),
@@ -135,23 +221,27 @@ impl Section {
             Some(Value::String(ledgers)) => parse("ledgers", ledgers)?,
             _ => Vec::new(),
         };
+        let recent: Option<Vec<u32>> = match header.metadata.get(RECENT) {
+            Some(Value::String(recent)) => Some(parse(RECENT, recent)?),
+            _ => None,
+        };
         let header_checksum = text("header_checksum")?.to_string();
         let after = header.metadata.get("after").and_then(Value::as_str).map(String::from);
         let table_checksum = text("table_checksum")?.to_string();
         let mut tensors = header.tensors.into_iter();
         let checksums: Vec<u64> = match tensors.next() {
             Some((name, entry)) if name == TABLE && entry.dtype == Dtype::U64 => {
-                let table = &bytes[entry.range];
-                compare(&format!("tensor `{TABLE}`"), table, Some(&table_checksum))?;
+                let table = source.read(start + entry.range.start..start + entry.range.end)?;
+                compare(&format!("tensor `{TABLE}`"), &table, Some(&table_checksum))?;
                 table.as_chunks().0.iter().map(|&number| u64::from_le_bytes(number)).collect()
             }
-            _ => return Err(format!("does not begin with a tensor `{TABLE}` of U64")),
+            _ => return Err(format!("does not begin with a tensor `{TABLE}` of U64").into()),
         };
         let mut parts = BTreeMap::new();
         let mut first = 0;
         for (name, Entry { shape, dtype, range }) in tensors {
             if is_of_anchors(&name) && shape.is_empty() {
-                return Err(format!("has a tensor `{name}` without a dimension for the anchors"));
+                return Err(format!("has a tensor `{name}` without a dimension for the anchors").into());
             }
             let rows = if is_of_anchors(&name) { shape[0] } else { 1 };
             let entry = Entry { shape, dtype, range: start + range.start..start + range.end };
@@ -159,10 +249,23 @@ impl Section {
             first += rows;
         }
         if first != checksums.len() {
-            return Err(format!("has {} checksums for {first} parts of tensors", checksums.len()));
+            return Err(format!("has {} checksums for {first} parts of tensors", checksums.len()).into());
         }
         let end = start + header.end;
-        Ok(Self { tag, policy, timeline, ledgers, header_checksum, after, checksums, tensors: parts, end })
+        let tensors = parts;
+        Ok(Self {
+            version,
+            tag,
+            policy,
+            timeline,
+            ledgers,
+            recent,
+            header_checksum,
+            after,
+            checksums,
+            tensors,
+            end,
+        })
     }
 }
 
@@ -171,17 +274,9 @@ pub(super) fn is_of_anchors(name: &str) -> bool {
     name.contains(".anchors.")
 }
 
-/// Compares the header with the checksum in it, for which its digits count as zeros.
-fn check_header(bytes: &[u8]) -> std::result::Result<(), String> {
-    let length = bytes.first_chunk().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
-    let end = usize::try_from(length).ok().and_then(|length| length.checked_add(LENGTH_BYTES));
-    let Some(header) = end.and_then(|end| bytes.get(..end)) else {
-        return Err("is cut short or not a state bank; take another copy of the file".into());
-    };
+/// Compares a header, its length before it, with the checksum in it, for which its digits count as zeros.
+fn check_header(header: &[u8]) -> std::result::Result<(), String> {
     let digits = LENGTH_BYTES + OPENING.len()..LENGTH_BYTES + OPENING.len() + DIGITS;
-    if header.get(LENGTH_BYTES..digits.start) != Some(OPENING.as_bytes()) {
-        return Err("is not a state bank, or its header is damaged".into());
-    }
     let mut zeroed = header.to_vec();
     let Some(place) = zeroed.get_mut(digits.clone()) else { return Err("is not a state bank".into()) };
     place.fill(b'0');
@@ -217,5 +312,13 @@ fn check_timeline(timeline: &Timeline) -> std::result::Result<(), String> {
     if ascend && last && *position < usize::MAX / 4 {
         return Ok(());
     }
-    Err(format!("has a timeline that cannot be: {timeline:?}"))
+    let last = match kept.last() {
+        Some(last) => format!("the last of them number {} after {} tokens", last.ordinal, last.position),
+        None => "none".into(),
+    };
+    Err(format!(
+        "has a timeline that no text leads to: {position} tokens, {complete} anchors placed, {} kept, {last}; take \
+         another copy of the file",
+        kept.len()
+    ))
 }

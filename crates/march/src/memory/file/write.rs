@@ -1,5 +1,5 @@
 //! Writing a bank: the tensors one after the other, each with its checksums, then the header and the checksums before
-//! them, where room was left. What is appended becomes part of the file with the last eight bytes that are written.
+//! them, where room was left. What is appended becomes part of the file with its first 64 bytes, which are written last.
 
 use std::cmp::Reverse;
 use std::fs::{File, OpenOptions};
@@ -12,8 +12,13 @@ use safetensors::Dtype;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::section::{ALIGNMENT, DIGITS, FORMAT, OPENING, Row, TABLE, hexadecimal, is_of_anchors};
-use super::{BankFile, BankTag, FORMAT_VERSION, ROUTING_KEYS, SCALES, STATES, TAILS, storage_name};
+use super::section::{
+    ALIGNMENT, DIGITS, FORMAT, OPENING, PLAIN_VERSION, RECENT, Row, TABLE, UNFINISHED, hexadecimal,
+    is_of_anchors,
+};
+use super::{
+    BankFile, BankTag, Ending, FORMAT_VERSION, LOGITS, ROUTING_KEYS, SCALES, STATES, TAILS, storage_name,
+};
 use crate::checkpoint::read::LENGTH_BYTES;
 use crate::disk;
 use crate::error::{Error, Result};
@@ -33,6 +38,8 @@ struct Out<'a, E: Engine> {
 enum Numbers<'a, E: Engine> {
     /// One checksum.
     Whole(&'a E::Tensor),
+    /// One checksum.
+    Host(&'a [f32]),
     /// A checksum for each row.
     Rows(&'a E::Tensor),
     /// For each row one of the parts of stored states, and a checksum.
@@ -42,7 +49,7 @@ enum Numbers<'a, E: Engine> {
 impl<E: Engine> Out<'_, E> {
     fn rows(&self) -> usize {
         match &self.numbers {
-            Numbers::Whole(_) => 1,
+            Numbers::Whole(_) | Numbers::Host(_) => 1,
             Numbers::Rows(_) => self.shape[0] - self.done,
             Numbers::Stored(list, _) => list.len() - self.done,
         }
@@ -65,6 +72,7 @@ impl<E: Engine> Out<'_, E> {
     fn each_row(&self, engine: &E, mut give: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match &self.numbers {
             Numbers::Whole(tensor) => give(&file_bytes(&engine.to_f32(tensor))),
+            Numbers::Host(numbers) => give(&file_bytes(numbers)),
             Numbers::Rows(tensor) => {
                 let numbers = engine.to_f32(tensor);
                 let width = numbers.len() / self.shape[0].max(1);
@@ -81,7 +89,7 @@ impl<E: Engine> Out<'_, E> {
     /// Whether the first rows have these checksums.
     fn begins_with(&self, engine: &E, sums: &[u64]) -> Result<bool> {
         Ok(match &self.numbers {
-            Numbers::Whole(_) => false,
+            Numbers::Whole(_) | Numbers::Host(_) => false,
             Numbers::Rows(tensor) => {
                 let numbers = engine.to_f32(tensor);
                 let width = numbers.len() / self.shape[0].max(1);
@@ -103,10 +111,16 @@ impl<E: Engine> Out<'_, E> {
     }
 }
 
-pub(super) fn save<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
+pub(super) fn save<E: Engine>(
+    bank: &StateBank<E>,
+    ending: Option<&Ending>,
+    engine: &E,
+    path: &Path,
+    tag: &BankTag,
+) -> Result<()> {
     bank.check_whole()?;
-    let (tensors, storage) = tensors(bank, engine)?;
-    let header = header(bank, tag, storage, &tensors, None);
+    let (tensors, storage) = tensors(bank, ending, engine)?;
+    let header = header(bank, ending, tag, storage, &tensors, None);
     disk::replace_with(path, |file| {
         let prefix = write_tensors(engine, path, file, 0, header, &tensors)?;
         let written = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&prefix));
@@ -114,47 +128,70 @@ pub(super) fn save<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag:
     })
 }
 
-pub(super) fn append<E: Engine>(bank: &StateBank<E>, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
+pub(super) fn append<E: Engine>(
+    bank: &StateBank<E>,
+    ending: Option<&Ending>,
+    engine: &E,
+    path: &Path,
+    tag: &BankTag,
+) -> Result<()> {
     bank.check_whole()?;
+    let save = || save(bank, ending, engine, path, tag);
     if std::fs::metadata(path).map_or(true, |file| file.is_file() && file.len() == 0) {
-        return save(bank, engine, path, tag);
+        return save();
     }
-    let mut file =
-        OpenOptions::new().read(true).write(true).open(path).map_err(Error::io(path, "append to"))?;
-    // One at a time; where the system has no locks, two at once are found out by the checksums.
-    let _ = file.lock();
-    let begun = BankFile::open(path)?;
-    let (mut tensors, storage) = tensors(bank, engine)?;
+    let mut file = open_locked(path)?;
+    let begun = BankFile::of_file(path, file.try_clone().map_err(Error::io(path, "append to"))?)?;
+    // What is appended to damage would be lost with it.
+    begun.verify()?;
+    let (mut tensors, storage) = tensors(bank, ending, engine)?;
     let whole: usize = tensors.iter().map(Out::bytes).sum();
     if !continues(engine, &begun, tag, &mut tensors)? {
-        return save(bank, engine, path, tag);
+        return save();
     }
     tensors.retain(|tensor| tensor.rows() > 0);
-    let header = header(bank, tag, storage, &tensors, Some(&begun.last.header_checksum));
+    let header = header(bank, ending, tag, storage, &tensors, Some(&begun.last.header_checksum));
     let (end, start) = (begun.last.end, begun.last.end.next_multiple_of(ALIGNMENT));
     let new: usize = tensors.iter().map(Out::bytes).sum();
     if 2 * new > whole || start + new > 2 * whole {
-        return save(bank, engine, path, tag);
+        return save();
     }
     let failed = || Error::io(path, "append to");
+    let put = |file: &mut File, at: usize, bytes: &[u8]| {
+        file.seek(SeekFrom::Start(at as u64)).map_err(failed())?;
+        file.write_all(bytes).map_err(failed())?;
+        file.sync_all().map_err(failed())
+    };
     let write = || {
         // What an earlier append has not finished.
         file.set_len(end as u64).map_err(failed())?;
+        let mark = [&vec![0; start - end][..], UNFINISHED].concat();
+        put(&mut file, end, &mark)?;
         let prefix = write_tensors(engine, path, &mut file, start, header, &tensors)?;
-        let (length, rest) = prefix.split_at(LENGTH_BYTES);
-        for (at, bytes) in [(start + LENGTH_BYTES, rest), (start, length)] {
-            file.seek(SeekFrom::Start(at as u64)).map_err(failed())?;
-            file.write_all(bytes).map_err(failed())?;
-            file.sync_all().map_err(failed())?;
-        }
-        Ok(())
+        let (first, rest) = prefix.split_at(ALIGNMENT);
+        put(&mut file, start + ALIGNMENT, rest)?;
+        put(&mut file, start, first)
     };
     let written = write();
     if written.is_err() {
-        // The error is the one to report; without its length the section is not there.
+        // The error is the one to report; the mark says that the section is not there.
         let _ = file.set_len(end as u64);
     }
     written
+}
+
+/// Opens a file to append to it, one process at a time. Where the system has no locks, two at once are found out by the
+/// checksums.
+fn open_locked(path: &Path) -> Result<File> {
+    loop {
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(Error::io(path, "append to"))?;
+        let _ = file.lock();
+        // Whoever had it before may have put another file into its place.
+        if disk::is_at(&file, path) {
+            return Ok(file);
+        }
+    }
 }
 
 /// Whether the anchors of a file are the first of these; if so, notes down how many.
@@ -218,8 +255,21 @@ fn write_tensors<E: Engine>(
 }
 
 /// All tensors of a bank, and the precision of its anchors' states.
-fn tensors<'a, E: Engine>(bank: &'a StateBank<E>, engine: &E) -> Result<(Vec<Out<'a, E>>, Option<Storage>)> {
+fn tensors<'a, E: Engine>(
+    bank: &'a StateBank<E>,
+    ending: Option<&'a Ending>,
+    engine: &E,
+) -> Result<(Vec<Out<'a, E>>, Option<Storage>)> {
     let (mut tensors, mut storage) = (Vec::new(), None);
+    if let Some(Ending { logits, .. }) = ending {
+        tensors.push(Out {
+            name: LOGITS.into(),
+            dtype: Dtype::F32,
+            shape: vec![logits.len()],
+            done: 0,
+            numbers: Numbers::Host(logits),
+        });
+    }
     for (index, layer) in bank.layers.iter().enumerate() {
         for (name, tensor) in &layer.live {
             tensors.push(Out {
@@ -277,6 +327,7 @@ fn anchors<'a, E: Engine>(
 /// The header but for its checksums.
 fn header<E: Engine>(
     bank: &StateBank<E>,
+    ending: Option<&Ending>,
     tag: &BankTag,
     storage: Option<Storage>,
     tensors: &[Out<'_, E>],
@@ -291,7 +342,8 @@ fn header<E: Engine>(
         add("after", after);
     }
     add("format", FORMAT);
-    add("version", &FORMAT_VERSION.to_string());
+    // Without the text's end, also an earlier program can read it.
+    add("version", &if ending.is_some() { FORMAT_VERSION } else { PLAIN_VERSION }.to_string());
     add("model_type", &tag.model_type);
     add("model", &tag.model);
     add("tokenizer_name", &tag.tokenizer_name);
@@ -307,6 +359,9 @@ fn header<E: Engine>(
     if bank.policy.budget().is_some() {
         let ledgers: Vec<&Ledger> = bank.layers.iter().map(|layer| &layer.anchors.ledger).collect();
         add("ledgers", &text(&ledgers));
+    }
+    if let Some(ending) = ending {
+        add(RECENT, &text(&ending.recent));
     }
     let mut header = Map::new();
     header.insert("__metadata__".into(), metadata.into());

@@ -1,0 +1,300 @@
+//! Banks as a user keeps them: continued, rolled back, saved over others, written by two at once.
+
+mod common;
+#[path = "common/writing.rs"]
+mod writing;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{ok, refused, text};
+use march::checkpoint::Checkpoint;
+use march::engine::{Cpu, CpuOptions, Precision};
+use march::memory::{BankFile, StateBank};
+use march::model::Model;
+use writing::{start, trained, with_input};
+
+const PROMPT: &str = "Alice was beginning to get very tired of sitting by her sister on the bank. ";
+
+/// The arguments of `march generate`, greedy.
+fn generate<'a>(model: &'a Path, flags: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments = vec!["generate", "--model", text(model), "--temperature", "0"];
+    arguments.extend(["--repetition-penalty", "1.2", "--penalty-window", "100"]);
+    arguments.extend(flags);
+    arguments
+}
+
+/// What it writes, and what it says, with nothing on its standard input.
+fn run(model: &Path, flags: &[&str]) -> (String, String) {
+    with_input(&generate(model, flags), "")
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn interrupt(id: u32) {
+    assert!(Command::new("kill").args(["-INT", &id.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_bank_is_continued_by_an_empty_prompt() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let bank = folder.path().join("a.bank");
+    let (whole, _) = run(&model, &["--prompt", PROMPT, "--max-tokens", "60"]);
+    let (mut parts, _) = run(&model, &["--prompt", PROMPT, "--max-tokens", "20", "--save-bank", text(&bank)]);
+    for prompt in [&["--prompt", ""][..], &[]] {
+        let flags = ["--bank", text(&bank), "--save-bank", text(&bank), "--max-tokens", "20"];
+        let (more, said) = run(&model, &[prompt, &flags].concat());
+        assert!(said.contains("read     0 tokens") && said.contains("saved "), "{said}");
+        parts += &more;
+    }
+    assert_eq!(parts, whole);
+    assert_eq!(BankFile::open(&bank).unwrap().version(), 2);
+    // A file without the end of the text, as earlier versions wrote it.
+    let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    let (loaded, _) = Model::load_in(&engine, &Checkpoint::open(&model).unwrap(), Precision::F32).unwrap();
+    let tag = BankFile::open(&bank).unwrap().tag().clone();
+    let old = folder.path().join("old.bank");
+    StateBank::load(&engine, &loaded, &bank, &tag, None).unwrap().save(&engine, &old, &tag).unwrap();
+    assert_eq!(BankFile::open(&old).unwrap().version(), 1);
+    let errors = refused(&generate(&model, &["--bank", text(&old), "--prompt", ""]));
+    assert!(errors.contains("old.bank") && errors.contains("no stored logits"), "{errors}");
+    assert!(errors.contains("at least one token"), "{errors}");
+    run(&model, &["--bank", text(&old), "--prompt", "x", "--max-tokens", "1"]);
+}
+
+#[test]
+fn a_text_is_rolled_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let bank = folder.path().join("a.bank");
+    let save = ["--save-bank", text(&bank), "--max-tokens", "1"];
+    run(&model, &[&["--prompt", PROMPT][..], &save].concat());
+    let length = PROMPT.len() + 1;
+    let flags = ["--bank", text(&bank), "--prompt", "Once more", "--max-tokens", "30"];
+    let (got, said) = run(&model, &[&flags[..], &["--rollback", "50", "--save-bank", text(&bank)]].concat());
+    assert!(
+        said.contains(&format!("back from {length} to 48 tokens, anchor 2, exactly as it was")),
+        "{said}"
+    );
+    let again = format!("{}Once more", &PROMPT[..48]);
+    // The penalty knows the tokens since the rollback only.
+    let plain = ["--repetition-penalty", "1", "--max-tokens", "30"];
+    let bare = |flags: &[&str]| {
+        let all = [&["generate", "--model", text(&model), "--temperature", "0"][..], flags, &plain].concat();
+        with_input(&all, "").0
+    };
+    assert_eq!(BankFile::open(&bank).unwrap().timeline().position, 48 + "Once more".len() + 30);
+    assert!(!got.is_empty());
+    let fresh = folder.path().join("fresh.bank");
+    run(&model, &["--prompt", PROMPT, "--save-bank", text(&fresh), "--max-tokens", "1"]);
+    let back = bare(&["--bank", text(&fresh), "--rollback", "71", "--prompt", "Once more"]);
+    assert_eq!(back, bare(&["--prompt", &again]));
+    // The end is where the text is; nothing is before its first anchor, and nothing behind its end.
+    let to = |n: &str, prompt: &str| {
+        let flags = ["--bank", text(&fresh), "--rollback", n, "--prompt", prompt, "--max-tokens", "2"];
+        generate(&model, &flags).iter().map(|flag| flag.to_string()).collect::<Vec<_>>()
+    };
+    let strings = |list: &[String]| list.iter().map(String::as_str).collect::<Vec<_>>().join("\u{1}");
+    let call = |list: Vec<String>| {
+        let joined = strings(&list);
+        let arguments: Vec<&str> = joined.split('\u{1}').collect();
+        refused(&arguments)
+    };
+    let (_, said) = run(&model, &["--bank", text(&fresh), "--rollback", &length.to_string(), "--prompt", ""]);
+    assert!(said.contains(&format!("ends at {length} tokens already")), "{said}");
+    assert!(call(to("10", "x")).contains("no anchor at or before 10 tokens"), "too early");
+    assert!(call(to("1000", "x")).contains(&format!("the text has {length} tokens")), "too late");
+    assert!(call(to("50", "")).contains("no logits at the place"), "without a prompt");
+    assert!(call(to("-1", "x")).contains("a whole number from 0"), "below 0");
+    assert!(refused(&generate(&model, &["--prompt", "x", "--rollback", "3"])).contains("--bank"));
+}
+
+#[test]
+fn another_text_is_not_saved_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let (one, other) = (folder.path().join("one.bank"), folder.path().join("other.bank"));
+    run(&model, &["--prompt", PROMPT, "--max-tokens", "3", "--save-bank", text(&one)]);
+    run(&model, &["--prompt", "Else", "--max-tokens", "3", "--save-bank", text(&other)]);
+    let before = fs::read(&one).unwrap();
+    for flags in [&[][..], &["--bank", text(&other)]] {
+        let save = ["--prompt", "More", "--max-tokens", "3", "--save-bank", text(&one)];
+        let errors = refused(&generate(&model, &[&save[..], flags].concat()));
+        assert!(
+            errors.contains("one.bank: holds the bank of another text (79 tokens, model march "),
+            "{errors}"
+        );
+        assert!(errors.contains("--bank") && errors.contains("--force"), "{errors}");
+        assert!(fs::read(&one).unwrap() == before);
+    }
+    // Its own bank, also by a link; the link stays.
+    let save = ["--bank", text(&one), "--prompt", "More", "--max-tokens", "3"];
+    #[cfg(unix)]
+    {
+        let link = folder.path().join("link.bank");
+        std::os::unix::fs::symlink("one.bank", &link).unwrap();
+        run(&model, &[&save[..], &["--save-bank", text(&link)]].concat());
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(BankFile::open(&one).unwrap().timeline().position, 86);
+        fs::remove_file(&link).unwrap();
+    }
+    run(&model, &[&save[..], &["--save-bank", text(&one)]].concat());
+    let force = ["--prompt", "More", "--max-tokens", "3", "--force", "--save-bank", text(&one)];
+    run(&model, &force);
+    assert_eq!(BankFile::open(&one).unwrap().timeline().position, 7);
+    // What is no bank, and a damaged one, stay whatever is asked for.
+    let mut damaged = before.clone();
+    let last = damaged.len() - 100;
+    damaged[last] ^= 1;
+    for bytes in [&b"notes that somebody wants to keep"[..], &damaged] {
+        fs::write(&one, bytes).unwrap();
+        let errors = refused(&generate(&model, &force));
+        assert!(errors.contains("one.bank") && errors.contains("delete it first"), "{errors}");
+        assert!(fs::read(&one).unwrap() == bytes);
+    }
+    assert!(refused(&generate(&model, &["--prompt", "x", "--force"])).contains("--save-bank"));
+    assert_eq!(
+        names(folder.path()),
+        ["one.bank", "other.bank", "run", "small.toml"],
+        "nothing is left beside them"
+    );
+}
+
+#[test]
+#[cfg(unix)]
+fn two_writers_of_one_bank() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let (bank, link) = (folder.path().join("a.bank"), folder.path().join("link.bank"));
+    run(&model, &["--prompt", PROMPT, "--max-tokens", "3", "--save-bank", text(&bank)]);
+    std::os::unix::fs::symlink("a.bank", &link).unwrap();
+    let go_on = |at: &Path, count: &str| {
+        let flags = ["--bank", text(at), "--save-bank", text(at), "--prompt", "x", "--max-tokens", count];
+        generate(&model, &flags).iter().map(|flag| flag.to_string()).collect::<Vec<String>>()
+    };
+    let arguments = go_on(&bank, "100000000");
+    let mut first = start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    first.stdout.as_mut().unwrap().read_exact(&mut [0; 64]).unwrap();
+    for path in [&bank, &link] {
+        let arguments = go_on(path, "3");
+        let errors = refused(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(
+            errors.contains("another process is writing this bank") && errors.contains("a.bank.lock"),
+            "{errors}"
+        );
+    }
+    let (_, said) = with_input(&["chat", "--model", text(&model)], &format!("/save {}\n", text(&bank)));
+    assert!(said.contains("another process is writing this bank"), "{said}");
+    interrupt(first.id());
+    let out = first.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(130), "{said}");
+    assert!(said.contains("saved "), "{said}");
+    let position = BankFile::open(&bank).unwrap().timeline().position;
+    assert!(position > 79 + 50, "{position}");
+    let arguments = go_on(&link, "3");
+    with_input(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), "");
+    assert_eq!(BankFile::open(&bank).unwrap().timeline().position, position + 4);
+    assert!(!names(folder.path()).iter().any(|name| name.contains(".lock")));
+}
+
+/// A bank that is cut short while a process reads from it.
+#[test]
+#[cfg(unix)]
+fn a_bank_that_is_cut_short_in_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let bank = folder.path().join("a.bank");
+    run(&model, &["--prompt", PROMPT, "--max-tokens", "3", "--save-bank", text(&bank)]);
+    let mut child = start(&generate(&model, &["--bank", text(&bank)]));
+    let mut stdin = child.stdin.take().unwrap();
+    // It waits for its prompt with the bank open.
+    let open = |id: u32| {
+        let files = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
+        files.filter_map(|file| fs::read_link(file.ok()?.path()).ok()).any(|file| file == bank)
+    };
+    while !open(child.id()) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    fs::OpenOptions::new().write(true).open(&bank).unwrap().set_len(5000).unwrap();
+    stdin.write_all(b"And then").unwrap();
+    drop(stdin);
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("a.bank: is damaged") && said.contains("cut short"), "{said}");
+}
+
+#[test]
+#[cfg(unix)]
+fn outputs_that_take_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let (full, closed) = (folder.path().join("full.bank"), folder.path().join("closed.bank"));
+    let march = |bank: &Path, out: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
+        command.args(generate(
+            &model,
+            &["--prompt", PROMPT, "--max-tokens", "100000", "--save-bank", text(bank)],
+        ));
+        command.stdin(Stdio::null()).stdout(out).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let device = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let out = march(&full, device.into()).wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("saved ") && said.contains("standard output: could not write"), "{said}");
+    let mut child = march(&closed, Stdio::piped());
+    let mut first = [0; 10];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(0), "{said}");
+    assert!(said.contains("the output was closed") && !said.contains("error"), "{said}");
+    for bank in [full, closed] {
+        let position = BankFile::open(&bank).unwrap().timeline().position;
+        assert!((PROMPT.len()..PROMPT.len() + 90_000).contains(&position), "{position}");
+    }
+}
+
+#[test]
+fn a_chat_saves_and_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let (one, other) = (folder.path().join("one.bank"), folder.path().join("other.bank"));
+    run(&model, &["--prompt", PROMPT, "--max-tokens", "3", "--save-bank", text(&other)]);
+    let chat = |input: &str| {
+        let arguments = ["chat", "--model", text(&model), "--temperature", "0", "--max-tokens", "20"];
+        let input = input.replace("ONE", text(&one)).replace("OTHER", text(&other));
+        with_input(&arguments, &input)
+    };
+    let (_, said) =
+        chat("Who?\n/save ONE\nAnd?\n/save ONE\n/save OTHER\n/load OTHER\nMore\n/save OTHER\n/save ONE\n");
+    assert_eq!(said.matches("holds the bank of another text").count(), 2, "{said}");
+    assert!(said.contains("continue it with /load") && said.contains("/save --force FILE"), "{said}");
+    let position = |path: &Path| BankFile::open(path).unwrap().timeline().position;
+    assert!(position(&other) > 79);
+    let before = position(&one);
+    let (_, said) = chat("Who?\n/reset\nHm\n/save ONE\n/save --force ONE\n/save --force\n");
+    assert_eq!(said.matches("another text").count(), 1, "{said}");
+    assert!(said.contains("name a file") && position(&one) < before, "{said}");
+    // The same answer from the same place.
+    let (text, said) =
+        chat("/load OTHER\nWho?\n/rollback 79\nWho?\n/undo\n/undo\n/memory\n/rollback 5\n/rollback x\n");
+    let answers: Vec<&str> = text.split_inclusive('\n').collect();
+    assert!(!answers.is_empty());
+    assert!(said.contains("back from ") && said.contains(" to 72 tokens, anchor 3, exactly"), "{said}");
+    assert!(said.contains("no anchor at or before 5") && said.contains("name a number of tokens"), "{said}");
+    let help = ok(&["chat", "--help"]);
+    assert!(help.contains(r"\n, \t and \\ are understood") && !help.contains(r"\\n"), "{help}");
+}
