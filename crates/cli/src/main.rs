@@ -36,9 +36,8 @@ enum Command {
 fn main() -> ExitCode {
     // What went wrong and why, in one line, whatever the environment says of backtraces.
     let result = run();
-    let printed = display::out::finish().map_or(Ok(()), |error| {
-        Err(anyhow::Error::new(error).context("standard output: could not write"))
-    });
+    let printed = display::out::finish()
+        .map_or(Ok(()), |error| Err(anyhow::Error::new(error).context("standard output: could not write")));
     match result.and(printed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
