@@ -226,6 +226,23 @@ impl Bench {
     }
 }
 
+/// y = x Wᵀ by the library alone.
+#[allow(unsafe_code)]
+fn bare_product(y: &mut [f32], x: &[f32], weight: &[f32], inner: usize, outer: usize) {
+    let rows = x.len() / inner;
+    assert!(y.len() == rows * outer && x.len() == rows * inner && weight.len() == outer * inner);
+    let (y, x, w) = (y.as_mut_ptr(), x.as_ptr(), weight.as_ptr());
+    let (row, step) = (outer as isize, inner as isize);
+    let (one, none) = (1.0, gemm_common::Parallelism::None);
+    let gemm = gemm_f32::gemm::f32::get_gemm_fn();
+    // SAFETY: the assertion: yᵀ [outer, rows] = W xᵀ, whose columns are the rows of y and of x.
+    unsafe {
+        gemm(
+            outer, rows, inner, y, row, 1, false, w, 1, step, x, step, 1, 0.0, one, false, false, false, none,
+        );
+    }
+}
+
 impl Bench {
     fn linear(&mut self) {
         let (rows, inner, outer) = (2048, 512, 2048);
@@ -238,19 +255,18 @@ impl Bench {
         let flops = 2.0 * (rows * inner * outer) as f64;
         let mut out = vec![0.0f32; rows * outer];
         let threads = self.cpu.threads();
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        let share = rows.div_ceil(threads);
         let bare = self.time(|_| {
-            let x = faer::MatRef::from_row_major_slice(x.data(), rows, inner);
-            let w = faer::MatRef::from_row_major_slice(weight.data(), outer, inner);
-            pool.install(|| {
-                let y = faer::MatMut::from_row_major_slice_mut(&mut out, rows, outer);
-                let par = faer::Par::rayon(threads);
-                faer::linalg::matmul::matmul(y, faer::Accum::Replace, x, w.transpose(), 1.0, par);
+            std::thread::scope(|scope| {
+                for (x, y) in x.data().chunks(share * inner).zip(out.chunks_mut(share * outer)) {
+                    let weight = weight.data();
+                    scope.spawn(move || bare_product(y, x, weight, inner, outer));
+                }
             });
         });
         let ms = self.time(|cpu| cpu.linear(input));
         self.flops(&name, ms, flops);
-        self.flops("  bare faer product", bare, flops);
+        self.flops("  bare gemm-f32 product", bare, flops);
         self.note("  linear as a share of the bare product", bare / ms * 100.0, "%");
         let invariant = CpuOptions {
             threads: self.cpu.threads(),

@@ -1,43 +1,142 @@
-//! Large matrix products: faer's, cut over the engine's threads.
+//! Large matrix products: the kernels of `gemm-f32`, cut over the engine's threads.
 
-use faer::{Accum, MatMut, MatRef, Par};
+use gemm_common::Parallelism;
 
 use crate::cpu::{Cpu, Shared};
 
 /// Multiply-adds below which one thread is enough.
 const SMALL: usize = 64 * 64 * 64;
+/// Rows of C up to which a B that lies in columns is the left side of the library's product.
+const FEW_ROWS: usize = 32;
+
+/// A matrix of f32 in memory, rows and columns any distance apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    data: &'a [f32],
+    /// Rows and columns.
+    size: [usize; 2],
+    /// How far apart they are.
+    step: [usize; 2],
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows one after the other.
+    pub(crate) fn rows(data: &'a [f32], rows: usize, columns: usize) -> Self {
+        assert!(data.len() == rows * columns, "a matrix of {rows} by {columns} in {} numbers", data.len());
+        Self { data, size: [rows, columns], step: [columns, 1] }
+    }
+
+    /// The same memory, read the other way round.
+    pub(crate) fn t(self) -> Self {
+        let Self { data, size: [rows, columns], step: [row, column] } = self;
+        Self { data, size: [columns, rows], step: [column, row] }
+    }
+
+    /// Where the rows from `row` on and the columns from `column` on begin.
+    fn at(self, row: usize, column: usize) -> *const f32 {
+        self.data[row * self.step[0] + column * self.step[1]..].as_ptr()
+    }
+}
+
+/// What becomes of the numbers in C.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accum {
+    /// C = A·B.
+    Replace,
+    /// C += A·B.
+    Add,
+}
 
 /// c = a·b or c += a·b, row-major [m, n], on all threads: each takes a share of the longer side of c.
-#[allow(unsafe_code)]
-pub(crate) fn product(cpu: &Cpu, c: &mut [f32], accum: Accum, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
-    let (m, n, k) = (a.nrows(), b.ncols(), a.ncols());
-    assert!(c.len() == m * n && b.nrows() == k);
-    if m == 0 || n == 0 {
-        return;
-    }
-    if k == 0 {
-        if matches!(accum, Accum::Replace) {
-            c.fill(0.0);
-        }
-        return;
-    }
+pub(crate) fn product(cpu: &Cpu, c: &mut [f32], accum: Accum, a: Matrix<'_>, b: Matrix<'_>) {
+    let ([m, k], n) = (a.size, b.size[1]);
     let by_rows = m >= n;
     let side = m.max(n);
     let parts = if m * n * k < SMALL { 1 } else { cpu.threads().min(side.div_ceil(16)) };
     // Shares are whole blocks of 16, so that all but the last fill the kernels' tiles.
-    let share = side.div_ceil(parts).next_multiple_of(16);
-    let out = Shared::new(c);
+    let share = side.div_ceil(parts).next_multiple_of(16).max(16);
+    assert!(c.len() == m * n);
+    let c = Shared::new(c);
     cpu.parallel(side.div_ceil(share), |part| {
-        let (from, to) = (part * share, ((part + 1) * share).min(side));
-        if by_rows {
-            // SAFETY: each task has its own rows.
-            let c = unsafe { out.part(from * n, (to - from) * n) };
-            let c = MatMut::from_row_major_slice_mut(c, to - from, n);
-            faer::linalg::matmul::matmul(c, accum, a.subrows(from, to - from), b, 1.0, Par::Seq);
-        } else {
-            // SAFETY: each task has its own columns; the strides keep every address inside c.
-            let c = unsafe { MatMut::from_raw_parts_mut(out.pointer(from), m, to - from, n as isize, 1) };
-            faer::linalg::matmul::matmul(c, accum, a, b.subcols(from, to - from), 1.0, Par::Seq);
+        let range = part * share..((part + 1) * share).min(side);
+        let [rows, columns] = if by_rows { [range, 0..n] } else { [0..m, range] };
+        #[allow(unsafe_code)]
+        // SAFETY: C has m·n numbers; each task has its own rows or columns.
+        unsafe {
+            block(c.pointer(0), accum, a, b, rows, columns);
         }
     });
+}
+
+/// The same on this thread.
+pub(crate) fn product_here(c: &mut [f32], accum: Accum, a: Matrix<'_>, b: Matrix<'_>) {
+    let (m, n) = (a.size[0], b.size[1]);
+    assert!(c.len() == m * n);
+    #[allow(unsafe_code)]
+    // SAFETY: C has m·n numbers, all of which are this call's.
+    unsafe {
+        block(c.as_mut_ptr(), accum, a, b, 0..m, 0..n);
+    }
+}
+
+/// Some rows and columns of the product.
+/// # Safety
+/// `c` must be valid for as many numbers as C has; nobody else may touch those of these rows and columns.
+#[allow(unsafe_code)]
+unsafe fn block(
+    c: *mut f32,
+    accum: Accum,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    rows: std::ops::Range<usize>,
+    columns: std::ops::Range<usize>,
+) {
+    let (k, n) = (a.size[1], b.size[1]);
+    let [m, width] = [rows.len(), columns.len()];
+    assert!(b.size[0] == k && rows.end <= a.size[0] && columns.end <= n);
+    if m == 0 || width == 0 {
+        return;
+    }
+    let add = accum == Accum::Add;
+    if k == 0 {
+        for row in rows.filter(|_| !add) {
+            // SAFETY: in C by the assertion and the caller's promise, and this call's alone.
+            unsafe { std::slice::from_raw_parts_mut(c.add(row * n + columns.start), width) }.fill(0.0);
+        }
+        return;
+    }
+    // The library's kernels write columns: C's rows, if the product is taken as Cᵀ = Bᵀ Aᵀ, which is the faster
+    // way. Not so for few rows and a B in columns, which would have to be repacked.
+    let direct = m <= FEW_ROWS && b.step[0] == 1;
+    let (size, left, right, c_step) =
+        if direct { ([m, width], a, b, [n, 1]) } else { ([width, m], b.t(), a.t(), [1, n]) };
+    let [left_at, right_at] = if direct { [rows.start, columns.start] } else { [columns.start, rows.start] };
+    let (left_start, right_start) = (left.at(left_at, 0), right.at(0, right_at));
+    let [c_step, left_step, right_step] =
+        [c_step, left.step, right.step].map(|step| step.map(|distance| distance as isize));
+    let gemm = gemm_f32::gemm::f32::get_gemm_fn();
+    // SAFETY: A and B have these rows and columns, C has room for them, and the strides keep to them.
+    unsafe {
+        gemm(
+            size[0],
+            size[1],
+            k,
+            c.add(rows.start * n + columns.start),
+            c_step[1],
+            c_step[0],
+            add,
+            left_start,
+            left_step[1],
+            left_step[0],
+            right_start,
+            right_step[1],
+            right_step[0],
+            f32::from(u8::from(add)),
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
 }

@@ -1,5 +1,5 @@
-//! Eight lanes of f32, chosen at run time: AVX2 with FMA where the processor has them, plain arrays
-//! elsewhere (which a compiler turns into SSE2 or NEON).
+//! Eight lanes of f32, chosen at run time: AVX2 with FMA where the processor has them, SSE2 on other x86-64
+//! processors, plain arrays elsewhere (which a compiler turns into NEON, say).
 //!
 //! A kernel is written once, generic over [`Simd`], and marked `#[inline(always)]`; [`Level::run`] enters it
 //! through a function that is compiled for the detected features. Threads are outside, kernels inside.
@@ -9,15 +9,22 @@ mod gemm;
 mod math;
 mod panels;
 mod part;
+#[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
 mod rows;
+mod sse2;
 
 pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, put, transpose};
 pub(crate) use math::{exp, sigmoid, softplus};
 pub(crate) use panels::{add_rows, pack, padded, transpose_panels, unpack};
 pub(crate) use part::{load_or_part, silu, silu_and_slope, store_or_part};
-pub(crate) use portable::Portable;
 pub(crate) use rows::*;
+
+/// The level of any processor of this architecture.
+#[cfg(target_arch = "x86_64")]
+const BASE: sse2::Sse2 = sse2::Sse2;
+#[cfg(not(target_arch = "x86_64"))]
+const BASE: portable::Portable = portable::Portable;
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
@@ -27,7 +34,7 @@ pub(crate) const LANES: usize = 8;
 pub enum Level {
     /// 256-bit vectors with fused multiply-add.
     Avx2,
-    /// Plain arrays: any processor.
+    /// Any processor: SSE2 on x86-64, plain arrays elsewhere.
     Portable,
 }
 
@@ -50,8 +57,8 @@ impl Level {
             // SAFETY: `Cpu` only holds `Avx2` after `detect` has seen AVX2 and FMA.
             Self::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 => kernel.run(Portable),
-            Self::Portable => kernel.run(Portable),
+            Self::Avx2 => BASE.call(kernel),
+            Self::Portable => BASE.call(kernel),
         }
     }
 }

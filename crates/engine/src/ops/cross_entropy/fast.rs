@@ -2,13 +2,11 @@
 //! softmax in place, and two products for the gradients, all before the next block. Rows of a block go to
 //! threads for the softmax; sums over the vocabulary and over tokens are in f64, in order.
 
-use faer::{Accum, MatRef};
-
 use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::ops::linear::{self, Linear};
-use crate::product::product;
+use crate::product::{Accum, Matrix, product};
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
 use crate::tensor::Tensor;
 
@@ -50,10 +48,10 @@ pub(crate) fn forward(
         let scale = keep.then_some(factor as f32);
         let seen = softmax_rows(cpu, &mut logits, rows, targets, scale, false);
         total += seen.iter().map(|row| row.nll).sum::<f64>();
-        let dl = MatRef::from_row_major_slice(logits.data(), rows.len(), vocabulary);
+        let dl = Matrix::rows(logits.data(), rows.len(), vocabulary);
         if let Some(dx) = &mut dx {
             let mut block = cpu.uninit(x.shape());
-            let weight = MatRef::from_row_major_slice(input.weight.data(), vocabulary, width);
+            let weight = Matrix::rows(input.weight.data(), vocabulary, width);
             product(cpu, block.data_mut(), Accum::Replace, dl, weight);
             let out = dx.data_mut();
             for (i, &row) in rows.iter().enumerate() {
@@ -61,8 +59,8 @@ pub(crate) fn forward(
             }
         }
         if let Some(dw) = &mut dw {
-            let x = MatRef::from_row_major_slice(x.data(), rows.len(), width);
-            product(cpu, dw.data_mut(), accumulate, dl.transpose(), x);
+            let x = Matrix::rows(x.data(), rows.len(), width);
+            product(cpu, dw.data_mut(), accumulate, dl.t(), x);
             accumulate = Accum::Add;
         }
     }

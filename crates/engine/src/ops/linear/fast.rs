@@ -1,13 +1,11 @@
-//! faer's matrix product for training. For inference, and for weights in fewer bits, dot products in one fixed order
+//! `gemm-f32`'s matrix product for training. For inference, and for weights in fewer bits, dot products in one fixed order
 //! ([`super::dots`]), so that a row's bits depend on nothing but the row.
-
-use faer::{Accum, MatRef};
 
 use super::dots::{COLUMNS, Dots};
 use super::{Linear, Sizes, check, output_shape};
 use crate::cpu::{Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
-use crate::product::product;
+use crate::product::{Accum, Matrix, product};
 use crate::tensor::Tensor;
 use crate::weight::Weight;
 
@@ -20,9 +18,9 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>>) -> Result<Tensor<f
     let x = input.x.data();
     match (input.weight.weight(), cpu.products()) {
         (Weight::F32(w), Products::Fastest) => {
-            let w = MatRef::from_row_major_slice(w, sizes.outer, sizes.inner);
-            let x = MatRef::from_row_major_slice(x, sizes.rows, sizes.inner);
-            product(cpu, y.data_mut(), Accum::Replace, x, w.transpose());
+            let w = Matrix::rows(w, sizes.outer, sizes.inner);
+            let x = Matrix::rows(x, sizes.rows, sizes.inner);
+            product(cpu, y.data_mut(), Accum::Replace, x, w.t());
         }
         (weight, _) => invariant(cpu, x, &[Job { sizes, weight, y: Shared::new(y.data_mut()) }]),
     }
@@ -67,9 +65,9 @@ pub(crate) fn backward(
 ) -> Result<[Option<Tensor<f32>>; 3]> {
     let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Tensor::shape))?;
     expect_shape("linear", "gradient", gradient.shape(), &output_shape(input.x.shape(), sizes), "[.., out]")?;
-    let x = MatRef::from_row_major_slice(input.x.data(), sizes.rows, sizes.inner);
-    let w = MatRef::from_row_major_slice(input.weight.data(), sizes.outer, sizes.inner);
-    let dy = MatRef::from_row_major_slice(gradient.data(), sizes.rows, sizes.outer);
+    let x = Matrix::rows(input.x.data(), sizes.rows, sizes.inner);
+    let w = Matrix::rows(input.weight.data(), sizes.outer, sizes.inner);
+    let dy = Matrix::rows(gradient.data(), sizes.rows, sizes.outer);
     let dx = needs[0].then(|| {
         let mut dx = cpu.uninit(input.x.shape());
         product(cpu, dx.data_mut(), Accum::Replace, dy, w);
@@ -77,7 +75,7 @@ pub(crate) fn backward(
     });
     let dw = needs[1].then(|| {
         let mut dw = cpu.uninit(input.weight.shape());
-        product(cpu, dw.data_mut(), Accum::Replace, dy.transpose(), x);
+        product(cpu, dw.data_mut(), Accum::Replace, dy.t(), x);
         dw
     });
     let db = needs[2].then(|| {

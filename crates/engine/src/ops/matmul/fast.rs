@@ -1,16 +1,14 @@
-//! faer's matrix product. A shared B makes one product of the whole batch; small or many products are dealt
+//! `gemm-f32`'s matrix product. A shared B makes one product of the whole batch; small or many products are dealt
 //! out to threads, each on one; few large ones use all threads each. For inference, every element is one
 //! chain of multiply-adds over k in ascending order, so that its bits depend on nothing but its row of A and
 //! column of B: from packed columns of B, or for a row or two from B as it lies.
 
 use std::ops::Range;
 
-use faer::{Accum, MatMut, MatRef, Par};
-
 use super::{MatMul, Sizes, Transpose, check};
 use crate::cpu::{Carve, Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
-use crate::product::product;
+use crate::product::{Accum, Matrix, product, product_here};
 use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
@@ -30,9 +28,9 @@ impl<'a> Batch<'a> {
         if self.shared { self.data } else { &self.data[i * len..][..len] }
     }
 
-    fn matrix(self, i: usize) -> MatRef<'a, f32> {
-        let matrix = MatRef::from_row_major_slice(self.entry(i), self.size[0], self.size[1]);
-        if self.transposed { matrix.transpose() } else { matrix }
+    fn matrix(self, i: usize) -> Matrix<'a> {
+        let matrix = Matrix::rows(self.entry(i), self.size[0], self.size[1]);
+        if self.transposed { matrix.t() } else { matrix }
     }
 
     /// The same memory, read the other way round.
@@ -123,8 +121,7 @@ fn products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: Batch<'
             for i in range {
                 // SAFETY: each entry is written by one task.
                 let c = unsafe { out.part(i * rows * columns, rows * columns) };
-                let c = MatMut::from_row_major_slice_mut(c, rows, columns);
-                faer::linalg::matmul::matmul(c, Accum::Replace, a.matrix(i), b.matrix(i), 1.0, Par::Seq);
+                product_here(c, Accum::Replace, a.matrix(i), b.matrix(i));
             }
         });
     } else {
