@@ -1,8 +1,6 @@
 //! One file a verb.
 
-#[allow(clippy::print_stdout, clippy::print_stderr)]
 mod bank;
-#[allow(clippy::print_stdout, clippy::print_stderr)]
 pub mod chat;
 pub mod data;
 pub mod demo;
@@ -10,7 +8,6 @@ mod demo_sweep;
 pub mod doctor;
 pub mod eval;
 mod eval_policies;
-#[allow(clippy::print_stdout, clippy::print_stderr)]
 pub mod generate;
 pub mod init;
 pub mod inspect;
@@ -25,5 +22,4 @@ mod policy;
 mod prompt;
 pub mod report;
 pub mod train;
-#[allow(clippy::print_stdout, clippy::print_stderr)]
 mod writing;
