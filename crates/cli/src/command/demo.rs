@@ -23,6 +23,7 @@ use march::train::ranks::Alone;
 use march::train::{Event, Run, RunOptions};
 
 use super::demo_sweep::sweep;
+use super::demo_table::{table, verdict};
 use super::eval::percent;
 use super::train::free_folder;
 use crate::display::out::{note, say};
@@ -71,13 +72,13 @@ pub enum Note {
 pub struct Learned {
     /// Whether it made all steps.
     pub complete: bool,
-    parameters: usize,
-    learning_rate: f64,
+    pub parameters: usize,
+    pub learning_rate: f64,
     pub seconds: f64,
     curve: Vec<(u64, f64)>,
     pub result: TaskReport,
     /// With the same weights but no anchors, where there are any.
-    without: Option<TaskReport>,
+    pub without: Option<TaskReport>,
     routing: Option<Routing>,
 }
 
@@ -389,45 +390,4 @@ pub fn learn(
     };
     let learning_rate = config.train.learning_rate;
     Ok(Learned { complete, parameters, learning_rate, seconds, curve, result, without, routing })
-}
-
-/// The results, a column for each model.
-fn table(learned: &[Learned]) {
-    let line = |label: &str, cell: &dyn Fn(&Learned) -> String| {
-        let cells: Vec<String> = learned.iter().map(|model| format!("{:>16}", cell(model))).collect();
-        say!("{label:<30}{}", cells.concat());
-    };
-    say!("\n{:<30}{}", "", MODELS.map(|(name, _)| format!("{name:>16}")).concat());
-    line("right answers", &|model| percent(model.result.accuracy, model.result.standard_error));
-    for (i, age) in learned[0].result.by_age.iter().enumerate() {
-        line(&format!("  fact {} to {} tokens old", age.from, age.to - 1), &|model| {
-            model.result.by_age.get(i).map_or(String::new(), |age| percent(age.accuracy, age.standard_error))
-        });
-    }
-    line("the same, without anchors", &|model| match &model.without {
-        Some(without) => percent(without.accuracy, without.standard_error),
-        None => "–".into(),
-    });
-    line("guessing", &|model| format!("{:.1} %", 100.0 * model.result.chance));
-    line("memory of a sequence", &|model| bytes(model.result.memory_bytes));
-    line("decoding, tokens a second", &|model| thousands(model.result.tokens_per_second as usize));
-    line("parameters", &|model| thousands(model.parameters));
-    line("learning rate", &|model| format!("{}", model.learning_rate));
-    line("training", &|model| lines::duration(model.seconds));
-}
-
-/// What the table says, in a sentence.
-fn verdict(learned: &[Learned], quick: bool) {
-    let [march, gdn] = learned else { return };
-    let points = 100.0 * (march.result.accuracy - gdn.result.accuracy);
-    if quick {
-        say!("\nA quick run learns next to nothing; without --quick both models learn for some minutes.");
-    } else {
-        say!(
-            "\nMARCH answers {:.0} points {} than GDN. With the same weights but no anchors it answers {:.0} %.",
-            points.abs(),
-            if points >= 0.0 { "more" } else { "less" },
-            100.0 * march.without.as_ref().map_or(march.result.accuracy, |result| result.accuracy)
-        );
-    }
 }

@@ -5,6 +5,7 @@ pub mod chat;
 pub mod data;
 pub mod demo;
 mod demo_sweep;
+mod demo_table;
 pub mod doctor;
 pub mod eval;
 mod eval_policies;
