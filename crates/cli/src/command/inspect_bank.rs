@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use march::anchors::Anchor;
-use march::memory::{BankFile, FORMAT_VERSION};
+use march::memory::BankFile;
 use serde_json::Value;
 
 use crate::display::out::say;
@@ -29,7 +29,7 @@ impl InspectBank {
     pub fn run(self) -> anyhow::Result<()> {
         let file = BankFile::open(&self.file)?;
         let (tag, timeline) = (file.tag(), file.timeline());
-        say!("{}: state bank, format version {FORMAT_VERSION}", self.file.display());
+        say!("{}: state bank, format version {}", self.file.display(), file.version());
         let line = |label: &str, text: &str| say!("  {label:<14} {text}");
         line("model", &format!("{}, {}", tag.model_type, tag.model));
         line("tokenizer", &format!("{}, {}", tag.tokenizer_name, tag.tokenizer));

@@ -126,7 +126,7 @@ impl Train {
                 if interrupt::asked() {
                     // The lock of the run's folder goes with the run.
                     drop(run);
-                    std::process::exit(interrupt::EXIT);
+                    interrupt::leave();
                 }
                 Ok(())
             }
