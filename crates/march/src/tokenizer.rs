@@ -140,7 +140,10 @@ impl Tokenizer {
         if !value.is_object() || value.get("model").is_none() {
             return Err("it has no `model`".into());
         }
-        let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| error.to_string())?;
+        let text = str::from_utf8(&json).map_err(|error| error.to_string())?;
+        // Not `from_bytes`, which is generic: its parser would be compiled here once more.
+        let mut inner: tokenizers::Tokenizer =
+            text.parse().map_err(|error: tokenizers::Error| error.to_string())?;
         // A text becomes all of its tokens, the same each time.
         inner.with_padding(None).with_truncation(None).map_err(|error| error.to_string())?;
         if let ModelWrapper::BPE(model) = inner.get_model()
