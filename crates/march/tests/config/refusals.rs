@@ -1,7 +1,6 @@
 //! What is refused, and that the message names the key, the value and what was meant.
 
 use march::config::{Config, ModelConfig};
-use march::model::mixer::MixerConfig;
 use serde_json::json;
 
 use super::{changed, json_of, read, refused, toml};
