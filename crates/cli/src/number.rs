@@ -22,8 +22,6 @@ pub fn tuned(command: Command) -> Command {
         match flag.get_id().as_str() {
             "threads" => flag.value_parser(threads),
             "seed" => flag.value_parser(seed),
-            "max_tokens" | "penalty_window" | "top_k" => flag.value_parser(whole::<usize>),
-            "stop_at" => flag.value_parser(whole::<u64>),
             _ => flag,
         }
     });
@@ -68,6 +66,11 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A number; which ones have a meaning is said by whoever uses it.
+pub fn any(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "it must be a number".into())
+}
+
 /// A whole number from `least` to `most`.
 fn within<T: TryFrom<u64>>(text: &str, least: u64, most: u64) -> Result<T, String> {
     let number = text.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
@@ -86,6 +89,7 @@ mod tests {
         assert_eq!((seed("0"), seed("18446744073709551615")), (Ok(0), Ok(u64::MAX)));
         assert_eq!((whole("0"), count("1")), (Ok(0usize), Ok(1u64)));
         assert_eq!(positive("1e-3"), Ok(0.001));
+        assert!(any("-1").is_ok() && any("much").is_err());
         for text in ["", "-1", "nan", "1.5", "1e3", "18446744073709551616", "1000000000001"] {
             assert!(threads(text).unwrap_err().contains("from 0 to 4096"), "{text}");
             assert!(count::<usize>(text).unwrap_err().contains("from 1 to 1000000000000"), "{text}");

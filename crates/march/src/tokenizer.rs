@@ -1,8 +1,8 @@
 //! Text to token ids and back: the built-in bytes, or a Hugging Face `tokenizer.json`.
 
 mod byte_level;
-mod sum;
 mod pieces;
+mod sum;
 
 use std::collections::BTreeMap;
 use std::path::Path;

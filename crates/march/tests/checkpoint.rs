@@ -73,12 +73,15 @@ fn load(folder: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Vec<f32>>> {
     parameters.iter().map(take).collect()
 }
 
-/// The message of a refusal, which must be an [`Error::File`] and have these parts.
+/// The message of a refusal, which must be about a file and have these parts.
 #[track_caller]
 fn refused(folder: &Path, parameters: &[ParameterSpec], parts: &[&str]) {
     let error = load(folder, parameters).expect_err("it should be refused");
     let message = error.to_string();
-    assert!(matches!(error, Error::File { .. }), "not an error about a file: {message}");
+    assert!(
+        matches!(error, Error::File { .. } | Error::Damaged { .. }),
+        "not an error about a file: {message}"
+    );
     for part in parts {
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
@@ -130,7 +133,7 @@ fn f32_comes_back_bit_for_bit() {
     let (parameters, numbers) = example();
     save(&path, &config(), &parameters, SHARD_BYTES, |i| Ok(numbers[i].clone())).unwrap();
     assert_eq!(names(path.parent().unwrap()), ["step-1"]);
-    assert_eq!(names(&path), ["config.json", "model.safetensors"]);
+    assert_eq!(names(&path), ["checksums.json", "config.json", "model.safetensors"]);
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert_eq!(checkpoint.config(), &config());
     checkpoint.check(&parameters).unwrap();
@@ -203,9 +206,9 @@ fn shards_are_cut_before_the_limit() {
     .unwrap();
     assert_eq!(asked, [0, 1, 2, 3, 4, 5]);
     let shard = |n| format!("model-{n:05}-of-00004.safetensors");
-    let files =
-        ["config.json".into(), shard(1), shard(2), shard(3), shard(4), "model.safetensors.index.json".into()];
-    assert_eq!(names(&path), files);
+    let [list, config_file, index] =
+        ["checksums.json", "config.json", "model.safetensors.index.json"].map(String::from);
+    assert_eq!(names(&path), [list, config_file, shard(1), shard(2), shard(3), shard(4), index]);
     let index: Value =
         serde_json::from_str(&fs::read_to_string(path.join("model.safetensors.index.json")).unwrap())
             .unwrap();
@@ -450,7 +453,7 @@ fn what_fails_leaves_nothing_behind() {
     fs::write(leftover.join("model.safetensors"), "half").unwrap();
     save(&path, &config(), &parameters, SHARD_BYTES, |_| Ok(vec![1.0; 2])).unwrap();
     assert_eq!(names(temporary.path()), ["step-7"]);
-    assert_eq!(names(&path), ["config.json", "model.safetensors"]);
+    assert_eq!(names(&path), ["checksums.json", "config.json", "model.safetensors"]);
 }
 
 #[test]
@@ -487,7 +490,7 @@ fn no_flipped_bit_of_a_header_panics() {
             Ok(numbers) => assert_eq!([numbers[0].len(), numbers[1].len()], [2, 4]),
             Err(error) => {
                 refusals += 1;
-                assert!(matches!(error, Error::File { .. }), "{error}");
+                assert!(matches!(error, Error::File { .. } | Error::Damaged { .. }), "{error}");
             }
         }
     }

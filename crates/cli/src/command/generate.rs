@@ -15,10 +15,10 @@ use march::tokenizer::Tokenizer;
 use super::bank::{self, Advice, Place};
 use super::open::ModelArgs;
 use super::prompt::{Next, Prompt};
-use super::writing::{WritingArgs, reason, show, whole};
+use super::writing::{WritingArgs, reason, show};
 use crate::display::out::{note, say};
 use crate::display::{Progress, left, thousands};
-use crate::interrupt;
+use crate::{interrupt, number};
 
 /// Continue a prompt, as the model would.
 #[derive(Args)]
@@ -47,7 +47,7 @@ pub struct Generate {
     bank: Option<PathBuf>,
     /// First go back to the last kept anchor at or before so many tokens of that text
     #[arg(
-        long, value_name = "N", requires = "bank", value_parser = whole::<usize>, allow_negative_numbers = true
+        long, value_name = "N", requires = "bank", value_parser = number::whole::<usize>
     )]
     rollback: Option<usize>,
     /// Write the memory of all the text to this file; only what is new, where it holds the beginning

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use march::train::Session;
 
 use crate::display::out::say;
 use crate::output::{Kind, Output};
@@ -27,6 +28,8 @@ impl Report {
         let output = Output::check(&path, Kind::Page, &[&self.run])?;
         output.write(march::report::render(&self.run)?.as_bytes())?;
         say!("{}", path.display());
+        // The page says it in place of the machines; a script should hear it too.
+        Session::all(&self.run)?;
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use march::train::{Event, Run, RunOptions, StepMemory, machine_memory};
 use super::open::newest;
 use crate::display::out::{note, say};
 use crate::display::{About, Dashboard, bytes, lines, thousands};
-use crate::{interrupt, job, machine};
+use crate::{interrupt, job, machine, number};
 
 /// Train a model, or continue a run that was stopped.
 #[derive(Args)]
@@ -37,7 +37,7 @@ pub struct Train {
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     settings: Vec<String>,
     /// Steps in all, as `--set train.steps=N`; with --resume it makes the run longer or shorter
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
     steps: Option<u64>,
     /// The run's folder [default: runs/NAME after the configuration, with a number if that exists]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
@@ -49,7 +49,7 @@ pub struct Train {
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     init_from: Option<PathBuf>,
     /// Stop after this step and save, as if interrupted
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", value_parser = number::whole::<u64>)]
     stop_at: Option<u64>,
     /// Threads; 0 takes all of the machine's
     #[arg(long, default_value_t = 0)]
