@@ -120,6 +120,11 @@ pub fn check_tokens_folder(folder: &Path, inputs: &[PathBuf]) -> anyhow::Result<
     if folder.exists() && !folder.is_dir() {
         bail!("{shown}: is a file; name a folder for the tokens");
     }
+    if let Some(name) = ["config.json", "config.toml"].iter().find(|name| folder.join(name).exists()) {
+        bail!(
+            "{shown}: has a `{name}`, so it belongs to a model or a run; name another folder for the tokens"
+        );
+    }
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let own = entry.file_name().to_str().is_some_and(|name| {
             ["meta.json", "progress.json", "tokenizer.json"].contains(&name) || name.starts_with("tokens-")

@@ -178,7 +178,7 @@ fn a_checkpoint_that_may_not_be_read_is_an_error() {
     }
     open(folder.path());
     let file = step(&run, 8).join("model.safetensors");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
     let mut command = Command::new(MARCH);
     command.args(["train", "--resume", text(&run)]);
     let user = Command::new("id").arg("-u").output().unwrap().stdout;

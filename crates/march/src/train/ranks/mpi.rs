@@ -5,6 +5,7 @@
 //! has ended is waited for.
 
 use std::collections::VecDeque;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,11 @@ use ::mpi::traits::*;
 
 use super::{HandOver, Overlap, Ranks};
 use crate::error::{Error, Result};
+
+/// Prints a line to standard error; where that is closed, the line is lost and the job goes on.
+macro_rules! aside {
+    ($($text:tt)*) => { drop(writeln!(std::io::stderr(), $($text)*)) };
+}
 
 /// Numbers of a bucket, 1 MiB.
 const BUCKET: usize = 1 << 18;
@@ -96,14 +102,14 @@ fn wait<'a, D: ?Sized>(
         let waited = began.elapsed();
         if asked.load(Ordering::Relaxed) && waited > Duration::from_millis(500) && !said {
             said = true;
-            eprintln!(
+            aside!(
                 "rank {}: asked to end, but the other ranks do not answer: one of them may have died. Nothing is \
                  lost: the newest checkpoint is whole; start the job again with --resume",
                 world.rank()
             );
         }
         if waited > PATIENCE {
-            eprintln!(
+            aside!(
                 "rank {}: no answer from the other ranks for {} minutes; the job ends. Start it again with --resume",
                 world.rank(),
                 PATIENCE.as_secs() / 60
@@ -180,7 +186,7 @@ impl Ranks for Mpi {
                 }
             });
             if let Err(error) = result {
-                eprintln!("rank {}: {error}", world.rank());
+                aside!("rank {}: {error}", world.rank());
                 world.abort(1);
             }
             let ended = Instant::now();
