@@ -302,9 +302,9 @@ fn outputs_are_checked_before_the_work() {
     place.write("file", "x");
     let prepare = ["data", "prepare", "--tokenizer", "bytes", "--output", "file", "book.txt"];
     assert!(place.refused(&prepare).contains("is a file; name a folder"));
-    fs::create_dir(place.path("model")).unwrap();
-    place.write("model/config.json", "{}");
-    let prepare = ["data", "prepare", "--tokenizer", "bytes", "--force", "--output", "model", "book.txt"];
+    fs::create_dir(place.path("other")).unwrap();
+    place.write("other/config.json", "{}");
+    let prepare = ["data", "prepare", "--tokenizer", "bytes", "--force", "--output", "other", "book.txt"];
     assert!(place.refused(&prepare).contains("belongs to a model"));
     fs::create_dir(place.path("mine")).unwrap();
     place.write("mine/example.txt", "mine");
