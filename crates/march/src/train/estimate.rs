@@ -30,6 +30,7 @@ pub struct StepMemory {
 impl StepMemory {
     /// Runs the model forward on a short text, with few of its layers, and scales what it keeps to all layers of one
     /// process that computes one sequence at a time.
+    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
     pub fn measure(
         engine: &Cpu,
         config: &ModelConfig,
