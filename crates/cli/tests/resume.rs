@@ -79,6 +79,21 @@ fn a_flipped_bit_of_a_checkpoint_is_noticed() {
     }
 }
 
+/// A damaged header can look like the checkpoint of another model.
+#[test]
+fn a_tensor_of_another_name_is_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    let file = step(&run, 8).join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let at = bytes.windows(17).position(|window| window == b"model.norm.weight").unwrap();
+    bytes[at + 7] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let said = resume(&run);
+    assert!(said.contains("set aside") && said.contains("checksum") && said.contains("step-4"), "{said}");
+}
+
 #[test]
 fn a_step_that_is_not_the_folder_s_is_noticed() {
     let folder = tempfile::tempdir().unwrap();

@@ -79,6 +79,10 @@ impl Checksums {
     /// Refuses a folder in which a file of the list is missing or has another size, or in which one of those that
     /// hold no tensors has changed. Files of tensors are compared while they are loaded.
     pub fn check_folder(&self, folder: &Path) -> Result<()> {
+        self.check(folder, false)
+    }
+
+    fn check(&self, folder: &Path, tensors: bool) -> Result<()> {
         for (name, sum) in &self.files {
             let path = folder.join(name);
             let found = match fs::metadata(&path) {
@@ -96,7 +100,7 @@ impl Checksums {
                 );
                 return Err(Error::damaged(&path, message));
             }
-            if !name.ends_with(".safetensors") {
+            if tensors || !name.ends_with(".safetensors") {
                 let bytes = fs::read(&path).map_err(Error::io(&path, "read"))?;
                 self.compare(&path, &sum.checksum, file_checksum(&block_checksums(&bytes)))?;
             }
@@ -125,6 +129,11 @@ impl Checksums {
             format!("does not have the checksum in `{CHECKSUMS_FILE}`: it was changed or damaged; {REMEDY}");
         Err(Error::damaged(path, message))
     }
+}
+
+/// Compares every file of a folder with its list of checksums, if it has one.
+pub fn verify_folder(folder: &Path) -> Result<()> {
+    Checksums::read(folder)?.map_or(Ok(()), |list| list.check(folder, true))
 }
 
 const REMEDY: &str = "take another copy of the folder, or delete that list if the change is on purpose";

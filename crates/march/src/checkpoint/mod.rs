@@ -24,8 +24,8 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::model::ParameterSpec;
 
-pub use self::checksums::CHECKSUMS_FILE;
 use self::checksums::Checksums;
+pub use self::checksums::{CHECKSUMS_FILE, verify_folder};
 use self::read::{Entry, TensorFile};
 pub use self::write::{NewFolder, save};
 

@@ -24,7 +24,7 @@ use super::sources::Sources;
 use super::state::Progress;
 use super::{StepReport, Trainer, Validation, machine_memory};
 use crate::anchors::Retention;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, verify_folder};
 use crate::config::Config;
 use crate::data::Loader;
 use crate::error::{Error, Result};
@@ -282,8 +282,12 @@ impl<'e, E: Engine> Run<'e, E> {
                     return Ok(());
                 }
                 Err(error) if error.is_damage() => damaged.push((checkpoint, error)),
-                // What cannot be read now, or belongs to something else, may be the best one.
-                Err(error) => return Err(error),
+                // Damage can also look like the checkpoint of another model. What has the right checksums but cannot be
+                // used, or cannot be read now, may be the best one.
+                Err(error) => match verify_folder(&checkpoint) {
+                    Err(damage) if damage.is_damage() => damaged.push((checkpoint, damage)),
+                    _ => return Err(error),
+                },
             }
         }
         let refuse = |why: String| {
