@@ -148,7 +148,7 @@ mod tests {
         let path = run.path().join(ENVIRONMENT_FILE);
         fs::write(&path, "[\n{\"program\":\"march 1\",\"step\":3}\n]\n").unwrap();
         let old = Session { program: "march 1".into(), step: 3, ..Default::default() };
-        assert_eq!(Session::all(run.path()).unwrap(), [old.clone()]);
+        assert_eq!(Session::all(run.path()).unwrap(), std::slice::from_ref(&old));
         old.record(run.path()).unwrap();
         assert_eq!(Session::all(run.path()).unwrap(), [old.clone(), old]);
         assert_eq!(fs::read_to_string(&path).unwrap().matches("\"checksum\"").count(), 2);
