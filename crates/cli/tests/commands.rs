@@ -216,7 +216,7 @@ fn a_bank_is_shown() {
     let ids: Vec<u32> = (0..16 * 20 + 5).map(|i| i % 61).collect();
     model.extend(&tape, &weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
     let fingerprint = model.checkpoint_fingerprint(&checkpoint).unwrap();
-    let tag = BankTag::new(&model, fingerprint.clone(), &Tokenizer::bytes());
+    let tag = BankTag::new(model.config().mixer.model_type(), fingerprint.clone(), &Tokenizer::bytes());
     bank.save(&engine, &path, &tag).unwrap();
     let file = path.to_str().unwrap();
     let text = ok(&["inspect", "bank", file]);

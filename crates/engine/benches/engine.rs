@@ -210,6 +210,7 @@ impl Bench {
                 allow_neg_eigval: false,
                 boundaries: Arc::default(),
                 final_state: true,
+                chunk_offset: 0,
             };
             let dout = self.random(&[1, t, heads * d], 1.0);
             let gradient =

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::ops::adamw::AdamW;
 use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage, StoredStates};
-use crate::ops::attention::Attention;
+use crate::ops::attention::{Attention, KeyValues};
 use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{Map, Zip};
 use crate::ops::embedding::Embedding;
@@ -27,12 +27,23 @@ use crate::ops::swiglu::SwiGlu;
 use crate::precision::Precision;
 
 /// A device that can run every operation of the models, forward and backward.
-pub trait Engine: Sized + 'static {
+pub trait Engine: Sized + Send + Sync + 'static {
     /// A tensor on this device. Cloning one is cheap: it copies a handle.
-    type Tensor: Clone + std::fmt::Debug + 'static;
+    type Tensor: Clone + std::fmt::Debug + Send + Sync + 'static;
 
     /// Anchor states at the precision that a bank stores them in.
-    type Stored: Clone + std::fmt::Debug + 'static;
+    type Stored: Clone + std::fmt::Debug + Send + Sync + 'static;
+
+    // ---- the engine itself ----
+
+    /// Tokens of a chunk of [`Engine::gated_delta`]: a call that begins on a multiple of it gives each token the bits
+    /// that one long call gives it.
+    const CHUNK_TOKENS: usize;
+    /// Runs `task(0)` to `task(count - 1)`, each once, side by side where the engine has threads. Operations inside a
+    /// task run on the task's own thread. Tasks must be independent of each other.
+    fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..count).for_each(task);
+    }
 
     // ---- data in and out ----
 
@@ -282,6 +293,13 @@ pub trait Engine: Sized + 'static {
         heads: usize,
         keep: bool,
     ) -> Result<(Self::Tensor, Vec<Self::Tensor>)>;
+    /// [`Engine::attention`] of a query [1, Tq, H·d] over a cache in blocks, with the same bits; for inference.
+    fn attention_blocks(
+        &self,
+        query: &Self::Tensor,
+        blocks: &[KeyValues<Self::Tensor>],
+        heads: usize,
+    ) -> Result<Self::Tensor>;
     /// Gradients of [`Engine::attention`]; `saved` is what it kept.
     fn attention_backward(
         &self,

@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::error::{Result, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
-use crate::ops::attention::{self, Attention};
+use crate::ops::attention::{self, Attention, KeyValues};
 use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{self, Map, Zip};
 use crate::ops::embedding::{self, Embedding};
@@ -57,6 +57,12 @@ impl Engine for Cpu {
     }
     fn to_f64(&self, tensor: &T) -> Vec<f64> {
         tensor.numbers().into_iter().map(f64::from).collect()
+    }
+
+    const CHUNK_TOKENS: usize = gated_delta::CHUNK_TOKENS;
+
+    fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.parallel(count, task);
     }
 
     fn quantize(&self, weight: &T, precision: Precision) -> Result<T> {
@@ -335,6 +341,9 @@ impl Engine for Cpu {
     fn attention(&self, input: Attention<&T>, heads: usize, keep: bool) -> Result<(T, Vec<T>)> {
         dense("attention", [input.query, input.key, input.value])?;
         attention::fast::forward(self, input, heads, keep)
+    }
+    fn attention_blocks(&self, query: &T, blocks: &[KeyValues<T>], heads: usize) -> Result<T> {
+        attention::fast::forward_blocks(self, query, blocks, heads)
     }
     fn attention_backward(
         &self,

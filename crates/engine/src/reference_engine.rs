@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_value, expect_shape};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
-use crate::ops::attention::{self, Attention};
+use crate::ops::attention::{self, Attention, KeyValues};
 use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{self, Map, Zip};
 use crate::ops::embedding::{self, Embedding};
@@ -64,6 +64,8 @@ impl Engine for Reference {
     fn to_f64(&self, tensor: &T) -> Vec<f64> {
         tensor.data().to_vec()
     }
+
+    const CHUNK_TOKENS: usize = gated_delta::CHUNK_TOKENS;
 
     fn quantize(&self, weight: &T, precision: Precision) -> Result<T> {
         weight::quantize_reference(weight, precision)
@@ -335,6 +337,12 @@ impl Engine for Reference {
     fn attention(&self, input: Attention<&T>, heads: usize, _keep: bool) -> Result<(T, Vec<T>)> {
         dense("attention", [input.query, input.key, input.value])?;
         Ok((attention::reference::forward(input, heads)?, Vec::new()))
+    }
+    fn attention_blocks(&self, query: &T, blocks: &[KeyValues<T>], heads: usize) -> Result<T> {
+        let join =
+            |part: fn(&KeyValues<T>) -> &T| self.concat(&blocks.iter().map(part).collect::<Vec<_>>(), 1);
+        let (key, value) = (join(|block| &block.key)?, join(|block| &block.value)?);
+        attention::reference::forward(Attention { query, key: &key, value: &value }, heads)
     }
     fn attention_backward(
         &self,

@@ -79,6 +79,7 @@ fn program(c: Case, random: &mut Random) -> (Rule, Vec<Input>) {
         allow_neg_eigval: c.neg,
         boundaries: Arc::new(boundaries),
         final_state: true,
+        chunk_offset: 0,
     };
     (Rule(options), inputs)
 }

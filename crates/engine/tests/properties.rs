@@ -343,7 +343,7 @@ proptest! {
             inputs.push(random.input("initial_state", &[batch, hv, dk, dv], 0.5));
         }
         let boundaries = Arc::new(boundaries(&mut random, batch, tokens, share));
-        let options = GatedDeltaOptions { key_heads: hk, value_heads: hv, allow_neg_eigval: neg, boundaries, final_state: true };
+        let options = GatedDeltaOptions { key_heads: hk, value_heads: hv, allow_neg_eigval: neg, boundaries, final_state: true, chunk_offset: 0 };
         agree("gated_delta", &Op::GatedDelta(options), &inputs);
     }
 
@@ -407,8 +407,14 @@ fn ordinary_gates_after_strong_decay() {
     inputs[5].data.fill(0.0);
     inputs[3].data.iter_mut().enumerate().filter(|(i, _)| i / 2 % 16 < 8).for_each(|(_, v)| *v = 82.0);
     let (boundaries, allow_neg_eigval) = (Arc::default(), false);
-    let options =
-        GatedDeltaOptions { key_heads: 1, value_heads: 2, allow_neg_eigval, boundaries, final_state: true };
+    let options = GatedDeltaOptions {
+        key_heads: 1,
+        value_heads: 2,
+        allow_neg_eigval,
+        boundaries,
+        final_state: true,
+        chunk_offset: 0,
+    };
     agree("gated_delta", &Op::GatedDelta(options), &inputs);
 }
 
@@ -433,6 +439,7 @@ fn block(
         allow_neg_eigval: false,
         boundaries: Arc::new(boundaries),
         final_state: true,
+        chunk_offset: 0,
     };
     let mut inputs = vec![
         random.input("x", &[batch, tokens, width], 1.0),

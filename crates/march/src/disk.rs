@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
+pub(crate) mod header;
 mod seal;
 
 pub use seal::{Seal, read_sealed, seal, unseal};

@@ -8,7 +8,8 @@ use common::{Case, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Placement, Policy, Recording, Retention, Storage};
 use march::config::ModelConfig;
 use march::engine::{Engine, Reference, Tape};
-use march::memory::{Measure, Measured, StateBank};
+use march::eval::{Measure, Measured};
+use march::memory::StateBank;
 use march::model::{Batch, Settings};
 
 /// Three layers; an anchor has 1,664 bytes in each.
@@ -73,7 +74,7 @@ fn replay<E: Engine>(
 
 /// Everything that a bank knows but its tensors.
 fn known<E: Engine>(bank: &StateBank<E>) -> String {
-    let ledgers: Vec<_> = bank.layers().iter().map(|layer| layer.anchors.ledger()).collect();
+    let ledgers: Vec<_> = bank.layers().iter().filter_map(|layer| layer.ledger()).collect();
     serde_json::to_string(&(bank.policy(), bank.timeline(), ledgers)).unwrap()
 }
 
@@ -209,13 +210,14 @@ fn a_budget_is_never_exceeded() {
         let room = bytes / case.model.anchor_bytes(&policy);
         let mut largest = 0;
         let (_, bank) = extend(&case, &ids, &policy, &[1], |bank| {
-            let anchors: usize = bank.layers().iter().map(|layer| layer.anchors.bytes(&engine)).sum();
+            let anchors: usize = bank.layers().iter().map(|layer| layer.anchors(&engine).1).sum();
             assert!(anchors <= bytes, "{policy:?}: {anchors} bytes");
             largest = largest.max(anchors);
             for layer in bank.layers() {
-                let ledger = layer.anchors.ledger();
-                assert_eq!(ledger.entries.len(), layer.anchors.len());
-                assert_eq!(layer.anchors.len(), room.min(bank.timeline().complete));
+                let ledger = layer.ledger().unwrap();
+                let kept = layer.anchors(&engine).0;
+                assert_eq!(ledger.entries.len(), kept);
+                assert_eq!(kept, room.min(bank.timeline().complete));
                 let newest = ledger.anchors().last().map_or(0, |anchor| anchor.ordinal);
                 assert_eq!(newest, bank.timeline().complete, "the newest is kept");
             }
@@ -228,12 +230,14 @@ fn a_budget_is_never_exceeded() {
         let timeline = bank.timeline();
         assert!(!timeline.kept.is_empty());
         for anchor in &timeline.kept {
-            assert!(bank.layers().iter().all(|layer| layer.anchors.ledger().anchors().any(|a| a == *anchor)));
+            assert!(
+                bank.layers().iter().all(|layer| layer.ledger().unwrap().anchors().any(|a| a == *anchor))
+            );
         }
         let recording = bank.recording().unwrap();
         for (layer, evictions) in recording.evictions.iter().enumerate() {
             let dropped: usize = evictions.iter().map(|(_, list)| list.len()).sum();
-            assert_eq!(dropped + bank.layers()[layer].anchors.len(), recording.boundaries.len());
+            assert_eq!(dropped + bank.layers()[layer].anchors(&engine).0, recording.boundaries.len());
         }
     }
 }
@@ -255,7 +259,7 @@ fn notes_are_taken_only_where_asked_for() {
     let ids = tokens(60, 37, 2);
     case.model.extend(&tape, &weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
     assert!(bank.recording().is_none());
-    assert!(bank.layers().iter().all(|layer| layer.anchors.ledger().evictions.is_empty()));
+    assert!(bank.layers().iter().all(|layer| layer.ledger().unwrap().evictions.is_empty()));
     let refused = bank.record(true).unwrap_err();
     assert!(refused.to_string().contains("begins with an empty bank"), "{refused}");
     assert!(bank.record(false).is_ok());

@@ -31,7 +31,7 @@ impl<'e> Trial<'e> {
         let tape = Tape::inference(engine);
         let weights = case.model.bind(&tape, &case.parameters);
         let fingerprint = case.model.fingerprint(engine, &case.parameters).unwrap();
-        let tag = BankTag::new(&case.model, fingerprint, &Tokenizer::bytes());
+        let tag = BankTag::new(case.model.config().mixer.model_type(), fingerprint, &Tokenizer::bytes());
         Self { case, weights, tag }
     }
 
@@ -65,11 +65,12 @@ impl<'e> Trial<'e> {
     }
 
     fn load(&self, path: &Path) -> march::Result<StateBank<Cpu>> {
-        StateBank::load(self.case.engine, &self.case.model, path, &self.tag, None)
+        self.case.model.load_bank(self.case.engine, &BankFile::open(path)?, &self.tag, None)
     }
 
     fn refused(&self, path: &Path, tag: &BankTag, policy: Option<&Policy>) -> String {
-        let loaded = StateBank::load(self.case.engine, &self.case.model, path, tag, policy);
+        let loaded = BankFile::open(path)
+            .and_then(|file| self.case.model.load_bank(self.case.engine, &file, tag, policy));
         loaded.expect_err("it should be refused").to_string()
     }
 }

@@ -294,6 +294,7 @@ impl Head {
             allow_neg_eigval: false,
             boundaries,
             final_state: true,
+            chunk_offset: 0,
         };
         let out = tape.gated_delta(recurrence, &options)?;
         let count = plan.new.len();

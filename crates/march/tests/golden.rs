@@ -3,9 +3,8 @@
 
 mod common;
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use common::{Case, assert_close, cpu, golden, invariant};
 use march::anchors::{Policy, Retention};
@@ -72,7 +71,7 @@ fn logits<E: Engine>(engine: &E) {
         let Some((shape, _)) = expected.get("routing_weights.0") else { continue };
         let (heads, anchors) = (shape[1], shape[2]);
         for calls in [None, Some(150), Some(1), Some(11)] {
-            let trace = Rc::new(RefCell::new(Trace::default()));
+            let trace = Arc::new(Mutex::new(Trace::default()));
             let tape = Tape::inference(engine);
             let weights = case.model.bind(&tape, &case.parameters);
             match calls {
@@ -90,7 +89,7 @@ fn logits<E: Engine>(engine: &E) {
                 }
             }
             for layer in 0..3 {
-                let (found, got) = trace.borrow().weights(engine, layer, tokens.len(), anchors);
+                let (found, got) = trace.lock().unwrap().weights(engine, layer, tokens.len(), anchors);
                 assert_eq!(found, heads);
                 let got: Vec<f64> = got.into_iter().map(f64::from).collect();
                 let want = &expected[&format!("routing_weights.{layer}")].1;

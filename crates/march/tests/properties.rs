@@ -2,8 +2,7 @@
 
 mod common;
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use common::{Case, KINDS, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Policy, Retention};
@@ -268,7 +267,7 @@ fn the_state_does_not_depend_on_the_interval() {
         let weights = case.model.bind(&tape, &case.parameters);
         let mut bank = case.model.bank(Policy { interval, ..Policy::default() }).unwrap();
         case.model.extend(&tape, &weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
-        engine.to_f64(bank.layers()[0].get("state").unwrap())
+        engine.to_f64(bank.layers()[0].state().unwrap())
     };
     let want = state(None);
     assert!(state(Some(16)) == want && state(Some(64)) == want);
@@ -281,13 +280,13 @@ fn routing_weights_sum_to_one() {
     for kind in ["march", "march_top_k", "march_no_null"] {
         let case = Case::new(&engine, &small(kind));
         let (ids, policy) = (tokens(100, 37, 13), case.model.policy());
-        let trace = Rc::new(RefCell::new(Trace::default()));
+        let trace = Arc::new(Mutex::new(Trace::default()));
         let tape = Tape::inference(&engine);
         let weights = case.model.bind(&tape, &case.parameters);
         let settings = own_settings(&case);
         case.model.forward(&tape, &weights, Batch::one(&ids), &settings, Some(&trace)).unwrap();
         for layer in 0..3 {
-            let (_, all) = trace.borrow().weights(&engine, layer, 100, 6);
+            let (_, all) = trace.lock().unwrap().weights(&engine, layer, 100, 6);
             for (row, weights) in all.chunks(6).enumerate() {
                 let (seen, sum) = (row / 4 / 16, weights.iter().sum::<f32>());
                 let read = weights.iter().filter(|&&w| w > 0.0).count();

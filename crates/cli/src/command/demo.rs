@@ -383,7 +383,7 @@ pub fn learn(
         let bank = model.bank(policy.clone())?;
         let generator = Generator::new(&engine, &model, &parameters_read, bank, Sampling::default())?;
         generator.with_trace(&trace).read(&ids, &mut |_| ControlFlow::Continue(()))?;
-        let trace = trace.borrow();
+        let trace = trace.lock().unwrap();
         Some(Routing::new(&engine, &trace, model.config().num_hidden_layers, &tokenizer, &ids)?)
     } else {
         None

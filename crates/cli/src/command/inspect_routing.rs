@@ -116,7 +116,7 @@ impl InspectRouting {
         if !whole {
             return Ok(None);
         }
-        let trace = trace.borrow();
+        let trace = trace.lock().unwrap();
         Ok(Some(Routing::new(&opened.engine, &trace, layers, &opened.tokenizer, ids)?))
     }
 

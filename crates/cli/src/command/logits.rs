@@ -79,7 +79,7 @@ impl Logits {
         open::check_finite(&logits, model.config().vocab_size)?;
         let mut tensors = vec![floats("logits".into(), &[ids.len(), model.config().vocab_size], &logits)];
         if let Some(trace) = &trace {
-            tensors.extend(run.traced(&trace.borrow(), &boundaries));
+            tensors.extend(run.traced(&trace.lock().unwrap(), &boundaries));
         }
         output.write(&file(&tensors)?)?;
         say!(

@@ -23,7 +23,6 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use march_engine::ops::anchor_read::Storage;
-use march_engine::ops::gated_delta::CHUNK_TOKENS;
 pub use placement::Placement;
 pub(crate) use placement::{Candidate, frobenius, movement};
 pub use plan::{AnchorPlan, Recording};
@@ -130,8 +129,8 @@ pub struct Timeline {
     pub complete: usize,
     /// Those that every layer keeps, oldest first.
     pub kept: Vec<Anchor>,
-    /// Boundaries, kept or not, since the chunk began that the position is in: the next call cuts the chunk there
-    /// again, so that its bits do not depend on where calls end.
+    /// Boundaries, kept or not, since the beginning of the chunk that the position is in. The next call computes that
+    /// chunk again and cuts it there, so that its bits do not depend on where calls end.
     pub recent: Vec<usize>,
     /// With adaptive placement: how far the state usually had moved at an anchor; 0 before the first.
     #[serde(with = "bits")]
@@ -141,11 +140,16 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Goes on by tokens among which there is no boundary.
-    pub(crate) fn advance(&mut self, tokens: usize) {
+    /// Moves on by tokens among which there is no boundary; `chunk` is the engine's chunk length.
+    pub(crate) fn advance(&mut self, tokens: usize, chunk: usize) {
         self.position += tokens;
-        let chunk = self.position / CHUNK_TOKENS * CHUNK_TOKENS;
-        self.recent.retain(|&boundary| boundary > chunk);
+        let chunk_start = self.position / chunk.max(1) * chunk;
+        self.recent.retain(|&boundary| boundary > chunk_start);
+    }
+
+    /// Text tokens since the last boundary, or since the text's beginning. Every policy keeps the newest anchor.
+    pub(crate) fn since_boundary(&self) -> usize {
+        self.position - self.kept.last().map_or(0, |anchor| anchor.position)
     }
 }
 

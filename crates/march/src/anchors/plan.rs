@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{ReadPlan, Segment, Storage, Visible};
-use march_engine::ops::gated_delta::CHUNK_TOKENS;
 use serde::{Deserialize, Serialize};
 
 use super::{Anchor, Evictions, Policy, Timeline};
@@ -14,22 +13,21 @@ use crate::error::{Error, Result};
 /// kept before the call first, then the call's new ones, row by row.
 #[derive(Clone, Debug, Default)]
 pub struct AnchorPlan {
-    /// Text tokens before the call.
-    pub position: usize,
-    /// Text tokens of the call, in each row.
-    pub tokens: usize,
     /// For each row its boundaries, counted from the call's first token.
     pub boundaries: Arc<Vec<Vec<usize>>>,
-    /// Earlier boundaries in the chunk that the call continues, counted from that chunk's first token.
-    pub replay: Vec<usize>,
+    /// Boundaries shortly before the call, kept or not, as numbers of text tokens before them. The recurrence computes
+    /// its last chunk again and cuts it there as before.
+    pub recent: Vec<usize>,
+    /// Text tokens from the last boundary, or the text's beginning, to the call's first token.
+    pub since: usize,
     /// Where these rows' new anchors stand in the call's anchor stream.
     pub new: Range<usize>,
     /// What each token sees.
     pub read: Arc<ReadPlan>,
     /// What each token sees of that where all scores are equal: with top-K the K newest, else the same.
     pub read_newest: Arc<ReadPlan>,
-    /// The same by layer, where layers differ; of the first layer the newest.
-    pub read_by_layer: Vec<Arc<ReadPlan>>,
+    /// `read` and `read_newest` by layer, where layers differ.
+    pub read_by_layer: Vec<[Arc<ReadPlan>; 2]>,
     /// K.
     pub top_k: Option<usize>,
     /// Numbers of the anchors that are kept after the call.
@@ -67,13 +65,14 @@ struct Walk {
 }
 
 /// Follows one row over `tokens` tokens with anchors at `boundaries`; what a layer dropped beside what the policy
-/// drops is in `evictions`.
+/// drops is in `evictions`; `chunk` is the engine's chunk length.
 fn walk(
     policy: &Policy,
     start: &Timeline,
     tokens: usize,
     boundaries: &[usize],
     evictions: &[(usize, Vec<usize>)],
+    chunk: usize,
 ) -> Walk {
     let stop = start.position + tokens;
     let mut segments = Vec::new();
@@ -98,8 +97,8 @@ fn walk(
             });
         }
     }
-    let chunk = stop / CHUNK_TOKENS * CHUNK_TOKENS;
-    let recent = start.recent.iter().chain(boundaries).copied().filter(|&b| b > chunk).collect();
+    let chunk_start = stop / chunk.max(1) * chunk;
+    let recent = start.recent.iter().chain(boundaries).copied().filter(|&b| b > chunk_start).collect();
     let mut recorded = start.boundaries.clone();
     if let Some(recorded) = &mut recorded {
         recorded.extend(boundaries);
@@ -152,8 +151,8 @@ impl AnchorPlan {
     /// anchor at the very end is read by nobody and left out.
     pub fn fresh(policy: &Policy, rows: usize, tokens: usize) -> Self {
         let boundaries = policy.periodic(0, tokens.saturating_sub(1));
-        let row = || walk(policy, &Timeline::default(), tokens, &boundaries, &[]);
-        Self::of(policy, &(0..rows).map(|_| row()).collect::<Vec<_>>(), 0, tokens)
+        let row = || walk(policy, &Timeline::default(), tokens, &boundaries, &[], 1);
+        Self::of(policy, &(0..rows).map(|_| row()).collect::<Vec<_>>(), tokens)
     }
 
     /// The same with the anchors of recordings, one for each row, in a model of `layers` layers.
@@ -164,15 +163,17 @@ impl AnchorPlan {
                 let end = row.boundaries.partition_point(|&boundary| boundary < tokens);
                 let evictions =
                     layer.and_then(|layer| row.evictions.get(layer)).map_or(&[][..], Vec::as_slice);
-                walk(policy, &Timeline::default(), tokens, &row.boundaries[..end], evictions)
+                walk(policy, &Timeline::default(), tokens, &row.boundaries[..end], evictions, 1)
             };
             rows.iter().map(walk).collect()
         };
-        let mut plan = Self::of(policy, &walks(None), 0, tokens);
+        let mut plan = Self::of(policy, &walks(None), tokens);
         if policy.budget().is_some() {
-            let newest = |layer| if layer == 0 { policy.top_k } else { None };
-            plan.read_by_layer =
-                (0..layers).map(|layer| read_plan(&walks(Some(layer)), tokens, newest(layer))).collect();
+            let reads = |layer| {
+                let walks = walks(Some(layer));
+                [read_plan(&walks, tokens, None), read_plan(&walks, tokens, policy.top_k)]
+            };
+            plan.read_by_layer = (0..layers).map(reads).collect();
         }
         Ok(plan)
     }
@@ -185,16 +186,18 @@ impl AnchorPlan {
         tokens: usize,
         boundaries: &[usize],
         first_new: usize,
+        chunk: usize,
     ) -> (Self, Timeline) {
-        let row = walk(policy, timeline, tokens, boundaries, &[]);
+        let row = walk(policy, timeline, tokens, boundaries, &[], chunk);
         let plan = Self {
             new: first_new..first_new + boundaries.len(),
-            replay: timeline.recent.iter().map(|b| b % CHUNK_TOKENS).collect(),
+            recent: timeline.recent.clone(),
+            since: timeline.since_boundary(),
             placed: row.anchors[timeline.kept.len()..].to_vec(),
             storage: policy.storage,
             budget: policy.budget(),
             record: timeline.boundaries.is_some(),
-            ..Self::of(policy, std::slice::from_ref(&row), timeline.position, tokens)
+            ..Self::of(policy, std::slice::from_ref(&row), tokens)
         };
         (plan, row.after)
     }
@@ -204,10 +207,9 @@ impl AnchorPlan {
     pub(crate) fn quiet(policy: &Policy, timeline: &Timeline, tokens: usize, first_new: usize) -> Self {
         let count = timeline.kept.len();
         Self {
-            position: timeline.position,
-            tokens,
             boundaries: Arc::new(vec![Vec::new()]),
-            replay: timeline.recent.iter().map(|b| b % CHUNK_TOKENS).collect(),
+            recent: timeline.recent.clone(),
+            since: timeline.since_boundary(),
             new: first_new..first_new,
             read: newest_of(count, count, tokens),
             read_newest: newest_of(count, policy.top_k.unwrap_or(count), tokens),
@@ -219,12 +221,10 @@ impl AnchorPlan {
         }
     }
 
-    fn of(policy: &Policy, rows: &[Walk], position: usize, tokens: usize) -> Self {
+    fn of(policy: &Policy, rows: &[Walk], tokens: usize) -> Self {
         let read = read_plan(rows, tokens, None);
         let newest = |k| read_plan(rows, tokens, Some(k));
         Self {
-            position,
-            tokens,
             boundaries: Arc::new(rows.iter().map(|row| row.boundaries.clone()).collect()),
             new: 0..rows.iter().map(|row| row.boundaries.len()).sum(),
             read_newest: policy.top_k.map_or_else(|| Arc::clone(&read), newest),
@@ -237,22 +237,24 @@ impl AnchorPlan {
     }
 
     /// The same call in a layer that has kept these anchors by itself: every token sees all of them.
-    pub(crate) fn seeing(&self, kept: impl ExactSizeIterator<Item = Anchor>) -> Self {
+    pub(crate) fn seeing(&self, kept: impl ExactSizeIterator<Item = Anchor>, tokens: usize) -> Self {
         let count = kept.len();
         Self {
-            read: newest_of(count, count, self.tokens),
-            read_newest: newest_of(count, self.top_k.unwrap_or(count), self.tokens),
+            read: newest_of(count, count, tokens),
+            read_newest: newest_of(count, self.top_k.unwrap_or(count), tokens),
             ordinals: kept.chain(self.placed.iter().copied()).map(|anchor| anchor.ordinal).collect(),
             ..self.clone()
         }
     }
 
-    /// What the tokens see in one layer, and how many of it they read. All scores of the first layer are equal: there
-    /// the newest K are chosen here, not by rounding.
-    pub fn read_in(&self, layer: usize) -> (&Arc<ReadPlan>, Option<usize>) {
-        let shared = if layer == 0 { &self.read_newest } else { &self.read };
-        let top_k = if layer == 0 { None } else { self.top_k };
-        (self.read_by_layer.get(layer).unwrap_or(shared), top_k)
+    /// What the tokens see in one layer, and how many of it they read. With `equal_scores` the newest K are chosen here,
+    /// not by comparing scores, whose order would be rounding.
+    pub fn read_in(&self, layer: usize, equal_scores: bool) -> (&Arc<ReadPlan>, Option<usize>) {
+        let own = self.read_by_layer.get(layer);
+        match equal_scores {
+            true => (own.map_or(&self.read_newest, |[_, newest]| newest), None),
+            false => (own.map_or(&self.read, |[all, _]| all), self.top_k),
+        }
     }
 }
 
@@ -283,8 +285,8 @@ mod tests {
     use super::*;
 
     /// The visible ordinals of every token, from a plan of one row.
-    fn seen(plan: &AnchorPlan, read: &ReadPlan) -> Vec<Vec<usize>> {
-        let mut list = vec![Vec::new(); plan.tokens];
+    fn seen(plan: &AnchorPlan, read: &ReadPlan, tokens: usize) -> Vec<Vec<usize>> {
+        let mut list = vec![Vec::new(); tokens];
         for segment in &read.segments {
             for token in segment.start..segment.start + segment.len {
                 list[token] =
@@ -300,7 +302,7 @@ mod tests {
             for interval in [1, 3, 7, 20] {
                 let policy = Policy { interval: Some(interval), retention, ..Policy::default() };
                 let plan = AnchorPlan::fresh(&policy, 1, 61);
-                let whole = seen(&plan, &plan.read);
+                let whole = seen(&plan, &plan.read, 61);
                 for (t, ordinals) in whole.iter().enumerate() {
                     let complete = t / interval;
                     let want: Vec<usize> = (1..=complete).filter(|&m| retention.keeps(m, complete)).collect();
@@ -312,17 +314,17 @@ mod tests {
                     while timeline.position < 61 {
                         let tokens = cut.min(61 - timeline.position);
                         let boundaries = policy.periodic(timeline.position, tokens);
-                        let (plan, after) = AnchorPlan::next(&policy, &timeline, tokens, &boundaries, 0);
-                        parts.extend(seen(&plan, &plan.read));
+                        let (plan, after) = AnchorPlan::next(&policy, &timeline, tokens, &boundaries, 0, 16);
+                        parts.extend(seen(&plan, &plan.read, tokens));
                         assert_eq!(plan.keep.len(), after.kept.len());
                         if boundaries.is_empty() {
                             let quiet = AnchorPlan::quiet(&policy, &timeline, tokens, 0);
                             let full =
                                 AnchorPlan { keep: plan.keep, ordinals: plan.ordinals, ..quiet.clone() };
-                            assert_eq!(seen(&full, &quiet.read), parts[parts.len() - tokens..]);
+                            assert_eq!(seen(&full, &quiet.read, tokens), parts[parts.len() - tokens..]);
                             assert_eq!(quiet.read_newest, plan.read_newest);
-                            assert_eq!(quiet.replay, plan.replay);
-                            timeline.advance(tokens);
+                            assert_eq!((&quiet.recent, quiet.since), (&plan.recent, plan.since));
+                            timeline.advance(tokens, 16);
                             assert_eq!(timeline, after);
                         }
                         timeline = after;
@@ -369,7 +371,7 @@ mod tests {
         let row =
             Recording { boundaries: vec![2, 4, 6], evictions: vec![vec![(3, vec![2])], vec![(2, vec![1])]] };
         let plan = AnchorPlan::replayed(&policy, std::slice::from_ref(&row), 8, 2).unwrap();
-        let at = |layer: usize, token: usize| seen(&plan, plan.read_in(layer).0)[token].clone();
+        let at = |layer: usize, token: usize| seen(&plan, plan.read_in(layer, false).0, 12)[token].clone();
         assert_eq!((at(0, 5), at(0, 6)), (vec![1, 2], vec![1, 3]));
         assert_eq!((at(1, 5), at(1, 6)), (vec![2], vec![2, 3]));
         let refused = AnchorPlan::replayed(&policy, &[row], 8, 3).unwrap_err();

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use super::read::{Entry, TensorFile};
+use super::read::TensorFile;
 use super::{CONFIG_FILE, Checkpoint, first_names};
+use crate::disk::header::Entry;
 use crate::error::{Error, Result};
 use crate::model::mixer::MixerConfig;
 

@@ -11,7 +11,7 @@
 
 mod checksums;
 mod extra;
-pub(crate) mod read;
+mod read;
 mod verify;
 mod write;
 
@@ -26,8 +26,9 @@ use crate::model::ParameterSpec;
 
 use self::checksums::Checksums;
 pub use self::checksums::{CHECKSUMS_FILE, verify_folder};
-use self::read::{Entry, TensorFile};
+use self::read::TensorFile;
 pub use self::write::{NewFolder, save};
+use crate::disk::header::Entry;
 
 /// Bytes of tensors that a file holds at most, unless one tensor alone is larger.
 pub const SHARD_BYTES: usize = 5_000_000_000;

@@ -14,7 +14,8 @@ use safetensors::Dtype;
 
 use super::Checkpoint;
 use super::checksums::{BLOCK, file_checksum};
-use super::read::{Entry, TensorFile};
+use super::read::TensorFile;
+use crate::disk::header::Entry;
 use crate::error::{Error, Result};
 use crate::model::ParameterSpec;
 

@@ -5,19 +5,22 @@
 //! two models' answers to the same questions.
 
 mod file;
+mod measure;
 
 use std::time::Instant;
 
+use march_engine::Engine;
 use march_engine::ops::cross_entropy::IGNORE;
-use march_engine::{Engine, Tape};
 
 pub use file::{AgeReport, Compared, Report, TaskReport, compare};
+pub use measure::{Measure, Measured};
 
 use crate::anchors::Policy;
 use crate::data::recall::{QUESTION_SEED, Task};
 use crate::error::{Error, Result};
+use crate::generate::Inference;
 use crate::memory::StateBank;
-use crate::model::{Batch, Model};
+use crate::model::{Model, Part};
 use crate::tokenizer::Tokenizer;
 
 /// Sequences that are read side by side.
@@ -143,8 +146,7 @@ pub fn ask<E: Engine>(
     watch: &mut dyn FnMut(u64) -> std::ops::ControlFlow<()>,
 ) -> Result<Answers> {
     let ids = own_ids(reader, task)?;
-    let tape = Tape::inference(reader.engine);
-    let weights = reader.model.bind(&tape, reader.parameters);
+    let inference = Inference::new(reader.engine, reader.model, reader.parameters);
     let length = task.length();
     let (mut samples, mut bytes, mut seconds) = (Vec::new(), 0, 0.0);
     let mut done = 0;
@@ -165,16 +167,17 @@ pub fn ask<E: Engine>(
         let began = Instant::now();
         for start in (0..length).step_by(piece) {
             let span = start..start + piece;
-            let inputs: Vec<u32> = examples
+            let inputs: Vec<Vec<u32>> = examples
                 .iter()
-                .flat_map(|example| example.tokens[span.clone()].iter().map(|&token| ids[token as usize]))
+                .map(|example| {
+                    example.tokens[span.clone()].iter().map(|&token| ids[token as usize]).collect()
+                })
                 .collect();
             let wanted: Vec<u32> =
                 (0..rows).flat_map(|row| targets[row * length..][span.clone()].to_vec()).collect();
-            let batch = Batch { ids: &inputs, rows };
-            let mut all: Vec<&mut StateBank<E>> = banks.iter_mut().collect();
-            let hidden = reader.model.extend(&tape, &weights, batch, &mut all, None)?;
-            let losses = reader.model.token_losses(&tape, &weights, &hidden, &wanted)?;
+            let mut parts: Vec<_> =
+                inputs.iter().zip(&mut banks).map(|(ids, bank)| Part::new(ids, bank)).collect();
+            let losses = inference.losses(&mut parts, &wanted)?;
             check_finite(task, done, start, piece, &losses.nll)?;
             for (row, said) in losses.greedy.chunks(piece).enumerate() {
                 greedy[row * length..][span.clone()].copy_from_slice(said);

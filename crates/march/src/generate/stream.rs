@@ -12,8 +12,8 @@ const HELD_REPLACEMENTS: usize = 3;
 ///
 /// Some tokenizers decode a token differently behind another (a space is dropped before the first, for instance). So
 /// tokens are decoded together with those before them, and what was already known is taken off.
-pub struct TextStream<'t> {
-    tokenizer: &'t Tokenizer,
+#[derive(Clone, Debug)]
+pub struct TextStream {
     /// A few tokens whose text is known, then those whose text is not.
     ids: Vec<u32>,
     /// How many are known.
@@ -22,17 +22,17 @@ pub struct TextStream<'t> {
     given: String,
 }
 
-impl<'t> TextStream<'t> {
-    /// A stream that goes on after the last tokens of a text, `context`.
-    pub fn new(tokenizer: &'t Tokenizer, context: &[u32]) -> Result<Self> {
+impl TextStream {
+    /// A stream that continues after the last tokens of a text, `context`. All calls take the same tokenizer.
+    pub fn new(tokenizer: &Tokenizer, context: &[u32]) -> Result<Self> {
         let given = tokenizer.decode(context)?;
-        Ok(Self { tokenizer, ids: context.to_vec(), known: context.len(), given })
+        Ok(Self { ids: context.to_vec(), known: context.len(), given })
     }
 
     /// The text that is certain with this token.
-    pub fn push(&mut self, id: u32) -> Result<String> {
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         self.ids.push(id);
-        let text = self.tokenizer.decode(&self.ids)?;
+        let text = tokenizer.decode(&self.ids)?;
         let replacements =
             text.chars().rev().take(HELD_REPLACEMENTS).take_while(|&c| c == REPLACEMENT).count();
         let certain = &text[..text.len() - replacements * REPLACEMENT.len_utf8()];
@@ -41,12 +41,12 @@ impl<'t> TextStream<'t> {
             Some(new) => new.to_string(),
             None if !whole => return Ok(String::new()),
             // What was given has changed: it stays as it was, and the new tokens are decoded alone.
-            None => self.tokenizer.decode(&self.ids[self.known..])?,
+            None => tokenizer.decode(&self.ids[self.known..])?,
         };
         if whole {
             self.ids.drain(..self.known);
             self.known = self.ids.len();
-            self.given = self.tokenizer.decode(&self.ids)?;
+            self.given = tokenizer.decode(&self.ids)?;
         } else {
             self.given = certain.to_string();
         }
@@ -59,24 +59,25 @@ impl<'t> TextStream<'t> {
     }
 
     /// The rest, as it is.
-    pub fn finish(self) -> Result<String> {
-        let text = self.tokenizer.decode(&self.ids)?;
+    pub fn finish(self, tokenizer: &Tokenizer) -> Result<String> {
+        let text = tokenizer.decode(&self.ids)?;
         match text.strip_prefix(&self.given) {
             Some(rest) => Ok(rest.to_string()),
-            None => self.tokenizer.decode(&self.ids[self.known..]),
+            None => tokenizer.decode(&self.ids[self.known..]),
         }
     }
 }
 
 /// Looks for stop strings in a text that comes in pieces. What may be the beginning of one is held back.
-pub struct Stops<'s> {
-    strings: &'s [String],
+#[derive(Clone, Debug)]
+pub struct Stops {
+    strings: Vec<String>,
     held: String,
 }
 
-impl<'s> Stops<'s> {
+impl Stops {
     /// Empty strings are never found.
-    pub fn new(strings: &'s [String]) -> Self {
+    pub fn new(strings: Vec<String>) -> Self {
         Self { strings, held: String::new() }
     }
 
@@ -114,8 +115,8 @@ mod tests {
     /// The pieces that a stream gives, the last of them at its end.
     fn pieces(tokenizer: &Tokenizer, context: &[u32], ids: &[u32]) -> Vec<String> {
         let mut stream = TextStream::new(tokenizer, context).unwrap();
-        let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
-        pieces.push(stream.finish().unwrap());
+        let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(tokenizer, id).unwrap()).collect();
+        pieces.push(stream.finish(tokenizer).unwrap());
         pieces
     }
 
@@ -165,7 +166,7 @@ mod tests {
     /// What `Stops` shows of pieces, and whether it stopped.
     fn shown(strings: &[&str], pieces: &[&str]) -> (Vec<String>, bool) {
         let strings: Vec<String> = strings.iter().map(|string| string.to_string()).collect();
-        let mut stops = Stops::new(&strings);
+        let mut stops = Stops::new(strings);
         let mut list = Vec::new();
         for piece in pieces {
             let (text, stopped) = stops.push(piece);

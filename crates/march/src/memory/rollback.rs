@@ -3,14 +3,12 @@
 use std::fmt::Write;
 
 use march_engine::Engine;
-use march_engine::ops::anchor_read::{Storage, StoredStates};
-use march_engine::ops::gated_delta::CHUNK_TOKENS;
+use march_engine::ops::anchor_read::Storage;
 
+use super::StateBank;
 use super::file::storage_name;
-use super::{LayerMemory, PLACEMENT_ANCHOR, PLACEMENT_STATE, StateBank};
 use crate::anchors::{Anchor, Placement, Retention};
 use crate::error::{Error, Result};
-use crate::model::mixer::gated_delta_net::{CHUNK, TAILS};
 
 /// What a bank is after [`StateBank::rollback`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +20,8 @@ pub enum Rollback {
 }
 
 impl<E: Engine> StateBank<E> {
-    /// Goes back to right after kept anchor `ordinal`: state, convolution tails and position are those of that
-    /// boundary, later anchors are gone. Anchors that were dropped in the meantime stay dropped. Nothing changes where
-    /// it is refused.
+    /// Goes back to right after kept anchor `ordinal`: position and memories are those of that boundary, later anchors are
+    /// gone. Anchors that were dropped in the meantime stay dropped. On an error the bank is unchanged.
     pub fn rollback(&mut self, engine: &E, ordinal: usize) -> Result<Rollback> {
         self.check_whole()?;
         let kept = &self.timeline.kept;
@@ -36,28 +33,11 @@ impl<E: Engine> StateBank<E> {
         let mut layers = Vec::with_capacity(self.layers.len());
         let mut storage = Storage::F32;
         for layer in &self.layers {
-            let anchors = &layer.anchors;
-            let place = if budget { anchors.ledger.number(ordinal).unwrap_or(usize::MAX) } else { place };
-            let (Some(state), Some(tails)) = (anchors.states.get(place), anchors.tails.get(place)) else {
-                let message = format!("anchor {ordinal} is listed, but a layer does not have it");
-                return Err(Error::Request(message));
-            };
-            let state = engine.stored_to_host(state)?;
-            if state.storage() != Storage::F32 {
-                storage = state.storage();
+            let mut back = layer.fork();
+            let stored = back.rollback(engine, anchor, place)?;
+            if stored != Storage::F32 {
+                storage = stored;
             }
-            let state = engine.from_f32(&state.to_f32()?, &state.shape())?;
-            let [q, k, v] = tails;
-            let tails = [tail(engine, q)?, tail(engine, k)?, tail(engine, v)?];
-            let mut back = LayerMemory { anchors: anchors.clone(), ..LayerMemory::default() };
-            back.anchors.keep(engine, &(0..=place).collect::<Vec<_>>())?;
-            back.anchors.ledger.entries.truncate(place + 1);
-            back.anchors.ledger.evictions.retain(|(at, _)| *at <= ordinal);
-            if layer.get(PLACEMENT_STATE).is_some() {
-                back.set(PLACEMENT_STATE, state.clone());
-                back.set(PLACEMENT_ANCHOR, state.clone());
-            }
-            restore(engine, &mut back, state, tails, anchor.position)?;
             layers.push(back);
         }
         let then = match self.policy.retention {
@@ -72,9 +52,7 @@ impl<E: Engine> StateBank<E> {
         if let Some(boundaries) = &mut self.timeline.boundaries {
             boundaries.retain(|&boundary| boundary <= anchor.position);
         }
-        // The chunk is cut here again, as it was.
-        let within = !anchor.position.is_multiple_of(CHUNK_TOKENS);
-        self.timeline.recent = if within { vec![anchor.position] } else { vec![] };
+        self.timeline.recent.clear();
         let mut why = Vec::new();
         if storage != Storage::F32 {
             why.push(format!(
@@ -90,7 +68,7 @@ impl<E: Engine> StateBank<E> {
         }
         if self.policy.placement != Placement::Periodic {
             why.push(
-                "adaptive placement goes on from the anchor's state, which it had rounded otherwise".into(),
+                "adaptive placement continues from the anchor's state, which it had rounded otherwise".into(),
             );
         }
         Ok(if why.is_empty() { Rollback::Exact } else { Rollback::Approximate(why.join("; ")) })
@@ -125,45 +103,6 @@ impl<E: Engine> StateBank<E> {
         };
         Error::Request(message)
     }
-}
-
-/// A convolution's tail [1, conv_size − 1, channels].
-fn tail<E: Engine>(engine: &E, stored: &E::Stored) -> Result<E::Tensor> {
-    let stored = engine.stored_to_host(stored)?;
-    Ok(engine.from_f32(&stored.to_f32()?, &tail_shape(&stored))?)
-}
-
-fn tail_shape(stored: &StoredStates) -> [usize; 3] {
-    let [_, rest @ ..] = stored.shape();
-    rest
-}
-
-/// A retention input after which nothing is forgotten: softplus of it is 0, whatever the bias.
-const KEEP_ALL: f64 = -1e9;
-
-/// Makes a memory that of a text of `position` tokens which has just this state [1, value_heads, d_k, d_v] and these
-/// tails. Where the position is within a chunk, the chunk's earlier tokens are made such that they write nothing and
-/// forget nothing (k = v = 0, α = 1): computed again up to the position, where the chunk must be cut, they give the
-/// state with its bits.
-fn restore<E: Engine>(
-    engine: &E,
-    memory: &mut LayerMemory<E>,
-    state: E::Tensor,
-    tails: [E::Tensor; 3],
-    position: usize,
-) -> Result<()> {
-    let heads = engine.shape(&state).get(1).copied().unwrap_or(0);
-    let width = |tail: &E::Tensor| engine.shape(tail).last().copied().unwrap_or(0);
-    let [_, key, value] = tails.each_ref().map(width);
-    let inputs = [(key, 0.0), (value, 0.0), (heads, KEEP_ALL), (heads, 0.0)];
-    for (name, (width, number)) in CHUNK.into_iter().zip(inputs) {
-        memory.set(name, engine.full(&[1, position % CHUNK_TOKENS, width], number)?);
-    }
-    for (name, tail) in TAILS.into_iter().zip(tails) {
-        memory.set(name, tail);
-    }
-    memory.set("state", state);
-    Ok(())
 }
 
 /// Ascending numbers as runs: 1–4, 6, 8. Of many runs the last.

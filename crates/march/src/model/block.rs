@@ -1,22 +1,23 @@
 //! A block: x + mixer(norm(x)), then x + feed_forward(norm(x)), the same weights for text and anchors.
 
-use std::rc::Rc;
+use std::ops::Range;
+use std::sync::Arc;
 
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Tape, Var};
 
 use super::feed_forward::FeedForward;
-use super::mixer::{Mixer, Streams};
+use super::mixer::{AnyMixer, FirstInput, Streams};
 use super::parameters::{Builder, Init, Parameter};
 use super::pass::{Context, Pass};
-use crate::anchors::{AnchorPlan, Policy, Storage};
+use crate::anchors::{Policy, Storage, Timeline};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::memory::LayerMemory;
+use crate::memory::Memory;
 
 pub(super) struct Block<E: Engine> {
     attn_norm: Parameter,
-    mixer: Box<dyn Mixer<E>>,
+    mixer: Box<dyn AnyMixer<E>>,
     mlp_norm: Parameter,
     mlp: FeedForward,
 }
@@ -25,7 +26,7 @@ impl<E: Engine> Block<E> {
     pub fn new(
         config: &ModelConfig,
         builder: &mut Builder<'_>,
-        mixer: impl FnOnce(&mut Builder<'_>) -> Box<dyn Mixer<E>>,
+        mixer: impl FnOnce(&mut Builder<'_>) -> Box<dyn AnyMixer<E>>,
     ) -> Self {
         let width = [config.hidden_size];
         Self {
@@ -37,34 +38,43 @@ impl<E: Engine> Block<E> {
     }
 
     pub fn work(&self, tokens: usize, policy: &Policy) -> f64 {
-        self.mixer.work(tokens, policy)
+        self.mixer.count_work(tokens, policy)
     }
 
     pub fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
-        self.mixer.memory_bytes(tokens, policy)
+        self.mixer.count_memory(tokens, policy)
     }
 
     pub fn anchor_bytes(&self, storage: Storage) -> usize {
-        self.mixer.anchor_bytes(storage)
+        self.mixer.count_anchor(storage)
     }
 
-    /// The mixer's states at the plan's boundaries; see [`Mixer::states`].
-    pub fn states(
+    pub fn new_memory(&self) -> Box<dyn Memory<E>> {
+        self.mixer.new_memory()
+    }
+
+    /// [`super::mixer::Mixer::place`], from the block's input.
+    pub fn place(
         &self,
         pass: &Pass<'_, '_, E>,
-        text: &Var<E::Tensor>,
-        plan: &AnchorPlan,
-        memory: &mut LayerMemory<E>,
-    ) -> Result<Option<E::Tensor>> {
-        let norm = RmsNorm { x: text, weight: pass.weight(self.attn_norm) };
-        self.mixer.states(pass, &pass.tape.rms_norm(norm, pass.norm_eps())?, plan, memory)
+        tokens: usize,
+        input: FirstInput<'_, E::Tensor>,
+        policy: &Policy,
+        timeline: &mut Timeline,
+        memory: &mut dyn Memory<E>,
+    ) -> Result<Vec<usize>> {
+        let normed = |range: Range<usize>| {
+            let norm = RmsNorm { x: &input(range)?, weight: pass.weight(self.attn_norm) };
+            Ok(pass.tape.rms_norm(norm, pass.norm_eps())?)
+        };
+        self.mixer.place_anchors(pass, tokens, &normed, policy, timeline, memory)
     }
 
     pub fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
         x: Streams<E::Tensor>,
-        memory: &mut [&mut LayerMemory<E>],
+        memory: &mut [&mut dyn Memory<E>],
     ) -> Result<Streams<E::Tensor>> {
         let norm = |x: &Var<E::Tensor>, weight: Parameter| -> Result<Var<E::Tensor>> {
             Ok(pass.tape.rms_norm(RmsNorm { x, weight: pass.weight(weight) }, pass.norm_eps())?)
@@ -74,7 +84,7 @@ impl<E: Engine> Block<E> {
             None => None,
         };
         let normed = Streams { text: norm(&x.text, self.attn_norm)?, anchors };
-        let mixed = self.mixer.forward(pass, &normed, memory)?;
+        let mixed = self.mixer.mix(pass, &normed, memory)?;
         let finish = |x: &Var<E::Tensor>, mixed: &Var<E::Tensor>| -> Result<Var<E::Tensor>> {
             let x = pass.tape.add(x, mixed)?;
             Ok(pass.tape.add(&x, &self.mlp.forward(pass, &norm(&x, self.mlp_norm)?)?)?)
@@ -90,13 +100,13 @@ impl<E: Engine> Block<E> {
     pub fn forward_recomputed<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        context: &Rc<Context<E>>,
+        context: &Arc<Context<E>>,
         x: Streams<E::Tensor>,
     ) -> Result<Streams<E::Tensor>> {
         let inputs: Vec<&Var<E::Tensor>> = [&x.text].into_iter().chain(&x.anchors).collect();
-        let context = Rc::clone(context);
+        let context = Arc::clone(context);
         let region = move |tape: &Tape<'e, E>, inputs: &[Var<E::Tensor>]| {
-            let pass = Pass { tape, context: Rc::clone(&context) };
+            let pass = Pass { tape, context: Arc::clone(&context) };
             let x = Streams { text: inputs[0].clone(), anchors: inputs.get(1).cloned() };
             match self.forward(&pass, x, &mut []) {
                 Ok(y) => Ok([y.text].into_iter().chain(y.anchors).collect()),

@@ -10,30 +10,28 @@ mod init;
 pub mod mixer;
 mod parameters;
 mod pass;
-mod placement;
 mod trace;
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use march_engine::ops::cross_entropy::{LinearCrossEntropy, TokenLosses};
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Precision, Tape, Var};
 
-use crate::anchors::{AnchorPlan, Placement, Policy, Recording};
+use crate::anchors::{AnchorPlan, Placement, Policy, Recording, Timeline};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::memory::{LayerMemory, StateBank};
+use crate::memory::{BankFile, BankTag, Memory, StateBank};
 use block::Block;
-use mixer::{Layer, Mixer, Streams};
+use mixer::{AnyMixer, Layer, Streams};
 
 pub use parameters::{Builder, Init, Parameter, ParameterSpec};
-pub use pass::{Pass, Weights};
+pub use pass::{Mixed, Pass, Row, Weights};
 pub use trace::Trace;
 
-use pass::Context;
+use pass::{Context, RowPlan};
 
 /// The numbers of a model, in the order of [`Model::layout`].
 pub type Parameters<E> = Vec<<E as Engine>::Tensor>;
@@ -68,8 +66,25 @@ pub struct Settings {
     pub recompute: bool,
 }
 
-/// Routing weights that a call notes down; see [`Trace`].
-pub type TraceCell<E> = Rc<RefCell<Trace<E>>>;
+/// Where calls record the routing weights of one sequence; see [`Trace`].
+pub type TraceCell<E> = Arc<Mutex<Trace<E>>>;
+
+/// One sequence's part of a call that continues sequences: its next tokens and its bank.
+pub struct Part<'a, E: Engine> {
+    /// The next tokens, at least one.
+    pub ids: &'a [u32],
+    /// What is kept of the tokens before them; it is brought up to date.
+    pub bank: &'a mut StateBank<E>,
+    /// Where routing weights are recorded.
+    pub trace: Option<&'a TraceCell<E>>,
+}
+
+impl<'a, E: Engine> Part<'a, E> {
+    /// The next tokens of a sequence.
+    pub fn new(ids: &'a [u32], bank: &'a mut StateBank<E>) -> Self {
+        Self { ids, bank, trace: None }
+    }
+}
 
 /// A model's layout and computation.
 pub struct Model<E: Engine> {
@@ -91,14 +106,14 @@ impl<E: Engine> Model<E> {
     /// The same around mixers of another kind.
     pub fn with_mixer(
         config: &ModelConfig,
-        mut mixer: impl FnMut(Layer, &mut Builder<'_>) -> Box<dyn Mixer<E>>,
+        mut mixer: impl FnMut(Layer, &mut Builder<'_>) -> Box<dyn AnyMixer<E>>,
     ) -> Self {
         let (width, vocabulary) = (config.hidden_size, config.vocab_size);
         let mut layout = Vec::new();
         let mut builder = Builder::new(&mut layout, "model.");
         let embeddings = builder.linear("embeddings", vocabulary, width);
-        let anchor_embedding =
-            config.mixer.policy().map(|_| builder.add("anchor_embedding", &[width], Init::Normal));
+        let stream = config.mixer.has_anchor_stream();
+        let anchor_embedding = stream.then(|| builder.add("anchor_embedding", &[width], Init::Normal));
         let count = config.num_hidden_layers;
         let blocks = (0..count)
             .map(|index| {
@@ -159,7 +174,7 @@ impl<E: Engine> Model<E> {
 
     /// Refuses a policy that the model cannot follow.
     pub fn check_policy(&self, policy: &Policy) -> Result<()> {
-        if self.anchor_embedding.is_none() && *policy != Policy::default() {
+        if self.config.mixer.policy().is_none() && *policy != Policy::default() {
             return Err(Error::Request(format!(
                 "a model of type `{}` has no anchors: interval, top-K, retention, placement and storage do not apply \
                  to it",
@@ -233,7 +248,20 @@ impl<E: Engine> Model<E> {
     /// A bank for an empty text.
     pub fn bank(&self, policy: Policy) -> Result<StateBank<E>> {
         self.check_policy(&policy)?;
-        Ok(StateBank::new(policy, self.blocks.len()))
+        Ok(StateBank::new(policy, self.blocks.iter().map(Block::new_memory).collect()))
+    }
+
+    /// The bank of a file that was written for the same model and tokenizer. A `policy` takes the place of the file's; it
+    /// may differ in top-K and retention only.
+    pub fn load_bank(
+        &self,
+        engine: &E,
+        file: &BankFile,
+        tag: &BankTag,
+        policy: Option<&Policy>,
+    ) -> Result<StateBank<E>> {
+        file.check_tag(tag)?;
+        file.load(engine, self.bank(policy.unwrap_or(file.policy()).clone())?, tag)
     }
 
     /// The last hidden layer, normalised, [rows, tokens, hidden_size], of sequences from their beginning. States are
@@ -260,14 +288,18 @@ impl<E: Engine> Model<E> {
             Placement::Periodic => AnchorPlan::fresh(policy, batch.rows, batch.tokens()),
             Placement::Adaptive(_) => {
                 let rows = batch.ids.chunks(batch.tokens()).map(|ids| {
-                    let boundaries = self.place_fresh(tape.engine(), weights, ids, policy)?;
+                    let mut timeline = Timeline::default();
+                    let memory = &mut self.blocks.first().map(Block::new_memory);
+                    let memory = memory.as_deref_mut();
+                    let boundaries =
+                        self.place(tape.engine(), weights, ids, policy, &mut timeline, memory)?;
                     Ok(Recording { boundaries, evictions: Vec::new() })
                 });
                 let rows = rows.collect::<Result<Vec<_>>>()?;
                 AnchorPlan::replayed(policy, &rows, batch.tokens(), self.blocks.len())?
             }
         };
-        self.run(tape, weights, batch, vec![plan], &mut [], settings.recompute, trace)
+        self.run_fresh(tape, weights, batch, plan, settings.recompute, trace)
     }
 
     /// The same with the anchors that banks recorded, one recording for each sequence.
@@ -287,10 +319,10 @@ impl<E: Engine> Model<E> {
             return Err(Error::Request(message));
         }
         let plan = AnchorPlan::replayed(&settings.policy, recordings, batch.tokens(), self.blocks.len())?;
-        self.run(tape, weights, batch, vec![plan], &mut [], settings.recompute, trace)
+        self.run_fresh(tape, weights, batch, plan, settings.recompute, trace)
     }
 
-    /// The same for sequences that continue, each with its own bank; the banks are brought up to date.
+    /// [`Model::step`] for sequences of equally many tokens: [rows, tokens, hidden_size].
     pub fn extend<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -301,70 +333,107 @@ impl<E: Engine> Model<E> {
     ) -> Result<Var<E::Tensor>> {
         self.check_batch(&batch)?;
         if banks.len() != batch.rows {
-            let message = format!("{} banks came for {} sequences", banks.len(), batch.rows);
+            let message = format!("got {} banks for {} sequences", banks.len(), batch.rows);
             return Err(Error::Request(message));
         }
-        banks.iter().try_for_each(|bank| bank.check_whole())?;
-        let tokens = batch.tokens();
-        let mut boundaries = Vec::with_capacity(banks.len());
-        for (bank, ids) in banks.iter_mut().zip(batch.ids.chunks(tokens)) {
-            boundaries.push(self.place(tape.engine(), weights, ids, bank)?);
-        }
-        // Where layers decide at a boundary what they keep, the next piece begins: it sees what they kept.
-        let mut ends = vec![tokens];
-        for (bank, boundaries) in banks.iter().zip(&boundaries) {
-            if bank.policy().budget().is_some() {
-                ends.extend(boundaries.iter().map(|boundary| boundary - bank.timeline.position));
-            }
-        }
-        ends.sort_unstable();
-        ends.dedup();
-        if ends.len() == 1 {
-            return self.extend_piece(tape, weights, batch, banks, &boundaries, trace);
-        }
-        let (mut parts, mut start) = (Vec::with_capacity(ends.len()), 0);
-        for end in ends {
-            let ids: Vec<u32> = batch.ids.chunks(tokens).flat_map(|ids| &ids[start..end]).copied().collect();
-            let piece = Batch { ids: &ids, rows: batch.rows };
-            parts.push(self.extend_piece(tape, weights, piece, banks, &boundaries, trace)?);
-            start = end;
-        }
-        Ok(tape.concat(&parts.iter().collect::<Vec<_>>(), 1)?)
+        let rows = batch.ids.chunks(batch.tokens()).zip(banks);
+        let mut parts: Vec<_> = rows.map(|(ids, bank)| Part { ids, bank, trace }).collect();
+        let hidden = self.step(tape, weights, &mut parts)?;
+        Ok(tape.reshape(&hidden, &[batch.rows, batch.tokens(), self.config.hidden_size])?)
     }
 
-    /// A call, or a piece of one, whose anchors are at those of `boundaries` that lie in it.
-    fn extend_piece<'e>(
+    /// The last hidden layer, normalised, of the next tokens of any number of sequences, each with any number of tokens:
+    /// one after the other, [1, tokens of all, hidden_size]. The banks are brought up to date. A sequence's result has
+    /// the same bits whatever else is in the call.
+    pub fn step<'e>(
         &'e self,
         tape: &Tape<'e, E>,
         weights: &Weights<E::Tensor>,
-        batch: Batch<'_>,
-        banks: &mut [&mut StateBank<E>],
-        boundaries: &[Vec<usize>],
-        trace: Option<&TraceCell<E>>,
+        parts: &mut [Part<'_, E>],
     ) -> Result<Var<E::Tensor>> {
-        let mut plans = Vec::with_capacity(banks.len());
-        let mut timelines = Vec::with_capacity(banks.len());
-        let (tokens, mut first_new) = (batch.tokens(), 0);
-        for (bank, boundaries) in banks.iter().zip(boundaries) {
-            let timeline = &bank.timeline;
+        for part in parts.iter() {
+            self.check_batch(&Batch::one(part.ids))?;
+            part.bank.check_whole()?;
+        }
+        let mut boundaries = Vec::with_capacity(parts.len());
+        for part in parts.iter_mut() {
+            let StateBank { policy, timeline, layers, .. } = &mut *part.bank;
+            let memory = layers.first_mut().map(|layer| &mut **layer);
+            boundaries.push(self.place(tape.engine(), weights, part.ids, policy, timeline, memory)?);
+        }
+        // Where layers decide at a boundary which anchors they keep, a new call begins there: it sees what they kept.
+        let ends: Vec<Vec<usize>> = std::iter::zip(&*parts, &boundaries)
+            .map(|(part, boundaries)| {
+                let inner = boundaries.iter().map(|boundary| boundary - part.bank.timeline.position);
+                let inner =
+                    inner.filter(|&end| part.bank.policy().budget().is_some() && end < part.ids.len());
+                inner.chain([part.ids.len()]).collect()
+            })
+            .collect();
+        let rounds = ends.iter().map(Vec::len).max().unwrap_or(0);
+        if rounds == 1 {
+            return self.step_once(tape, weights, parts, &boundaries);
+        }
+        let mut hidden: Vec<Vec<Var<E::Tensor>>> = parts.iter().map(|_| Vec::new()).collect();
+        for round in 0..rounds {
+            let (mut now, mut here, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+            for (i, part) in parts.iter_mut().enumerate() {
+                let Some(&end) = ends[i].get(round) else { continue };
+                let start = if round == 0 { 0 } else { ends[i][round - 1] };
+                owners.push((i, end - start));
+                here.push(boundaries[i].clone());
+                now.push(Part { ids: &part.ids[start..end], bank: part.bank, trace: part.trace });
+            }
+            let all = self.step_once(tape, weights, &mut now, &here)?;
+            let mut at = 0;
+            for (owner, tokens) in owners {
+                hidden[owner].push(tape.slice(&all, 1, at..at + tokens)?);
+                at += tokens;
+            }
+        }
+        Ok(tape.concat(&hidden.iter().flatten().collect::<Vec<_>>(), 1)?)
+    }
+
+    /// One call of [`Model::step`]: the sequences' anchors are at those of `boundaries` that lie in it.
+    fn step_once<'e>(
+        &'e self,
+        tape: &Tape<'e, E>,
+        weights: &Weights<E::Tensor>,
+        parts: &mut [Part<'_, E>],
+        boundaries: &[Vec<usize>],
+    ) -> Result<Var<E::Tensor>> {
+        let mut rows = Vec::with_capacity(parts.len());
+        let mut timelines = Vec::with_capacity(parts.len());
+        let mut first_new = 0;
+        for (part, boundaries) in parts.iter().zip(boundaries) {
+            let (timeline, policy, tokens) = (&part.bank.timeline, part.bank.policy(), part.ids.len());
             let up_to = |position| boundaries.partition_point(|&boundary| boundary <= position);
             let here = &boundaries[up_to(timeline.position)..up_to(timeline.position + tokens)];
-            let (plan, after) = if here.is_empty() && trace.is_none() {
-                (AnchorPlan::quiet(bank.policy(), timeline, tokens, first_new), None)
+            let (anchors, after) = if here.is_empty() && part.trace.is_none() {
+                (AnchorPlan::quiet(policy, timeline, tokens, first_new), None)
             } else {
-                let (plan, after) = AnchorPlan::next(bank.policy(), timeline, tokens, here, first_new);
+                let chunk = E::CHUNK_TOKENS;
+                let (plan, after) = AnchorPlan::next(policy, timeline, tokens, here, first_new, chunk);
                 (plan, Some(after))
             };
-            first_new = plan.new.end;
-            plans.push(plan);
+            first_new = anchors.new.end;
+            rows.push(RowPlan { position: timeline.position, tokens, anchors });
             timelines.push(after);
         }
+        let ids: Vec<u32> = parts.iter().flat_map(|part| part.ids).copied().collect();
+        let traces = match parts.iter().any(|part| part.trace.is_some()) {
+            true => parts.iter().map(|part| part.trace.cloned()).collect(),
+            false => Vec::new(),
+        };
+        let context = self.context(weights, rows, traces);
+        let mut banks: Vec<&mut StateBank<E>> = parts.iter_mut().map(|part| &mut *part.bank).collect();
         banks.iter_mut().for_each(|bank| bank.torn = true);
-        let hidden = self.run(tape, weights, batch, plans, banks, false, trace)?;
-        for (bank, timeline) in banks.iter_mut().zip(timelines) {
+        let hidden = self.run(tape, context, &ids, [1, ids.len()], &mut banks, false)?;
+        for (part, timeline) in parts.iter_mut().zip(timelines) {
+            let bank = &mut *part.bank;
             bank.torn = false;
             let Some(timeline) = timeline else {
-                bank.timeline.advance(tokens);
+                bank.timeline.advance(part.ids.len(), E::CHUNK_TOKENS);
                 continue;
             };
             let placed = timeline.complete > bank.timeline.complete;
@@ -374,6 +443,32 @@ impl<E: Engine> Model<E> {
             }
         }
         Ok(hidden)
+    }
+
+    /// Where anchors go among the next tokens of a text, in all layers; the first layer decides.
+    fn place(
+        &self,
+        engine: &E,
+        weights: &Weights<E::Tensor>,
+        ids: &[u32],
+        policy: &Policy,
+        timeline: &mut Timeline,
+        memory: Option<&mut dyn Memory<E>>,
+    ) -> Result<Vec<usize>> {
+        let (Placement::Adaptive(_), Some(block), Some(memory)) =
+            (policy.placement, self.blocks.first(), memory)
+        else {
+            return Ok(policy.periodic(timeline.position, ids.len()));
+        };
+        let tape = Tape::inference(engine);
+        // No gradient flows through where anchors are.
+        let constants = weights.iter().map(|weight| tape.constant(weight.value().clone())).collect();
+        let pass = Pass { tape: &tape, context: self.context(&constants, Vec::new(), Vec::new()) };
+        let input = |range: std::ops::Range<usize>| {
+            let (ids, shape) = (&ids[range.clone()], [1, range.len()]);
+            Ok(tape.embedding(Embedding { table: pass.weight(self.embeddings), ids, shape: &shape })?)
+        };
+        block.place(&pass, ids.len(), &input, policy, timeline, memory)
     }
 
     /// Logits from the last hidden layer, [.., vocab_size].
@@ -430,26 +525,45 @@ impl<E: Engine> Model<E> {
         Ok(())
     }
 
-    fn run<'e>(
+    fn context(
+        &self,
+        weights: &Weights<E::Tensor>,
+        rows: Vec<RowPlan>,
+        traces: Vec<Option<TraceCell<E>>>,
+    ) -> Arc<Context<E>> {
+        Arc::new(Context { weights: Arc::clone(weights), rows, norm_eps: self.config.norm_eps, traces })
+    }
+
+    /// A call on sequences from their beginning.
+    fn run_fresh<'e>(
         &'e self,
         tape: &Tape<'e, E>,
         weights: &Weights<E::Tensor>,
         batch: Batch<'_>,
-        plans: Vec<AnchorPlan>,
-        banks: &mut [&mut StateBank<E>],
+        anchors: AnchorPlan,
         recompute: bool,
         trace: Option<&TraceCell<E>>,
     ) -> Result<Var<E::Tensor>> {
-        let context = Rc::new(Context {
-            weights: Rc::clone(weights),
-            plans,
-            norm_eps: self.config.norm_eps,
-            trace: trace.cloned(),
-        });
-        let pass = Pass { tape, context: Rc::clone(&context) };
-        let shape = [batch.rows, batch.tokens()];
-        let table = pass.weight(self.embeddings);
-        let text = tape.embedding(Embedding { table, ids: batch.ids, shape: &shape })?;
+        let row = RowPlan { position: 0, tokens: batch.tokens(), anchors };
+        let context = self.context(
+            weights,
+            vec![row],
+            trace.map(|trace| vec![Some(trace.clone())]).unwrap_or_default(),
+        );
+        self.run(tape, context, batch.ids, [batch.rows, batch.tokens()], &mut [], recompute)
+    }
+
+    fn run<'e>(
+        &'e self,
+        tape: &Tape<'e, E>,
+        context: Arc<Context<E>>,
+        ids: &[u32],
+        shape: [usize; 2],
+        banks: &mut [&mut StateBank<E>],
+        recompute: bool,
+    ) -> Result<Var<E::Tensor>> {
+        let pass = Pass { tape, context: Arc::clone(&context) };
+        let text = tape.embedding(Embedding { table: pass.weight(self.embeddings), ids, shape: &shape })?;
         let anchors = match self.anchor_embedding {
             Some(embedding) if pass.new_anchors() > 0 => {
                 Some(tape.reshape(pass.weight(embedding), &[1, self.config.hidden_size])?)
@@ -461,8 +575,8 @@ impl<E: Engine> Model<E> {
             streams = if recompute && banks.is_empty() {
                 block.forward_recomputed(tape, &context, streams)?
             } else {
-                let mut memory: Vec<&mut LayerMemory<E>> =
-                    banks.iter_mut().map(|bank| &mut bank.layers[index]).collect();
+                let mut memory: Vec<&mut dyn Memory<E>> =
+                    banks.iter_mut().map(|bank| &mut *bank.layers[index]).collect();
                 block.forward(&pass, streams, &mut memory)?
             };
         }

@@ -1,7 +1,7 @@
 //! One call of the model, as its parts see it.
 
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use march_engine::ops::linear::Linear;
 use march_engine::{Engine, Tape, Var};
@@ -10,25 +10,56 @@ use super::TraceCell;
 use super::parameters::Parameter;
 use crate::anchors::AnchorPlan;
 use crate::error::Result;
-use crate::memory::LayerMemory;
 
-/// The parameters on a tape, in the order of the layout.
-pub type Weights<T> = Rc<[Var<T>]>;
+/// The parameters on a tape, in the order of the layout. Shared by threads.
+pub type Weights<T> = Arc<[Var<T>]>;
 
 /// What all parts of a call share.
 pub(crate) struct Context<E: Engine> {
     pub weights: Weights<E::Tensor>,
-    /// One for all rows, or with memories one for each.
-    pub plans: Vec<AnchorPlan>,
+    /// One for each sequence with a memory, or without memories one for all sequences.
+    pub rows: Vec<RowPlan>,
     pub norm_eps: f64,
-    pub trace: Option<TraceCell<E>>,
+    /// Where routing weights are recorded, for each of `rows`; empty for nowhere.
+    pub traces: Vec<Option<TraceCell<E>>>,
 }
 
-/// One call: the tape it runs on, the weights, and the anchors.
+/// One sequence's part of a call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RowPlan {
+    /// Text tokens before the call.
+    pub position: usize,
+    /// Text tokens of the call.
+    pub tokens: usize,
+    pub anchors: AnchorPlan,
+}
+
+/// One sequence's part of a call as a mixer sees it; without memories, that of all sequences, which are equally long.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'p> {
+    /// The sequence's number in the call.
+    pub index: usize,
+    /// Text tokens before the call.
+    pub position: usize,
+    /// Text tokens of the call.
+    pub tokens: usize,
+    /// What the call does with anchors; of no interest to a mixer without them.
+    pub anchors: &'p AnchorPlan,
+}
+
+/// What a mixer computes along the text of one sequence.
+pub struct Mixed<T> {
+    /// A vector for each token, [B, n, ..].
+    pub readout: Var<T>,
+    /// A state for each of the call's new anchors, [N, ..], if the mixer has anchors.
+    pub states: Option<Var<T>>,
+}
+
+/// One call: the tape it runs on, the weights, and the sequences.
 pub struct Pass<'t, 'e, E: Engine> {
     /// Where operations run.
     pub tape: &'t Tape<'e, E>,
-    pub(crate) context: Rc<Context<E>>,
+    pub(crate) context: Arc<Context<E>>,
 }
 
 impl<E: Engine> Pass<'_, '_, E> {
@@ -61,14 +92,14 @@ impl<E: Engine> Pass<'_, '_, E> {
         Ok(self.tape.linear_each(x, weights.map(|weight| self.weight(weight)))?)
     }
 
-    /// New anchors of the call, all rows'.
+    /// New anchors of the call, those of all sequences together.
     pub fn new_anchors(&self) -> usize {
-        self.context.plans.last().map_or(0, |plan| plan.new.end)
+        self.context.rows.last().map_or(0, |row| row.anchors.new.end)
     }
 
-    /// Where routing weights are noted, if anywhere.
-    pub fn trace(&self) -> Option<&TraceCell<E>> {
-        self.context.trace.as_ref()
+    /// Where routing weights of a sequence are recorded, if anywhere.
+    pub fn trace(&self, row: Row<'_>) -> Option<&TraceCell<E>> {
+        self.context.traces.get(row.index)?.as_ref()
     }
 
     /// Rows of a tensor.
@@ -89,40 +120,78 @@ impl<E: Engine> Pass<'_, '_, E> {
         Ok(self.tape.expand(&row, 0, count)?)
     }
 
-    /// Runs the part of a mixer that looks along the text: at once for all rows without memories, row by row with
-    /// them, so that a row never depends on the others. Outputs are joined along their first dimension.
-    pub fn each_row<const N: usize, const M: usize>(
+    /// Runs the part of a mixer that looks along the text.
+    ///
+    /// Without memories `mix` is called once, for all sequences, with inputs [B, n, ..]. With memories the inputs are the
+    /// sequences' tokens one after the other, [1, N, ..], and `mix` is called once for each sequence, with its own
+    /// tokens and its memory. So the result of a sequence cannot depend on the others. Sequences run side by side on the
+    /// engine's threads, but one that has most of the call's tokens runs by itself, with its operations on all threads.
+    /// `mix` gets a pass of its own, because a tape belongs to one thread.
+    pub fn each_row<const N: usize, M: Send>(
         &self,
         inputs: [&Var<E::Tensor>; N],
-        memory: &mut [&mut LayerMemory<E>],
-        mix: impl Fn(
-            [&Var<E::Tensor>; N],
-            &AnchorPlan,
-            Option<&mut LayerMemory<E>>,
-        ) -> Result<[Var<E::Tensor>; M]>,
-    ) -> Result<[Var<E::Tensor>; M]> {
-        let plans = &self.context.plans;
+        memory: &mut [&mut M],
+        mix: impl Fn(&Pass<'_, '_, E>, [&Var<E::Tensor>; N], Row<'_>, Option<&mut M>) -> Result<Mixed<E::Tensor>>
+        + Sync,
+    ) -> Result<Mixed<E::Tensor>> {
+        let rows = &self.context.rows;
         match memory {
-            [] => return mix(inputs, &plans[0], None),
-            [memory] => return mix(inputs, &plans[0], Some(memory)),
+            [] => return mix(self, inputs, rows[0].row(0), None),
+            [memory] => return mix(self, inputs, rows[0].row(0), Some(memory)),
             _ => {}
         }
-        let mut parts: [Vec<Var<E::Tensor>>; M] = std::array::from_fn(|_| Vec::new());
-        for (row, (plan, memory)) in plans.iter().zip(memory.iter_mut()).enumerate() {
+        let mut start = 0;
+        let tasks: Vec<_> = rows
+            .iter()
+            .zip(memory.iter_mut())
+            .map(|(row, memory)| {
+                let span = start..start + row.tokens;
+                start = span.end;
+                (row, span, Mutex::new((memory, None)))
+            })
+            .collect();
+        let (engine, context) = (self.engine(), &self.context);
+        let run = |task: usize| {
+            let (row, span, cell) = &tasks[task];
+            let tape = Tape::inference(engine);
+            let pass = Pass { tape: &tape, context: Arc::clone(context) };
+            let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
+            let (memory, result) = &mut *cell;
+            let cut = inputs.map(|x| tape.slice(x, 1, span.clone()));
             let mut slices = Vec::with_capacity(N);
-            for x in inputs {
-                slices.push(self.tape.slice(x, 0, row..row + 1)?);
+            for slice in cut {
+                match slice {
+                    Ok(slice) => slices.push(slice),
+                    Err(error) => return *result = Some(Err(error.into())),
+                }
             }
-            let slices: [&Var<E::Tensor>; N] = std::array::from_fn(|i| &slices[i]);
-            for (parts, output) in parts.iter_mut().zip(mix(slices, plan, Some(memory))?) {
-                parts.push(output);
-            }
+            *result = Some(mix(&pass, std::array::from_fn(|i| &slices[i]), row.row(task), Some(memory)));
+        };
+        let is_long = |row: &RowPlan| row.tokens >= LONG_TOKENS && 4 * row.tokens > start;
+        let (long, short): (Vec<usize>, Vec<usize>) =
+            (0..tasks.len()).partition(|&task| is_long(tasks[task].0));
+        long.into_iter().for_each(&run);
+        self.engine().side_by_side(short.len(), &|i| run(short[i]));
+        let (mut readouts, mut states) = (Vec::with_capacity(tasks.len()), Vec::new());
+        for (_, _, cell) in tasks {
+            let (_, result) = cell.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let Some(result) = result else { unreachable!("every task ran") };
+            let mixed = result?;
+            readouts.push(mixed.readout);
+            states.extend(mixed.states);
         }
-        let mut joined = Vec::with_capacity(M);
-        for parts in &parts {
-            joined.push(self.tape.concat(&parts.iter().collect::<Vec<_>>(), 0)?);
-        }
-        let Ok(joined) = joined.try_into() else { unreachable!("as many as there are outputs") };
-        Ok(joined)
+        let join = |parts: &[Var<E::Tensor>], axis| self.tape.concat(&parts.iter().collect::<Vec<_>>(), axis);
+        let states = if states.is_empty() { None } else { Some(join(&states, 0)?) };
+        Ok(Mixed { readout: join(&readouts, 1)?, states })
+    }
+}
+
+/// From so many tokens on, a sequence that has more than a quarter of the call's tokens runs by itself.
+const LONG_TOKENS: usize = 64;
+
+impl RowPlan {
+    fn row(&self, index: usize) -> Row<'_> {
+        let Self { position, tokens, anchors } = self;
+        Row { index, position: *position, tokens: *tokens, anchors }
     }
 }

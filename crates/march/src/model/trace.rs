@@ -1,8 +1,8 @@
-//! Routing weights, noted while a model runs, to be looked at.
+//! Routing weights, recorded while a model runs, to be looked at.
 
 use march_engine::Engine;
 
-use crate::anchors::AnchorPlan;
+use super::Row;
 
 /// One call's weights in one layer.
 struct Part<T> {
@@ -29,18 +29,18 @@ impl<E: Engine> Default for Trace<E> {
 
 impl<E: Engine> Trace<E> {
     /// Adds the weights of one call, [tokens, heads, anchors]; none where no token sees an anchor.
-    pub(super) fn note(&mut self, layer: usize, heads: usize, plan: &AnchorPlan, weights: Option<E::Tensor>) {
+    pub(super) fn note(&mut self, layer: usize, heads: usize, row: Row<'_>, weights: Option<E::Tensor>) {
         self.heads = heads;
+        let Row { position, tokens, anchors: plan, .. } = row;
         let new = plan.boundaries.first().map_or(&[][..], Vec::as_slice);
         for (&ordinal, &boundary) in plan.ordinals.iter().rev().zip(new.iter().rev()) {
             self.boundaries.resize(self.boundaries.len().max(ordinal), 0);
-            self.boundaries[ordinal - 1] = plan.position + boundary;
+            self.boundaries[ordinal - 1] = position + boundary;
         }
         let Some(weights) = weights else { return };
         if self.layers.len() <= layer {
             self.layers.resize_with(layer + 1, Vec::new);
         }
-        let AnchorPlan { position, tokens, .. } = *plan;
         self.layers[layer].push(Part { position, tokens, ordinals: plan.ordinals.clone(), weights });
     }
 

@@ -44,9 +44,9 @@ impl Routing {
         ids: &[u32],
     ) -> Result<Self> {
         let mut stream = TextStream::new(tokenizer, &[])?;
-        let mut pieces = ids.iter().map(|&id| stream.push(id)).collect::<Result<Vec<String>>>()?;
+        let mut pieces = ids.iter().map(|&id| stream.push(tokenizer, id)).collect::<Result<Vec<String>>>()?;
         if let Some(last) = pieces.last_mut() {
-            *last += &stream.finish()?;
+            *last += &stream.finish(tokenizer)?;
         }
         Ok(Self::of_pieces(engine, trace, layers, pieces))
     }

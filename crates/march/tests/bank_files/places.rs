@@ -37,8 +37,8 @@ fn a_file_of_version_1_goes_on() {
     let file = BankFile::open(&fixture("bank-version-1.safetensors")).unwrap();
     file.verify().unwrap();
     assert_eq!((file.version(), file.timeline().position, file.timeline().kept.len()), (1, 36, 18));
-    assert!(file.ending(&model).unwrap().is_none());
-    let mut old = file.load(&engine, &model, &tag, None).unwrap();
+    assert!(file.ending(model.config().vocab_size).unwrap().is_none());
+    let mut old = model.load_bank(&engine, &file, &tag, None).unwrap();
     let mut new = model.bank(model.policy()).unwrap();
     model.extend(&tape, &weights, Batch::one(&ids[..36]), &mut [&mut new], None).unwrap();
     let [got, want] = [&mut old, &mut new].map(|bank| {
@@ -57,7 +57,7 @@ fn a_file_of_version_1_goes_on() {
     old.append_with(&ending, &engine, &path, &tag).unwrap();
     let file = BankFile::open(&path).unwrap();
     assert_eq!((file.version(), file.timeline().position), (2, 40));
-    assert_eq!(file.ending(&model).unwrap(), Some(ending));
+    assert_eq!(file.ending(model.config().vocab_size).unwrap(), Some(ending));
 }
 
 /// The end of the text is there bit for bit, also behind others.
@@ -77,13 +77,13 @@ fn the_end_of_the_text_is_kept() {
     bank.append_with(&ending(9), &engine, &path, &trial.tag).unwrap();
     let file = BankFile::open(&path).unwrap();
     assert_eq!((file.version(), file.appended()), (2, 1));
-    assert_eq!(file.ending(&trial.case.model).unwrap(), Some(ending(9)));
+    assert_eq!(file.ending(trial.case.model.config().vocab_size).unwrap(), Some(ending(9)));
     assert_eq!(trial.load(&path).unwrap().timeline(), bank.timeline());
     // Without an end the last one is not taken for it.
     trial.extend(&mut bank, &tokens(4, 37, 3)).unwrap();
     trial.append(&bank, &path);
     let file = BankFile::open(&path).unwrap();
-    assert_eq!((file.version(), file.appended(), file.ending(&trial.case.model).unwrap()), (1, 2, None));
+    assert_eq!((file.version(), file.appended(), file.ending(trial.case.model.config().vocab_size).unwrap()), (1, 2, None));
 }
 
 /// Saving and appending keep a file's mode and the link that leads to it.

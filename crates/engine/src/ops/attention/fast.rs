@@ -13,14 +13,14 @@
 use std::f64::consts::{LN_2, LOG2_E};
 
 pub(crate) use super::fast_backward::backward;
-use super::{Attention, Sizes, check, fast_decode};
+use super::{Attention, BLOCK_TOKENS, KeyValues, Sizes, check, check_blocks, fast_decode};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
 use crate::tensor::Tensor;
 
 /// Keys of a tile.
-pub(super) const TILE: usize = 128;
+pub(crate) const TILE: usize = 128;
 /// Numbers from one row of scores to the next: nine cache lines, so that rows spread over the cache's sets.
 pub(super) const STRIDE: usize = TILE + 16;
 /// Queries of a product.
@@ -48,6 +48,12 @@ pub(crate) fn forward(
         let out = Shared::new(output.data_mut());
         let sums = sums.as_mut().map(|l| Shared::new(l.data_mut()));
         let sums = sums.as_ref();
+        let (keys, values) = ([input.key], [input.value]);
+        let input = Inputs {
+            query: input.query,
+            key: Source { blocks: &keys, per_block: z.keys.max(1) },
+            value: Source { blocks: &values, per_block: z.keys.max(1) },
+        };
         if z.queries == 1 {
             fast_decode::run(cpu, z, input, &out, sums);
         } else {
@@ -58,7 +64,58 @@ pub(crate) fn forward(
     Ok((output, saved))
 }
 
-fn run(cpu: &Cpu, z: Sizes, input: Attention<&Tensor<f32>>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
+/// [`forward`] over a cache in blocks, for inference: the same tiles in the same order, so the same bits.
+pub(crate) fn forward_blocks(
+    cpu: &Cpu,
+    query: &Tensor<f32>,
+    blocks: &[KeyValues<Tensor<f32>>],
+    heads: usize,
+) -> Result<Tensor<f32>> {
+    let shapes: Vec<_> =
+        blocks.iter().map(|block| KeyValues { key: block.key.shape(), value: block.value.shape() }).collect();
+    let z = check_blocks(query.shape(), &shapes, heads)?;
+    let keys: Vec<&Tensor<f32>> = blocks.iter().map(|block| &block.key).collect();
+    let values: Vec<&Tensor<f32>> = blocks.iter().map(|block| &block.value).collect();
+    let input = Inputs {
+        query,
+        key: Source { blocks: &keys, per_block: BLOCK_TOKENS },
+        value: Source { blocks: &values, per_block: BLOCK_TOKENS },
+    };
+    let mut output = cpu.uninit(&z.output());
+    let out = Shared::new(output.data_mut());
+    if z.queries == 1 {
+        fast_decode::run(cpu, z, input, &out, None);
+    } else {
+        run(cpu, z, input, &out, None);
+    }
+    Ok(output)
+}
+
+/// Queries, and keys and values that may lie in several blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub query: &'a Tensor<f32>,
+    pub key: Source<'a>,
+    pub value: Source<'a>,
+}
+
+/// Rows of keys or values in tensors of `per_block` tokens each, a multiple of [`TILE`] where there are several.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    blocks: &'a [&'a Tensor<f32>],
+    per_block: usize,
+}
+
+impl<'a> Source<'a> {
+    /// The head's rows of the block that holds row `first`, and the number of that row in the block.
+    #[inline(always)]
+    pub(super) fn head(&self, heads: usize, b: usize, h: usize, first: usize) -> (Head<'a>, usize) {
+        let block = self.blocks[first / self.per_block];
+        (Head::new(block, block.shape()[1], heads, b, h), first % self.per_block)
+    }
+}
+
+fn run(cpu: &Cpu, z: Sizes, input: Inputs<'_>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
     let heads = z.batch * z.heads;
     // Short calls with few heads are cut finer, so that every thread has work.
     let chunk = (z.queries * heads / (4 * cpu.threads())).next_multiple_of(BLOCK).clamp(BLOCK, CHUNK);
@@ -176,7 +233,7 @@ impl<'a> Head<'a> {
 
 struct Forward<'a> {
     z: Sizes,
-    input: Attention<&'a Tensor<f32>>,
+    input: Inputs<'a>,
     b: usize,
     h: usize,
     rows: std::ops::Range<usize>,
@@ -217,14 +274,14 @@ impl Kernel for Forward<'_> {
         o.fill(0.0);
         largest.fill(f32::NEG_INFINITY);
         total.fill(0.0);
-        let key = Head::new(input.key, z.keys, z.heads, b, h);
-        let value = Head::new(input.value, z.keys, z.heads, b, h);
 
         let end = offset + rows.end;
         for k0 in (0..end).step_by(TILE) {
             let count = TILE.min(end - k0);
-            key.pack_transposed(s, k0, count, kt);
-            value.pack_panels(k0, count, v);
+            let (key, first_key) = input.key.head(z.heads, b, h, k0);
+            let (value, first_value) = input.value.head(z.heads, b, h, k0);
+            key.pack_transposed(s, first_key, count, kt);
+            value.pack_panels(first_value, count, v);
             // Rows of the chunk before this one are before the tile.
             let first = k0.saturating_sub(offset + rows.start);
             for r0 in (first / BLOCK * BLOCK..rows.len()).step_by(BLOCK) {

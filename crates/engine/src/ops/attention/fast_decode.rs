@@ -4,19 +4,12 @@
 
 use std::f64::consts::LOG2_E;
 
-use super::fast::{Head, PANEL, TILE, finish, weights};
-use super::{Attention, Sizes};
+use super::Sizes;
+use super::fast::{Inputs, PANEL, TILE, finish, weights};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
-use crate::tensor::Tensor;
 
-pub(super) fn run(
-    cpu: &Cpu,
-    z: Sizes,
-    input: Attention<&Tensor<f32>>,
-    out: &Shared<'_>,
-    sums: Option<&Shared<'_>>,
-) {
+pub(super) fn run(cpu: &Cpu, z: Sizes, input: Inputs<'_>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
     let groups = (2 * cpu.threads()).div_ceil(z.batch.max(1)).min(z.heads);
     let task = |t: usize| {
         let (b, group) = (t / groups, t % groups);
@@ -34,7 +27,7 @@ pub(super) fn run(
 
 struct Decode<'a> {
     z: Sizes,
-    input: Attention<&'a Tensor<f32>>,
+    input: Inputs<'a>,
     b: usize,
     heads: std::ops::Range<usize>,
     out: &'a Shared<'a>,
@@ -78,19 +71,19 @@ impl Kernel for Decode<'_> {
         for k0 in (0..z.keys).step_by(TILE) {
             let count = TILE.min(z.keys - k0);
             for (r, h) in heads.clone().enumerate() {
-                let key = Head::new(input.key, z.keys, z.heads, b, h);
-                let value = Head::new(input.value, z.keys, z.heads, b, h);
+                let (key, first_key) = input.key.head(z.heads, b, h, k0);
+                let (value, first_value) = input.value.head(z.heads, b, h, k0);
                 let o = &mut o[r * wide..(r + 1) * wide];
                 let scores = &mut scores[..count.next_multiple_of(PANEL)];
-                key.pack_transposed(s, k0, count, kt);
+                key.pack_transposed(s, first_key, count, kt);
                 row_product(s, &q[r * dk..(r + 1) * dk], Block::panels(kt, dk), scores, Epilogue::Set);
                 scores[count..].fill(f32::NEG_INFINITY);
                 let decay = weights(s, scores, &mut largest[r], &mut total[r]);
                 simd::scale(s, o, decay);
                 let v = if wide == z.dv {
-                    Block::rows(&value.data[k0 * value.stride..], value.stride)
+                    Block::rows(&value.data[first_value * value.stride..], value.stride)
                 } else {
-                    value.pack_panels(k0, count, packed);
+                    value.pack_panels(first_value, count, packed);
                     Block::panels(packed, TILE)
                 };
                 row_product(s, &scores[..count], v, o, Epilogue::Add);

@@ -29,6 +29,21 @@ pub struct Attention<T> {
     pub value: T,
 }
 
+/// Keys and values of consecutive tokens, [1, tokens, H·d] and [1, tokens, H·e]: a part of a decoding cache.
+///
+/// A cache is a list of these, each of [`BLOCK_TOKENS`] tokens but the last. Two sequences that share a beginning then
+/// share its blocks, and appending to one of them copies at most its last block.
+#[derive(Clone, Debug)]
+pub struct KeyValues<T> {
+    /// Keys after their rotation.
+    pub key: T,
+    /// Values.
+    pub value: T,
+}
+
+/// Tokens of a full block of [`KeyValues`]: whole tiles of the fast engine's kernel, so that no tile crosses a block.
+pub const BLOCK_TOKENS: usize = 2 * fast::TILE;
+
 /// The sizes of a checked call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
@@ -87,6 +102,39 @@ pub(crate) fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
             bad_shape(NAME, "value", input.value, expected)
         }
     }
+}
+
+/// Checks a query [1, Tq, H·d] against the blocks of a cache.
+pub(crate) fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], heads: usize) -> Result<Sizes> {
+    const NAME: &str = "attention_blocks";
+    let (mut keys, mut value_width) = (0, 0);
+    for (i, block) in blocks.iter().enumerate() {
+        let (&[1, tokens, _], &[1, _, wide]) = (block.key, block.value) else {
+            return bad_shape(NAME, "key", block.key, "[1, tokens, H·d], and values of as many tokens");
+        };
+        let fits = if i + 1 < blocks.len() { tokens == BLOCK_TOKENS } else { tokens <= BLOCK_TOKENS };
+        if !fits || (i > 0 && wide != value_width) {
+            let expected = format!("{BLOCK_TOKENS} tokens in every block but the last, and equal widths");
+            return bad_shape(NAME, "key", block.key, expected);
+        }
+        check(
+            Attention {
+                query: &[1, 0, query.last().copied().unwrap_or(0)],
+                key: block.key,
+                value: block.value,
+            },
+            heads,
+        )?;
+        (keys, value_width) = (keys + tokens, wide);
+    }
+    check(
+        Attention {
+            query,
+            key: &[1, keys, query.last().copied().unwrap_or(0)],
+            value: &[1, keys, value_width],
+        },
+        heads,
+    )
 }
 
 impl<'e, E: Engine> Tape<'e, E> {

@@ -24,12 +24,12 @@ pub(crate) struct Chunk {
     pub boundary: Option<usize>,
 }
 
-/// Cuts `tokens` tokens into chunks.
-pub(crate) fn chunks(tokens: usize, boundaries: &[usize]) -> Vec<Chunk> {
+/// Cuts `tokens` tokens into chunks. The first token stands `offset` tokens behind a point of the grid.
+pub(crate) fn chunks(tokens: usize, boundaries: &[usize], offset: usize) -> Vec<Chunk> {
     let mut list = Vec::with_capacity(tokens / CHUNK + boundaries.len() + 1);
     let (mut start, mut next) = (0, 0);
     while start < tokens {
-        let mut end = ((start / CHUNK + 1) * CHUNK).min(tokens);
+        let mut end = (((start + offset) / CHUNK + 1) * CHUNK - offset).min(tokens);
         let mut boundary = None;
         if let Some(&b) = boundaries.get(next)
             && b <= end
@@ -326,11 +326,13 @@ mod tests {
     #[test]
     fn chunks_end_on_the_grid_and_at_boundaries() {
         let cut = |tokens, boundaries: &[usize]| -> Vec<(usize, usize, Option<usize>)> {
-            chunks(tokens, boundaries).iter().map(|c| (c.start, c.len, c.boundary)).collect()
+            chunks(tokens, boundaries, 0).iter().map(|c| (c.start, c.len, c.boundary)).collect()
         };
         assert_eq!(cut(0, &[]), []);
         assert_eq!(cut(33, &[]), [(0, 16, None), (16, 16, None), (32, 1, None)]);
         assert_eq!(cut(20, &[16, 20]), [(0, 16, Some(0)), (16, 4, Some(1))]);
         assert_eq!(cut(20, &[3, 18]), [(0, 3, Some(0)), (3, 13, None), (16, 2, Some(1)), (18, 2, None)]);
+        let offset: Vec<_> = chunks(20, &[], 21).iter().map(|c| (c.start, c.len)).collect();
+        assert_eq!(offset, [(0, 11), (11, 9)]);
     }
 }

@@ -47,7 +47,7 @@ impl Plan {
         let mut first = 0;
         for b in 0..sizes.batch {
             let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
-            plan.chunks.push(chunks(sizes.tokens, boundaries));
+            plan.chunks.push(chunks(sizes.tokens, boundaries, options.chunk_offset));
             plan.first_boundary.push(first);
             first += boundaries.len();
         }

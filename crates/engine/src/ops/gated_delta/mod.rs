@@ -68,6 +68,9 @@ pub struct GatedDeltaOptions {
     pub boundaries: Arc<Vec<Vec<usize>>>,
     /// Whether the state after the last token is wanted.
     pub final_state: bool,
+    /// Tokens from the last point of the chunk grid to the call's first token. A call that continues a text in the
+    /// middle of a chunk passes it to get the bits of one long call; 0 otherwise. No gradient flows where it is not 0.
+    pub chunk_offset: usize,
 }
 
 /// Results of [`Tape::gated_delta`].
@@ -148,6 +151,7 @@ pub(crate) struct Sizes {
     pub value_dim: usize,
     pub boundaries: usize,
     pub final_state: bool,
+    pub chunk_offset: usize,
 }
 
 impl Sizes {
@@ -240,6 +244,7 @@ pub(crate) fn check_heads(
         value_dim,
         boundaries: 0,
         final_state: true,
+        chunk_offset: 0,
     })
 }
 
@@ -247,6 +252,7 @@ pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -
     const NAME: &str = "gated_delta";
     let mut sizes = check_heads(NAME, input, options.key_heads, options.value_heads)?;
     sizes.final_state = options.final_state;
+    sizes.chunk_offset = options.chunk_offset;
     if let Some(state) = input.initial_state {
         expect_shape(NAME, "initial_state", state, &sizes.state_shape(), "batch, value_heads, d_k, d_v")?;
     }
@@ -278,6 +284,11 @@ pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -
 
 /// Refuses what has no backward pass.
 pub(crate) fn check_differentiable(sizes: &Sizes) -> Result<()> {
+    if sizes.chunk_offset != 0 {
+        let message =
+            "chunk_offset is not 0; a gradient flows only through calls that begin on the chunk grid";
+        return bad_value("gated_delta", message);
+    }
     if sizes.asking == sizes.tokens {
         return Ok(());
     }

@@ -1,72 +1,54 @@
 //! A bank from an opened file.
 
-use std::sync::Arc;
-
 use march_engine::Engine;
-use march_engine::ops::anchor_read::{self, Storage, StoredStates};
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
-use super::section::{Part, Row, Section, is_of_anchors};
-use super::{BankFile, BankTag, Ending, LOGITS, ROUTING_KEYS, SCALES, STATES, TAILS};
+use super::layer::LayerReader;
+use super::section::{Part, Section};
+use super::{BankFile, BankTag, Ending, LOGITS};
 use crate::anchors::Policy;
-use crate::checkpoint::read::Entry;
+use crate::disk::header::Entry;
 use crate::error::{Error, Result};
-use crate::memory::{Anchors, LayerMemory, Ledger, StateBank};
-use crate::model::Model;
+use crate::memory::StateBank;
 
 /// What of a policy may change when a bank is loaded.
 const FREE: [&str; 2] = ["top_k", "retention"];
 
 impl BankFile {
-    /// [`StateBank::load`] from an opened file.
+    /// Fills `empty`, a bank of no text that the model made, with the bank of this file, which must be of the same model
+    /// and tokenizer. The policy of `empty` may differ from the file's in top-K and retention only.
     pub fn load<E: Engine>(
         &self,
         engine: &E,
-        model: &Model<E>,
+        mut empty: StateBank<E>,
         tag: &BankTag,
-        policy: Option<&Policy>,
     ) -> Result<StateBank<E>> {
         self.check_tag(tag)?;
-        let policy = self.check_policy(policy.unwrap_or(self.policy()))?;
-        model.check_policy(&policy)?;
-        let (Section { timeline, ledgers, .. }, count) = (&self.last, model.config().num_hidden_layers);
+        self.check_policy(empty.policy())?;
+        let (Section { timeline, ledgers, .. }, count) = (&self.last, empty.layers.len());
         let of = |index: usize, name: &str| name.starts_with(&format!("layers.{index}."));
         let mut names = self.sections().flat_map(|section| section.tensors.keys());
         if !names.all(|name| name == LOGITS || (0..count).any(|index| of(index, name))) {
             let message = format!("has tensors of other layers than the model's {count}");
             return Err(Error::file(self.path(), message));
         }
-        let mut layers = Vec::new();
-        for index in 0..count {
-            let prefix = format!("layers.{index}.");
-            let mut layer = LayerMemory::default();
-            for (name, part) in &self.last.tensors {
-                if of(index, name) && !is_of_anchors(name) {
-                    let numbers = self.numbers(&self.last, name, part, 0)?;
-                    let tensor = engine.from_f32(&numbers, &part.entry.shape)?;
-                    layer.live.insert(name[prefix.len()..].to_string().into(), tensor);
-                }
-            }
-            if layer.live.is_empty() != (timeline.position == 0) {
-                let message = format!("does not hold what layer {index} kept");
-                return Err(Error::file(self.path(), message));
-            }
+        for (index, layer) in empty.layers.iter_mut().enumerate() {
             let ledger = ledgers.get(index).cloned().unwrap_or_default();
-            // Where each layer decides by itself, it knows what it keeps.
+            // Where each layer decides by itself which anchors to keep, its ledger lists them.
             let own = self.policy().budget().map(|_| ledger.entries.len());
-            let count = own.unwrap_or(timeline.kept.len());
-            if count > 0 {
-                layer.anchors = self.anchors(engine, &format!("{prefix}anchors."), count)?;
+            let reader = LayerReader::new(self, index, ledger, own.unwrap_or(timeline.kept.len()));
+            if timeline.position > 0 {
+                layer.load(engine, &reader)?;
             }
-            layer.anchors.ledger = ledger;
-            layers.push(layer);
+            reader.finish()?;
         }
-        Ok(StateBank { policy, timeline: timeline.clone(), layers, torn: false })
+        empty.timeline = timeline.clone();
+        Ok(empty)
     }
 
     /// Refuses a bank of another model or tokenizer.
-    fn check_tag(&self, tag: &BankTag) -> Result<()> {
+    pub(crate) fn check_tag(&self, tag: &BankTag) -> Result<()> {
         let own = self.tag();
         for (what, kind, saved, other_kind, asked) in [
             ("model", &own.model_type, &own.model, &tag.model_type, &tag.model),
@@ -84,7 +66,7 @@ impl BankFile {
     }
 
     /// Refuses a policy that differs from the file's in what is fixed.
-    fn check_policy(&self, asked: &Policy) -> Result<Policy> {
+    fn check_policy(&self, asked: &Policy) -> Result<()> {
         let (saved, wanted) = (keys(self.policy()), keys(asked));
         for (key, value) in &saved {
             let other = wanted.get(key).unwrap_or(&Value::Null);
@@ -98,16 +80,15 @@ impl BankFile {
                 return Err(Error::file(self.path(), message));
             }
         }
-        Ok(asked.clone())
+        Ok(())
     }
 
     /// What the file has of the text's end beside the bank; none in a file that was written without.
-    pub fn ending<E: Engine>(&self, model: &Model<E>) -> Result<Option<Ending>> {
+    pub fn ending(&self, vocab_size: usize) -> Result<Option<Ending>> {
         let (Some(part), Some(recent)) = (self.last.tensors.get(LOGITS), &self.last.recent) else {
             return Ok(None);
         };
-        let vocabulary = model.config().vocab_size;
-        if part.entry.shape != [vocabulary] || recent.iter().any(|&id| id as usize >= vocabulary) {
+        if part.entry.shape != [vocab_size] || recent.iter().any(|&id| id as usize >= vocab_size) {
             return Err(self.unreadable(LOGITS, part));
         }
         let logits = self.numbers(&self.last, LOGITS, part, 0)?;
@@ -115,7 +96,13 @@ impl BankFile {
     }
 
     /// A tensor of f32, compared with its checksums; before its rows there are others in earlier sections.
-    fn numbers(&self, section: &Section, name: &str, part: &Part, before: usize) -> Result<Vec<f32>> {
+    pub(super) fn numbers(
+        &self,
+        section: &Section,
+        name: &str,
+        part: &Part,
+        before: usize,
+    ) -> Result<Vec<f32>> {
         if part.entry.dtype != Dtype::F32 {
             return Err(self.unreadable(name, part));
         }
@@ -125,66 +112,7 @@ impl BankFile {
         Ok(bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect())
     }
 
-    /// A layer's `count` kept anchors; their states and tails stay in the file until they are read.
-    fn anchors<E: Engine>(&self, engine: &E, prefix: &str, count: usize) -> Result<Anchors<E>> {
-        let find = |name: &str| {
-            let (name, rows) = (format!("{prefix}{name}"), self.rows(&format!("{prefix}{name}")));
-            if rows.len() == count {
-                return Ok((name, rows));
-            }
-            Err(Error::file(self.path(), format!("has no tensor `{name}` of {count} anchors")))
-        };
-        let source: Arc<dyn anchor_read::Source> = self.source.clone();
-        let stored = |storage, shape: [usize; 4], rows: &[Row<'_>]| -> Result<Arc<E::Stored>> {
-            let parts: Vec<_> = rows.iter().map(|row| (row.range(), row.checksum())).collect();
-            let states = StoredStates::distant(&source, shape, storage, &parts)?;
-            Ok(Arc::new(engine.stored_from_host(states)?))
-        };
-        let (name, rows) = find(ROUTING_KEYS)?;
-        let (mut keys, mut done) = (Vec::new(), 0);
-        for section in self.sections() {
-            if let Some(part) = section.tensors.get(&name) {
-                keys.extend(self.numbers(section, &name, part, done)?);
-                done += part.rows;
-            }
-        }
-        let width: usize = rows[0].part.entry.shape[1..].iter().product();
-        let routing_keys = Some(engine.from_f32(&keys, &[count, width])?);
-        let (name, rows) = find(STATES)?;
-        let scales = match rows.iter().any(|row| row.part.entry.dtype == Dtype::I8) {
-            true => find(SCALES)?.1,
-            false => Vec::new(),
-        };
-        let mut states = Vec::with_capacity(count);
-        for (i, &row) in rows.iter().enumerate() {
-            let &[_, heads, key_dim, value_dim] = &row.part.entry.shape[..] else {
-                return Err(self.unreadable(&name, row.part));
-            };
-            let shape = [1, heads, key_dim, value_dim];
-            states.push(match row.part.entry.dtype {
-                Dtype::F32 => stored(Storage::F32, shape, &[row])?,
-                Dtype::BF16 => stored(Storage::Bf16, shape, &[row])?,
-                Dtype::I8 => stored(Storage::Int8, shape, &[row, scales[i]])?,
-                _ => return Err(self.unreadable(&name, row.part)),
-            });
-        }
-        let mut tails = Vec::with_capacity(count);
-        let [q, k, v] = TAILS.map(find);
-        let (all, mut lists) = ([q?, k?, v?], Vec::with_capacity(3));
-        for (name, rows) in &all {
-            let tail = |row: &Row<'_>| match row.part.entry.shape[..] {
-                [_, tokens, width] => stored(Storage::F32, [1, 1, tokens, width], &[*row]),
-                _ => Err(self.unreadable(name, row.part)),
-            };
-            lists.push(rows.iter().map(tail).collect::<Result<Vec<_>>>()?.into_iter());
-        }
-        while let (Some(q), Some(k), Some(v)) = (lists[0].next(), lists[1].next(), lists[2].next()) {
-            tails.push([q, k, v]);
-        }
-        Ok(Anchors { states, routing_keys, tails, ledger: Ledger::default() })
-    }
-
-    fn unreadable(&self, name: &str, part: &Part) -> Error {
+    pub(super) fn unreadable(&self, name: &str, part: &Part) -> Error {
         let Entry { dtype, shape, .. } = &part.entry;
         let message =
             format!("tensor `{name}`, {dtype} of shape {shape:?}, is not what a state bank has there");

@@ -5,11 +5,10 @@
 //! anchor's state or tail when it is first needed, and is then kept in memory. Whatever is read is compared with its
 //! checksum first, once: a damaged file is refused at the latest when a token would read what is damaged.
 
+mod layer;
 mod load;
 mod section;
 mod source;
-#[cfg(test)]
-mod tests;
 mod verify;
 mod write;
 
@@ -21,22 +20,18 @@ use std::sync::Arc;
 use march_engine::Engine;
 use march_engine::ops::anchor_read::Storage;
 
+pub(crate) use self::layer::STATES;
+pub use self::layer::{LayerReader, LayerWriter};
 use self::section::{Part, Row, Section, is_of_anchors, sections};
 use self::source::Source;
-use super::{Ledger, StateBank};
+use super::StateBank;
 use crate::anchors::{Policy, Timeline};
 use crate::error::Result;
-use crate::model::Model;
-use crate::model::mixer::gated_delta_net::TAILS;
 use crate::tokenizer::Tokenizer;
 
 /// The newest version that this program writes; it reads all up to this one. Raised when a file's meaning changes.
 pub const FORMAT_VERSION: u32 = 2;
 
-/// Names of an anchor's tensors after `layers.N.anchors.`; of its tails [`TAILS`].
-const STATES: &str = "states";
-const SCALES: &str = "scales";
-const ROUTING_KEYS: &str = "routing_keys";
 /// The logits after the text's last token.
 const LOGITS: &str = "logits";
 
@@ -45,7 +40,7 @@ const LOGITS: &str = "logits";
 pub struct BankTag {
     /// `model_type`, to be read by people.
     pub model_type: String,
-    /// [`Model::fingerprint`].
+    /// `Model::fingerprint`.
     pub model: String,
     /// The tokenizer's name, to be read by people.
     pub tokenizer_name: String,
@@ -54,10 +49,10 @@ pub struct BankTag {
 }
 
 impl BankTag {
-    /// The tag of a model's banks, with the model's fingerprint.
-    pub fn new<E: Engine>(model: &Model<E>, fingerprint: String, tokenizer: &Tokenizer) -> Self {
+    /// The tag of a model's banks, from its `model_type` and its fingerprint.
+    pub fn new(model_type: &str, fingerprint: String, tokenizer: &Tokenizer) -> Self {
         Self {
-            model_type: model.config().mixer.model_type().into(),
+            model_type: model_type.into(),
             model: fingerprint,
             tokenizer_name: tokenizer.name().into(),
             tokenizer: tokenizer.hash(),
@@ -113,18 +108,6 @@ impl<E: Engine> StateBank<E> {
     /// [`StateBank::append`] with what the bank itself does not hold of its text's end.
     pub fn append_with(&self, ending: &Ending, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
         write::append(self, Some(ending), engine, path, tag)
-    }
-
-    /// The bank of a file that [`StateBank::save`] wrote for the same model and tokenizer. A `policy` takes the place of
-    /// the file's; it may differ in top-K and retention only.
-    pub fn load(
-        engine: &E,
-        model: &Model<E>,
-        path: &Path,
-        tag: &BankTag,
-        policy: Option<&Policy>,
-    ) -> Result<Self> {
-        BankFile::open(path)?.load(engine, model, tag, policy)
     }
 }
 
@@ -222,7 +205,7 @@ impl BankFile {
 }
 
 /// The name of a precision.
-pub(super) fn storage_name(storage: Storage) -> &'static str {
+pub(in crate::memory) fn storage_name(storage: Storage) -> &'static str {
     match storage {
         Storage::F32 => "f32",
         Storage::Bf16 => "bf16",

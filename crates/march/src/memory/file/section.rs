@@ -9,10 +9,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::source::Source;
-use super::{BankTag, FORMAT_VERSION, Ledger};
+use super::{BankTag, FORMAT_VERSION};
 use crate::anchors::{Policy, Timeline};
-use crate::checkpoint::read::{Entry, LENGTH_BYTES, parse_header};
+use crate::disk::header::{Entry, LENGTH_BYTES, parse_header};
 use crate::error::Error;
+use crate::memory::Ledger;
 
 /// What the header calls the file.
 pub(super) const FORMAT: &str = "march state bank";

@@ -7,109 +7,20 @@ use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use march_engine::ops::anchor_read::Storage;
-use march_engine::{Engine, checksum, file_bytes};
+use march_engine::{Engine, checksum};
 use safetensors::Dtype;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::layer::{LayerWriter, Numbers, Out};
 use super::section::{
     ALIGNMENT, DIGITS, FORMAT, OPENING, PLAIN_VERSION, RECENT, Row, TABLE, UNFINISHED, hexadecimal,
     is_of_anchors,
 };
-use super::{
-    BankFile, BankTag, Ending, FORMAT_VERSION, LOGITS, ROUTING_KEYS, SCALES, STATES, TAILS, storage_name,
-};
-use crate::checkpoint::read::LENGTH_BYTES;
-use crate::disk;
+use super::{BankFile, BankTag, Ending, FORMAT_VERSION, LOGITS, storage_name};
+use crate::disk::{self, header::LENGTH_BYTES};
 use crate::error::{Error, Result};
-use crate::memory::{Anchors, Ledger, StateBank};
-
-/// A tensor to be written.
-struct Out<'a, E: Engine> {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    /// Rows that are left out, because the file has them.
-    done: usize,
-    numbers: Numbers<'a, E>,
-}
-
-/// Where its numbers come from.
-enum Numbers<'a, E: Engine> {
-    /// One checksum.
-    Whole(&'a E::Tensor),
-    /// One checksum.
-    Host(&'a [f32]),
-    /// A checksum for each row.
-    Rows(&'a E::Tensor),
-    /// For each row one of the parts of stored states, and a checksum.
-    Stored(Vec<&'a E::Stored>, usize),
-}
-
-impl<E: Engine> Out<'_, E> {
-    fn rows(&self) -> usize {
-        match &self.numbers {
-            Numbers::Whole(_) | Numbers::Host(_) => 1,
-            Numbers::Rows(_) => self.shape[0] - self.done,
-            Numbers::Stored(list, _) => list.len() - self.done,
-        }
-    }
-
-    /// What is written of its shape.
-    fn shape(&self) -> Vec<usize> {
-        let mut shape = self.shape.clone();
-        if self.done > 0 {
-            shape[0] -= self.done;
-        }
-        shape
-    }
-
-    fn bytes(&self) -> usize {
-        self.shape().iter().product::<usize>() * self.dtype.bitsize() / 8
-    }
-
-    /// Gives the bytes under each checksum.
-    fn each_row(&self, engine: &E, mut give: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        match &self.numbers {
-            Numbers::Whole(tensor) => give(&file_bytes(&engine.to_f32(tensor))),
-            Numbers::Host(numbers) => give(&file_bytes(numbers)),
-            Numbers::Rows(tensor) => {
-                let numbers = engine.to_f32(tensor);
-                let width = numbers.len() / self.shape[0].max(1);
-                let rows = numbers.chunks_exact(width.max(1)).skip(self.done);
-                rows.into_iter().try_for_each(|row| give(&file_bytes(row)))
-            }
-            Numbers::Stored(list, part) => list[self.done..].iter().try_for_each(|stored| {
-                let stored = engine.stored_to_host(stored)?;
-                give(stored.parts()?.get(*part).map_or(&[][..], |bytes| bytes))
-            }),
-        }
-    }
-
-    /// Whether the first rows have these checksums.
-    fn begins_with(&self, engine: &E, sums: &[u64]) -> Result<bool> {
-        Ok(match &self.numbers {
-            Numbers::Whole(_) | Numbers::Host(_) => false,
-            Numbers::Rows(tensor) => {
-                let numbers = engine.to_f32(tensor);
-                let width = numbers.len() / self.shape[0].max(1);
-                let rows = numbers.chunks_exact(width.max(1)).map(|row| checksum(&file_bytes(row)));
-                sums.len() <= self.shape[0] && rows.zip(sums).all(|(own, sum)| own == *sum)
-            }
-            Numbers::Stored(list, part) => {
-                if sums.len() > list.len() {
-                    return Ok(false);
-                }
-                for (stored, sum) in list.iter().zip(sums) {
-                    if engine.stored_to_host(stored)?.checksums().get(*part) != Some(sum) {
-                        return Ok(false);
-                    }
-                }
-                true
-            }
-        })
-    }
-}
+use crate::memory::{Ledger, StateBank};
 
 pub(super) fn save<E: Engine>(
     bank: &StateBank<E>,
@@ -271,57 +182,14 @@ fn tensors<'a, E: Engine>(
         });
     }
     for (index, layer) in bank.layers.iter().enumerate() {
-        for (name, tensor) in &layer.live {
-            tensors.push(Out {
-                name: format!("layers.{index}.{name}"),
-                dtype: Dtype::F32,
-                shape: engine.shape(tensor).to_vec(),
-                done: 0,
-                numbers: Numbers::Whole(tensor),
-            });
-        }
-        storage =
-            anchors(engine, &format!("layers.{index}.anchors."), &layer.anchors, &mut tensors)?.or(storage);
+        let mut writer = LayerWriter::new(index);
+        layer.save(engine, &mut writer)?;
+        storage = writer.storage.or(storage);
+        tensors.extend(writer.tensors);
     }
     // Wide numbers first, so that all lie on addresses for their type.
     tensors.sort_by_key(|tensor| Reverse(tensor.dtype.bitsize()));
     Ok((tensors, storage))
-}
-
-/// The tensors of a layer's anchors, and the precision of their states.
-fn anchors<'a, E: Engine>(
-    engine: &E,
-    prefix: &str,
-    anchors: &'a Anchors<E>,
-    tensors: &mut Vec<Out<'a, E>>,
-) -> Result<Option<Storage>> {
-    let (Some(first), Some(keys)) = (anchors.states.first(), &anchors.routing_keys) else { return Ok(None) };
-    let count = anchors.states.len();
-    let mut add = |name: &str, dtype, rest: &[usize], numbers| {
-        let shape = [count].iter().chain(rest).copied().collect();
-        tensors.push(Out { name: format!("{prefix}{name}"), dtype, shape, done: 0, numbers });
-    };
-    let first = engine.stored_to_host(first)?;
-    let (storage, [_, shape @ ..]) = (first.storage(), first.shape());
-    let states = || anchors.states.iter().map(|state| &**state).collect();
-    let dtype = match storage {
-        Storage::F32 => Dtype::F32,
-        Storage::Bf16 => Dtype::BF16,
-        Storage::Int8 => {
-            add(SCALES, Dtype::F32, &shape[..2], Numbers::Stored(states(), 1));
-            Dtype::I8
-        }
-    };
-    add(STATES, dtype, &shape, Numbers::Stored(states(), 0));
-    add(ROUTING_KEYS, Dtype::F32, &engine.shape(keys)[1..], Numbers::Rows(keys));
-    for (i, name) in TAILS.into_iter().enumerate() {
-        if let Some(tails) = anchors.tails.first() {
-            let [_, _, shape @ ..] = engine.stored_to_host(&tails[i])?.shape();
-            let list = anchors.tails.iter().map(|tails| &*tails[i]).collect();
-            add(name, Dtype::F32, &shape, Numbers::Stored(list, 0));
-        }
-    }
-    Ok(Some(storage))
 }
 
 /// The header but for its checksums.
@@ -357,7 +225,9 @@ fn header<E: Engine>(
     add("policy", &text(&bank.policy));
     add("timeline", &text(&bank.timeline));
     if bank.policy.budget().is_some() {
-        let ledgers: Vec<&Ledger> = bank.layers.iter().map(|layer| &layer.anchors.ledger).collect();
+        let empty = Ledger::default();
+        let ledgers: Vec<&Ledger> =
+            bank.layers.iter().map(|layer| layer.ledger().unwrap_or(&empty)).collect();
         add("ledgers", &text(&ledgers));
     }
     if let Some(ending) = ending {

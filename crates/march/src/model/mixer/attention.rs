@@ -3,20 +3,20 @@
 //! ```text
 //! q, k, v = W x;   q, k turned by their position;   o_t = Vᵀ softmax(K q_t / sqrt(d))   over positions ≤ t;   W_o o
 //! ```
-//! Memory: every key and value of the text.
+//! Memory: every key and value of the text, in blocks that forks of the text share.
 
 use march_engine::Engine;
-use march_engine::ops::attention::Attention as Inputs;
+use march_engine::ops::attention::{Attention as Inputs, BLOCK_TOKENS, KeyValues};
 use march_engine::ops::rotary::Rotary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::{AnyMixer, Contradiction, Layer, Mixer, MixerKeys, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::memory::LayerMemory;
-use crate::model::{Builder, Parameter, Pass};
+use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
+use crate::model::{Builder, Mixed, Parameter, Pass};
 
 /// Keys of the Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +58,12 @@ impl MixerKeys for AttentionKeys {
         Ok(())
     }
 
-    fn build<E: Engine>(&self, hidden_size: usize, _: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer<E>> {
+    fn build<E: Engine>(
+        &self,
+        hidden_size: usize,
+        _: Layer,
+        builder: &mut Builder<'_>,
+    ) -> Box<dyn AnyMixer<E>> {
         let mut square = |name| builder.linear(name, hidden_size, hidden_size);
         Box::new(Attention {
             heads: self.num_heads,
@@ -82,32 +87,96 @@ struct Attention {
     o_proj: Parameter,
 }
 
+/// What attention keeps of a text: keys and values in blocks of [`BLOCK_TOKENS`] tokens, the last one open. Appending
+/// to a fork copies at most the open block.
+pub struct KeyValueCache<E: Engine> {
+    blocks: Vec<KeyValues<E::Tensor>>,
+}
+
+impl<E: Engine> KeyValueCache<E> {
+    /// Adds keys and values of the next tokens, [1, n, width].
+    fn append(&mut self, engine: &E, key: &E::Tensor, value: &E::Tensor) -> Result<()> {
+        let (count, mut done) = (engine.shape(key)[1], 0);
+        while done < count {
+            let filled = self.blocks.last().map_or(BLOCK_TOKENS, |block| engine.shape(&block.key)[1]);
+            let open = self.blocks.last_mut().filter(|_| filled < BLOCK_TOKENS);
+            let room = if open.is_some() { BLOCK_TOKENS - filled } else { BLOCK_TOKENS };
+            let end = count.min(done + room);
+            let cut = |x: &E::Tensor| match done == 0 && end == count {
+                true => Ok(x.clone()),
+                false => engine.slice(x, 1, done..end),
+            };
+            let new = KeyValues { key: cut(key)?, value: cut(value)? };
+            match open {
+                Some(open) => {
+                    engine.append(&mut open.key, &new.key, 1)?;
+                    engine.append(&mut open.value, &new.value, 1)?;
+                }
+                None => self.blocks.push(new),
+            }
+            done = end;
+        }
+        Ok(())
+    }
+}
+
+impl<E: Engine> Memory<E> for KeyValueCache<E> {
+    fn fork(&self) -> Box<dyn Memory<E>> {
+        Box::new(Self { blocks: self.blocks.clone() })
+    }
+
+    fn bytes(&self, engine: &E) -> usize {
+        let block = |block: &KeyValues<E::Tensor>| {
+            tensor_bytes(engine, &block.key) + tensor_bytes(engine, &block.value)
+        };
+        self.blocks.iter().map(block).sum()
+    }
+
+    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
+        file.tokens(engine, "keys", self.blocks.iter().map(|block| &block.key).collect());
+        file.tokens(engine, "values", self.blocks.iter().map(|block| &block.value).collect());
+        Ok(())
+    }
+
+    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
+        self.append(engine, &file.required(engine, "keys")?, &file.required(engine, "values")?)
+    }
+}
+
 impl<E: Engine> Mixer<E> for Attention {
+    type Memory = KeyValueCache<E>;
+
+    fn memory(&self) -> KeyValueCache<E> {
+        KeyValueCache { blocks: Vec::new() }
+    }
+
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
         input: &Streams<E::Tensor>,
-        memory: &mut [&mut LayerMemory<E>],
+        memory: &mut [&mut KeyValueCache<E>],
     ) -> Result<Streams<E::Tensor>> {
-        let query = pass.linear(&input.text, self.q_proj)?;
-        let key = pass.linear(&input.text, self.k_proj)?;
-        let value = pass.linear(&input.text, self.v_proj)?;
-        let readout =
-            pass.each_row([&query, &key, &value], memory, |[query, key, value], plan, memory| {
-                let rotary = Rotary { heads: self.heads, theta: self.theta, offset: plan.position };
+        let [query, key, value] = pass.linear_each(&input.text, [self.q_proj, self.k_proj, self.v_proj])?;
+        let mixed =
+            pass.each_row([&query, &key, &value], memory, |pass, [query, key, value], row, memory| {
+                let rotary = Rotary { heads: self.heads, theta: self.theta, offset: row.position };
                 let query = pass.tape.rotary(query, rotary)?;
-                let mut key = pass.tape.rotary(key, rotary)?;
-                let mut value = value.clone();
-                if let Some(memory) = memory {
-                    key = pass.tape.constant(memory.append(pass.engine(), "keys", key.into_value(), 1)?);
-                    value =
-                        pass.tape.constant(memory.append(pass.engine(), "values", value.into_value(), 1)?);
-                }
-                let input = Inputs { query: &query, key: &key, value: &value };
-                Ok([pass.tape.attention(input, self.heads)?])
+                let key = pass.tape.rotary(key, rotary)?;
+                let readout = match memory {
+                    Some(memory) => {
+                        let engine = pass.engine();
+                        memory.append(engine, key.value(), value.value())?;
+                        let readout = engine.attention_blocks(query.value(), &memory.blocks, self.heads)?;
+                        pass.tape.constant(readout)
+                    }
+                    None => {
+                        let input = Inputs { query: &query, key: &key, value };
+                        pass.tape.attention(input, self.heads)?
+                    }
+                };
+                Ok(Mixed { readout, states: None })
             })?;
-        let [readout] = readout;
-        Ok(Streams { text: pass.linear(&readout, self.o_proj)?, anchors: None })
+        Ok(Streams { text: pass.linear(&mixed.readout, self.o_proj)?, anchors: None })
     }
 
     /// A score and a weighted value, two operations a dimension each, for each token at or before each token.

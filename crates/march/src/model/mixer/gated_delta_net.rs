@@ -10,19 +10,19 @@
 
 use std::sync::Arc;
 
-use march_engine::ops::gated_delta::{CHUNK_TOKENS, GatedDelta, GatedDeltaOptions, GatedDeltaOutput};
+use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
 use march_engine::ops::rms_norm::GatedRmsNorm;
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
-use crate::anchors::{AnchorPlan, Policy};
+use super::{AnyMixer, Contradiction, Layer, Mixer, MixerKeys, Streams};
+use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::memory::LayerMemory;
-use crate::model::{Builder, Init, Parameter, Pass};
+use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
+use crate::model::{Builder, Init, Mixed, Parameter, Pass, Row};
 
 /// Keys of Gated DeltaNet, and the recurrence's in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -90,7 +90,12 @@ impl MixerKeys for GatedDeltaNetKeys {
         Ok(())
     }
 
-    fn build<E: Engine>(&self, hidden_size: usize, _: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer<E>> {
+    fn build<E: Engine>(
+        &self,
+        hidden_size: usize,
+        _: Layer,
+        builder: &mut Builder<'_>,
+    ) -> Box<dyn AnyMixer<E>> {
         Box::new(GatedDeltaNet::new(self, hidden_size, builder))
     }
 }
@@ -141,11 +146,223 @@ pub(super) struct Recurred<T> {
     pub boundary_states: Var<T>,
 }
 
-/// Names of the convolutions' last inputs in the memory.
-pub(crate) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
+/// What Gated DeltaNet keeps of a text.
+pub struct DeltaMemory<E: Engine> {
+    pub(super) recurrence: Recurrence<E>,
+    /// The last inputs of the convolutions of q, k and v, [1, conv_size − 1, channels].
+    pub(super) tails: Option<[E::Tensor; 3]>,
+}
 
-/// Names of what wrote since the last chunk began, whose state the memory holds.
-pub(crate) const CHUNK: [&str; 4] = ["chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
+impl<E: Engine> Clone for DeltaMemory<E> {
+    fn clone(&self) -> Self {
+        Self { recurrence: self.recurrence.clone(), tails: self.tails.clone() }
+    }
+}
+
+impl<E: Engine> Default for DeltaMemory<E> {
+    fn default() -> Self {
+        Self { recurrence: Recurrence::default(), tails: None }
+    }
+}
+
+/// Names of the convolutions' last inputs in a file.
+pub(super) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
+
+impl<E: Engine> Memory<E> for DeltaMemory<E> {
+    fn fork(&self) -> Box<dyn Memory<E>> {
+        Box::new(self.clone())
+    }
+
+    fn bytes(&self, engine: &E) -> usize {
+        let tails = self.tails.iter().flatten().map(|tail| tensor_bytes(engine, tail)).sum::<usize>();
+        self.recurrence.bytes(engine) + tails
+    }
+
+    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
+        self.recurrence.save(engine, "", file);
+        for (name, tail) in TAILS.into_iter().zip(self.tails.iter().flatten()) {
+            file.tensor(engine, name, tail);
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
+        self.recurrence.load(engine, "", file)?;
+        let [q, k, v] = TAILS.map(|name| file.required(engine, name));
+        self.tails = Some([q?, k?, v?]);
+        Ok(())
+    }
+
+    fn state(&self) -> Option<&E::Tensor> {
+        self.recurrence.state.as_ref()
+    }
+}
+
+/// The gated delta rule between calls: a state, and what was written since.
+///
+/// The state is that at the last point of the engine's chunk grid, not the newest one. The next call computes the open
+/// chunk again from there, so that every token has the bits that it has in one long call.
+pub(super) struct Recurrence<E: Engine> {
+    /// [1, value_heads, d_k, d_v]; none is zero.
+    pub state: Option<E::Tensor>,
+    /// Keys, values, retention and write inputs of the tokens since the state, each [1, n, width].
+    pub open: Option<[E::Tensor; 4]>,
+}
+
+/// Names of what was written since the state, in a file.
+const OPEN: [&str; 4] = ["chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
+
+impl<E: Engine> Clone for Recurrence<E> {
+    fn clone(&self) -> Self {
+        Self { state: self.state.clone(), open: self.open.clone() }
+    }
+}
+
+impl<E: Engine> Default for Recurrence<E> {
+    fn default() -> Self {
+        Self { state: None, open: None }
+    }
+}
+
+impl<E: Engine> Recurrence<E> {
+    /// The rule right after a state that no chunk has to be computed again for.
+    pub fn at(state: E::Tensor) -> Self {
+        Self { state: Some(state), open: None }
+    }
+
+    /// Tokens since the state.
+    fn open_tokens(&self, engine: &E) -> usize {
+        self.open.as_ref().map_or(0, |[keys, ..]| engine.shape(keys)[1])
+    }
+
+    /// Adds what the next tokens write; gives all that was written since the state.
+    fn append(&mut self, engine: &E, writes: [&E::Tensor; 4]) -> Result<[E::Tensor; 4]> {
+        match &mut self.open {
+            Some(open) => {
+                for (open, new) in open.iter_mut().zip(writes) {
+                    engine.append(open, new, 1)?;
+                }
+            }
+            None => self.open = Some(writes.map(Clone::clone)),
+        }
+        let Some(open) = &self.open else { unreachable!("it was just set") };
+        Ok(open.clone())
+    }
+
+    pub fn bytes(&self, engine: &E) -> usize {
+        let open = self.open.iter().flatten();
+        self.state.iter().chain(open).map(|tensor| tensor_bytes(engine, tensor)).sum()
+    }
+
+    /// Lists the tensors for a file, with a prefix before their names.
+    pub fn save<'a>(&'a self, engine: &E, prefix: &str, file: &mut LayerWriter<'a, E>) {
+        if let Some(state) = &self.state {
+            file.tensor(engine, &format!("{prefix}state"), state);
+        }
+        for (name, tensor) in OPEN.into_iter().zip(self.open.iter().flatten()) {
+            file.tensor(engine, &format!("{prefix}{name}"), tensor);
+        }
+    }
+
+    pub fn load(&mut self, engine: &E, prefix: &str, file: &LayerReader<'_>) -> Result<()> {
+        self.state = file.tensor(engine, &format!("{prefix}state"))?;
+        let [key, value, retention, write] = OPEN.map(|name| file.tensor(engine, &format!("{prefix}{name}")));
+        self.open = match (key?, value?, retention?, write?) {
+            (Some(key), Some(value), Some(retention), Some(write)) => Some([key, value, retention, write]),
+            _ => None,
+        };
+        Ok(())
+    }
+}
+
+/// The gated delta rule with its gates' parameters.
+pub(super) struct Rule<'a, T> {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub allow_neg_eigval: bool,
+    pub a_log: &'a Var<T>,
+    pub dt_bias: &'a Var<T>,
+}
+
+impl<T: Clone> Rule<'_, T> {
+    fn input<'a>(
+        &'a self,
+        query: &'a Var<T>,
+        [key, value, retention_input, write_input]: [&'a Var<T>; 4],
+        initial_state: Option<&'a Var<T>>,
+    ) -> GatedDelta<&'a Var<T>> {
+        let (a_log, dt_bias) = (self.a_log, self.dt_bias);
+        GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state }
+    }
+
+    /// Runs over a row's tokens: queries, then keys, values, retention and write inputs. `boundaries` are counted from
+    /// the row's first token, in each batch entry; `recent` are text positions where the open chunk was cut before.
+    pub fn run<E: Engine<Tensor = T>>(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        [query, writes @ ..]: [&Var<T>; 5],
+        row: Row<'_>,
+        boundaries: &Arc<Vec<Vec<usize>>>,
+        recent: &[usize],
+        memory: Option<&mut Recurrence<E>>,
+    ) -> Result<Recurred<T>> {
+        let options = GatedDeltaOptions {
+            key_heads: self.key_heads,
+            value_heads: self.value_heads,
+            allow_neg_eigval: self.allow_neg_eigval,
+            boundaries: Arc::clone(boundaries),
+            final_state: false,
+            chunk_offset: 0,
+        };
+        let Some(memory) = memory else {
+            let out = pass.tape.gated_delta(self.input(query, writes, None), &options)?;
+            return Ok(Recurred { readout: out.readout, boundary_states: out.boundary_states });
+        };
+        let (tape, engine, chunk) = (pass.tape, pass.engine(), E::CHUNK_TOKENS);
+        let again = memory.open_tokens(engine);
+        let (start, end) = (row.position - again, row.position + row.tokens);
+        let whole = memory.append(engine, writes.map(Var::value))?.map(|tensor| tape.constant(tensor));
+        // The cuts of this call, counted from where the memory's state is: those before it again, then its own.
+        let before: Vec<usize> = recent.iter().filter(|&&at| at > start).map(|at| at - start).collect();
+        let new = boundaries.first().map_or(&[][..], Vec::as_slice).iter().map(|at| at + again);
+        let anchors: Vec<usize> = before.iter().copied().chain(new).collect();
+        // The state is kept at the last point of the grid, if that is new.
+        let grid = (end / chunk * chunk).saturating_sub(start);
+        let mut cuts = anchors.clone();
+        let at = cuts.partition_point(|&cut| cut < grid);
+        if grid > 0 && cuts.get(at) != Some(&grid) {
+            cuts.insert(at, grid);
+        }
+        let options = GatedDeltaOptions {
+            boundaries: Arc::new(vec![cuts.clone()]),
+            chunk_offset: start % chunk,
+            ..options
+        };
+        let initial = memory.state.clone().map(|state| tape.constant(state));
+        let out = tape.gated_delta(self.input(query, whole.each_ref(), initial.as_ref()), &options)?;
+        let all = &out.boundary_states;
+        if grid > 0 {
+            memory.state = Some(tape.slice(all, 0, at..at + 1)?.into_value());
+            let mut open = Vec::with_capacity(OPEN.len());
+            for tensor in &whole {
+                open.push(tape.slice(tensor, 1, grid..again + row.tokens)?.into_value());
+            }
+            memory.open = <[T; 4]>::try_from(open).ok();
+        }
+        // The new anchors' states: without those that were computed again, and without the grid's where it is no anchor.
+        let (old, end) = (before.len(), cuts.len());
+        let boundary_states = match cuts.len() > anchors.len() {
+            true if old < at && at + 1 < end => {
+                let parts = [tape.slice(all, 0, old..at)?, tape.slice(all, 0, at + 1..end)?];
+                tape.concat(&parts.each_ref(), 0)?
+            }
+            true if old < at => pass.slice_rows(all, old..at)?,
+            true => pass.slice_rows(all, at + 1..end)?,
+            false => pass.slice_rows(all, old..end)?,
+        };
+        Ok(Recurred { readout: out.readout, boundary_states })
+    }
+}
 
 impl GatedDeltaNet {
     pub fn new(keys: &GatedDeltaNetKeys, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
@@ -190,14 +407,14 @@ impl GatedDeltaNet {
         Ok(Projected { query, key, value, retention_input, write_input })
     }
 
-    /// Queries, keys and values after their convolutions. With a memory, its tails come before the first token
-    /// and are brought up to date; also returned are the tails as they were at each boundary.
+    /// Queries, keys and values after their convolutions. With a memory, its tails come before the first token and are
+    /// brought up to date; also returned are the tails as they were at each of `boundaries`.
     pub fn convolve<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
         inputs: [&Var<E::Tensor>; 3],
-        plan: &AnchorPlan,
-        memory: Option<&mut LayerMemory<E>>,
+        boundaries: &[usize],
+        memory: Option<&mut DeltaMemory<E>>,
     ) -> Result<([Var<E::Tensor>; 3], Vec<[E::Tensor; 3]>)> {
         let weights = self.conv1d.map(|p| pass.weight(p));
         let Some(memory) = memory else {
@@ -207,10 +424,10 @@ impl GatedDeltaNet {
             }
             return Ok((take(y), Vec::new()));
         };
-        let boundaries = plan.boundaries.first().map_or(&[][..], Vec::as_slice);
-        let (mut y, mut at_boundaries) = (Vec::with_capacity(3), vec![Vec::new(); boundaries.len()]);
-        for ((x, weight), name) in inputs.into_iter().zip(weights).zip(TAILS) {
-            let tail = memory.get(name).map(|tail| pass.tape.constant(tail.clone()));
+        let (mut y, mut new_tails) = (Vec::with_capacity(3), Vec::with_capacity(3));
+        let mut at_boundaries = vec![Vec::with_capacity(3); boundaries.len()];
+        for (i, (x, weight)) in inputs.into_iter().zip(weights).enumerate() {
+            let tail = memory.tails.as_ref().map(|tails| pass.tape.constant(tails[i].clone()));
             for (tails, &boundary) in at_boundaries.iter_mut().zip(boundaries) {
                 // A tail is the new tail of a call that ends at the boundary.
                 let recent = self.conv_size.saturating_sub(1).min(boundary);
@@ -219,97 +436,29 @@ impl GatedDeltaNet {
                 tails.push(pass.tape.short_conv(ShortConv { x: &x, weight, tail })?.1.into_value());
             }
             let (out, tail) = pass.tape.short_conv(ShortConv { x, weight, tail: tail.as_ref() })?;
-            memory.set(name, tail.into_value());
+            new_tails.push(tail.into_value());
             y.push(out);
         }
+        memory.tails = Some(take(new_tails));
         Ok((take(y), at_boundaries.into_iter().map(take).collect()))
     }
 
-    /// The recurrence over convolved inputs, and the states at the plan's boundaries. With a memory it goes on from
-    /// where the last call ended: the chunk that this was in is computed again from its beginning, so that every
-    /// token has the bits that it has in one long call.
+    /// The recurrence over convolved inputs, and the states at the row's boundaries.
     pub fn recur<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
-        [query, writes @ ..]: [&Var<E::Tensor>; 5],
-        plan: &AnchorPlan,
-        memory: Option<&mut LayerMemory<E>>,
+        inputs: [&Var<E::Tensor>; 5],
+        row: Row<'_>,
+        memory: Option<&mut Recurrence<E>>,
     ) -> Result<Recurred<E::Tensor>> {
-        let Some(memory) = memory else {
-            let out = self.gated_delta(pass, query, writes, None, Arc::clone(&plan.boundaries))?;
-            return Ok(Recurred { readout: out.readout, boundary_states: out.boundary_states });
-        };
-        let (tape, engine) = (pass.tape, pass.engine());
-        let again = plan.position % CHUNK_TOKENS;
-        let tokens = again + plan.tokens;
-        // Where the last chunk of this call begins, counted from where its first one does.
-        let chunk = (plan.position + plan.tokens) / CHUNK_TOKENS * CHUNK_TOKENS + again - plan.position;
-        let mut whole = Vec::with_capacity(CHUNK.len());
-        for (name, x) in CHUNK.into_iter().zip(writes) {
-            whole.push(tape.constant(memory.append(engine, name, x.value().clone(), 1)?));
-        }
-        let new = plan.boundaries.first().map_or(&[][..], Vec::as_slice).iter().map(|b| b + again);
-        let anchors: Vec<usize> = plan.replay.iter().copied().chain(new).collect();
-        let mut boundaries = anchors.clone();
-        let at = boundaries.partition_point(|&b| b < chunk);
-        if chunk > 0 && boundaries.get(at) != Some(&chunk) {
-            boundaries.insert(at, chunk);
-        }
-        let initial = memory.get("state").map(|state| tape.constant(state.clone()));
-        let out = self.gated_delta(
-            pass,
-            query,
-            std::array::from_fn(|i| &whole[i]),
-            initial.as_ref(),
-            Arc::new(vec![boundaries.clone()]),
-        )?;
-        let all = &out.boundary_states;
-        if chunk > 0 {
-            memory.set("state", tape.slice(all, 0, at..at + 1)?.into_value());
-            for (name, whole) in CHUNK.into_iter().zip(whole) {
-                memory.set(name, tape.slice(&whole, 1, chunk..tokens)?.into_value());
-            }
-        }
-        // The new anchors' states: without those that are computed again, and the last chunk's where it is no anchor.
-        let (old, end) = (plan.replay.len(), boundaries.len());
-        let boundary_states = match boundaries.len() > anchors.len() {
-            true if old < at && at + 1 < end => {
-                let parts = [tape.slice(all, 0, old..at)?, tape.slice(all, 0, at + 1..end)?];
-                tape.concat(&parts.each_ref(), 0)?
-            }
-            true if old < at => pass.slice_rows(all, old..at)?,
-            true => pass.slice_rows(all, at + 1..end)?,
-            false => pass.slice_rows(all, old..end)?,
-        };
-        Ok(Recurred { readout: out.readout, boundary_states })
-    }
-
-    fn gated_delta<E: Engine>(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        query: &Var<E::Tensor>,
-        [key, value, retention_input, write_input]: [&Var<E::Tensor>; 4],
-        initial_state: Option<&Var<E::Tensor>>,
-        boundaries: Arc<Vec<Vec<usize>>>,
-    ) -> Result<GatedDeltaOutput<Var<E::Tensor>>> {
-        let options = GatedDeltaOptions {
+        let rule = Rule {
             key_heads: self.key_heads,
             value_heads: self.value_heads,
             allow_neg_eigval: self.allow_neg_eigval,
-            boundaries,
-            final_state: false,
-        };
-        let input = GatedDelta {
-            query,
-            key,
-            value,
-            retention_input,
-            write_input,
             a_log: pass.weight(self.a_log),
             dt_bias: pass.weight(self.dt_bias),
-            initial_state,
         };
-        Ok(pass.tape.gated_delta(input, &options)?)
+        rule.run(pass, inputs, row, &row.anchors.boundaries, &row.anchors.recent, memory)
     }
 
     /// y = W_o (rms_norm(o) ∘ SiLU(W_g x)); `x` may be one row for all rows of the readout.
@@ -331,10 +480,10 @@ impl GatedDeltaNet {
     }
 
     /// Bytes of what goes on: a state, the inputs since it, and the convolutions' last inputs.
-    pub fn live_bytes(&self, tokens: usize) -> usize {
+    pub fn live_bytes<E: Engine>(&self, tokens: usize) -> usize {
         let inputs = self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2);
-        let state = if tokens < CHUNK_TOKENS { 0 } else { self.state_bytes() };
-        state + self.tail_bytes() + tokens % CHUNK_TOKENS * inputs * size_of::<f32>()
+        let state = if tokens < E::CHUNK_TOKENS { 0 } else { self.state_bytes() };
+        state + self.tail_bytes() + tokens % E::CHUNK_TOKENS * inputs * size_of::<f32>()
     }
 
     /// Bytes of a state.
@@ -356,18 +505,26 @@ fn take<T>(list: Vec<T>) -> [T; 3] {
 }
 
 impl<E: Engine> Mixer<E> for GatedDeltaNet {
+    type Memory = DeltaMemory<E>;
+
+    fn memory(&self) -> DeltaMemory<E> {
+        DeltaMemory::default()
+    }
+
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
         input: &Streams<E::Tensor>,
-        memory: &mut [&mut LayerMemory<E>],
+        memory: &mut [&mut DeltaMemory<E>],
     ) -> Result<Streams<E::Tensor>> {
         let projected = self.project(pass, &input.text)?;
-        let [readout] = pass.each_row(projected.all(), memory, |[q, k, v, a, b], plan, mut memory| {
-            let ([q, k, v], _) = self.convolve(pass, [q, k, v], plan, memory.as_deref_mut())?;
-            Ok([self.recur(pass, [&q, &k, &v, a, b], plan, memory)?.readout])
+        let mixed = pass.each_row(projected.all(), memory, |pass, [q, k, v, a, b], row, mut memory| {
+            let ([q, k, v], _) = self.convolve(pass, [q, k, v], &[], memory.as_deref_mut())?;
+            let recurrence = memory.map(|memory| &mut memory.recurrence);
+            let out = self.recur(pass, [&q, &k, &v, a, b], row, recurrence)?;
+            Ok(Mixed { readout: out.readout, states: None })
         })?;
-        Ok(Streams { text: self.output(pass, &readout, &input.text)?, anchors: None })
+        Ok(Streams { text: self.output(pass, &mixed.readout, &input.text)?, anchors: None })
     }
 
     fn work(&self, tokens: usize, _: &Policy) -> f64 {
@@ -375,6 +532,6 @@ impl<E: Engine> Mixer<E> for GatedDeltaNet {
     }
 
     fn memory_bytes(&self, tokens: usize, _: &Policy) -> usize {
-        self.live_bytes(tokens)
+        self.live_bytes::<E>(tokens)
     }
 }

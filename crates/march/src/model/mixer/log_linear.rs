@@ -12,13 +12,13 @@ use march_engine::ops::log_linear::{LogLinear as Inputs, LogLinearOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetKeys};
-use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::gated_delta_net::{DeltaMemory, GatedDeltaNet, GatedDeltaNetKeys, TAILS};
+use super::{AnyMixer, Contradiction, Layer, Mixer, MixerKeys, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::memory::LayerMemory;
-use crate::model::{Builder, Init, Parameter, Pass};
+use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
+use crate::model::{Builder, Init, Mixed, Parameter, Pass};
 
 /// Keys of Log-Linear Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,12 @@ impl MixerKeys for LogLinearKeys {
         self.base.check(hidden_size)
     }
 
-    fn build<E: Engine>(&self, hidden_size: usize, _: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer<E>> {
+    fn build<E: Engine>(
+        &self,
+        hidden_size: usize,
+        _: Layer,
+        builder: &mut Builder<'_>,
+    ) -> Box<dyn AnyMixer<E>> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
         let (heads, levels) = (base.value_heads, self.levels.num_levels);
         Box::new(LogLinear {
@@ -96,47 +101,90 @@ impl LogLinear {
     }
 }
 
+/// What Log-Linear Gated DeltaNet keeps of a text.
+pub struct LevelMemory<E: Engine> {
+    /// The states of the levels; none before the first token.
+    levels: Option<E::Tensor>,
+    /// Gated DeltaNet's, of which only the convolutions' last inputs are in use.
+    base: DeltaMemory<E>,
+}
+
+impl<E: Engine> Memory<E> for LevelMemory<E> {
+    fn fork(&self) -> Box<dyn Memory<E>> {
+        Box::new(Self { levels: self.levels.clone(), base: self.base.clone() })
+    }
+
+    fn bytes(&self, engine: &E) -> usize {
+        self.levels.as_ref().map_or(0, |levels| tensor_bytes(engine, levels)) + self.base.bytes(engine)
+    }
+
+    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
+        if let Some(levels) = &self.levels {
+            file.tensor(engine, "levels", levels);
+        }
+        for (name, tail) in TAILS.into_iter().zip(self.base.tails.iter().flatten()) {
+            file.tensor(engine, name, tail);
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
+        self.levels = Some(file.required(engine, "levels")?);
+        let [q, k, v] = TAILS.map(|name| file.required(engine, name));
+        self.base.tails = Some([q?, k?, v?]);
+        Ok(())
+    }
+}
+
 impl<E: Engine> Mixer<E> for LogLinear {
+    type Memory = LevelMemory<E>;
+
+    fn memory(&self) -> LevelMemory<E> {
+        LevelMemory { levels: None, base: DeltaMemory::default() }
+    }
+
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
         input: &Streams<E::Tensor>,
-        memory: &mut [&mut LayerMemory<E>],
+        memory: &mut [&mut LevelMemory<E>],
     ) -> Result<Streams<E::Tensor>> {
         let base = &self.base;
         let level_input = pass.linear(&input.text, self.l_proj)?;
         let projected = base.project(pass, &input.text)?;
         let [q, k, v, a, b] = projected.all();
         let inputs = [q, k, v, a, b, &level_input];
-        let [readout] = pass.each_row(inputs, memory, |[q, k, v, a, b, level_input], plan, mut memory| {
-            let ([query, key, value], _) = base.convolve(pass, [q, k, v], plan, memory.as_deref_mut())?;
-            self.warn_past_levels(plan.position + plan.tokens);
-            let options = LogLinearOptions {
-                key_heads: base.key_heads,
-                value_heads: base.value_heads,
-                allow_neg_eigval: base.allow_neg_eigval,
-                position: plan.position,
-                want_state: memory.is_some(),
-            };
-            let inputs = Inputs {
-                query: &query,
-                key: &key,
-                value: &value,
-                retention_input: a,
-                write_input: b,
-                a_log: pass.weight(base.a_log),
-                dt_bias: pass.weight(base.dt_bias),
-                level_input,
-                level_scale: pass.weight(self.level_scale),
-            };
-            let initial = memory.as_ref().and_then(|m| m.get("levels"));
-            let (readout, levels) = pass.tape.log_linear_delta(inputs, &options, initial)?;
-            if let (Some(memory), Some(levels)) = (memory, levels) {
-                memory.set("levels", levels);
-            }
-            Ok([readout])
-        })?;
-        Ok(Streams { text: base.output(pass, &readout, &input.text)?, anchors: None })
+        let mixed =
+            pass.each_row(inputs, memory, |pass, [q, k, v, a, b, level_input], row, mut memory| {
+                let base_memory = memory.as_deref_mut().map(|memory| &mut memory.base);
+                let ([query, key, value], _) = base.convolve(pass, [q, k, v], &[], base_memory)?;
+                self.warn_past_levels(row.position + row.tokens);
+                let options = LogLinearOptions {
+                    key_heads: base.key_heads,
+                    value_heads: base.value_heads,
+                    allow_neg_eigval: base.allow_neg_eigval,
+                    position: row.position,
+                    want_state: memory.is_some(),
+                };
+                let inputs = Inputs {
+                    query: &query,
+                    key: &key,
+                    value: &value,
+                    retention_input: a,
+                    write_input: b,
+                    a_log: pass.weight(base.a_log),
+                    dt_bias: pass.weight(base.dt_bias),
+                    level_input,
+                    level_scale: pass.weight(self.level_scale),
+                };
+                let initial = memory.as_ref().and_then(|memory| memory.levels.as_ref());
+                let (readout, levels) = pass.tape.log_linear_delta(inputs, &options, initial)?;
+                if let Some(memory) = memory {
+                    memory.levels = levels;
+                }
+                Ok(Mixed { readout, states: None })
+            })?;
+        Ok(Streams { text: base.output(pass, &mixed.readout, &input.text)?, anchors: None })
     }
 
     /// The update of one state, and a read of each level's.

@@ -10,23 +10,19 @@
 //! uniform; top-K there keeps the newest. After the last layer's keys nothing reads the anchor stream.
 //! Memory: Gated DeltaNet's, and for each kept anchor its state, its routing key and the convolutions' last inputs.
 
-use std::sync::Arc;
-
-use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
-use march_engine::ops::gated_delta::CHUNK_TOKENS;
+use march_engine::Engine;
 use march_engine::ops::linear::Linear;
 use march_engine::ops::state_read::StateRead;
-use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::anchored::{self, AnchoredMemory, Reader, Routing};
 use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetKeys};
-use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
-use crate::anchors::{AnchorPlan, Placement, Policy, Storage};
+use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerKeys, Streams};
+use crate::anchors::{Policy, Storage, Timeline};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::memory::LayerMemory;
-use crate::model::{Builder, Init, Parameter, Pass};
+use crate::model::{Builder, Init, Mixed, Parameter, Pass};
 
 /// Keys of MARCH.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +64,7 @@ fn one() -> f64 {
 
 impl MixerKeys for MarchKeys {
     const MODEL_TYPE: &'static str = "march";
+    const ANCHOR_STREAM: bool = true;
 
     fn read(document: &mut Document) -> Result<Self> {
         Ok(Self { base: document.keys()?, routing: document.keys()? })
@@ -114,7 +111,7 @@ impl MixerKeys for MarchKeys {
         hidden_size: usize,
         layer: Layer,
         builder: &mut Builder<'_>,
-    ) -> Box<dyn Mixer<E>> {
+    ) -> Box<dyn AnyMixer<E>> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
         let RoutingKeys { routing_dim, null_route, routing_scale, null_bias_init, .. } = self.routing;
         let heads = base.value_heads;
@@ -145,135 +142,26 @@ struct March {
     null_proj: Option<[Parameter; 2]>,
 }
 
-/// What a token routes with.
-struct Routing<'a, T> {
-    query: &'a Var<T>,
-    routing_query: &'a Var<T>,
-    null_score: Option<&'a Var<T>>,
-}
-
-impl March {
-    /// Σ_m π_tm A_mᵀ q_t. The call's new anchors are `states` with their `keys`; with a memory, its anchors come
-    /// before them, and the new ones that the plan keeps join it.
-    fn historical_readout<E: Engine>(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        routing: Routing<'_, E::Tensor>,
-        states: &Var<E::Tensor>,
-        keys: Option<&Var<E::Tensor>>,
-        plan: &AnchorPlan,
-        memory: Option<&mut LayerMemory<E>>,
-    ) -> Result<Option<Var<E::Tensor>>> {
-        // With a budget this layer knows by itself what there is to see.
-        let own = match (&memory, plan.budget) {
-            (Some(memory), Some(_)) => Some(plan.seeing(memory.anchors.ledger.anchors())),
-            _ => None,
-        };
-        let plan = own.as_ref().unwrap_or(plan);
-        let (read, top_k) = plan.read_in(self.layer.index);
-        let options = AnchorReadOptions {
-            key_heads: self.base.key_heads,
-            value_heads: self.base.value_heads,
-            top_k,
-            routing_scale: self.routing_scale,
-            plan: Arc::clone(read),
-        };
-        if let Some(trace) = pass.trace() {
-            trace.borrow_mut().note(self.layer.index, self.base.value_heads, plan, None);
-        }
-        let Routing { query, routing_query, null_score } = routing;
-        let Some(memory) = memory else {
-            let Some(routing_keys) = keys.filter(|_| !read.segments.is_empty()) else { return Ok(None) };
-            let input = AnchorRead { query, routing_query, routing_keys, anchor_states: states, null_score };
-            if pass.trace().is_some() {
-                self.trace(pass, plan, self.routing_weights(pass, &options, &input)?);
-            }
-            return Ok(Some(pass.tape.anchor_read(input, &options)?));
-        };
-        let engine = pass.engine();
-        if let Some(keys) = keys {
-            memory.anchors.push(engine, states.value(), keys.value(), plan.storage)?;
-        }
-        let readout = match memory.anchors.routing_keys() {
-            Some(routing_keys) if !read.segments.is_empty() => {
-                let routing_keys = pass.tape.constant(routing_keys.clone());
-                let input = AnchorRead {
-                    query,
-                    routing_query,
-                    routing_keys: &routing_keys,
-                    anchor_states: states,
-                    null_score,
-                };
-                if plan.budget.is_some() || pass.trace().is_some() {
-                    let weights = self.routing_weights(pass, &options, &input)?;
-                    if plan.budget.is_some() {
-                        let columns = engine.shape(routing_keys.value())[0];
-                        memory.anchors.ledger.note(&engine.to_f32(&weights), self.base.value_heads, columns);
-                    }
-                    self.trace(pass, plan, weights);
-                }
-                let input = AnchorRead {
-                    query: query.value(),
-                    routing_query: routing_query.value(),
-                    routing_keys: routing_keys.value(),
-                    anchor_states: memory.anchors.states(),
-                    null_score: null_score.map(Var::value),
-                };
-                Some(pass.tape.constant(engine.anchor_read_stored(input, &options)?))
-            }
-            _ => None,
-        };
-        match plan.budget {
-            None if plan.new.is_empty() => {}
-            None => memory.anchors.keep(engine, &plan.keep)?,
-            Some(bytes) => {
-                for &anchor in &plan.placed {
-                    memory.anchors.settle(engine, anchor, bytes / self.layer.count, plan.record)?;
-                }
-            }
-        }
-        Ok(readout)
-    }
-
-    /// π, [tokens, value_heads, anchors].
-    fn routing_weights<E: Engine>(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        options: &AnchorReadOptions,
-        input: &AnchorRead<&Var<E::Tensor>>,
-    ) -> Result<E::Tensor> {
-        let input = AnchorRead {
-            query: input.query.value(),
-            routing_query: input.routing_query.value(),
-            routing_keys: input.routing_keys.value(),
-            anchor_states: [self.base.key_dim, self.base.value_dim],
-            null_score: input.null_score.map(Var::value),
-        };
-        Ok(pass.engine().routing_weights(input, options)?)
-    }
-
-    /// Notes routing weights where somebody wants to see them.
-    fn trace<E: Engine>(&self, pass: &Pass<'_, '_, E>, plan: &AnchorPlan, weights: E::Tensor) {
-        if let Some(trace) = pass.trace() {
-            trace.borrow_mut().note(self.layer.index, self.base.value_heads, plan, Some(weights));
-        }
-    }
-}
-
 impl<E: Engine> Mixer<E> for March {
+    type Memory = AnchoredMemory<E>;
+
+    fn memory(&self) -> AnchoredMemory<E> {
+        AnchoredMemory::default()
+    }
+
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
         input: &Streams<E::Tensor>,
-        memory: &mut [&mut LayerMemory<E>],
+        memory: &mut [&mut AnchoredMemory<E>],
     ) -> Result<Streams<E::Tensor>> {
-        let (tape, base) = (pass.tape, &self.base);
+        let base = &self.base;
         let projected = base.project(pass, &input.text)?;
         let routing_query = pass.linear(&input.text, self.routing_query_proj)?;
         let null_score = match self.null_proj {
             Some([weight, bias]) => {
                 let bias = Some(pass.weight(bias));
-                Some(tape.linear(Linear { x: &input.text, weight: pass.weight(weight), bias })?)
+                Some(pass.tape.linear(Linear { x: &input.text, weight: pass.weight(weight), bias })?)
             }
             None => None,
         };
@@ -282,39 +170,54 @@ impl<E: Engine> Mixer<E> for March {
             Some(anchors) => Some(pass.repeat_rows(&pass.linear(anchors, self.routing_key_proj)?, count)?),
             None => None,
         };
+        let reader = Reader {
+            base,
+            layer: self.layer,
+            routing_scale: self.routing_scale,
+            equal_scores: self.layer.first(),
+            want_mass: false,
+        };
         let [q, k, v, a, b] = projected.all();
-        // A null that is not there is left out by giving the routing query in its place.
+        // A model without a null passes the routing query in the null's place, where nothing looks at it.
         let inputs = [q, k, v, a, b, &routing_query, null_score.as_ref().unwrap_or(&routing_query)];
-        let mix = |[q, k, v, a, b, routing_query, null]: [&Var<E::Tensor>; 7],
-                   plan: &AnchorPlan,
-                   mut memory: Option<&mut LayerMemory<E>>| {
-            let (qkv, tails) = base.convolve(pass, [q, k, v], plan, memory.as_deref_mut())?;
+        let has_null = null_score.is_some();
+        let mixed = pass.each_row(inputs, memory, |pass, inputs, row, mut memory| {
+            let [q, k, v, a, b, routing_query, null] = inputs;
+            let boundaries = row.anchors.boundaries.first().map_or(&[][..], Vec::as_slice);
+            let base_memory = memory.as_deref_mut().map(|memory| &mut memory.base);
+            let (qkv, tails) = base.convolve(pass, [q, k, v], boundaries, base_memory)?;
             let [q, k, v] = qkv.each_ref();
-            let out = base.recur(pass, [q, k, v, a, b], plan, memory.as_deref_mut())?;
+            let recurrence = memory.as_deref_mut().map(|memory| &mut memory.base.recurrence);
+            let out = base.recur(pass, [q, k, v, a, b], row, recurrence)?;
             let keys = match &keys {
-                Some(keys) if !plan.new.is_empty() => Some(pass.slice_rows(keys, plan.new.clone())?),
+                Some(keys) if !row.anchors.new.is_empty() => {
+                    Some(pass.slice_rows(keys, row.anchors.new.clone())?)
+                }
                 _ => None,
             };
-            if let Some(memory) = memory.as_deref_mut() {
-                memory.anchors.push_tails(pass.engine(), tails)?;
-            }
-            let routing =
-                Routing { query: &qkv[0], routing_query, null_score: null_score.as_ref().map(|_| null) };
+            let anchors = memory.map(|memory| &mut memory.anchors);
+            let anchors = match anchors {
+                Some(anchors) => {
+                    anchors.push_tails(pass.engine(), tails)?;
+                    Some(anchors)
+                }
+                None => None,
+            };
+            let routing = Routing { query: q, routing_query, null_score: has_null.then_some(null) };
             let states = &out.boundary_states;
-            let history = self.historical_readout(pass, routing, states, keys.as_ref(), plan, memory)?;
-            let readout = match history {
-                Some(historical_readout) => tape.add(&out.readout, &historical_readout)?,
+            let readout = match reader.read(pass, routing, states, keys.as_ref(), row, anchors)? {
+                Some(history) => pass.tape.add(&out.readout, &history.readout)?,
                 None => out.readout,
             };
-            Ok([readout, out.boundary_states])
-        };
-        let [readout, states] = pass.each_row(inputs, memory, mix)?;
-        let text = base.output(pass, &readout, &input.text)?;
-        let anchors = match &input.anchors {
-            Some(anchors) if !self.layer.last() => {
-                let query = pass.repeat_rows(&tape.silu(&pass.linear(anchors, base.q_proj)?)?, count)?;
-                let input = StateRead { query: &query, states: &states };
-                let own_readout = tape.state_read(input, base.key_heads)?;
+            Ok(Mixed { readout, states: Some(out.boundary_states) })
+        })?;
+        let text = base.output(pass, &mixed.readout, &input.text)?;
+        let anchors = match (&input.anchors, &mixed.states) {
+            (Some(anchors), Some(states)) if !self.layer.last() => {
+                let query = pass.tape.silu(&pass.linear(anchors, base.q_proj)?)?;
+                let query = pass.repeat_rows(&query, count)?;
+                let own_readout =
+                    pass.tape.state_read(StateRead { query: &query, states }, base.key_heads)?;
                 Some(base.output(pass, &own_readout, anchors)?)
             }
             _ => None,
@@ -322,51 +225,28 @@ impl<E: Engine> Mixer<E> for March {
         Ok(Streams { text, anchors })
     }
 
-    /// The recurrence's, and for each anchor that a token reads a score and Aᵀq.
+    /// The recurrence's, and that of reading anchors.
     fn work(&self, tokens: usize, policy: &Policy) -> f64 {
-        let base = &self.base;
-        let plan = AnchorPlan::fresh(policy, 1, tokens);
-        let (mut scored, mut read) = (0, 0);
-        for segment in &plan.read.segments {
-            let seen = segment.visible.len();
-            scored += segment.len * seen;
-            read += segment.len * policy.top_k.map_or(seen, |k| seen.min(k));
-        }
-        let anchor = (base.key_dim * base.value_dim * read + self.routing_dim * scored) as f64;
-        base.recurrence_work(tokens) + 2.0 * base.value_heads as f64 * anchor
+        self.base.recurrence_work(tokens) + anchored::read_work(&self.base, self.routing_dim, tokens, policy)
     }
 
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
-        let anchor = <Self as Mixer<E>>::anchor_bytes(self, policy.storage);
-        let followed = match policy.placement {
-            Placement::Adaptive(min) if self.layer.first() => {
-                usize::from(tokens >= CHUNK_TOKENS) + usize::from(tokens >= min)
-            }
-            _ => 0,
-        };
-        let kept = policy.kept_after(tokens, anchor * self.layer.count);
-        self.base.live_bytes(tokens) + followed * self.base.state_bytes() + kept * anchor
+        anchored::memory_bytes::<E>(&self.base, self.layer, self.routing_dim, tokens, policy)
     }
 
     fn anchor_bytes(&self, storage: Storage) -> usize {
-        let base = &self.base;
-        let state = storage.bytes(base.value_heads * base.key_dim, base.value_dim);
-        state + base.tail_bytes() + base.value_heads * self.routing_dim * size_of::<f32>()
+        anchored::anchor_bytes(&self.base, self.routing_dim, storage)
     }
 
-    fn states(
+    fn place(
         &self,
         pass: &Pass<'_, '_, E>,
-        text: &Var<E::Tensor>,
-        plan: &AnchorPlan,
-        memory: &mut LayerMemory<E>,
-    ) -> Result<Option<E::Tensor>> {
-        let projected = self.base.project(pass, text)?;
-        let [q, k, v, a, b] = projected.all();
-        // Nobody wants the convolutions' last inputs at the boundaries.
-        let without = AnchorPlan { boundaries: Arc::default(), ..plan.clone() };
-        let ([q, k, v], _) = self.base.convolve(pass, [q, k, v], &without, Some(memory))?;
-        let out = self.base.recur(pass, [&q, &k, &v, a, b], plan, Some(memory))?;
-        Ok(Some(out.boundary_states.into_value()))
+        tokens: usize,
+        input: FirstInput<'_, E::Tensor>,
+        policy: &Policy,
+        timeline: &mut Timeline,
+        memory: &mut AnchoredMemory<E>,
+    ) -> Result<Vec<usize>> {
+        anchored::place(&self.base, pass, tokens, input, policy, timeline, memory)
     }
 }

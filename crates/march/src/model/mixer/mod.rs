@@ -1,19 +1,25 @@
 //! Sequence mixers: what lets one position of the text know of others.
 //!
-//! A mixer is one file here and one line in [`mixers!`] below; `docs/add-a-mixer.md` shows it.
+//! A mixer is one file here and two lines below, its module and its place in [`mixers!`]; `docs/add-a-mixer.md` shows it.
+//! The file also defines what the mixer keeps of a text between calls, its [`Memory`].
 
+mod anchored;
 pub mod attention;
 pub mod gated_delta_net;
 pub mod log_linear;
 pub mod march;
+pub mod memory_caching;
+
+use std::any::Any;
+use std::ops::Range;
 
 use march_engine::{Engine, Var};
 use serde_json::{Map, Value};
 
-use crate::anchors::{AnchorPlan, Policy, Storage};
+use crate::anchors::{Policy, Storage, Timeline};
 use crate::config::Document;
-use crate::error::Result;
-use crate::memory::LayerMemory;
+use crate::error::{Error, Result};
+use crate::memory::Memory;
 use crate::model::{Builder, Pass};
 
 /// Which layer a mixer stands in.
@@ -40,22 +46,31 @@ impl Layer {
 /// The two streams that every layer carries.
 #[derive(Clone, Debug)]
 pub struct Streams<T> {
-    /// Text, [B, n, D].
+    /// Text, [B, n, D]; with memories the sequences one after the other, [1, N, D].
     pub text: Var<T>,
     /// The call's new anchors, all rows' one after the other, [N, D]; [1, D] while they are all equal; none where
     /// there are none or nothing reads them any more.
     pub anchors: Option<Var<T>>,
 }
 
+/// The input of the first layer's mixer for a range of a call's tokens, [1, n, D].
+pub type FirstInput<'a, T> = &'a dyn Fn(Range<usize>) -> Result<Var<T>>;
+
 /// A sequence mixer with its parameters' places.
-pub trait Mixer<E: Engine> {
-    /// The readout of both streams, from their normalised inputs. `memory` has one entry for each row of the
-    /// text, which the call continues; without entries it starts from nothing and keeps nothing.
+pub trait Mixer<E: Engine>: Send + Sync {
+    /// What it keeps of a text between calls.
+    type Memory: Memory<E>;
+
+    /// The memory of an empty text.
+    fn memory(&self) -> Self::Memory;
+
+    /// The readout of both streams, from their normalised inputs. `memory` has one entry for each sequence of the text,
+    /// which the call continues; without entries it starts from nothing and keeps nothing.
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
         input: &Streams<E::Tensor>,
-        memory: &mut [&mut LayerMemory<E>],
+        memory: &mut [&mut Self::Memory],
     ) -> Result<Streams<E::Tensor>>;
 
     /// Floating-point operations of a forward pass over one text of `tokens` tokens from its beginning, counted over
@@ -70,16 +85,92 @@ pub trait Mixer<E: Engine> {
         0
     }
 
-    /// The states at the plan's boundaries, [N, value_heads, d_k, d_v], of one text that continues `memory`, which is
-    /// brought up to date; nothing else is computed. None for a mixer without anchors.
-    fn states(
+    /// Where anchors go among the next `tokens` tokens of a text, in the first layer, which decides for all of them. By
+    /// default on the policy's grid. `timeline` and `memory` are those before these tokens; what is learnt for
+    /// later decisions is noted in them.
+    fn place(
         &self,
         _: &Pass<'_, '_, E>,
-        _text: &Var<E::Tensor>,
-        _: &AnchorPlan,
-        _memory: &mut LayerMemory<E>,
-    ) -> Result<Option<E::Tensor>> {
-        Ok(None)
+        tokens: usize,
+        _: FirstInput<'_, E::Tensor>,
+        policy: &Policy,
+        timeline: &mut Timeline,
+        _: &mut Self::Memory,
+    ) -> Result<Vec<usize>> {
+        Ok(policy.periodic(timeline.position, tokens))
+    }
+}
+
+/// A [`Mixer`] whose memory's type is not known to the caller: what a model holds. Every mixer is one.
+pub trait AnyMixer<E: Engine>: Send + Sync {
+    /// [`Mixer::memory`].
+    fn new_memory(&self) -> Box<dyn Memory<E>>;
+    /// [`Mixer::forward`].
+    fn mix(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        input: &Streams<E::Tensor>,
+        memory: &mut [&mut dyn Memory<E>],
+    ) -> Result<Streams<E::Tensor>>;
+    /// [`Mixer::work`].
+    fn count_work(&self, tokens: usize, policy: &Policy) -> f64;
+    /// [`Mixer::memory_bytes`].
+    fn count_memory(&self, tokens: usize, policy: &Policy) -> usize;
+    /// [`Mixer::anchor_bytes`].
+    fn count_anchor(&self, storage: Storage) -> usize;
+    /// [`Mixer::place`].
+    fn place_anchors(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        tokens: usize,
+        input: FirstInput<'_, E::Tensor>,
+        policy: &Policy,
+        timeline: &mut Timeline,
+        memory: &mut dyn Memory<E>,
+    ) -> Result<Vec<usize>>;
+}
+
+/// A memory as the type that its mixer made.
+fn own<E: Engine, M: Memory<E>>(memory: &mut dyn Memory<E>) -> Result<&mut M> {
+    let any: &mut dyn Any = memory;
+    any.downcast_mut().ok_or_else(|| Error::Request("the bank belongs to a model with other mixers".into()))
+}
+
+impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
+    fn new_memory(&self) -> Box<dyn Memory<E>> {
+        Box::new(self.memory())
+    }
+    fn mix(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        input: &Streams<E::Tensor>,
+        memory: &mut [&mut dyn Memory<E>],
+    ) -> Result<Streams<E::Tensor>> {
+        let mut typed = Vec::with_capacity(memory.len());
+        for memory in memory {
+            typed.push(own(&mut **memory)?);
+        }
+        self.forward(pass, input, &mut typed)
+    }
+    fn count_work(&self, tokens: usize, policy: &Policy) -> f64 {
+        self.work(tokens, policy)
+    }
+    fn count_memory(&self, tokens: usize, policy: &Policy) -> usize {
+        self.memory_bytes(tokens, policy)
+    }
+    fn count_anchor(&self, storage: Storage) -> usize {
+        self.anchor_bytes(storage)
+    }
+    fn place_anchors(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        tokens: usize,
+        input: FirstInput<'_, E::Tensor>,
+        policy: &Policy,
+        timeline: &mut Timeline,
+        memory: &mut dyn Memory<E>,
+    ) -> Result<Vec<usize>> {
+        self.place(pass, tokens, input, policy, timeline, own(memory)?)
     }
 }
 
@@ -90,6 +181,8 @@ pub type Contradiction = (&'static str, String);
 pub trait MixerKeys: Sized {
     /// The value of `model_type`.
     const MODEL_TYPE: &'static str;
+    /// Whether anchors run through the layers as a second stream, which starts with the learned `anchor_embedding`.
+    const ANCHOR_STREAM: bool = false;
     /// Takes the mixer's keys from a document.
     fn read(document: &mut Document) -> Result<Self>;
     /// The keys and their values, defaults filled in.
@@ -106,7 +199,7 @@ pub trait MixerKeys: Sized {
         hidden_size: usize,
         layer: Layer,
         builder: &mut Builder<'_>,
-    ) -> Box<dyn Mixer<E>>;
+    ) -> Box<dyn AnyMixer<E>>;
 }
 
 /// Makes the list of mixers: for each a variant of [`MixerConfig`] and an arm in each of its methods.
@@ -150,13 +243,18 @@ macro_rules! mixers {
                 match self { $(Self::$variant(keys) => keys.policy(),)* }
             }
 
+            /// Whether anchors run through the layers as a second stream.
+            pub fn has_anchor_stream(&self) -> bool {
+                match self { $(Self::$variant(_) => <$keys>::ANCHOR_STREAM,)* }
+            }
+
             /// Lays out the parameters of one layer and makes its mixer.
             pub fn build<E: Engine>(
                 &self,
                 hidden_size: usize,
                 layer: Layer,
                 builder: &mut Builder<'_>,
-            ) -> Box<dyn Mixer<E>> {
+            ) -> Box<dyn AnyMixer<E>> {
                 match self { $(Self::$variant(keys) => keys.build(hidden_size, layer, builder),)* }
             }
         }
@@ -172,4 +270,6 @@ mixers! {
     LogLinear(log_linear::LogLinearKeys),
     /// The gated delta rule with content-routed state anchors.
     March(march::MarchKeys),
+    /// The gated delta rule with cached segments.
+    MemoryCaching(memory_caching::MemoryCachingKeys),
 }

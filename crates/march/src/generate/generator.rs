@@ -1,0 +1,172 @@
+//! A model that continues one text.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use march_engine::Engine;
+
+use super::{Ended, Inference, Limits, Sampling, Session, Text, Written};
+use crate::anchors::{Anchor, Policy};
+use crate::error::{Error, Result};
+use crate::memory::{BankTag, Ending, Rollback, StateBank};
+use crate::model::{Model, TraceCell};
+use crate::tokenizer::Tokenizer;
+
+/// A model and one session of it.
+pub struct Generator<'e, E: Engine> {
+    inference: Inference<'e, E>,
+    session: Session<E>,
+}
+
+impl<'e, E: Engine> Generator<'e, E> {
+    /// Continues after what `bank` has read.
+    pub fn new(
+        engine: &'e E,
+        model: &'e Model<E>,
+        parameters: &[E::Tensor],
+        bank: StateBank<E>,
+        sampling: Sampling,
+    ) -> Result<Self> {
+        let session = Session::new(Text::new(bank), sampling)?;
+        Ok(Self { inference: Inference::new(engine, model, parameters), session })
+    }
+
+    /// Records in `trace` which anchors the tokens read from now on.
+    pub fn with_trace(mut self, trace: &TraceCell<E>) -> Self {
+        self.session.set_trace(Some(trace.clone()));
+        self
+    }
+
+    /// The text so far.
+    pub fn text(&self) -> &Text<E> {
+        self.session.text()
+    }
+
+    /// Continues another text, or a fork of this one. Random numbers continue from where they are.
+    pub fn set_text(&mut self, text: Text<E>) {
+        self.session.set_text(text);
+    }
+
+    /// The bank, once it has read all of the text.
+    pub fn bank(&mut self) -> Result<&StateBank<E>> {
+        self.settle()?;
+        Ok(self.session.text.bank())
+    }
+
+    /// Writes the text's bank to a file, as [`StateBank::append`] does, with what it takes to continue from there without
+    /// a new token.
+    pub fn save(&mut self, path: &Path, tag: &BankTag) -> Result<()> {
+        self.settle()?;
+        let (engine, Text { bank, logits, recent, .. }) = (self.inference.engine(), &self.session.text);
+        match logits {
+            Some(logits) => {
+                let recent = recent.iter().copied().collect();
+                bank.append_with(&Ending { logits: logits.clone(), recent }, engine, path, tag)
+            }
+            None => bank.append(engine, path, tag),
+        }
+    }
+
+    /// Goes back to the last kept anchor that is at most `tokens` tokens into the text, as [`StateBank::rollback`] does.
+    /// Gives that anchor; none, and the text stays as it is, where `tokens` is its end.
+    pub fn rollback(&mut self, tokens: usize) -> Result<Option<(Anchor, Rollback)>> {
+        self.settle()?;
+        let all = self.text().tokens();
+        if tokens > all {
+            let message = format!("the text has {all} tokens; it cannot go back to {tokens}");
+            return Err(Error::Request(message));
+        }
+        if tokens == all {
+            return Ok(None);
+        }
+        let mut bank = self.text().bank().clone();
+        let back = bank.rollback_to(self.inference.engine(), tokens)?;
+        self.set_text(Text::new(bank));
+        Ok(Some(back))
+    }
+
+    /// Appends tokens to the text and reads them, at most [`super::call_tokens`] in a call of the model. After each call
+    /// `watch` is told how many are left, and may break off: what was not read is then not part of the text. Says
+    /// whether all were read.
+    pub fn read(&mut self, ids: &[u32], watch: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<bool> {
+        self.settle()?;
+        let mut left = ids;
+        while !left.is_empty() {
+            let room = self.inference.room(&self.session);
+            let (now, later) = left.split_at(room.min(left.len()));
+            left = later;
+            self.session.push(now);
+            self.inference.step(&mut [&mut self.session])?;
+            if watch(left.len()).is_break() {
+                break;
+            }
+        }
+        Ok(left.is_empty())
+    }
+
+    /// How many of `count` tokens that follow the text fill whole calls. Where a text comes bit by bit, reading only so
+    /// many makes the calls those of the whole text.
+    pub fn whole_calls(&self, count: usize) -> usize {
+        let end = self.text().tokens() + count;
+        count.saturating_sub(end % self.inference.call_tokens())
+    }
+
+    /// Draws the next token and appends it to the text.
+    pub fn next_token(&mut self) -> Result<u32> {
+        self.settle()?;
+        let token = self.session.draw()?;
+        self.session.push(&[token]);
+        Ok(token)
+    }
+
+    /// Continues the text. For each token `show` is given the text that has become certain, which may be none, and may
+    /// break off. Afterwards the text is exactly what was there before and what was shown: a stop string, or the token
+    /// that ends a text, is not part of it.
+    pub fn write(
+        &mut self,
+        tokenizer: &Tokenizer,
+        limits: &Limits,
+        show: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Written> {
+        self.session.begin(tokenizer, limits.clone())?;
+        loop {
+            if self.session.written() < limits.max_tokens {
+                self.settle()?;
+            }
+            let wrote = self.session.advance(tokenizer)?;
+            let asked = show(&wrote.text).is_break();
+            let ended = match wrote.ended {
+                None if asked => {
+                    let _ = show(&self.session.finish(tokenizer)?);
+                    Ended::Asked
+                }
+                None => continue,
+                Some(ended) => ended,
+            };
+            return Ok(Written { tokens: self.session.written(), ended });
+        }
+    }
+
+    /// Reads what is unread.
+    fn settle(&mut self) -> Result<()> {
+        while self.session.unread() > 0 {
+            self.inference.step(&mut [&mut self.session])?;
+        }
+        Ok(())
+    }
+}
+
+/// The `count` tokens that follow a prompt of at least one token.
+pub fn continue_text<E: Engine>(
+    engine: &E,
+    model: &Model<E>,
+    parameters: &[E::Tensor],
+    policy: &Policy,
+    prompt: &[u32],
+    count: usize,
+    sampling: Sampling,
+) -> Result<Vec<u32>> {
+    let mut generator = Generator::new(engine, model, parameters, model.bank(policy.clone())?, sampling)?;
+    generator.session.push(prompt);
+    (0..count).map(|_| generator.next_token()).collect()
+}

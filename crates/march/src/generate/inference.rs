@@ -1,0 +1,117 @@
+//! A model that runs: any number of texts in one call.
+
+use march_engine::ops::cross_entropy::TokenLosses;
+use march_engine::{Engine, Tape, Var};
+
+use super::{Session, call_tokens};
+use crate::error::Result;
+use crate::model::{Model, Part, Weights};
+
+/// A model with its weights, ready to run. Several threads can use one at the same time.
+pub struct Inference<'e, E: Engine> {
+    engine: &'e E,
+    model: &'e Model<E>,
+    weights: Weights<E::Tensor>,
+    call_tokens: usize,
+}
+
+impl<E: Engine> Clone for Inference<'_, E> {
+    fn clone(&self) -> Self {
+        Self { weights: self.weights.clone(), ..*self }
+    }
+}
+
+impl<'e, E: Engine> Inference<'e, E> {
+    /// A model with its parameters.
+    pub fn new(engine: &'e E, model: &'e Model<E>, parameters: &[E::Tensor]) -> Self {
+        let weights = model.bind(&Tape::inference(engine), parameters);
+        Self { engine, model, weights, call_tokens: call_tokens(model.parameter_count()) }
+    }
+
+    /// What computes.
+    pub fn engine(&self) -> &'e E {
+        self.engine
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'e Model<E> {
+        self.model
+    }
+
+    /// Tokens of one text that a call reads at most.
+    pub fn call_tokens(&self) -> usize {
+        self.call_tokens
+    }
+
+    /// The same with calls that read at most so many tokens of one text, a multiple of 64. Short calls let texts that are
+    /// being written wait less for a prompt that is being read beside them.
+    pub fn with_call_tokens(mut self, tokens: usize) -> Self {
+        self.call_tokens = tokens.next_multiple_of(super::GRID).max(super::GRID);
+        self
+    }
+
+    /// Tokens of a session that the next step reads: all that are unread, but calls end on a grid, so that no chunk of
+    /// the recurrence is computed twice.
+    pub fn next_tokens(&self, session: &Session<E>) -> usize {
+        self.room(session).min(session.unread())
+    }
+
+    /// Tokens up to the next point of the grid of calls.
+    pub(super) fn room(&self, session: &Session<E>) -> usize {
+        self.call_tokens - session.text.bank.timeline().position % self.call_tokens
+    }
+
+    /// Reads the next unread tokens of each session in one call of the model; sessions without any stay as they are.
+    /// Those that have no unread tokens left can then draw their next one. A session's text does not depend on what else
+    /// is in the call.
+    pub fn step(&self, sessions: &mut [&mut Session<E>]) -> Result<()> {
+        let counts: Vec<usize> = sessions.iter().map(|session| self.next_tokens(session)).collect();
+        let tape = Tape::inference(self.engine);
+        let mut parts: Vec<Part<'_, E>> = std::iter::zip(sessions.iter_mut(), &counts)
+            .filter(|(_, count)| **count > 0)
+            .map(|(session, &count)| {
+                let Session { text, trace, .. } = &mut **session;
+                Part { ids: &text.unread[..count], bank: &mut text.bank, trace: trace.as_ref() }
+            })
+            .collect();
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let hidden = self.model.step(&tape, &self.weights, &mut parts)?;
+        let (mut at, mut last, mut owners) = (0, Vec::new(), Vec::new());
+        for (i, (session, &count)) in
+            sessions.iter_mut().zip(&counts).enumerate().filter(|(_, (_, n))| **n > 0)
+        {
+            session.text.unread.drain(..count);
+            session.text.logits = None;
+            at += count;
+            if session.text.unread.is_empty() {
+                last.push(tape.slice(&hidden, 1, at - 1..at)?);
+                owners.push(i);
+            }
+        }
+        for (owner, logits) in owners.into_iter().zip(self.logits(&tape, &last)?) {
+            sessions[owner].text.logits = Some(logits);
+        }
+        Ok(())
+    }
+
+    /// The logits that follow each of some positions of the last layer, [1, 1, hidden_size].
+    fn logits(&self, tape: &Tape<'e, E>, last: &[Var<E::Tensor>]) -> Result<Vec<Vec<f32>>> {
+        if last.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = tape.concat(&last.iter().collect::<Vec<_>>(), 1)?;
+        let logits = self.model.logits(tape, &self.weights, &rows)?;
+        let logits = self.engine.to_f32(logits.value());
+        Ok(logits.chunks(self.model.config().vocab_size).map(<[f32]>::to_vec).collect())
+    }
+
+    /// −ln p of each token's target and each most probable token, for the next tokens of any number of texts in one
+    /// call. `targets` has one for each token, of all texts one after the other.
+    pub fn losses(&self, parts: &mut [Part<'_, E>], targets: &[u32]) -> Result<TokenLosses> {
+        let tape = Tape::inference(self.engine);
+        let hidden = self.model.step(&tape, &self.weights, parts)?;
+        self.model.token_losses(&tape, &self.weights, &hidden, targets)
+    }
+}

@@ -1,0 +1,272 @@
+//! One text that a model continues: its bank, how tokens are drawn, and what is being written.
+
+use std::collections::VecDeque;
+
+use march_engine::Engine;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+
+use super::{CONTEXT_TOKENS, REMEMBERED_TOKENS, Sampling, Stops, TextStream};
+use crate::anchors::Policy;
+use crate::error::{Error, Result};
+use crate::memory::{BankFile, BankTag, Ending, StateBank};
+use crate::model::{Model, TraceCell};
+use crate::tokenizer::Tokenizer;
+
+/// A text so far. Cloning it is cheap and forks the text.
+pub struct Text<E: Engine> {
+    pub(super) bank: StateBank<E>,
+    /// The text's last tokens, which the bank has not read yet.
+    pub(super) unread: Vec<u32>,
+    /// The logits that follow what the bank has read; none where it has read nothing here.
+    pub(super) logits: Option<Vec<f32>>,
+    /// The last tokens, unread ones among them.
+    pub(super) recent: VecDeque<u32>,
+}
+
+impl<E: Engine> Clone for Text<E> {
+    fn clone(&self) -> Self {
+        let Self { bank, unread, logits, recent } = self;
+        Self { bank: bank.clone(), unread: unread.clone(), logits: logits.clone(), recent: recent.clone() }
+    }
+}
+
+impl<E: Engine> Text<E> {
+    /// A text of which a bank has read all.
+    pub fn new(bank: StateBank<E>) -> Self {
+        Self { bank, unread: Vec::new(), logits: None, recent: VecDeque::new() }
+    }
+
+    /// The text of a file that [`super::Generator::save`] wrote for the same model and tokenizer. A `policy` takes the place of
+    /// the file's; it may differ in top-K and retention only.
+    pub fn load(
+        engine: &E,
+        model: &Model<E>,
+        file: &BankFile,
+        tag: &BankTag,
+        policy: Option<&Policy>,
+    ) -> Result<Self> {
+        let mut text = Self::new(model.load_bank(engine, file, tag, policy)?);
+        if let Some(Ending { logits, recent }) = file.ending(model.config().vocab_size)? {
+            (text.logits, text.recent) = (Some(logits), recent.into());
+        }
+        Ok(text)
+    }
+
+    /// Whether the next token can be drawn before another one is read.
+    pub fn can_continue(&self) -> bool {
+        self.logits.is_some() || !self.unread.is_empty()
+    }
+
+    /// Tokens of the text.
+    pub fn tokens(&self) -> usize {
+        self.bank.timeline().position + self.unread.len()
+    }
+
+    /// What is kept of the text, but for the few tokens that were not read yet; see [`super::Generator::bank`].
+    pub fn bank(&self) -> &StateBank<E> {
+        &self.bank
+    }
+
+    pub(super) fn append(&mut self, ids: &[u32], remember: usize) {
+        self.unread.extend_from_slice(ids);
+        self.recent.extend(&ids[ids.len().saturating_sub(remember)..]);
+        self.recent.drain(..self.recent.len().saturating_sub(remember));
+    }
+}
+
+/// What ends a text that is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// At most so many tokens.
+    pub max_tokens: usize,
+    /// The text ends before the first of these.
+    pub stop: Vec<String>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The tokenizer's end of a text was drawn.
+    EndOfText,
+    /// A stop string was found.
+    Stop,
+    /// The number of tokens was reached.
+    MaxTokens,
+    /// The caller asked for it.
+    Asked,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Tokens drawn, including those of a stop string.
+    pub tokens: usize,
+    /// Why it ended.
+    pub ended: Ended,
+}
+
+/// What one step of writing gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrote {
+    /// The token that was drawn; none where writing ended before one was.
+    pub token: Option<u32>,
+    /// The text that has become certain, which may be empty.
+    pub text: String,
+    /// Set where writing has ended.
+    pub ended: Option<Ended>,
+}
+
+/// A text on its way out.
+struct Writing<E: Engine> {
+    limits: Limits,
+    stream: TextStream,
+    stops: Stops,
+    tokens: usize,
+    /// Where a stop string may have begun: the text before that token, and what was shown from there on.
+    fork: Option<(Text<E>, String)>,
+}
+
+/// One text that a model continues.
+pub struct Session<E: Engine> {
+    pub(super) text: Text<E>,
+    sampling: Sampling,
+    random: ChaCha8Rng,
+    writing: Option<Writing<E>>,
+    pub(super) trace: Option<TraceCell<E>>,
+}
+
+impl<E: Engine> Session<E> {
+    /// A session that continues after what a text's bank has read.
+    pub fn new(text: Text<E>, sampling: Sampling) -> Result<Self> {
+        sampling.check()?;
+        let random = ChaCha8Rng::seed_from_u64(sampling.seed);
+        Ok(Self { text, sampling, random, writing: None, trace: None })
+    }
+
+    /// Records in `trace` which anchors the tokens read from now on.
+    pub fn set_trace(&mut self, trace: Option<TraceCell<E>>) {
+        self.trace = trace;
+    }
+
+    /// The text so far.
+    pub fn text(&self) -> &Text<E> {
+        &self.text
+    }
+
+    /// Continues another text, or a fork of this one. Random numbers continue from where they are.
+    pub fn set_text(&mut self, text: Text<E>) {
+        self.text = text;
+        self.writing = None;
+    }
+
+    /// A copy that continues on its own, with the same random numbers to come. What is being written is not copied.
+    pub fn fork(&self) -> Self {
+        let Self { text, sampling, random, trace, .. } = self;
+        Self {
+            text: text.clone(),
+            sampling: *sampling,
+            random: random.clone(),
+            writing: None,
+            trace: trace.clone(),
+        }
+    }
+
+    /// Appends tokens to the text. The model reads them in the next steps.
+    pub fn push(&mut self, ids: &[u32]) {
+        self.text.append(ids, self.sampling.remembered().max(REMEMBERED_TOKENS));
+    }
+
+    /// Tokens that the model has yet to read.
+    pub fn unread(&self) -> usize {
+        self.text.unread.len()
+    }
+
+    /// Whether the model has read all of the text, so that the next token can be drawn.
+    pub fn is_ready(&self) -> bool {
+        self.text.unread.is_empty() && self.text.logits.is_some()
+    }
+
+    /// The logits of the next token, once the model has read all of the text.
+    pub fn logits(&self) -> Option<&[f32]> {
+        self.text.logits.as_deref().filter(|_| self.text.unread.is_empty())
+    }
+
+    /// Draws the next token; the text does not change.
+    pub fn draw(&mut self) -> Result<u32> {
+        let Text { logits, recent, bank, unread } = &self.text;
+        let Some(logits) = logits.as_ref().filter(|_| unread.is_empty()) else {
+            let message = "there is no token to continue from: the model must read at least one first";
+            return Err(Error::Request(message.into()));
+        };
+        if let Some(logit) = logits.iter().find(|logit| !logit.is_finite()) {
+            return Err(Error::Diverged(format!(
+                "the model's logits after {} tokens are not finite ({logit}): its training diverged, or its weights are \
+                 damaged; take an earlier checkpoint",
+                bank.timeline().position
+            )));
+        }
+        Ok(self.sampling.draw(logits, recent, &mut self.random))
+    }
+
+    /// Begins to write. From now on [`Session::advance`] draws a token each time the model has read the one before.
+    pub fn begin(&mut self, tokenizer: &Tokenizer, limits: Limits) -> Result<()> {
+        let context: Vec<u32> = self.text.recent.iter().copied().collect();
+        let context = &context[context.len().saturating_sub(CONTEXT_TOKENS)..];
+        let (stream, stops) = (TextStream::new(tokenizer, context)?, Stops::new(limits.stop.clone()));
+        self.writing = Some(Writing { limits, stream, stops, tokens: 0, fork: None });
+        Ok(())
+    }
+
+    /// Tokens drawn since [`Session::begin`], including those of a stop string.
+    pub fn written(&self) -> usize {
+        self.writing.as_ref().map_or(0, |writing| writing.tokens)
+    }
+
+    /// Draws the next token and appends it to the text, unless it ends what is written. At the end the text is exactly
+    /// what was there before and what was given out: a stop string, or the token that ends a text, is not part of it.
+    pub fn advance(&mut self, tokenizer: &Tokenizer) -> Result<Wrote> {
+        let Some(writing) = &self.writing else {
+            return Err(Error::Request("nothing is being written: call `begin` first".into()));
+        };
+        if writing.tokens == writing.limits.max_tokens {
+            return self.end(tokenizer, None, Ended::MaxTokens);
+        }
+        let token = self.draw()?;
+        let Some(writing) = &mut self.writing else { unreachable!("it was there above") };
+        writing.tokens += 1;
+        if tokenizer.end_of_text() == Some(token) {
+            return self.end(tokenizer, Some(token), Ended::EndOfText);
+        }
+        let (text, stopped) = writing.stops.push(&writing.stream.push(tokenizer, token)?);
+        if stopped {
+            let fork = writing.fork.take();
+            let (before, mut since) = fork.unwrap_or_else(|| (self.text.clone(), String::new()));
+            since += &text;
+            self.text = before;
+            self.push(&tokenizer.encode(&since)?);
+            return Ok(Wrote { token: Some(token), text, ended: Some(Ended::Stop) });
+        }
+        if !writing.stream.holds() && !writing.stops.holds() {
+            writing.fork = None;
+        } else if !writing.limits.stop.is_empty() {
+            writing.fork.get_or_insert_with(|| (self.text.clone(), String::new())).1 += &text;
+        }
+        self.push(&[token]);
+        Ok(Wrote { token: Some(token), text, ended: None })
+    }
+
+    /// Ends what is written because the caller wants it to; gives the text that was held back.
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
+        Ok(self.end(tokenizer, None, Ended::Asked)?.text)
+    }
+
+    fn end(&mut self, tokenizer: &Tokenizer, token: Option<u32>, ended: Ended) -> Result<Wrote> {
+        let mut text = String::new();
+        if let Some(writing) = &mut self.writing {
+            let (shown, _) = writing.stops.push(&writing.stream.clone().finish(tokenizer)?);
+            text = shown + &writing.stops.clone().finish();
+        }
+        Ok(Wrote { token, text, ended: Some(ended) })
+    }
+}

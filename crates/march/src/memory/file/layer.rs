@@ -1,0 +1,297 @@
+//! What a mixer's memory sees of a bank's file: the tensors of its layer, to be written and to be read.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use march_engine::ops::anchor_read::{self, Storage, StoredStates};
+use march_engine::{Engine, checksum, file_bytes};
+use safetensors::Dtype;
+
+use super::BankFile;
+use super::section::{Row, is_of_anchors};
+use crate::error::{Error, Result};
+use crate::memory::Ledger;
+
+/// A tensor to be written.
+pub(super) struct Out<'a, E: Engine> {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    /// Rows that are left out, because the file has them.
+    pub done: usize,
+    pub numbers: Numbers<'a, E>,
+}
+
+/// Where its numbers come from.
+pub(super) enum Numbers<'a, E: Engine> {
+    /// Tensors one after the other; one checksum.
+    Whole(Vec<&'a E::Tensor>),
+    /// One checksum.
+    Host(&'a [f32]),
+    /// A checksum for each row.
+    Rows(&'a E::Tensor),
+    /// For each row one of the parts of stored states, and a checksum.
+    Stored(Vec<&'a E::Stored>, usize),
+}
+
+impl<E: Engine> Out<'_, E> {
+    pub fn rows(&self) -> usize {
+        match &self.numbers {
+            Numbers::Whole(_) | Numbers::Host(_) => 1,
+            Numbers::Rows(_) => self.shape[0] - self.done,
+            Numbers::Stored(list, _) => list.len() - self.done,
+        }
+    }
+
+    /// What is written of its shape.
+    pub fn shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if self.done > 0 {
+            shape[0] -= self.done;
+        }
+        shape
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.shape().iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+
+    /// Gives the bytes under each checksum.
+    pub fn each_row(&self, engine: &E, mut give: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        match &self.numbers {
+            Numbers::Whole(parts) => {
+                let parts: Vec<_> = parts.iter().map(|part| engine.to_f32(part)).collect();
+                give(&file_bytes(&parts.concat()))
+            }
+            Numbers::Host(numbers) => give(&file_bytes(numbers)),
+            Numbers::Rows(tensor) => {
+                let numbers = engine.to_f32(tensor);
+                let width = numbers.len() / self.shape[0].max(1);
+                let rows = numbers.chunks_exact(width.max(1)).skip(self.done);
+                rows.into_iter().try_for_each(|row| give(&file_bytes(row)))
+            }
+            Numbers::Stored(list, part) => list[self.done..].iter().try_for_each(|stored| {
+                let stored = engine.stored_to_host(stored)?;
+                give(stored.parts()?.get(*part).map_or(&[][..], |bytes| bytes))
+            }),
+        }
+    }
+
+    /// Whether the first rows have these checksums.
+    pub fn begins_with(&self, engine: &E, sums: &[u64]) -> Result<bool> {
+        Ok(match &self.numbers {
+            Numbers::Whole(_) | Numbers::Host(_) => false,
+            Numbers::Rows(tensor) => {
+                let numbers = engine.to_f32(tensor);
+                let width = numbers.len() / self.shape[0].max(1);
+                let rows = numbers.chunks_exact(width.max(1)).map(|row| checksum(&file_bytes(row)));
+                sums.len() <= self.shape[0] && rows.zip(sums).all(|(own, sum)| own == *sum)
+            }
+            Numbers::Stored(list, part) => {
+                if sums.len() > list.len() {
+                    return Ok(false);
+                }
+                for (stored, sum) in list.iter().zip(sums) {
+                    if engine.stored_to_host(stored)?.checksums().get(*part) != Some(sum) {
+                        return Ok(false);
+                    }
+                }
+                true
+            }
+        })
+    }
+}
+
+/// Takes the tensors of one layer for a file.
+pub struct LayerWriter<'a, E: Engine> {
+    prefix: String,
+    pub(super) tensors: Vec<Out<'a, E>>,
+    pub(super) storage: Option<Storage>,
+}
+
+impl<'a, E: Engine> LayerWriter<'a, E> {
+    pub(super) fn new(layer: usize) -> Self {
+        Self { prefix: format!("layers.{layer}."), tensors: Vec::new(), storage: None }
+    }
+
+    fn add(&mut self, name: &str, dtype: Dtype, shape: Vec<usize>, numbers: Numbers<'a, E>) {
+        let name = format!("{}{name}", self.prefix);
+        self.tensors.push(Out { name, dtype, shape, done: 0, numbers });
+    }
+
+    /// A tensor that is written whole each time.
+    pub fn tensor(&mut self, engine: &E, name: &str, tensor: &'a E::Tensor) {
+        self.add(name, Dtype::F32, engine.shape(tensor).to_vec(), Numbers::Whole(vec![tensor]));
+    }
+
+    /// A tensor [1, tokens, ..] in parts [1, n, ..], written whole each time.
+    pub fn tokens(&mut self, engine: &E, name: &str, parts: Vec<&'a E::Tensor>) {
+        let Some(first) = parts.first() else { return };
+        let mut shape = engine.shape(first).to_vec();
+        shape[1] = parts.iter().map(|part| engine.shape(part)[1]).sum();
+        self.add(name, Dtype::F32, shape, Numbers::Whole(parts));
+    }
+
+    /// A row for each kept anchor, [anchors, ..]. Rows that a file already holds are not written again.
+    pub fn anchor_rows(&mut self, engine: &E, name: &str, rows: &'a E::Tensor) {
+        let shape = engine.shape(rows).to_vec();
+        self.add(&format!("{ANCHORS}{name}"), Dtype::F32, shape, Numbers::Rows(rows));
+    }
+
+    /// Stored states of one shape, one for each kept anchor; those of int8 come with their scales. A state that a file
+    /// already holds is not written again.
+    pub fn anchor_states(&mut self, engine: &E, name: &str, states: &'a [Arc<E::Stored>]) -> Result<()> {
+        let Some(first) = states.first() else { return Ok(()) };
+        let first = engine.stored_to_host(first)?;
+        let (storage, shape) = (first.storage(), first.shape());
+        let count = |rest: &[usize]| [&[states.len()], rest].concat();
+        let list = || states.iter().map(|state| &**state).collect();
+        let dtype = match storage {
+            Storage::F32 => Dtype::F32,
+            Storage::Bf16 => Dtype::BF16,
+            Storage::Int8 => {
+                let scales = format!("{ANCHORS}{SCALES}");
+                self.add(&scales, Dtype::F32, count(&shape[1..3]), Numbers::Stored(list(), 1));
+                Dtype::I8
+            }
+        };
+        // One head is a matrix without a dimension for heads.
+        let rest = if name == STATES { &shape[1..] } else { &shape[2..] };
+        self.add(&format!("{ANCHORS}{name}"), dtype, count(rest), Numbers::Stored(list(), 0));
+        if name == STATES {
+            self.storage = Some(storage);
+        }
+        Ok(())
+    }
+}
+
+/// What the names of tensors with a row for each anchor begin with, after the layer's number.
+const ANCHORS: &str = "anchors.";
+/// The anchors' states; their precision is the bank's.
+pub(crate) const STATES: &str = "states";
+/// The scales of states in int8.
+const SCALES: &str = "scales";
+
+/// The tensors that a file holds of one layer.
+pub struct LayerReader<'f> {
+    file: &'f BankFile,
+    prefix: String,
+    ledger: Ledger,
+    anchors: usize,
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl<'f> LayerReader<'f> {
+    /// Layer `layer` of a file that has `anchors` kept anchors there.
+    pub(super) fn new(file: &'f BankFile, layer: usize, ledger: Ledger, anchors: usize) -> Self {
+        Self { file, prefix: format!("layers.{layer}."), ledger, anchors, asked: RefCell::default() }
+    }
+
+    /// Text tokens of the bank.
+    pub fn position(&self) -> usize {
+        self.file.timeline().position
+    }
+
+    /// What the layer knew of its anchors, where it decided by itself which to keep.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// How many anchors the layer keeps.
+    pub fn anchors(&self) -> usize {
+        self.anchors
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        let name = format!("{}{name}", self.prefix);
+        self.asked.borrow_mut().insert(name.clone());
+        name
+    }
+
+    /// A tensor that was written whole; none where the file has none of this name.
+    pub fn tensor<E: Engine>(&self, engine: &E, name: &str) -> Result<Option<E::Tensor>> {
+        let (name, last) = (self.full_name(name), &self.file.last);
+        let Some(part) = last.tensors.get(&name) else { return Ok(None) };
+        let numbers = self.file.numbers(last, &name, part, 0)?;
+        Ok(Some(engine.from_f32(&numbers, &part.entry.shape)?))
+    }
+
+    /// [`LayerReader::tensor`] of a name that the file must have.
+    pub fn required<E: Engine>(&self, engine: &E, name: &str) -> Result<E::Tensor> {
+        let missing = || Error::file(self.file.path(), format!("has no tensor `{}{name}`", self.prefix));
+        self.tensor(engine, name)?.ok_or_else(missing)
+    }
+
+    /// The rows of an anchors' tensor, one for each anchor.
+    fn rows(&self, name: &str) -> Result<(String, Vec<Row<'f>>)> {
+        let name = self.full_name(&format!("{ANCHORS}{name}"));
+        let rows = self.file.rows(&name);
+        if rows.len() == self.anchors {
+            return Ok((name, rows));
+        }
+        let message = format!("has no tensor `{name}` of {} anchors", self.anchors);
+        Err(Error::file(self.file.path(), message))
+    }
+
+    /// What [`LayerWriter::anchor_rows`] wrote, [anchors, width]; there must be an anchor.
+    pub fn anchor_rows<E: Engine>(&self, engine: &E, name: &str) -> Result<E::Tensor> {
+        let (name, rows) = self.rows(name)?;
+        let (mut numbers, mut done) = (Vec::new(), 0);
+        for section in self.file.sections() {
+            if let Some(part) = section.tensors.get(&name) {
+                numbers.extend(self.file.numbers(section, &name, part, done)?);
+                done += part.rows;
+            }
+        }
+        let width: usize = rows.first().map_or(0, |row| row.part.entry.shape[1..].iter().product());
+        Ok(engine.from_f32(&numbers, &[self.anchors, width])?)
+    }
+
+    /// What [`LayerWriter::anchor_states`] wrote. A state stays in the file until it is first read.
+    pub fn anchor_states<E: Engine>(&self, engine: &E, name: &str) -> Result<Vec<Arc<E::Stored>>> {
+        let (name, rows) = self.rows(name)?;
+        let scales = match rows.iter().any(|row| row.part.entry.dtype == Dtype::I8) {
+            true => self.rows(SCALES)?.1,
+            false => Vec::new(),
+        };
+        let source: Arc<dyn anchor_read::Source> = self.file.source.clone();
+        let mut states = Vec::with_capacity(rows.len());
+        for (i, row) in rows.iter().enumerate() {
+            let shape = match row.part.entry.shape[..] {
+                [_, heads, key_dim, value_dim] => [1, heads, key_dim, value_dim],
+                [_, tokens, width] => [1, 1, tokens, width],
+                _ => return Err(self.file.unreadable(&name, row.part)),
+            };
+            let (storage, parts) = match row.part.entry.dtype {
+                Dtype::F32 => (Storage::F32, vec![*row]),
+                Dtype::BF16 => (Storage::Bf16, vec![*row]),
+                Dtype::I8 => (Storage::Int8, vec![*row, scales[i]]),
+                _ => return Err(self.file.unreadable(&name, row.part)),
+            };
+            let parts: Vec<_> = parts.iter().map(|row| (row.range(), row.checksum())).collect();
+            let stored = StoredStates::distant(&source, shape, storage, &parts)?;
+            states.push(Arc::new(engine.stored_from_host(stored)?));
+        }
+        Ok(states)
+    }
+
+    /// Refuses a file that has other tensors of the layer than those that were asked for, or none of a text.
+    pub(super) fn finish(self) -> Result<()> {
+        let (asked, of) = (self.asked.into_inner(), |name: &&String| name.starts_with(&self.prefix));
+        let last = self.file.last.tensors.keys().filter(of);
+        let anchors = self.file.sections().flat_map(|section| section.tensors.keys()).filter(of);
+        let mut found = last.chain(anchors.filter(|name| is_of_anchors(name))).peekable();
+        if found.peek().is_none() != (self.file.timeline().position == 0) {
+            let message = format!("does not hold what `{}` kept", self.prefix.trim_end_matches('.'));
+            return Err(Error::file(self.file.path(), message));
+        }
+        match found.find(|name| !asked.contains(*name)) {
+            Some(name) => {
+                let message = format!("has a tensor `{name}`, which the model's layer does not keep");
+                Err(Error::file(self.file.path(), message))
+            }
+            None => Ok(()),
+        }
+    }
+}
