@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use common::{ok, refused, text};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Precision};
-use march::memory::{BankFile, StateBank};
+use march::memory::BankFile;
 use march::model::Model;
 use writing::{start, trained, with_input};
 
@@ -63,7 +63,8 @@ fn a_bank_is_continued_by_an_empty_prompt() {
     let (loaded, _) = Model::load_in(&engine, &Checkpoint::open(&model).unwrap(), Precision::F32).unwrap();
     let tag = BankFile::open(&bank).unwrap().tag().clone();
     let old = folder.path().join("old.bank");
-    StateBank::load(&engine, &loaded, &bank, &tag, None).unwrap().save(&engine, &old, &tag).unwrap();
+    let file = BankFile::open(&bank).unwrap();
+    loaded.load_bank(&engine, &file, &tag, None).unwrap().save(&engine, &old, &tag).unwrap();
     assert_eq!(BankFile::open(&old).unwrap().version(), 1);
     let errors = refused(&generate(&model, &["--bank", text(&old), "--prompt", ""]));
     assert!(errors.contains("old.bank") && errors.contains("no stored logits"), "{errors}");

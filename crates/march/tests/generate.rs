@@ -160,7 +160,7 @@ fn saved_and_continued_is_never_having_stopped() {
     for kind in KINDS {
         let case = Case::new(&engine, &small(kind));
         let fingerprint = case.model.fingerprint(&engine, &case.parameters).unwrap();
-        let tag = BankTag::new(&case.model, fingerprint, &Tokenizer::bytes());
+        let tag = BankTag::new(case.model.config().mixer.model_type(), fingerprint, &Tokenizer::bytes());
         for sampling in [GREEDY, Sampling { repetition_penalty: 1.4, penalty_window: 40, ..GREEDY }] {
             let mut whole = generator(&case, sampling);
             read(&mut whole, &tokens(70, 37, 5));

@@ -137,7 +137,7 @@ pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Re
 
 /// What the model's banks belong to.
 fn tag(opened: &Opened) -> anyhow::Result<BankTag> {
-    Ok(BankTag::new(&opened.model, opened.fingerprint()?, &opened.tokenizer))
+    Ok(BankTag::new(opened.model.config().mixer.model_type(), opened.fingerprint()?, &opened.tokenizer))
 }
 
 /// A bank in a line.

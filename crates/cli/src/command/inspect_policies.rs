@@ -7,8 +7,8 @@ use anyhow::bail;
 use clap::Args;
 use march::anchors::Policy;
 use march::data;
+use march::eval::{Measure, Measured};
 use march::generate::PIECE_TOKENS;
-use march::memory::{Measure, Measured};
 use serde_json::{Value, json};
 
 use super::open::{self, ModelArgs, Opened};

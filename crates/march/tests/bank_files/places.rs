@@ -83,7 +83,10 @@ fn the_end_of_the_text_is_kept() {
     trial.extend(&mut bank, &tokens(4, 37, 3)).unwrap();
     trial.append(&bank, &path);
     let file = BankFile::open(&path).unwrap();
-    assert_eq!((file.version(), file.appended(), file.ending(trial.case.model.config().vocab_size).unwrap()), (1, 2, None));
+    assert_eq!(
+        (file.version(), file.appended(), file.ending(trial.case.model.config().vocab_size).unwrap()),
+        (1, 2, None)
+    );
 }
 
 /// Saving and appending keep a file's mode and the link that leads to it.

@@ -291,7 +291,11 @@ fn wrong_tags_are_refused_with_both_values() {
     names(trial.refused(&path, &trial.tag, Some(&asked)), &["interval 16", "interval 32"]);
     // What may change does.
     let asked = Policy { top_k: Some(1), retention: Retention::Fenwick, ..policy.clone() };
-    let mut changed = trial.case.model.load_bank(&engine, &BankFile::open(&path).unwrap(), &trial.tag, Some(&asked)).unwrap();
+    let mut changed = trial
+        .case
+        .model
+        .load_bank(&engine, &BankFile::open(&path).unwrap(), &trial.tag, Some(&asked))
+        .unwrap();
     assert_eq!(changed.policy(), &asked);
     trial.decode(&mut changed, &tokens(20, 37, 2));
     assert_eq!(changed.timeline().kept.len(), 1, "four complete intervals leave one");

@@ -39,8 +39,16 @@ pub fn assert_close(name: &str, got: &[f64], want: &[f64], limit: f64) {
 }
 
 /// A small model of each kind. Heads, widths and intervals that divide nothing.
-pub const KINDS: [&str; 6] =
-    ["transformer", "gated_deltanet", "log_linear_gated_deltanet", "march", "march_top_k", "march_no_null"];
+pub const KINDS: [&str; 8] = [
+    "transformer",
+    "gated_deltanet",
+    "log_linear_gated_deltanet",
+    "march",
+    "march_top_k",
+    "march_no_null",
+    "memory_caching",
+    "memory_caching_top_k",
+];
 
 /// The configuration of a small model.
 pub fn small(kind: &str) -> ModelConfig {
@@ -48,6 +56,7 @@ pub fn small(kind: &str) -> ModelConfig {
         "norm_eps": 1e-6, "tie_word_embeddings": false, "initializer_range": 0.12"#;
     let recurrence = r#""num_heads": 2, "num_v_heads": 4, "head_dim": 6, "expand_v": 1.5, "conv_size": 4"#;
     let march = r#""model_type": "march", "anchor_interval": 16, "routing_dim": 5"#;
+    let caching = r#""model_type": "memory_caching", "anchor_interval": 16, "routing_dim": 5"#;
     let keys = match kind {
         "transformer" => r#""model_type": "transformer", "num_heads": 3, "rope_theta": 500000"#.to_string(),
         "gated_deltanet" => format!(r#""model_type": "gated_deltanet", {recurrence}"#),
@@ -59,6 +68,8 @@ pub fn small(kind: &str) -> ModelConfig {
         "march_no_null" => {
             format!(r#"{march}, {recurrence}, "null_route": false, "allow_neg_eigval": true"#)
         }
+        "memory_caching" => format!(r#"{caching}, {recurrence}"#),
+        "memory_caching_top_k" => format!(r#"{caching}, {recurrence}, "routing_top_k": 2"#),
         _ => panic!("no model {kind}"),
     };
     ModelConfig::from_json(&format!("{{{common}, {keys}}}"), kind).unwrap()
