@@ -92,11 +92,6 @@ impl Cpu {
         self.buffers.free_bytes()
     }
 
-    /// Where tensors' memory comes from.
-    pub(crate) fn buffers(&self) -> &Arc<Pool<f32>> {
-        &self.buffers
-    }
-
     /// An output whose every element the caller writes.
     pub(crate) fn uninit(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::uninit(&self.buffers, shape)

@@ -316,7 +316,7 @@ fn every_parameter_gets_a_gradient() {
         let (_, gradients) = case.gradients(Batch { ids: &ids, rows: 2 }, &ids, &own_settings(&case));
         for (spec, gradient) in case.model.layout().iter().zip(gradients) {
             let gradient = gradient.unwrap_or_else(|| panic!("{kind}: none for {}", spec.name));
-            let norm = engine.squared_norm(&gradient).unwrap();
+            let norm = engine.squared_norm(&[&gradient]).unwrap();
             assert!(norm.is_finite() && norm > 0.0, "{kind}: {} has squared norm {norm}", spec.name);
         }
     }

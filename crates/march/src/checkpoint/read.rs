@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use march_engine::Mapped;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
+use crate::disk::Mapped;
 use crate::error::{Error, Result};
 
 /// Bytes of the header's length.

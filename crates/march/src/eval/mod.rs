@@ -9,7 +9,7 @@ mod file;
 use std::time::Instant;
 
 use march_engine::ops::cross_entropy::IGNORE;
-use march_engine::{Engine, Tape};
+use march_engine::{Engine, Tape, Weight};
 
 pub use file::{AgeReport, Compared, Report, TaskReport, compare};
 
@@ -39,7 +39,7 @@ pub struct Reader<'a, E: Engine> {
     /// The model.
     pub model: &'a Model<E>,
     /// Its numbers.
-    pub parameters: &'a [E::Tensor],
+    pub parameters: &'a [Weight<E::Tensor, E::Packed>],
     /// Its tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Its memory.

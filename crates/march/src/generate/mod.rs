@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use march_engine::{Engine, Tape, Var};
+use march_engine::{Engine, Tape, Var, Weight};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
@@ -111,7 +111,7 @@ impl<E: Engine> Text<E> {
 pub struct Generator<'e, E: Engine> {
     model: &'e Model<E>,
     tape: Tape<'e, E>,
-    weights: Weights<E::Tensor>,
+    weights: Weights<E>,
     sampling: Sampling,
     random: ChaCha8Rng,
     text: Text<E>,
@@ -124,7 +124,7 @@ impl<'e, E: Engine> Generator<'e, E> {
     pub fn new(
         engine: &'e E,
         model: &'e Model<E>,
-        parameters: &[E::Tensor],
+        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
         bank: StateBank<E>,
         sampling: Sampling,
     ) -> Result<Self> {
@@ -285,7 +285,7 @@ impl<'e, E: Engine> Generator<'e, E> {
 pub fn continue_text<E: Engine>(
     engine: &E,
     model: &Model<E>,
-    parameters: &[E::Tensor],
+    parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
     policy: &Policy,
     prompt: &[u32],
     count: usize,

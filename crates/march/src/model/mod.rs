@@ -15,11 +15,12 @@ mod trace;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use march_engine::ops::cross_entropy::{LinearCrossEntropy, TokenLosses};
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::rms_norm::RmsNorm;
-use march_engine::{Engine, Precision, Tape, Var};
+use march_engine::{Engine, Precision, Tape, Var, Weight};
 
 use crate::anchors::{AnchorPlan, Placement, Policy, Recording};
 use crate::checkpoint::Checkpoint;
@@ -37,6 +38,9 @@ use pass::Context;
 
 /// The numbers of a model, in the order of [`Model::layout`].
 pub type Parameters<E> = Vec<<E as Engine>::Tensor>;
+
+/// The numbers of a model for inference, in the order of [`Model::layout`]: matrices may be packed in fewer bits.
+pub type InferenceParameters<E> = Vec<Weight<<E as Engine>::Tensor, <E as Engine>::Packed>>;
 
 /// Sequences of token ids, all of one length.
 #[derive(Clone, Copy, Debug)]
@@ -191,18 +195,30 @@ impl<E: Engine> Model<E> {
 
     /// A model and its parameters from a checkpoint.
     pub fn load(engine: &E, checkpoint: &Checkpoint) -> Result<(Self, Parameters<E>)> {
-        Self::load_in(engine, checkpoint, Precision::F32)
+        Self::load_each(engine, checkpoint, |_, tensor| Ok(tensor))
     }
 
-    /// The same for inference with weights in fewer bits; see [`Model::quantize`].
-    pub fn load_in(engine: &E, checkpoint: &Checkpoint, weights: Precision) -> Result<(Self, Parameters<E>)> {
+    /// A model and its parameters from a checkpoint, for inference with weights in fewer bits; see [`Model::quantize`].
+    pub fn load_in(
+        engine: &E,
+        checkpoint: &Checkpoint,
+        weights: Precision,
+    ) -> Result<(Self, InferenceParameters<E>)> {
+        Self::load_each(engine, checkpoint, |spec, tensor| rounded(engine, spec, tensor, weights))
+    }
+
+    /// A model from a checkpoint, and what `take` makes of each of its parameters.
+    fn load_each<T>(
+        engine: &E,
+        checkpoint: &Checkpoint,
+        take: impl Fn(&ParameterSpec, E::Tensor) -> Result<T>,
+    ) -> Result<(Self, Vec<T>)> {
         let model = Self::new(checkpoint.config());
         checkpoint.check(&model.layout)?;
         let mut parameters = Vec::with_capacity(model.layout.len());
         checkpoint.read_all(&model.layout, |i, numbers| {
             let spec = &model.layout[i];
-            let tensor = engine.from_f32(numbers, &spec.shape)?;
-            parameters.push(rounded(engine, spec, tensor, weights)?);
+            parameters.push(take(spec, engine.from_f32(numbers, &spec.shape)?)?);
             Ok(())
         })?;
         Ok((model, parameters))
@@ -215,7 +231,7 @@ impl<E: Engine> Model<E> {
         engine: &E,
         parameters: Parameters<E>,
         weights: Precision,
-    ) -> Result<Parameters<E>> {
+    ) -> Result<InferenceParameters<E>> {
         let both = self.layout.iter().zip(parameters);
         both.map(|(spec, tensor)| rounded(engine, spec, tensor, weights)).collect()
     }
@@ -225,9 +241,15 @@ impl<E: Engine> Model<E> {
         self.layout.iter().map(|spec| spec.bytes(weights)).sum()
     }
 
-    /// Puts the parameters on a tape; for inference once for many calls.
-    pub fn bind(&self, tape: &Tape<'_, E>, parameters: &[E::Tensor]) -> Weights<E::Tensor> {
-        parameters.iter().enumerate().map(|(key, tensor)| tape.parameter(key, tensor.clone())).collect()
+    /// Puts the parameters on a tape; for inference once for many calls. They are [`Parameters`] or
+    /// [`InferenceParameters`].
+    pub fn bind(
+        &self,
+        tape: &Tape<'_, E>,
+        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
+    ) -> Weights<E> {
+        let weights = parameters.iter().map(|parameter| parameter.clone().into());
+        weights.enumerate().map(|(key, weight)| weight.map(|tensor| tape.parameter(key, tensor))).collect()
     }
 
     /// A bank for an empty text.
@@ -241,7 +263,7 @@ impl<E: Engine> Model<E> {
     pub fn forward<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         settings: &Settings,
         trace: Option<&TraceCell<E>>,
@@ -274,7 +296,7 @@ impl<E: Engine> Model<E> {
     pub fn replay<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         settings: &Settings,
         recordings: &[Recording],
@@ -294,7 +316,7 @@ impl<E: Engine> Model<E> {
     pub fn extend<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         banks: &mut [&mut StateBank<E>],
         trace: Option<&TraceCell<E>>,
@@ -336,7 +358,7 @@ impl<E: Engine> Model<E> {
     fn extend_piece<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         banks: &mut [&mut StateBank<E>],
         boundaries: &[Vec<usize>],
@@ -380,10 +402,10 @@ impl<E: Engine> Model<E> {
     pub fn logits(
         &self,
         tape: &Tape<'_, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         hidden: &Var<E::Tensor>,
     ) -> Result<Var<E::Tensor>> {
-        let weight = &weights[self.head.0];
+        let weight = weights[self.head.0].as_ref();
         Ok(tape.linear(march_engine::ops::linear::Linear { x: hidden, weight, bias: None })?)
     }
 
@@ -391,12 +413,12 @@ impl<E: Engine> Model<E> {
     pub fn loss(
         &self,
         tape: &Tape<'_, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         hidden: &Var<E::Tensor>,
         targets: &[u32],
         normaliser: Option<f64>,
     ) -> Result<Var<E::Tensor>> {
-        let input = LinearCrossEntropy { x: hidden, weight: &weights[self.head.0] };
+        let input = LinearCrossEntropy { x: hidden, weight: weights[self.head.0].as_ref() };
         Ok(tape.linear_cross_entropy(input, targets, normaliser)?)
     }
 
@@ -404,11 +426,11 @@ impl<E: Engine> Model<E> {
     pub fn token_losses(
         &self,
         tape: &Tape<'_, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         hidden: &Var<E::Tensor>,
         targets: &[u32],
     ) -> Result<TokenLosses> {
-        Ok(tape.engine().token_losses(hidden.value(), weights[self.head.0].value(), targets)?)
+        Ok(tape.engine().token_losses(hidden.value(), weights[self.head.0].as_ref().map(Var::value), targets)?)
     }
 
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {
@@ -433,7 +455,7 @@ impl<E: Engine> Model<E> {
     fn run<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         plans: Vec<AnchorPlan>,
         banks: &mut [&mut StateBank<E>],
@@ -441,14 +463,14 @@ impl<E: Engine> Model<E> {
         trace: Option<&TraceCell<E>>,
     ) -> Result<Var<E::Tensor>> {
         let context = Rc::new(Context {
-            weights: Rc::clone(weights),
+            weights: Arc::clone(weights),
             plans,
             norm_eps: self.config.norm_eps,
             trace: trace.cloned(),
         });
         let pass = Pass { tape, context: Rc::clone(&context) };
         let shape = [batch.rows, batch.tokens()];
-        let table = pass.weight(self.embeddings);
+        let table = pass.matrix(self.embeddings);
         let text = tape.embedding(Embedding { table, ids: batch.ids, shape: &shape })?;
         let anchors = match self.anchor_embedding {
             Some(embedding) if pass.new_anchors() > 0 => {
@@ -471,15 +493,16 @@ impl<E: Engine> Model<E> {
     }
 }
 
-/// A parameter in the precision of the weights, if it is one of their matrices.
+/// A parameter for inference: packed if it is a matrix and the precision is not f32.
 fn rounded<E: Engine>(
     engine: &E,
     spec: &ParameterSpec,
     tensor: E::Tensor,
     weights: Precision,
-) -> Result<E::Tensor> {
+) -> Result<Weight<E::Tensor, E::Packed>> {
     if weights == Precision::F32 || !spec.is_matrix() {
-        return Ok(tensor);
+        return Ok(Weight::Full(tensor));
     }
-    engine.quantize(&tensor, weights).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
+    let packed = engine.pack(&tensor, weights);
+    packed.map(Weight::Packed).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
 }

@@ -21,7 +21,7 @@ impl<E: Engine> Model<E> {
     pub(super) fn place(
         &self,
         engine: &E,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         ids: &[u32],
         bank: &mut StateBank<E>,
     ) -> Result<Vec<usize>> {
@@ -49,7 +49,7 @@ impl<E: Engine> Model<E> {
     pub(super) fn place_fresh(
         &self,
         engine: &E,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         ids: &[u32],
         policy: &Policy,
     ) -> Result<Vec<usize>> {
@@ -62,7 +62,7 @@ impl<E: Engine> Model<E> {
     fn run_ahead(
         &self,
         engine: &E,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         ids: &[u32],
         policy: &Policy,
         timeline: &mut Timeline,
@@ -95,7 +95,7 @@ impl<E: Engine> Model<E> {
                 replay: replay.iter().map(|c| c - chunk).collect(),
                 ..AnchorPlan::default()
             };
-            let table = pass.weight(self.embeddings);
+            let table = pass.matrix(self.embeddings);
             let text = tape.embedding(Embedding { table, ids: now, shape: &[1, tokens] })?;
             let states = match self.blocks.first() {
                 Some(block) => block.states(&pass, &text, &plan, memory)?,

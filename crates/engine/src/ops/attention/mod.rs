@@ -29,6 +29,13 @@ pub struct Attention<T> {
     pub value: T,
 }
 
+impl<T> Attention<T> {
+    /// Applies `f` to every input.
+    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> Attention<U> {
+        Attention { query: f(self.query), key: f(self.key), value: f(self.value) }
+    }
+}
+
 /// The sizes of a checked call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {

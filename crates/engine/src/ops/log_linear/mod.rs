@@ -76,6 +76,21 @@ impl<T> LogLinear<T> {
         }
     }
 
+    /// Applies `f` to every input; the first error ends it.
+    pub(crate) fn try_each<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<LogLinear<U>> {
+        Ok(LogLinear {
+            query: f(&self.query)?,
+            key: f(&self.key)?,
+            value: f(&self.value)?,
+            retention_input: f(&self.retention_input)?,
+            write_input: f(&self.write_input)?,
+            a_log: f(&self.a_log)?,
+            dt_bias: f(&self.dt_bias)?,
+            level_input: f(&self.level_input)?,
+            level_scale: f(&self.level_scale)?,
+        })
+    }
+
     /// The inputs that the plain gated delta rule has too.
     pub(crate) fn gated_delta(&self) -> GatedDelta<T>
     where

@@ -7,7 +7,7 @@ use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use march_engine::ops::anchor_read::Storage;
-use march_engine::{Engine, checksum, file_bytes};
+use march_engine::{Engine, checksum};
 use safetensors::Dtype;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -20,7 +20,7 @@ use super::{
     BankFile, BankTag, Ending, FORMAT_VERSION, LOGITS, ROUTING_KEYS, SCALES, STATES, TAILS, storage_name,
 };
 use crate::checkpoint::read::LENGTH_BYTES;
-use crate::disk;
+use crate::disk::{self, file_bytes};
 use crate::error::{Error, Result};
 use crate::memory::{Anchors, Ledger, StateBank};
 
