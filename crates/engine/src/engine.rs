@@ -287,7 +287,8 @@ pub trait Engine: Send + Sync + Sized + 'static {
     ) -> Result<Self::Tensor> {
         let AnchorRead { query, routing_query, routing_keys, anchor_states: list, null_score } = input;
         let keys = self.shape(routing_keys);
-        let states = anchor_read::stored_list_shape(keys, list, |s| Kernels::stored_shape(self.kernels(), s))?;
+        let states =
+            anchor_read::stored_list_shape(keys, list, |s| Kernels::stored_shape(self.kernels(), s))?;
         let shapes = AnchorRead {
             query: self.shape(query),
             routing_query: self.shape(routing_query),
@@ -460,10 +461,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         Kernels::sum_to(self.kernels(), x, shape)
     }
     /// The rows of a table that `ids` name. The table is a tensor, or a [`Weight`] that may be packed.
-    fn embedding<'a>(
-        &self,
-        input: Embedding<'_, impl Into<WeightRef<'a, Self>>>,
-    ) -> Result<Self::Tensor> {
+    fn embedding<'a>(&self, input: Embedding<'_, impl Into<WeightRef<'a, Self>>>) -> Result<Self::Tensor> {
         let Embedding { table, ids, shape } = input;
         let table = table.into();
         embedding::check(self.weight_shape(table), ids, shape)?;
@@ -525,7 +523,13 @@ pub trait Engine: Send + Sync + Sized + 'static {
         if let (Weight::Packed(packed), true) = (weight, needs.contains(&true)) {
             return no_gradient(NAME, self.packed_precision(packed));
         }
-        Kernels::linear_cross_entropy(self.kernels(), LinearCrossEntropy { x, weight }, targets, normaliser, needs)
+        Kernels::linear_cross_entropy(
+            self.kernels(),
+            LinearCrossEntropy { x, weight },
+            targets,
+            normaliser,
+            needs,
+        )
     }
     /// The kept gradients of [`Engine::linear_cross_entropy`] times the gradient of the loss.
     fn linear_cross_entropy_backward(

@@ -262,8 +262,7 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
             second_moment: &mut *second_moment,
         };
         try_device!(self.device.adamw(state, gradient, step));
-        let mut moved =
-            [self.there(parameter)?, self.there(first_moment)?, self.there(second_moment)?];
+        let mut moved = [self.there(parameter)?, self.there(first_moment)?, self.there(second_moment)?];
         let [p, m, v] = &mut moved;
         let state = AdamW { parameter: p, first_moment: m, second_moment: v };
         self.rest.adamw(state, &self.there(gradient)?, step)?;
@@ -597,11 +596,7 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         let (gate, up) = (self.there(input.gate)?, self.there(input.up)?);
         self.back(&self.rest.swiglu(SwiGlu { gate: &gate, up: &up })?)
     }
-    fn swiglu_backward(
-        &self,
-        input: SwiGlu<&D::Tensor>,
-        gradient: &D::Tensor,
-    ) -> Result<SwiGlu<D::Tensor>> {
+    fn swiglu_backward(&self, input: SwiGlu<&D::Tensor>, gradient: &D::Tensor) -> Result<SwiGlu<D::Tensor>> {
         try_device!(self.device.swiglu_backward(input, gradient));
         let (gate, up) = (self.there(input.gate)?, self.there(input.up)?);
         let d = self.rest.swiglu_backward(SwiGlu { gate: &gate, up: &up }, &self.there(gradient)?)?;

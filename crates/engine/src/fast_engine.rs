@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cpu::{Cpu, Shared};
-use crate::kernels::{Kernels, WeightOf};
 use crate::error::Result;
+use crate::kernels::{Kernels, WeightOf};
 use crate::ops::adamw::{self, AdamW, Step};
 use crate::ops::anchor_read::{self, AnchorRead, AnchorReadKept, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::attention::{self, Attention};

@@ -240,10 +240,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         for (var, gradient) in seeds {
             let (want, came) = (self.engine.shape(&var.value), self.engine.shape(gradient));
             if want != came {
-                return bad_value(
-                    "backward",
-                    format!("gradient has shape {came:?}, expected {want:?}"),
-                );
+                return bad_value("backward", format!("gradient has shape {came:?}, expected {want:?}"));
             }
             if let Some(id) = var.id {
                 self.inner.borrow_mut().accumulate(self.engine, id, gradient.clone())?;

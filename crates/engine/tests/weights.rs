@@ -19,7 +19,10 @@ fn results<E: Engine>(
     let x = engine.from_f64(&x.data, &x.shape)?;
     let f32_weight = engine.from_f64(&w.data, &w.shape)?;
     let packed = engine.pack(&f32_weight, precision)?;
-    assert_eq!((engine.packed_precision(&packed), &engine.packed_shape(&packed)[..]), (precision, &w.shape[..]));
+    assert_eq!(
+        (engine.packed_precision(&packed), &engine.packed_shape(&packed)[..]),
+        (precision, &w.shape[..])
+    );
     let weight = Weight::Packed(&packed);
     let bias = engine.from_f64(&b.data, &b.shape)?;
     let rows = engine.shape(&x)[0];

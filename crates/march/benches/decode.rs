@@ -78,7 +78,12 @@ struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    fn new(engine: &'a Cpu, model: &'a Model<Cpu>, parameters: &InferenceParameters<Cpu>, policy: Policy) -> Self {
+    fn new(
+        engine: &'a Cpu,
+        model: &'a Model<Cpu>,
+        parameters: &[impl Clone + Into<Weight<<Cpu as Engine>::Tensor, <Cpu as Engine>::Packed>>],
+        policy: Policy,
+    ) -> Self {
         let tape = Tape::inference(engine);
         let weights = model.bind(&tape, parameters);
         let bank = model.bank(policy).expect("a policy that fits");

@@ -8,7 +8,11 @@ use march::engine::{Cpu, Engine, Precision, Reference, Tape, Weight};
 use march::model::{Batch, Model};
 
 /// A small model whose weights are rounded.
-fn rounded<'e, E: Engine>(engine: &'e E, kind: &str, weights: Precision) -> Case<'e, E, Weight<E::Tensor, E::Packed>> {
+fn rounded<'e, E: Engine>(
+    engine: &'e E,
+    kind: &str,
+    weights: Precision,
+) -> Case<'e, E, Weight<E::Tensor, E::Packed>> {
     let case = Case::new(engine, &small(kind));
     let parameters = case.model.quantize(engine, case.parameters, weights).unwrap();
     Case { engine, model: case.model, parameters }

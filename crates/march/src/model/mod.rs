@@ -430,7 +430,11 @@ impl<E: Engine> Model<E> {
         hidden: &Var<E::Tensor>,
         targets: &[u32],
     ) -> Result<TokenLosses> {
-        Ok(tape.engine().token_losses(hidden.value(), weights[self.head.0].as_ref().map(Var::value), targets)?)
+        Ok(tape.engine().token_losses(
+            hidden.value(),
+            weights[self.head.0].as_ref().map(Var::value),
+            targets,
+        )?)
     }
 
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {

@@ -72,7 +72,7 @@ impl<E: Engine> Model<E> {
             return Ok(policy.periodic(timeline.position, ids.len()));
         };
         let tape = Tape::inference(engine);
-        let constants = weights.iter().map(|weight| tape.constant(weight.value().clone())).collect();
+        let constants = weights.iter().map(|weight| weight.clone().map(|var| var.detach())).collect();
         let context =
             Context { weights: constants, plans: Vec::new(), norm_eps: self.config.norm_eps, trace: None };
         let pass = Pass { tape: &tape, context: Rc::new(context) };

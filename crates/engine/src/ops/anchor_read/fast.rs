@@ -11,8 +11,8 @@ use super::sparse::{Choose, Groups, ReadBlock, blocks};
 use super::stored::StoredStates;
 use super::tile::{Call, Padded, States, TOKENS};
 use super::{
-    AnchorRead, AnchorReadKept, AnchorReadOptions, NO_ANCHOR, Segment, Sizes, check, check_stored, check_weights,
-    output_shape, stored_list_shape,
+    AnchorRead, AnchorReadKept, AnchorReadOptions, NO_ANCHOR, Segment, Sizes, check, check_stored,
+    check_weights, output_shape, stored_list_shape,
 };
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value, expect_shape};
@@ -227,7 +227,8 @@ fn read(
                 let rows = segments[*i].start..segments[*i].start + segments[*i].len;
                 &chosen[rows.start * heads * top_k..rows.end * heads * top_k]
             };
-            let read = || sparse.iter().flat_map(of_segment).filter(|&&id| id != NO_ANCHOR).map(|&id| id as usize);
+            let read =
+                || sparse.iter().flat_map(of_segment).filter(|&&id| id != NO_ANCHOR).map(|&id| id as usize);
             call.prepare(cpu, read())?;
             let blocks = blocks(segments, sparse.iter().copied());
             cpu.parallel(blocks.len() * heads, |task| {

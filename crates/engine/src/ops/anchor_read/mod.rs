@@ -291,8 +291,13 @@ impl<'e, E: Engine> Tape<'e, E> {
         let options = options.clone();
         let output = readout.clone();
         Ok(self.record_one(&vars, readout, move |tape, gradient| {
-            let d =
-                tape.engine().anchor_read_backward(values.as_ref(), &options, &output, kept.as_ref(), &gradient)?;
+            let d = tape.engine().anchor_read_backward(
+                values.as_ref(),
+                &options,
+                &output,
+                kept.as_ref(),
+                &gradient,
+            )?;
             Ok(d.into_list().into_iter().map(Some).collect())
         }))
     }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, check_stored, check_weights, output_shape};
+use super::{
+    AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, check_stored, check_weights, output_shape,
+};
 use crate::error::{Result, expect_shape};
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
 use crate::tensor::{Real, Tensor};

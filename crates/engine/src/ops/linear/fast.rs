@@ -52,11 +52,7 @@ pub(crate) fn forward_each(
     let jobs: Vec<Job<'_>> = weights
         .iter()
         .zip(&mut outputs)
-        .map(|(weight, (sizes, y))| Job {
-            sizes: *sizes,
-            weight: weight.raw(),
-            y: Shared::new(y.data_mut()),
-        })
+        .map(|(weight, (sizes, y))| Job { sizes: *sizes, weight: weight.raw(), y: Shared::new(y.data_mut()) })
         .collect();
     invariant(cpu, x.data(), &jobs);
     drop(jobs);
