@@ -97,7 +97,7 @@ impl Cpu {
         Tensor::uninit(&self.buffers, shape)
     }
 
-    /// The same in a buffer with room for half as much again.
+    /// An output in a buffer with room for half as many numbers again, so that it can grow in place.
     pub(crate) fn uninit_with_room(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::uninit_with_room(&self.buffers, shape)
     }

@@ -435,7 +435,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         layout::check_permute(self.shape(x), axes)?;
         Kernels::permute(self.kernels(), x, axes)
     }
-    /// The same numbers under another shape.
+    /// The numbers of x under another shape; their order stays.
     fn reshape(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor> {
         layout::check_reshape(self.shape(x), shape)?;
         Kernels::reshape(self.kernels(), x, shape)

@@ -138,7 +138,7 @@ impl<D: Kernels, R: Kernels> Fallback<D, R> {
         }
     }
 
-    /// The same list, if the device stored all of its entries.
+    /// A list of stored states as the device takes it, if it stored all of them.
     fn device_states(list: &[Arc<Stored<D, R>>]) -> Option<Vec<Arc<D::Stored>>> {
         let own = |states: &Arc<Stored<D, R>>| match &**states {
             FallbackStored::Device(states) => Some(Arc::clone(states)),

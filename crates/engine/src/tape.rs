@@ -34,7 +34,7 @@ impl<T> Var<T> {
         self.value
     }
 
-    /// The same tensor, cut off from the tape: no gradient flows through it.
+    /// A variable of this tensor that is cut off from the tape: no gradient flows through it.
     pub fn detach(&self) -> Self
     where
         T: Clone,

@@ -331,7 +331,7 @@ impl<R: Real> Tensor<R> {
         Arc::get_mut(&mut self.buffer).is_some()
     }
 
-    /// The same numbers under another shape of the same size.
+    /// A handle on the same numbers with another shape of the same size.
     pub(crate) fn with_shape(&self, shape: &[usize]) -> Self {
         debug_assert_eq!(self.len(), shape.iter().product::<usize>());
         Self { buffer: Arc::clone(&self.buffer), shape: shape.into() }

@@ -20,7 +20,7 @@ pub enum Weight<T, P> {
 }
 
 impl<T, P> Weight<T, P> {
-    /// The same weight by reference.
+    /// Borrows the tensor or the packed weight.
     pub fn as_ref(&self) -> Weight<&T, &P> {
         match self {
             Self::Full(tensor) => Weight::Full(tensor),
@@ -28,7 +28,7 @@ impl<T, P> Weight<T, P> {
         }
     }
 
-    /// The same weight with another kind of tensor.
+    /// Applies `f` to the tensor of a full weight.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Weight<U, P> {
         match self {
             Self::Full(tensor) => Weight::Full(f(tensor)),

@@ -92,7 +92,7 @@ impl<T> AnchorReadKept<T> {
 pub const NO_ANCHOR: u32 = u32::MAX;
 
 impl<T, A> AnchorRead<T, A> {
-    /// The same inputs with other states.
+    /// Replaces the states.
     pub(crate) fn with_states<B>(self, anchor_states: B) -> AnchorRead<T, B> {
         let Self { query, routing_query, routing_keys, null_score, .. } = self;
         AnchorRead { query, routing_query, routing_keys, anchor_states, null_score }

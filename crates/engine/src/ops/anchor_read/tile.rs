@@ -129,7 +129,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same, if it is f32.
+    /// The numbers of a state in place, if they are f32.
     #[inline(always)]
     pub(super) fn plain_state(&self, anchor: usize, head: usize) -> Option<&'a [f32]> {
         match self.state(anchor, head) {

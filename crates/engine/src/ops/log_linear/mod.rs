@@ -56,7 +56,7 @@ pub struct LogLinear<T> {
 }
 
 impl<T> LogLinear<T> {
-    /// The same inputs by reference.
+    /// Borrows every input.
     pub fn as_ref(&self) -> LogLinear<&T> {
         self.each(|t| t)
     }
