@@ -352,7 +352,7 @@ impl Bench {
             let flops = (seen * heads * 2 * 64 * dv) as f64;
             let both = |cpu: &Cpu, options: &AnchorReadOptions| {
                 let (out, kept) = cpu.anchor_read(input, options, true).expect("shapes that fit");
-                cpu.anchor_read_backward(input, options, &out, &kept, &dout)
+                cpu.anchor_read_backward(input, options, &out, kept.as_ref(), &dout)
             };
             let forward = self.time(|cpu| cpu.anchor_read(input, &options, false));
             self.flops(&name, forward, flops);
@@ -374,7 +374,7 @@ impl Bench {
                 let dout = self.random(&[1, t, heads * dv], 1.0);
                 self.extra_bytes(|cpu| {
                     let (out, kept) = cpu.anchor_read(input, &options, true).expect("shapes that fit");
-                    cpu.anchor_read_backward(input, &options, &out, &kept, &dout)
+                    cpu.anchor_read_backward(input, &options, &out, kept.as_ref(), &dout)
                 })
             });
             self.memory("anchor_read", bytes);

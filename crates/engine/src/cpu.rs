@@ -92,17 +92,12 @@ impl Cpu {
         self.buffers.free_bytes()
     }
 
-    /// Where tensors' memory comes from.
-    pub(crate) fn buffers(&self) -> &Arc<Pool<f32>> {
-        &self.buffers
-    }
-
     /// An output whose every element the caller writes.
     pub(crate) fn uninit(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::uninit(&self.buffers, shape)
     }
 
-    /// The same in a buffer with room for half as much again.
+    /// An output in a buffer with room for half as many numbers again, so that it can grow in place.
     pub(crate) fn uninit_with_room(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::uninit_with_room(&self.buffers, shape)
     }

@@ -3,95 +3,170 @@
 //! Model code holds a [`crate::Tape`] over an `Engine` and never names a concrete tensor. [`crate::Cpu`] is
 //! the fast f32 engine; [`crate::Reference`] computes the same in f64 by the equations themselves. Forward
 //! and backward come in pairs; the tape joins them.
+//!
+//! Nobody implements this trait directly. A device implements [`Kernels`], which makes it an engine; the methods here
+//! check the arguments of each call and pass it on. Every engine therefore refuses the same calls with the same
+//! messages, without a check of its own.
 
 use std::borrow::Cow;
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::Result;
-use crate::ops::adamw::AdamW;
-use crate::ops::anchor_read::{AnchorRead, AnchorReadOptions, Storage, StoredStates};
-use crate::ops::attention::{Attention, KeyValues};
-use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
+use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::kernels::Kernels;
+use crate::ops::adamw::{self, AdamW};
+use crate::ops::anchor_read::{self, AnchorRead, AnchorReadKept, AnchorReadOptions, Storage, StoredStates};
+use crate::ops::attention::{self, Attention, KeyValues};
+use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
+use crate::ops::elementwise::broadcast::{broadcast, check_broadcasts_to};
 use crate::ops::elementwise::{Map, Zip};
-use crate::ops::embedding::Embedding;
-use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
-use crate::ops::linear::Linear;
-use crate::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
-use crate::ops::matmul::{MatMul, Transpose};
-use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
-use crate::ops::rotary::Rotary;
-use crate::ops::short_conv::{ShortConv, ShortConvGradients};
-use crate::ops::state_read::StateRead;
-use crate::ops::swiglu::SwiGlu;
+use crate::ops::embedding::{self, Embedding};
+use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
+use crate::ops::linear::{self, Linear};
+use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
+use crate::ops::matmul::{self, MatMul, Transpose};
+use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::rotary::{self, Rotary};
+use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
+use crate::ops::state_read::{self, StateRead};
+use crate::ops::swiglu::{self, SwiGlu};
+use crate::ops::{layout, reduce, softmax};
 use crate::precision::Precision;
+use crate::tensor::element_count;
+use crate::weight::{self, Weight};
 
-/// A device that can run every operation of the models, forward and backward.
-pub trait Engine: Sized + Send + Sync + 'static {
+/// A weight that an operation of engine `E` reads: in full, or packed in fewer bits.
+pub type WeightRef<'a, E> = Weight<&'a <E as Engine>::Tensor, &'a <E as Engine>::Packed>;
+
+/// A device that can run every operation of the models, forward and backward. Several threads may use one engine.
+pub trait Engine: Send + Sync + Sized + 'static {
     /// A tensor on this device. Cloning one is cheap: it copies a handle.
-    type Tensor: Clone + std::fmt::Debug + Send + Sync + 'static;
+    type Tensor: Clone + Debug + Send + Sync + 'static;
+
+    /// A weight matrix in fewer bits, for inference. Cloning one is cheap: it copies a handle.
+    type Packed: Clone + Debug + Send + Sync + 'static;
 
     /// Anchor states at the precision that a bank stores them in.
-    type Stored: Clone + std::fmt::Debug + Send + Sync + 'static;
+    type Stored: Clone + Debug + Send + Sync + 'static;
 
-    // ---- the engine itself ----
+    /// The device's own methods, which do not check their arguments.
+    type Kernels: Kernels<Tensor = Self::Tensor, Packed = Self::Packed, Stored = Self::Stored>;
 
-    /// Tokens of a chunk of [`Engine::gated_delta`]: a call that begins on a multiple of it gives each token the bits
-    /// that one long call gives it.
-    const CHUNK_TOKENS: usize;
+    /// The device.
+    fn kernels(&self) -> &Self::Kernels;
+
+    /// Tokens of a chunk of the recurrences (`gated_delta`, `log_linear_delta`). Chunks start at multiples of this,
+    /// counted from the call's first token: calls that start at multiples of it give the bits of one long call.
+    const CHUNK_TOKENS: usize = <Self::Kernels as Kernels>::CHUNK_TOKENS;
+
     /// Runs `task(0)` to `task(count - 1)`, each once, side by side where the engine has threads. Operations inside a
     /// task run on the task's own thread. Tasks must be independent of each other.
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
-        (0..count).for_each(task);
+        Kernels::side_by_side(self.kernels(), count, task);
     }
 
     // ---- data in and out ----
 
     /// A tensor from numbers in row-major order.
-    fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<Self::Tensor>;
+    fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<Self::Tensor> {
+        check_count(data.len(), shape)?;
+        Kernels::from_f32(self.kernels(), data, shape)
+    }
     /// A tensor from numbers in row-major order, rounded to the device's type.
-    fn from_f64(&self, data: &[f64], shape: &[usize]) -> Result<Self::Tensor>;
+    fn from_f64(&self, data: &[f64], shape: &[usize]) -> Result<Self::Tensor> {
+        check_count(data.len(), shape)?;
+        Kernels::from_f64(self.kernels(), data, shape)
+    }
     /// A tensor of one repeated number.
-    fn full(&self, shape: &[usize], value: f64) -> Result<Self::Tensor>;
+    fn full(&self, shape: &[usize], value: f64) -> Result<Self::Tensor> {
+        element_count("full", shape)?;
+        Kernels::full(self.kernels(), shape, value)
+    }
     /// The dimensions.
-    fn shape<'a>(&self, tensor: &'a Self::Tensor) -> &'a [usize];
+    fn shape<'a>(&self, tensor: &'a Self::Tensor) -> &'a [usize] {
+        Kernels::shape(self.kernels(), tensor)
+    }
     /// The numbers in row-major order.
-    fn to_f32(&self, tensor: &Self::Tensor) -> Vec<f32>;
+    fn to_f32(&self, tensor: &Self::Tensor) -> Vec<f32> {
+        Kernels::to_f32(self.kernels(), tensor)
+    }
     /// The numbers in row-major order.
-    fn to_f64(&self, tensor: &Self::Tensor) -> Vec<f64>;
+    fn to_f64(&self, tensor: &Self::Tensor) -> Vec<f64> {
+        Kernels::to_f64(self.kernels(), tensor)
+    }
 
     // ---- weights of inference ----
 
-    /// A weight [rows, width] in fewer bits, a scale for each row where there are scales. `linear`, `embedding` and
-    /// the losses read it in a weight's place, without gradients; all other operations refuse it.
-    fn quantize(&self, weight: &Self::Tensor, precision: Precision) -> Result<Self::Tensor>;
-    /// How a tensor's numbers are stored; f32 for all but quantised weights, also where the engine computes in f64.
-    fn precision(&self, tensor: &Self::Tensor) -> Precision;
+    /// A weight [rows, width] in fewer bits, with one scale for each row where the precision has scales. `linear`,
+    /// `embedding` and the losses read it in place of the full weight, without gradients ([`Weight::Packed`]).
+    fn pack(&self, weight: &Self::Tensor, precision: Precision) -> Result<Self::Packed> {
+        weight::check_shape(self.shape(weight))?;
+        Kernels::pack(self.kernels(), weight, precision)
+    }
+    /// The numbers that a packed weight stands for, [rows, width].
+    fn unpack(&self, packed: &Self::Packed) -> Result<Self::Tensor> {
+        Kernels::unpack(self.kernels(), packed)
+    }
+    /// The dimensions of a packed weight, [rows, width].
+    fn packed_shape<'a>(&self, packed: &'a Self::Packed) -> &'a [usize; 2] {
+        Kernels::packed_shape(self.kernels(), packed)
+    }
+    /// The precision of a packed weight.
+    fn packed_precision(&self, packed: &Self::Packed) -> Precision {
+        Kernels::packed_precision(self.kernels(), packed)
+    }
 
     // ---- gradients and parameters ----
 
     /// `sum += term`, in place where nobody else holds `sum`.
-    fn accumulate(&self, sum: &mut Self::Tensor, term: &Self::Tensor) -> Result<()>;
+    fn accumulate(&self, sum: &mut Self::Tensor, term: &Self::Tensor) -> Result<()> {
+        expect_shape("accumulate", "term", self.shape(term), self.shape(sum), "the shape of the sum")?;
+        Kernels::accumulate(self.kernels(), sum, term)
+    }
     /// Adds `rows` to the end of `whole` along dimension `axis`, before which all dimensions are 1; in place where
     /// nobody else holds `whole` and its buffer has room, so that many small calls cost no more than one large one.
-    fn append(&self, whole: &mut Self::Tensor, rows: &Self::Tensor, axis: usize) -> Result<()>;
-    /// Σ x², in f64.
-    fn squared_norm(&self, x: &Self::Tensor) -> Result<f64>;
+    fn append(&self, whole: &mut Self::Tensor, rows: &Self::Tensor, axis: usize) -> Result<()> {
+        layout::appended(self.shape(whole), self.shape(rows), axis)?;
+        Kernels::append(self.kernels(), whole, rows, axis)
+    }
+    /// Σ x² over all numbers of all tensors, in f64: the sum of each tensor, added in the order of the list. One call
+    /// serves all parameters of a model, so that a device waits for one result and not for one per parameter.
+    fn squared_norm(&self, tensors: &[&Self::Tensor]) -> Result<f64> {
+        Kernels::squared_norm(self.kernels(), tensors)
+    }
     /// One step of AdamW on a parameter and its two moments.
     fn adamw(
         &self,
         state: AdamW<&mut Self::Tensor>,
         gradient: &Self::Tensor,
-        step: &crate::ops::adamw::Step,
-    ) -> Result<()>;
+        step: &adamw::Step,
+    ) -> Result<()> {
+        let AdamW { parameter, first_moment, second_moment } = &state;
+        let shapes = [self.shape(parameter), self.shape(first_moment), self.shape(second_moment)];
+        adamw::check(shapes, self.shape(gradient), step)?;
+        Kernels::adamw(self.kernels(), state, gradient, step)
+    }
 
     // ---- layers ----
 
-    /// y = x Wᵀ (+ bias).
-    fn linear(&self, input: Linear<&Self::Tensor>) -> Result<Self::Tensor>;
+    /// y = x Wᵀ (+ bias). W is a tensor, or a [`Weight`] that may be packed.
+    fn linear<'a>(
+        &self,
+        input: Linear<&'a Self::Tensor, impl Into<WeightRef<'a, Self>>>,
+    ) -> Result<Self::Tensor> {
+        let Linear { x, weight, bias } = input;
+        let weight = weight.into();
+        let bias_shape = bias.map(|bias| self.shape(bias));
+        linear::check(self.shape(x), self.weight_shape(weight), bias_shape)?;
+        Kernels::linear(self.kernels(), Linear { x, weight, bias })
+    }
     /// x Wᵀ for each of several W, with the bits of [`Engine::linear`]; for inference.
-    fn linear_each(&self, x: &Self::Tensor, weights: &[&Self::Tensor]) -> Result<Vec<Self::Tensor>> {
-        weights.iter().map(|weight| self.linear(Linear { x, weight, bias: None })).collect()
+    fn linear_each(&self, x: &Self::Tensor, weights: &[WeightRef<'_, Self>]) -> Result<Vec<Self::Tensor>> {
+        for &weight in weights {
+            linear::check(self.shape(x), self.weight_shape(weight), None)?;
+        }
+        Kernels::linear_each(self.kernels(), x, weights)
     }
     /// Gradients of [`Engine::linear`]; `needs` says which of x, W, bias are wanted.
     fn linear_backward(
@@ -99,25 +174,48 @@ pub trait Engine: Sized + Send + Sync + 'static {
         input: Linear<&Self::Tensor>,
         gradient: &Self::Tensor,
         needs: [bool; 3],
-    ) -> Result<[Option<Self::Tensor>; 3]>;
+    ) -> Result<[Option<Self::Tensor>; 3]> {
+        let x = self.shape(input.x);
+        let bias = input.bias.map(|bias| self.shape(bias));
+        let sizes = linear::check(x, self.shape(input.weight), bias)?;
+        let expected = linear::output_shape(x, sizes);
+        expect_shape("linear", "gradient", self.shape(gradient), &expected, "[.., out]")?;
+        Kernels::linear_backward(self.kernels(), input, gradient, needs)
+    }
     /// y = x / rms(x) · w over the last dimension.
-    fn rms_norm(&self, input: RmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor>;
+    fn rms_norm(&self, input: RmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
+        rms_norm::check("rms_norm", self.shape(input.x), self.shape(input.weight))?;
+        Kernels::rms_norm(self.kernels(), input, eps)
+    }
     /// Gradients of [`Engine::rms_norm`].
     fn rms_norm_backward(
         &self,
         input: RmsNorm<&Self::Tensor>,
         eps: f64,
         gradient: &Self::Tensor,
-    ) -> Result<RmsNorm<Self::Tensor>>;
+    ) -> Result<RmsNorm<Self::Tensor>> {
+        let x = self.shape(input.x);
+        rms_norm::check("rms_norm", x, self.shape(input.weight))?;
+        expect_shape("rms_norm", "gradient", self.shape(gradient), x, "the shape of x")?;
+        Kernels::rms_norm_backward(self.kernels(), input, eps, gradient)
+    }
     /// y = rms_norm(x) · SiLU(gate), per head.
-    fn gated_rms_norm(&self, input: GatedRmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor>;
+    fn gated_rms_norm(&self, input: GatedRmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
+        rms_norm::check_gated(self.shape(input.x), self.shape(input.gate), self.shape(input.weight))?;
+        Kernels::gated_rms_norm(self.kernels(), input, eps)
+    }
     /// Gradients of [`Engine::gated_rms_norm`].
     fn gated_rms_norm_backward(
         &self,
         input: GatedRmsNorm<&Self::Tensor>,
         eps: f64,
         gradient: &Self::Tensor,
-    ) -> Result<GatedRmsNorm<Self::Tensor>>;
+    ) -> Result<GatedRmsNorm<Self::Tensor>> {
+        let x = self.shape(input.x);
+        rms_norm::check_gated(x, self.shape(input.gate), self.shape(input.weight))?;
+        expect_shape("gated_rms_norm", "gradient", self.shape(gradient), x, "the shape of x")?;
+        Kernels::gated_rms_norm_backward(self.kernels(), input, eps, gradient)
+    }
 
     // ---- the gated delta rule ----
 
@@ -127,7 +225,13 @@ pub trait Engine: Sized + Send + Sync + 'static {
         input: GatedDelta<&Self::Tensor>,
         options: &GatedDeltaOptions,
         keep: bool,
-    ) -> Result<(GatedDeltaOutput<Self::Tensor>, Vec<Self::Tensor>)>;
+    ) -> Result<(GatedDeltaOutput<Self::Tensor>, Vec<Self::Tensor>)> {
+        let sizes = gated_delta::check(&input.map(|t| self.shape(t)), options)?;
+        if keep {
+            gated_delta::check_differentiable(&sizes)?;
+        }
+        Kernels::gated_delta(self.kernels(), input, options, keep)
+    }
     /// Gradients of [`Engine::gated_delta`] from what it kept.
     fn gated_delta_backward(
         &self,
@@ -135,7 +239,11 @@ pub trait Engine: Sized + Send + Sync + 'static {
         options: &GatedDeltaOptions,
         kept: &[Self::Tensor],
         gradient: GatedDeltaGradient<&Self::Tensor>,
-    ) -> Result<GatedDelta<Self::Tensor>>;
+    ) -> Result<GatedDelta<Self::Tensor>> {
+        let sizes = gated_delta::check(&input.map(|t| self.shape(t)), options)?;
+        gated_delta::check_gradient(&sizes, &gradient.map(|t| self.shape(t)))?;
+        Kernels::gated_delta_backward(self.kernels(), input, options, kept, gradient)
+    }
 
     // ---- the historical reader ----
 
@@ -145,52 +253,112 @@ pub trait Engine: Sized + Send + Sync + 'static {
         input: AnchorRead<&Self::Tensor>,
         options: &AnchorReadOptions,
         keep: bool,
-    ) -> Result<(Self::Tensor, Vec<Self::Tensor>)>;
+    ) -> Result<(Self::Tensor, Option<AnchorReadKept<Self::Tensor>>)> {
+        anchor_read::check(&input.map(|t| self.shape(t)), options)?;
+        Kernels::anchor_read(self.kernels(), input, options, keep)
+    }
     /// Gradients of [`Engine::anchor_read`] from its readout and what it kept.
     fn anchor_read_backward(
         &self,
         input: AnchorRead<&Self::Tensor>,
         options: &AnchorReadOptions,
         readout: &Self::Tensor,
-        kept: &[Self::Tensor],
+        kept: Option<&AnchorReadKept<Self::Tensor>>,
         gradient: &Self::Tensor,
-    ) -> Result<AnchorRead<Self::Tensor>>;
+    ) -> Result<AnchorRead<Self::Tensor>> {
+        let shapes = input.map(|t| self.shape(t));
+        let sizes = anchor_read::check(&shapes, options)?;
+        let expected = anchor_read::output_shape(shapes.query, &sizes);
+        for (name, tensor) in [("gradient", gradient), ("readout", readout)] {
+            expect_shape("anchor_read", name, self.shape(tensor), &expected, "[.., value_heads·d_v]")?;
+        }
+        Kernels::anchor_read_backward(self.kernels(), input, options, readout, kept, gradient)
+    }
     /// Stores anchor states [n, value_heads, d_k, d_v].
-    fn store_states(&self, states: &Self::Tensor, storage: Storage) -> Result<Self::Stored>;
-    /// [`Engine::anchor_read`] on stored states that stand one after the other; for inference. Where there are as many
-    /// of them as anchors, each holds one.
+    fn store_states(&self, states: &Self::Tensor, storage: Storage) -> Result<Self::Stored> {
+        let &[_, _, _, _] = self.shape(states) else {
+            let expected = "[anchors, value_heads, d_k, d_v]";
+            return bad_shape("store_states", "states", self.shape(states), expected);
+        };
+        Kernels::store_states(self.kernels(), states, storage)
+    }
+    /// [`Engine::anchor_read`] on a list of stored states, in the order of the anchors; for inference. Where the list is
+    /// as long as there are anchors, each entry holds one.
     fn anchor_read_stored(
         &self,
         input: AnchorRead<&Self::Tensor, &[Arc<Self::Stored>]>,
         options: &AnchorReadOptions,
-    ) -> Result<Self::Tensor>;
+    ) -> Result<Self::Tensor> {
+        let AnchorRead { query, routing_query, routing_keys, anchor_states: list, null_score } = input;
+        let keys = self.shape(routing_keys);
+        let states =
+            anchor_read::stored_list_shape(keys, list, |s| Kernels::stored_shape(self.kernels(), s))?;
+        let shapes = AnchorRead {
+            query: self.shape(query),
+            routing_query: self.shape(routing_query),
+            routing_keys: keys,
+            anchor_states: &states[..],
+            null_score: null_score.map(|t| self.shape(t)),
+        };
+        anchor_read::check(&shapes, options)?;
+        Kernels::anchor_read_stored(self.kernels(), input, options)
+    }
     /// Stored states as they are in the machine's memory: what a file holds.
-    fn stored_to_host<'a>(&self, states: &'a Self::Stored) -> Result<Cow<'a, StoredStates>>;
-    /// Stored states from the machine's memory, or from a file that is mapped into it.
-    fn stored_from_host(&self, states: StoredStates) -> Result<Self::Stored>;
+    fn stored_to_host<'a>(&self, states: &'a Self::Stored) -> Result<Cow<'a, StoredStates>> {
+        Kernels::stored_to_host(self.kernels(), states)
+    }
+    /// Stored states from the machine's memory, or from a source that is read when they are first needed.
+    fn stored_from_host(&self, states: StoredStates) -> Result<Self::Stored> {
+        Kernels::stored_from_host(self.kernels(), states)
+    }
     /// Bytes of stored states.
-    fn stored_bytes(&self, states: &Self::Stored) -> usize;
+    fn stored_bytes(&self, states: &Self::Stored) -> usize {
+        Kernels::stored_bytes(self.kernels(), states)
+    }
     /// The routing weights themselves, [rows, value_heads, anchors], zero where unseen or not chosen: to look at.
     /// The states are not read; [d_k, d_v] stands in their place.
     fn routing_weights(
         &self,
         input: AnchorRead<&Self::Tensor, [usize; 2]>,
         options: &AnchorReadOptions,
-    ) -> Result<Self::Tensor>;
+    ) -> Result<Self::Tensor> {
+        let AnchorRead { query, routing_query, routing_keys, anchor_states, null_score } = input;
+        let shapes = AnchorRead {
+            query: self.shape(query),
+            routing_query: self.shape(routing_query),
+            routing_keys: self.shape(routing_keys),
+            anchor_states,
+            null_score: null_score.map(|t| self.shape(t)),
+        };
+        anchor_read::check_weights(shapes, options)?;
+        Kernels::routing_weights(self.kernels(), input, options)
+    }
 
     /// Each row reads its own state.
-    fn state_read(&self, input: StateRead<&Self::Tensor>, key_heads: usize) -> Result<Self::Tensor>;
+    fn state_read(&self, input: StateRead<&Self::Tensor>, key_heads: usize) -> Result<Self::Tensor> {
+        state_read::check(self.shape(input.query), self.shape(input.states), key_heads)?;
+        Kernels::state_read(self.kernels(), input, key_heads)
+    }
     /// Gradients of [`Engine::state_read`].
     fn state_read_backward(
         &self,
         input: StateRead<&Self::Tensor>,
         key_heads: usize,
         gradient: &Self::Tensor,
-    ) -> Result<StateRead<Self::Tensor>>;
+    ) -> Result<StateRead<Self::Tensor>> {
+        let query = self.shape(input.query);
+        let sizes = state_read::check(query, self.shape(input.states), key_heads)?;
+        let expected = state_read::output_shape(query, &sizes);
+        expect_shape("state_read", "gradient", self.shape(gradient), &expected, "[.., value_heads·d_v]")?;
+        Kernels::state_read_backward(self.kernels(), input, key_heads, gradient)
+    }
+
     // ---- plain operations ----
 
     /// y = f(x) on every element.
-    fn map(&self, kind: Map, x: &Self::Tensor) -> Result<Self::Tensor>;
+    fn map(&self, kind: Map, x: &Self::Tensor) -> Result<Self::Tensor> {
+        Kernels::map(self.kernels(), kind, x)
+    }
     /// Gradient of [`Engine::map`], from its input x and its output y.
     fn map_backward(
         &self,
@@ -198,9 +366,17 @@ pub trait Engine: Sized + Send + Sync + 'static {
         x: &Self::Tensor,
         y: &Self::Tensor,
         gradient: &Self::Tensor,
-    ) -> Result<Self::Tensor>;
+    ) -> Result<Self::Tensor> {
+        for (name, tensor) in [("y", y), ("gradient", gradient)] {
+            expect_shape("map", name, self.shape(tensor), self.shape(x), "the shape of x")?;
+        }
+        Kernels::map_backward(self.kernels(), kind, x, y, gradient)
+    }
     /// y = f(a, b) on every element, broadcasting as numpy does.
-    fn zip(&self, kind: Zip, a: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor>;
+    fn zip(&self, kind: Zip, a: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor> {
+        broadcast(kind.name(), self.shape(a), self.shape(b))?;
+        Kernels::zip(self.kernels(), kind, a, b)
+    }
     /// Gradients of [`Engine::zip`]; `needs` says which of a, b are wanted.
     fn zip_backward(
         &self,
@@ -209,9 +385,16 @@ pub trait Engine: Sized + Send + Sync + 'static {
         b: &Self::Tensor,
         gradient: &Self::Tensor,
         needs: [bool; 2],
-    ) -> Result<[Option<Self::Tensor>; 2]>;
+    ) -> Result<[Option<Self::Tensor>; 2]> {
+        let expected = broadcast(kind.name(), self.shape(a), self.shape(b))?;
+        expect_shape(kind.name(), "gradient", self.shape(gradient), &expected, "the shape of the result")?;
+        Kernels::zip_backward(self.kernels(), kind, a, b, gradient, needs)
+    }
     /// C = A B for each index of the leading dimensions.
-    fn matmul(&self, input: MatMul<&Self::Tensor>, transpose: Transpose) -> Result<Self::Tensor>;
+    fn matmul(&self, input: MatMul<&Self::Tensor>, transpose: Transpose) -> Result<Self::Tensor> {
+        matmul::check(self.shape(input.a), self.shape(input.b), transpose)?;
+        Kernels::matmul(self.kernels(), input, transpose)
+    }
     /// Gradients of [`Engine::matmul`]; `needs` says which of a, b are wanted.
     fn matmul_backward(
         &self,
@@ -219,87 +402,193 @@ pub trait Engine: Sized + Send + Sync + 'static {
         transpose: Transpose,
         gradient: &Self::Tensor,
         needs: [bool; 2],
-    ) -> Result<[Option<Self::Tensor>; 2]>;
+    ) -> Result<[Option<Self::Tensor>; 2]> {
+        let (_, expected) = matmul::check(self.shape(input.a), self.shape(input.b), transpose)?;
+        expect_shape("matmul", "gradient", self.shape(gradient), &expected, "[.., m, n]")?;
+        Kernels::matmul_backward(self.kernels(), input, transpose, gradient, needs)
+    }
     /// Softmax over the last dimension; a row of −inf gives zeros.
-    fn softmax(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+    fn softmax(&self, x: &Self::Tensor) -> Result<Self::Tensor> {
+        softmax::check(self.shape(x))?;
+        Kernels::softmax(self.kernels(), x)
+    }
     /// Gradient of [`Engine::softmax`], from its output y.
-    fn softmax_backward(&self, y: &Self::Tensor, gradient: &Self::Tensor) -> Result<Self::Tensor>;
+    fn softmax_backward(&self, y: &Self::Tensor, gradient: &Self::Tensor) -> Result<Self::Tensor> {
+        softmax::check(self.shape(y))?;
+        expect_shape("softmax", "gradient", self.shape(gradient), self.shape(y), "the shape of x")?;
+        Kernels::softmax_backward(self.kernels(), y, gradient)
+    }
     /// x[.., range, ..] along dimension `axis`.
-    fn slice(&self, x: &Self::Tensor, axis: usize, range: Range<usize>) -> Result<Self::Tensor>;
+    fn slice(&self, x: &Self::Tensor, axis: usize, range: Range<usize>) -> Result<Self::Tensor> {
+        layout::check_slice(self.shape(x), axis, &range)?;
+        Kernels::slice(self.kernels(), x, axis, range)
+    }
     /// x from `start` on along dimension `axis` of size `size`, zeros around it.
-    fn place(&self, x: &Self::Tensor, axis: usize, start: usize, size: usize) -> Result<Self::Tensor>;
+    fn place(&self, x: &Self::Tensor, axis: usize, start: usize, size: usize) -> Result<Self::Tensor> {
+        layout::check_place(self.shape(x), axis, start, size)?;
+        Kernels::place(self.kernels(), x, axis, start, size)
+    }
     /// Joins tensors along dimension `axis`.
-    fn concat(&self, parts: &[&Self::Tensor], axis: usize) -> Result<Self::Tensor>;
+    fn concat(&self, parts: &[&Self::Tensor], axis: usize) -> Result<Self::Tensor> {
+        let shapes: Vec<&[usize]> = parts.iter().map(|part| self.shape(part)).collect();
+        layout::check_concat(&shapes, axis)?;
+        Kernels::concat(self.kernels(), parts, axis)
+    }
     /// Dimension i of the result is dimension `axes[i]` of x.
-    fn permute(&self, x: &Self::Tensor, axes: &[usize]) -> Result<Self::Tensor>;
-    /// The same numbers under another shape.
-    fn reshape(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor>;
+    fn permute(&self, x: &Self::Tensor, axes: &[usize]) -> Result<Self::Tensor> {
+        layout::check_permute(self.shape(x), axes)?;
+        Kernels::permute(self.kernels(), x, axes)
+    }
+    /// The numbers of x under another shape; their order stays.
+    fn reshape(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor> {
+        layout::check_reshape(self.shape(x), shape)?;
+        Kernels::reshape(self.kernels(), x, shape)
+    }
     /// Σ over dimension `axis`, which is gone from the result.
-    fn sum(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor>;
+    fn sum(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor> {
+        reduce::check_sum("sum", self.shape(x), axis)?;
+        Kernels::sum(self.kernels(), x, axis)
+    }
     /// The mean over dimension `axis`, which is gone from the result and must not be empty.
-    fn mean(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor>;
+    fn mean(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor> {
+        reduce::check_mean(self.shape(x), axis)?;
+        Kernels::mean(self.kernels(), x, axis)
+    }
     /// Repeats x `count` times along a new dimension `axis`.
-    fn expand(&self, x: &Self::Tensor, axis: usize, count: usize) -> Result<Self::Tensor>;
+    fn expand(&self, x: &Self::Tensor, axis: usize, count: usize) -> Result<Self::Tensor> {
+        reduce::check_expand(self.shape(x), axis, count)?;
+        Kernels::expand(self.kernels(), x, axis, count)
+    }
     /// Sums x over the dimensions that broadcasting `shape` to x's shape repeats.
-    fn sum_to(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor>;
-    /// The rows of a table that `ids` name.
-    fn embedding(&self, input: Embedding<'_, &Self::Tensor>) -> Result<Self::Tensor>;
+    fn sum_to(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor> {
+        check_broadcasts_to("sum_to", shape, self.shape(x))?;
+        Kernels::sum_to(self.kernels(), x, shape)
+    }
+    /// The rows of a table that `ids` name. The table is a tensor, or a [`Weight`] that may be packed.
+    fn embedding<'a>(&self, input: Embedding<'_, impl Into<WeightRef<'a, Self>>>) -> Result<Self::Tensor> {
+        let Embedding { table, ids, shape } = input;
+        let table = table.into();
+        embedding::check(self.weight_shape(table), ids, shape)?;
+        Kernels::embedding(self.kernels(), Embedding { table, ids, shape })
+    }
     /// Gradient of [`Engine::embedding`] with respect to its table of `rows` rows.
-    fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &Self::Tensor) -> Result<Self::Tensor>;
+    fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &Self::Tensor) -> Result<Self::Tensor> {
+        embedding::check_backward(ids, rows, self.shape(gradient))?;
+        Kernels::embedding_backward(self.kernels(), ids, rows, gradient)
+    }
+
     // ---- fused layers ----
 
     /// y = SiLU(gate) ∘ up.
-    fn swiglu(&self, input: SwiGlu<&Self::Tensor>) -> Result<Self::Tensor>;
+    fn swiglu(&self, input: SwiGlu<&Self::Tensor>) -> Result<Self::Tensor> {
+        swiglu::check(self.shape(input.gate), self.shape(input.up))?;
+        Kernels::swiglu(self.kernels(), input)
+    }
     /// Gradients of [`Engine::swiglu`].
     fn swiglu_backward(
         &self,
         input: SwiGlu<&Self::Tensor>,
         gradient: &Self::Tensor,
-    ) -> Result<SwiGlu<Self::Tensor>>;
+    ) -> Result<SwiGlu<Self::Tensor>> {
+        swiglu::check(self.shape(input.gate), self.shape(input.up))?;
+        swiglu::check_gradient(self.shape(input.gate), self.shape(gradient))?;
+        Kernels::swiglu_backward(self.kernels(), input, gradient)
+    }
     /// Depthwise causal convolution, then SiLU; also the tail for the next call.
-    fn short_conv(&self, input: ShortConv<&Self::Tensor>) -> Result<(Self::Tensor, Self::Tensor)>;
+    fn short_conv(&self, input: ShortConv<&Self::Tensor>) -> Result<(Self::Tensor, Self::Tensor)> {
+        let tail = input.tail.map(|tail| self.shape(tail));
+        short_conv::check(self.shape(input.x), self.shape(input.weight), tail)?;
+        Kernels::short_conv(self.kernels(), input)
+    }
     /// Gradients of [`Engine::short_conv`]; the tail is a constant.
     fn short_conv_backward(
         &self,
         input: ShortConv<&Self::Tensor>,
         gradient: &Self::Tensor,
-    ) -> Result<ShortConvGradients<Self::Tensor>>;
-    /// Σ nll / normaliser of softmax(x Wᵀ), and at once the gradients of x and W that `needs` asks for.
-    fn linear_cross_entropy(
+    ) -> Result<ShortConvGradients<Self::Tensor>> {
+        let tail = input.tail.map(|tail| self.shape(tail));
+        short_conv::check(self.shape(input.x), self.shape(input.weight), tail)?;
+        short_conv::check_gradient(self.shape(input.x), self.shape(gradient))?;
+        Kernels::short_conv_backward(self.kernels(), input, gradient)
+    }
+    /// Σ nll / normaliser of softmax(x Wᵀ), together with the gradients of x and W that `needs` asks for. W is a tensor,
+    /// or a [`Weight`]; a packed one has no gradients.
+    fn linear_cross_entropy<'a>(
         &self,
-        input: LinearCrossEntropy<&Self::Tensor>,
+        input: LinearCrossEntropy<&'a Self::Tensor, impl Into<WeightRef<'a, Self>>>,
         targets: &[u32],
         normaliser: Option<f64>,
         needs: [bool; 2],
-    ) -> Result<CrossEntropy<Self::Tensor>>;
+    ) -> Result<CrossEntropy<Self::Tensor>> {
+        const NAME: &str = "linear_cross_entropy";
+        let (x, weight) = (input.x, input.weight.into());
+        let call = cross_entropy::check(NAME, self.shape(x), self.weight_shape(weight), targets)?;
+        cross_entropy::factor(&call, normaliser)?;
+        if let (Weight::Packed(packed), true) = (weight, needs.contains(&true)) {
+            return no_gradient(NAME, self.packed_precision(packed));
+        }
+        Kernels::linear_cross_entropy(
+            self.kernels(),
+            LinearCrossEntropy { x, weight },
+            targets,
+            normaliser,
+            needs,
+        )
+    }
     /// The kept gradients of [`Engine::linear_cross_entropy`] times the gradient of the loss.
     fn linear_cross_entropy_backward(
         &self,
         kept: [Option<Self::Tensor>; 2],
         gradient: &Self::Tensor,
-    ) -> Result<[Option<Self::Tensor>; 2]>;
+    ) -> Result<[Option<Self::Tensor>; 2]> {
+        cross_entropy::check_gradient(self.shape(gradient))?;
+        Kernels::linear_cross_entropy_backward(self.kernels(), kept, gradient)
+    }
     /// The loss of each token and its most probable target, for evaluation.
-    fn token_losses(&self, x: &Self::Tensor, weight: &Self::Tensor, targets: &[u32]) -> Result<TokenLosses>;
+    fn token_losses<'a>(
+        &self,
+        x: &'a Self::Tensor,
+        weight: impl Into<WeightRef<'a, Self>>,
+        targets: &[u32],
+    ) -> Result<TokenLosses> {
+        let weight = weight.into();
+        cross_entropy::check("token_losses", self.shape(x), self.weight_shape(weight), targets)?;
+        Kernels::token_losses(self.kernels(), x, weight, targets)
+    }
+
     // ---- attention ----
 
     /// Each pair of each head of x [B, T, H·d] turned by an angle proportional to the position.
-    fn rotary(&self, x: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor>;
+    fn rotary(&self, x: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor> {
+        rotary::check("x", self.shape(x), &rotary)?;
+        Kernels::rotary(self.kernels(), x, rotary)
+    }
     /// Gradient of [`Engine::rotary`].
-    fn rotary_backward(&self, gradient: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor>;
+    fn rotary_backward(&self, gradient: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor> {
+        rotary::check("gradient", self.shape(gradient), &rotary)?;
+        Kernels::rotary_backward(self.kernels(), gradient, rotary)
+    }
     /// Causal softmax attention: the output and, with `keep`, what [`Engine::attention_backward`] reads.
     fn attention(
         &self,
         input: Attention<&Self::Tensor>,
         heads: usize,
         keep: bool,
-    ) -> Result<(Self::Tensor, Vec<Self::Tensor>)>;
+    ) -> Result<(Self::Tensor, Vec<Self::Tensor>)> {
+        attention::check(input.map(|t| self.shape(t)), heads)?;
+        Kernels::attention(self.kernels(), input, heads, keep)
+    }
     /// [`Engine::attention`] of a query [1, Tq, H·d] over a cache in blocks, with the same bits; for inference.
     fn attention_blocks(
         &self,
         query: &Self::Tensor,
         blocks: &[KeyValues<Self::Tensor>],
         heads: usize,
-    ) -> Result<Self::Tensor>;
+    ) -> Result<Self::Tensor> {
+        let shapes: Vec<_> = blocks.iter().map(|block| block.map(|t| self.shape(t))).collect();
+        attention::check_blocks(self.shape(query), &shapes, heads)?;
+        Kernels::attention_blocks(self.kernels(), query, blocks, heads)
+    }
     /// Gradients of [`Engine::attention`]; `saved` is what it kept.
     fn attention_backward(
         &self,
@@ -307,7 +596,12 @@ pub trait Engine: Sized + Send + Sync + 'static {
         heads: usize,
         saved: &[Self::Tensor],
         gradient: &Self::Tensor,
-    ) -> Result<Attention<Self::Tensor>>;
+    ) -> Result<Attention<Self::Tensor>> {
+        let sizes = attention::check(input.map(|t| self.shape(t)), heads)?;
+        expect_shape("attention", "gradient", self.shape(gradient), &sizes.output(), "[B, Tq, H·e]")?;
+        Kernels::attention_backward(self.kernels(), input, heads, saved, gradient)
+    }
+
     // ---- log-linear gated delta rule ----
 
     /// Readouts of the log-linear gated delta rule, the level states after the last token if wanted, and, with
@@ -318,7 +612,10 @@ pub trait Engine: Sized + Send + Sync + 'static {
         options: &LogLinearOptions,
         initial: Option<&Self::Tensor>,
         keep: bool,
-    ) -> Result<LogLinearOutput<Self::Tensor>>;
+    ) -> Result<LogLinearOutput<Self::Tensor>> {
+        log_linear::check(input.each(|t| self.shape(t)), options, initial.map(|t| self.shape(t)))?;
+        Kernels::log_linear_delta(self.kernels(), input, options, initial, keep)
+    }
     /// Gradients of [`Engine::log_linear_delta`].
     fn log_linear_delta_backward(
         &self,
@@ -327,5 +624,45 @@ pub trait Engine: Sized + Send + Sync + 'static {
         initial: Option<&Self::Tensor>,
         saved: Option<&Self::Tensor>,
         gradient: &Self::Tensor,
-    ) -> Result<LogLinear<Self::Tensor>>;
+    ) -> Result<LogLinear<Self::Tensor>> {
+        let shapes = input.each(|t| self.shape(t));
+        log_linear::check(shapes, options, initial.map(|t| self.shape(t)))?;
+        log_linear::check_gradient(shapes, self.shape(gradient))?;
+        Kernels::log_linear_delta_backward(self.kernels(), input, options, initial, saved, gradient)
+    }
+
+    /// The dimensions of a weight, packed or not.
+    fn weight_shape<'a>(&self, weight: WeightRef<'a, Self>) -> &'a [usize] {
+        match weight {
+            Weight::Full(tensor) => self.shape(tensor),
+            Weight::Packed(packed) => self.packed_shape(packed),
+        }
+    }
+}
+
+impl<K: Kernels> Engine for K {
+    type Tensor = K::Tensor;
+    type Packed = K::Packed;
+    type Stored = K::Stored;
+    type Kernels = K;
+
+    fn kernels(&self) -> &K {
+        self
+    }
+}
+
+/// Refuses a number of values that does not fill a shape.
+fn check_count(found: usize, shape: &[usize]) -> Result<()> {
+    let expected = element_count("tensor", shape)?;
+    if found == expected {
+        return Ok(());
+    }
+    bad_value("tensor", format!("{found} numbers came for shape {shape:?}, which holds {expected}"))
+}
+
+/// Refuses to compute the gradient of a packed weight.
+pub(crate) fn no_gradient<T>(operation: &'static str, precision: Precision) -> Result<T> {
+    let message =
+        format!("no gradient passes a weight in {precision}: train with f32 weights, or use Tape::inference");
+    bad_value(operation, message)
 }

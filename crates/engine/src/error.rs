@@ -23,6 +23,12 @@ pub enum Error {
         /// What is wrong and what to do.
         message: String,
     },
+    /// The engine does not implement the operation.
+    #[error("{operation}: this engine does not implement it; use `Fallback` with an engine that does")]
+    Unsupported {
+        /// The operation that was called.
+        operation: &'static str,
+    },
 }
 
 /// The result of every public function of the engine.

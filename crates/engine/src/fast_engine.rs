@@ -1,14 +1,14 @@
-//! [`Cpu`] as an [`Engine`]: each method is the `fast` function of its operation.
+//! The kernels of [`Cpu`]: each method is the `fast` function of its operation.
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cpu::{Cpu, Shared};
-use crate::engine::Engine;
-use crate::error::{Result, expect_shape};
+use crate::error::Result;
+use crate::kernels::{Kernels, WeightOf};
 use crate::ops::adamw::{self, AdamW, Step};
-use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
+use crate::ops::anchor_read::{self, AnchorRead, AnchorReadKept, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::attention::{self, Attention, KeyValues};
 use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{self, Map, Zip};
@@ -27,13 +27,14 @@ use crate::ops::state_read::{self, StateRead};
 use crate::ops::swiglu::{self, SwiGlu};
 use crate::precision::Precision;
 use crate::simd::{self, Kernel, Simd};
-use crate::tensor::{Tensor, element_count};
-use crate::weight::{self, dense};
+use crate::tensor::Tensor;
+use crate::weight::{self, PackedWeight};
 
 type T = Tensor<f32>;
 
-impl Engine for Cpu {
+impl Kernels for Cpu {
     type Tensor = T;
+    type Packed = PackedWeight;
     type Stored = StoredStates;
 
     fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<T> {
@@ -44,7 +45,6 @@ impl Engine for Cpu {
         self.from_slice(&data, shape)
     }
     fn full(&self, shape: &[usize], value: f64) -> Result<T> {
-        element_count("full", shape)?;
         let mut tensor = self.uninit(shape);
         tensor.data_mut().fill(value as f32);
         Ok(tensor)
@@ -53,31 +53,34 @@ impl Engine for Cpu {
         tensor.shape()
     }
     fn to_f32(&self, tensor: &T) -> Vec<f32> {
-        tensor.numbers()
+        tensor.data().to_vec()
     }
     fn to_f64(&self, tensor: &T) -> Vec<f64> {
-        tensor.numbers().into_iter().map(f64::from).collect()
+        tensor.data().iter().map(|&v| f64::from(v)).collect()
     }
 
+    fn pack(&self, weight: &T, precision: Precision) -> Result<PackedWeight> {
+        weight::pack(self, weight, precision)
+    }
+    fn unpack(&self, packed: &PackedWeight) -> Result<T> {
+        self.from_slice(&packed.numbers(), packed.shape())
+    }
+    fn packed_shape<'a>(&self, packed: &'a PackedWeight) -> &'a [usize; 2] {
+        packed.shape()
+    }
+    fn packed_precision(&self, packed: &PackedWeight) -> Precision {
+        packed.precision()
+    }
     const CHUNK_TOKENS: usize = gated_delta::CHUNK_TOKENS;
 
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         self.parallel(count, task);
     }
 
-    fn quantize(&self, weight: &T, precision: Precision) -> Result<T> {
-        weight::quantize(self, weight, precision)
-    }
-    fn precision(&self, tensor: &T) -> Precision {
-        tensor.precision()
-    }
-
     fn accumulate(&self, sum: &mut T, term: &T) -> Result<()> {
-        dense("accumulate", [&*sum, term])?;
         accumulate(self, sum, term)
     }
     fn append(&self, whole: &mut T, rows: &T, axis: usize) -> Result<()> {
-        dense("append", [&*whole, rows])?;
         let shape = layout::appended(whole.shape(), rows.shape(), axis)?;
         if !whole.extend(rows, &shape) {
             let mut grown = self.uninit_with_room(&shape);
@@ -87,36 +90,29 @@ impl Engine for Cpu {
         }
         Ok(())
     }
-    fn squared_norm(&self, x: &T) -> Result<f64> {
-        dense("squared_norm", [x])?;
-        Ok(adamw::fast::squared_norm(self, x))
+    fn squared_norm(&self, tensors: &[&T]) -> Result<f64> {
+        Ok(tensors.iter().fold(0.0, |sum, x| sum + adamw::fast::squared_norm(self, x)))
     }
     fn adamw(&self, state: AdamW<&mut T>, gradient: &T, step: &Step) -> Result<()> {
-        dense("adamw", [&*state.parameter, gradient])?;
         adamw::fast::step(self, state, gradient, step)
     }
 
-    fn linear(&self, input: Linear<&T>) -> Result<T> {
-        dense("linear", [input.x].into_iter().chain(input.bias))?;
+    fn linear(&self, input: Linear<&T, WeightOf<'_, Self>>) -> Result<T> {
         linear::fast::forward(self, input)
     }
-    fn linear_each(&self, x: &T, weights: &[&T]) -> Result<Vec<T>> {
-        dense("linear", [x])?;
+    fn linear_each(&self, x: &T, weights: &[WeightOf<'_, Self>]) -> Result<Vec<T>> {
         linear::fast::forward_each(self, x, weights)
     }
     fn linear_backward(&self, input: Linear<&T>, gradient: &T, needs: [bool; 3]) -> Result<[Option<T>; 3]> {
-        dense("linear_backward", [input.weight])?;
         linear::fast::backward(self, input, gradient, needs)
     }
     fn rms_norm(&self, input: RmsNorm<&T>, eps: f64) -> Result<T> {
-        dense("rms_norm", [input.x, input.weight])?;
         rms_norm::fast::forward(self, input, eps)
     }
     fn rms_norm_backward(&self, input: RmsNorm<&T>, eps: f64, gradient: &T) -> Result<RmsNorm<T>> {
         rms_norm::fast::backward(self, input, eps, gradient)
     }
     fn gated_rms_norm(&self, input: GatedRmsNorm<&T>, eps: f64) -> Result<T> {
-        dense("gated_rms_norm", [input.x, input.gate, input.weight])?;
         rms_norm::fast::gated_forward(self, input, eps)
     }
     fn gated_rms_norm_backward(
@@ -136,7 +132,6 @@ impl Engine for Cpu {
         options: &GatedDeltaOptions,
         keep: bool,
     ) -> Result<(GatedDeltaOutput<T>, Vec<T>)> {
-        dense("gated_delta", input.into_list())?;
         gated_delta::fast::forward(self, input, options, keep)
     }
     fn gated_delta_backward(
@@ -156,8 +151,7 @@ impl Engine for Cpu {
         input: AnchorRead<&T>,
         options: &AnchorReadOptions,
         keep: bool,
-    ) -> Result<(T, Vec<T>)> {
-        dense("anchor_read", input.into_list())?;
+    ) -> Result<(T, Option<AnchorReadKept<T>>)> {
         anchor_read::fast::forward(self, input, options, keep)
     }
     fn anchor_read_backward(
@@ -165,13 +159,12 @@ impl Engine for Cpu {
         input: AnchorRead<&T>,
         options: &AnchorReadOptions,
         readout: &T,
-        kept: &[T],
+        kept: Option<&AnchorReadKept<T>>,
         gradient: &T,
     ) -> Result<AnchorRead<T>> {
         anchor_read::fast::backward(self, input, options, readout, kept, gradient)
     }
     fn store_states(&self, states: &T, storage: Storage) -> Result<StoredStates> {
-        dense("store_states", [states])?;
         StoredStates::new(states.data(), states.shape(), storage)
     }
     fn anchor_read_stored(
@@ -179,7 +172,6 @@ impl Engine for Cpu {
         input: AnchorRead<&T, &[Arc<StoredStates>]>,
         options: &AnchorReadOptions,
     ) -> Result<T> {
-        dense("anchor_read_stored", [input.query, input.routing_query, input.routing_keys])?;
         anchor_read::fast::forward_stored(self, input, options)
     }
     fn stored_to_host<'a>(&self, states: &'a StoredStates) -> Result<Cow<'a, StoredStates>> {
@@ -188,15 +180,16 @@ impl Engine for Cpu {
     fn stored_from_host(&self, states: StoredStates) -> Result<StoredStates> {
         Ok(states)
     }
+    fn stored_shape(&self, states: &StoredStates) -> [usize; 4] {
+        states.shape()
+    }
     fn stored_bytes(&self, states: &StoredStates) -> usize {
         states.bytes()
     }
     fn routing_weights(&self, input: AnchorRead<&T, [usize; 2]>, options: &AnchorReadOptions) -> Result<T> {
-        dense("routing_weights", [input.query, input.routing_query, input.routing_keys])?;
         anchor_read::fast::weights(self, input, options)
     }
     fn state_read(&self, input: StateRead<&T>, key_heads: usize) -> Result<T> {
-        dense("state_read", [input.query, input.states])?;
         state_read::fast::forward(self, input, key_heads)
     }
     fn state_read_backward(
@@ -211,14 +204,12 @@ impl Engine for Cpu {
     // ---- plain operations ----
 
     fn map(&self, kind: Map, x: &T) -> Result<T> {
-        dense("map", [x])?;
         Ok(elementwise::fast::map(self, kind, x))
     }
     fn map_backward(&self, kind: Map, x: &T, y: &T, gradient: &T) -> Result<T> {
         elementwise::fast::map_backward(self, kind, x, y, gradient)
     }
     fn zip(&self, kind: Zip, a: &T, b: &T) -> Result<T> {
-        dense("zip", [a, b])?;
         elementwise::fast::zip(self, kind, a, b)
     }
     fn zip_backward(
@@ -232,7 +223,6 @@ impl Engine for Cpu {
         elementwise::fast::zip_backward(self, kind, a, b, gradient, needs)
     }
     fn matmul(&self, input: MatMul<&T>, transpose: Transpose) -> Result<T> {
-        dense("matmul", [input.a, input.b])?;
         matmul::fast::forward(self, input, transpose)
     }
     fn matmul_backward(
@@ -245,49 +235,39 @@ impl Engine for Cpu {
         matmul::fast::backward(self, input, transpose, gradient, needs)
     }
     fn softmax(&self, x: &T) -> Result<T> {
-        dense("softmax", [x])?;
         softmax::fast::forward(self, x)
     }
     fn softmax_backward(&self, y: &T, gradient: &T) -> Result<T> {
         softmax::fast::backward(self, y, gradient)
     }
     fn slice(&self, x: &T, axis: usize, range: Range<usize>) -> Result<T> {
-        dense("slice", [x])?;
         layout::fast::slice(self, x, axis, range)
     }
     fn place(&self, x: &T, axis: usize, start: usize, size: usize) -> Result<T> {
-        dense("place", [x])?;
         layout::fast::place(self, x, axis, start, size)
     }
     fn concat(&self, parts: &[&T], axis: usize) -> Result<T> {
-        dense("concat", parts.iter().copied())?;
         layout::fast::concat(self, parts, axis)
     }
     fn permute(&self, x: &T, axes: &[usize]) -> Result<T> {
-        dense("permute", [x])?;
         layout::fast::permute(self, x, axes)
     }
     fn reshape(&self, x: &T, shape: &[usize]) -> Result<T> {
-        dense("reshape", [x])?;
         layout::fast::reshape(x, shape)
     }
     fn sum(&self, x: &T, axis: usize) -> Result<T> {
-        dense("sum", [x])?;
         reduce::fast::sum(self, x, axis)
     }
     fn mean(&self, x: &T, axis: usize) -> Result<T> {
-        dense("mean", [x])?;
         reduce::fast::mean(self, x, axis)
     }
     fn expand(&self, x: &T, axis: usize, count: usize) -> Result<T> {
-        dense("expand", [x])?;
         reduce::fast::expand(self, x, axis, count)
     }
     fn sum_to(&self, x: &T, shape: &[usize]) -> Result<T> {
-        dense("sum_to", [x])?;
         reduce::fast::sum_to(self, x, shape)
     }
-    fn embedding(&self, input: Embedding<'_, &T>) -> Result<T> {
+    fn embedding(&self, input: Embedding<'_, WeightOf<'_, Self>>) -> Result<T> {
         embedding::fast::forward(self, input)
     }
     fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &T) -> Result<T> {
@@ -297,14 +277,12 @@ impl Engine for Cpu {
     // ---- fused layers ----
 
     fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
-        dense("swiglu", [input.gate, input.up])?;
         swiglu::fast::forward(self, input)
     }
     fn swiglu_backward(&self, input: SwiGlu<&T>, gradient: &T) -> Result<SwiGlu<T>> {
         swiglu::fast::backward(self, input, gradient)
     }
     fn short_conv(&self, input: ShortConv<&T>) -> Result<(T, T)> {
-        dense("short_conv", [input.x, input.weight])?;
         short_conv::fast::forward(self, input)
     }
     fn short_conv_backward(&self, input: ShortConv<&T>, gradient: &T) -> Result<ShortConvGradients<T>> {
@@ -312,34 +290,29 @@ impl Engine for Cpu {
     }
     fn linear_cross_entropy(
         &self,
-        input: LinearCrossEntropy<&T>,
+        input: LinearCrossEntropy<&T, WeightOf<'_, Self>>,
         targets: &[u32],
         normaliser: Option<f64>,
         needs: [bool; 2],
     ) -> Result<CrossEntropy<T>> {
-        let weight = needs.contains(&true).then_some(input.weight);
-        dense("linear_cross_entropy", [input.x].into_iter().chain(weight))?;
         cross_entropy::fast::forward(self, input, targets, normaliser, needs)
     }
     fn linear_cross_entropy_backward(&self, kept: [Option<T>; 2], gradient: &T) -> Result<[Option<T>; 2]> {
         cross_entropy::fast::backward(self, kept, gradient)
     }
-    fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
-        dense("token_losses", [x])?;
+    fn token_losses(&self, x: &T, weight: WeightOf<'_, Self>, targets: &[u32]) -> Result<TokenLosses> {
         cross_entropy::fast::token_losses(self, x, weight, targets)
     }
 
     // ---- attention ----
 
     fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {
-        dense("rotary", [x])?;
         rotary::fast::forward(self, x, rotary)
     }
     fn rotary_backward(&self, gradient: &T, rotary: Rotary) -> Result<T> {
         rotary::fast::backward(self, gradient, rotary)
     }
     fn attention(&self, input: Attention<&T>, heads: usize, keep: bool) -> Result<(T, Vec<T>)> {
-        dense("attention", [input.query, input.key, input.value])?;
         attention::fast::forward(self, input, heads, keep)
     }
     fn attention_blocks(&self, query: &T, blocks: &[KeyValues<T>], heads: usize) -> Result<T> {
@@ -364,7 +337,6 @@ impl Engine for Cpu {
         initial: Option<&T>,
         keep: bool,
     ) -> Result<LogLinearOutput<T>> {
-        dense("log_linear_delta", [input.query, input.key, input.value, input.level_scale])?;
         log_linear::fast::forward(self, input, options, initial, keep)
     }
     fn log_linear_delta_backward(
@@ -390,7 +362,6 @@ impl Kernel for AddTo<'_> {
 
 #[allow(unsafe_code)]
 fn accumulate(cpu: &Cpu, sum: &mut T, term: &T) -> Result<()> {
-    expect_shape("accumulate", "term", term.shape(), sum.shape(), "the shape of the sum")?;
     if !sum.is_unique() {
         *sum = cpu.from_slice(sum.data(), sum.shape())?;
     }

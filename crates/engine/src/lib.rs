@@ -2,15 +2,18 @@
 //! each with a hand-written backward pass.
 //!
 //! Model code holds a [`Tape`] and calls operations on it; the tape runs them on an [`Engine`]. Two engines
-//! exist: [`Cpu`], f32, SIMD and threads, and [`Reference`], f64, the equations as they stand.
+//! exist: [`Cpu`], f32, SIMD and threads, and [`Reference`], f64, the equations as they stand. A new device implements
+//! [`Kernels`]; it may begin with a few operations and leave the others to another engine ([`Fallback`]).
 
+mod bytes;
 mod checksum;
 mod cpu;
 mod engine;
 mod error;
+mod fallback;
 mod fast_engine;
+mod kernels;
 mod machine;
-mod mapped;
 pub mod ops;
 mod precision;
 mod product;
@@ -21,14 +24,18 @@ mod team;
 mod tensor;
 mod weight;
 
+pub use bytes::{f32s_of_bytes, little_endian_bytes};
 pub use checksum::checksum;
 pub use cpu::{Cpu, CpuOptions, Products};
-pub use engine::Engine;
+pub use engine::{Engine, WeightRef};
 pub use error::{Error, Result};
+pub use fallback::{Fallback, FallbackPacked, FallbackStored};
+
+pub use kernels::{Kernels, WeightOf};
 pub use machine::Machine;
-pub use mapped::{Mapped, file_bytes};
 pub use precision::Precision;
 pub use reference_engine::Reference;
 pub use simd::Level;
 pub use tape::{Tape, Var};
 pub use tensor::{Real, Tensor};
+pub use weight::{PackedWeight, RoundedWeight, Weight};

@@ -26,7 +26,7 @@ impl<'a> Matrix<'a> {
         Self { data, size: [rows, columns], step: [columns, 1] }
     }
 
-    /// The same memory, read the other way round.
+    /// The transpose, of the same memory.
     pub(crate) fn t(self) -> Self {
         let Self { data, size: [rows, columns], step: [row, column] } = self;
         Self { data, size: [columns, rows], step: [column, row] }
@@ -68,7 +68,7 @@ pub(crate) fn product(cpu: &Cpu, c: &mut [f32], accum: Accum, a: Matrix<'_>, b: 
     });
 }
 
-/// The same on this thread.
+/// [`product`] on this thread alone.
 pub(crate) fn product_here(c: &mut [f32], accum: Accum, a: Matrix<'_>, b: Matrix<'_>) {
     let (m, n) = (a.size[0], b.size[1]);
     assert!(c.len() == m * n);

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::engine::Engine;
-use crate::error::{Result, bad_value, expect_shape};
+use crate::error::Result;
+use crate::kernels::{Kernels, WeightOf};
 use crate::ops::adamw::{self, AdamW, Step};
-use crate::ops::anchor_read::{self, AnchorRead, AnchorReadOptions, Storage, StoredStates};
+use crate::ops::anchor_read::{self, AnchorRead, AnchorReadKept, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::attention::{self, Attention, KeyValues};
 use crate::ops::cross_entropy::{self, CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{self, Map, Zip};
@@ -25,8 +25,8 @@ use crate::ops::softmax;
 use crate::ops::state_read::{self, StateRead};
 use crate::ops::swiglu::{self, SwiGlu};
 use crate::precision::Precision;
-use crate::tensor::{Tensor, element_count};
-use crate::weight::{self, dense};
+use crate::tensor::Tensor;
+use crate::weight::RoundedWeight;
 
 /// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,8 +34,9 @@ pub struct Reference;
 
 type T = Tensor<f64>;
 
-impl Engine for Reference {
+impl Kernels for Reference {
     type Tensor = T;
+    type Packed = RoundedWeight;
     type Stored = StoredStates;
 
     fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<T> {
@@ -43,17 +44,10 @@ impl Engine for Reference {
         self.from_f64(&data, shape)
     }
     fn from_f64(&self, data: &[f64], shape: &[usize]) -> Result<T> {
-        let len = element_count("tensor", shape)?;
-        if len != data.len() {
-            return bad_value(
-                "tensor",
-                format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()),
-            );
-        }
         Ok(Tensor::detached(data.to_vec(), shape))
     }
     fn full(&self, shape: &[usize], value: f64) -> Result<T> {
-        Ok(Tensor::detached(vec![value; element_count("full", shape)?], shape))
+        Ok(Tensor::detached(vec![value; shape.iter().product()], shape))
     }
     fn shape<'a>(&self, tensor: &'a T) -> &'a [usize] {
         tensor.shape()
@@ -65,54 +59,51 @@ impl Engine for Reference {
         tensor.data().to_vec()
     }
 
+    fn pack(&self, weight: &T, precision: Precision) -> Result<RoundedWeight> {
+        RoundedWeight::new(weight, precision)
+    }
+    fn unpack(&self, packed: &RoundedWeight) -> Result<T> {
+        Ok(packed.numbers().clone())
+    }
+    fn packed_shape<'a>(&self, packed: &'a RoundedWeight) -> &'a [usize; 2] {
+        packed.shape()
+    }
+    fn packed_precision(&self, packed: &RoundedWeight) -> Precision {
+        packed.precision()
+    }
     const CHUNK_TOKENS: usize = gated_delta::CHUNK_TOKENS;
 
-    fn quantize(&self, weight: &T, precision: Precision) -> Result<T> {
-        weight::quantize_reference(weight, precision)
-    }
-    fn precision(&self, tensor: &T) -> Precision {
-        tensor.precision()
-    }
-
     fn accumulate(&self, sum: &mut T, term: &T) -> Result<()> {
-        dense("accumulate", [&*sum, term])?;
-        expect_shape("accumulate", "term", term.shape(), sum.shape(), "the shape of the sum")?;
         let data = sum.data().iter().zip(term.data()).map(|(a, b)| a + b).collect();
         *sum = Tensor::detached(data, sum.shape());
         Ok(())
     }
     fn append(&self, whole: &mut T, rows: &T, axis: usize) -> Result<()> {
-        dense("append", [&*whole, rows])?;
         let shape = layout::appended(whole.shape(), rows.shape(), axis)?;
         *whole = Tensor::detached([whole.data(), rows.data()].concat(), &shape);
         Ok(())
     }
-    fn squared_norm(&self, x: &T) -> Result<f64> {
-        dense("squared_norm", [x])?;
-        Ok(adamw::reference::squared_norm(x))
+    fn squared_norm(&self, tensors: &[&T]) -> Result<f64> {
+        Ok(tensors.iter().fold(0.0, |sum, x| sum + adamw::reference::squared_norm(x)))
     }
     fn adamw(&self, state: AdamW<&mut T>, gradient: &T, step: &Step) -> Result<()> {
-        dense("adamw", [&*state.parameter, gradient])?;
         adamw::reference::step(state, gradient, step)
     }
 
-    fn linear(&self, input: Linear<&T>) -> Result<T> {
-        dense("linear", [input.x].into_iter().chain(input.bias))?;
-        linear::reference::forward(input)
+    fn linear(&self, input: Linear<&T, WeightOf<'_, Self>>) -> Result<T> {
+        let Linear { x, weight, bias } = input;
+        linear::reference::forward(Linear { x, weight: weight.numbers(), bias })
     }
     fn linear_backward(&self, input: Linear<&T>, gradient: &T, needs: [bool; 3]) -> Result<[Option<T>; 3]> {
-        dense("linear_backward", [input.weight])?;
         linear::reference::backward(input, gradient, needs)
     }
     fn rms_norm(&self, input: RmsNorm<&T>, eps: f64) -> Result<T> {
-        dense("rms_norm", [input.x, input.weight])?;
         rms_norm::reference::forward(input, eps)
     }
     fn rms_norm_backward(&self, input: RmsNorm<&T>, eps: f64, gradient: &T) -> Result<RmsNorm<T>> {
         rms_norm::reference::backward(input, eps, gradient)
     }
     fn gated_rms_norm(&self, input: GatedRmsNorm<&T>, eps: f64) -> Result<T> {
-        dense("gated_rms_norm", [input.x, input.gate, input.weight])?;
         rms_norm::reference::gated_forward(input, eps)
     }
     fn gated_rms_norm_backward(
@@ -132,7 +123,6 @@ impl Engine for Reference {
         options: &GatedDeltaOptions,
         _keep: bool,
     ) -> Result<(GatedDeltaOutput<T>, Vec<T>)> {
-        dense("gated_delta", input.into_list())?;
         Ok((gated_delta::reference::forward(input, options)?, Vec::new()))
     }
     fn gated_delta_backward(
@@ -152,22 +142,20 @@ impl Engine for Reference {
         input: AnchorRead<&T>,
         options: &AnchorReadOptions,
         _keep: bool,
-    ) -> Result<(T, Vec<T>)> {
-        dense("anchor_read", input.into_list())?;
-        Ok((anchor_read::reference::forward(input, options)?, Vec::new()))
+    ) -> Result<(T, Option<AnchorReadKept<T>>)> {
+        Ok((anchor_read::reference::forward(input, options)?, None))
     }
     fn anchor_read_backward(
         &self,
         input: AnchorRead<&T>,
         options: &AnchorReadOptions,
         readout: &T,
-        _kept: &[T],
+        _kept: Option<&AnchorReadKept<T>>,
         gradient: &T,
     ) -> Result<AnchorRead<T>> {
         anchor_read::reference::backward(input, options, readout, gradient)
     }
     fn store_states(&self, states: &T, storage: Storage) -> Result<StoredStates> {
-        dense("store_states", [states])?;
         StoredStates::new(&self.to_f32(states), states.shape(), storage)
     }
     fn anchor_read_stored(
@@ -175,7 +163,6 @@ impl Engine for Reference {
         input: AnchorRead<&T, &[Arc<StoredStates>]>,
         options: &AnchorReadOptions,
     ) -> Result<T> {
-        dense("anchor_read_stored", [input.query, input.routing_query, input.routing_keys])?;
         anchor_read::reference::forward_stored(input, options)
     }
     fn stored_to_host<'a>(&self, states: &'a StoredStates) -> Result<Cow<'a, StoredStates>> {
@@ -184,15 +171,16 @@ impl Engine for Reference {
     fn stored_from_host(&self, states: StoredStates) -> Result<StoredStates> {
         Ok(states)
     }
+    fn stored_shape(&self, states: &StoredStates) -> [usize; 4] {
+        states.shape()
+    }
     fn stored_bytes(&self, states: &StoredStates) -> usize {
         states.bytes()
     }
     fn routing_weights(&self, input: AnchorRead<&T, [usize; 2]>, options: &AnchorReadOptions) -> Result<T> {
-        dense("routing_weights", [input.query, input.routing_query, input.routing_keys])?;
         anchor_read::reference::weights(input, options)
     }
     fn state_read(&self, input: StateRead<&T>, key_heads: usize) -> Result<T> {
-        dense("state_read", [input.query, input.states])?;
         state_read::reference::forward(input, key_heads)
     }
     fn state_read_backward(
@@ -207,14 +195,12 @@ impl Engine for Reference {
     // ---- plain operations ----
 
     fn map(&self, kind: Map, x: &T) -> Result<T> {
-        dense("map", [x])?;
         Ok(elementwise::reference::map(kind, x))
     }
     fn map_backward(&self, kind: Map, x: &T, y: &T, gradient: &T) -> Result<T> {
         elementwise::reference::map_backward(kind, x, y, gradient)
     }
     fn zip(&self, kind: Zip, a: &T, b: &T) -> Result<T> {
-        dense("zip", [a, b])?;
         elementwise::reference::zip(kind, a, b)
     }
     fn zip_backward(
@@ -228,7 +214,6 @@ impl Engine for Reference {
         elementwise::reference::zip_backward(kind, a, b, gradient, needs)
     }
     fn matmul(&self, input: MatMul<&T>, transpose: Transpose) -> Result<T> {
-        dense("matmul", [input.a, input.b])?;
         matmul::reference::forward(input, transpose)
     }
     fn matmul_backward(
@@ -241,50 +226,41 @@ impl Engine for Reference {
         matmul::reference::backward(input, transpose, gradient, needs)
     }
     fn softmax(&self, x: &T) -> Result<T> {
-        dense("softmax", [x])?;
         softmax::reference::forward(x)
     }
     fn softmax_backward(&self, y: &T, gradient: &T) -> Result<T> {
         softmax::reference::backward(y, gradient)
     }
     fn slice(&self, x: &T, axis: usize, range: Range<usize>) -> Result<T> {
-        dense("slice", [x])?;
         layout::reference::slice(x, axis, range)
     }
     fn place(&self, x: &T, axis: usize, start: usize, size: usize) -> Result<T> {
-        dense("place", [x])?;
         layout::reference::place(x, axis, start, size)
     }
     fn concat(&self, parts: &[&T], axis: usize) -> Result<T> {
-        dense("concat", parts.iter().copied())?;
         layout::reference::concat(parts, axis)
     }
     fn permute(&self, x: &T, axes: &[usize]) -> Result<T> {
-        dense("permute", [x])?;
         layout::reference::permute(x, axes)
     }
     fn reshape(&self, x: &T, shape: &[usize]) -> Result<T> {
-        dense("reshape", [x])?;
         layout::reference::reshape(x, shape)
     }
     fn sum(&self, x: &T, axis: usize) -> Result<T> {
-        dense("sum", [x])?;
         reduce::reference::sum(x, axis)
     }
     fn mean(&self, x: &T, axis: usize) -> Result<T> {
-        dense("mean", [x])?;
         reduce::reference::mean(x, axis)
     }
     fn expand(&self, x: &T, axis: usize, count: usize) -> Result<T> {
-        dense("expand", [x])?;
         reduce::reference::expand(x, axis, count)
     }
     fn sum_to(&self, x: &T, shape: &[usize]) -> Result<T> {
-        dense("sum_to", [x])?;
         reduce::reference::sum_to(x, shape)
     }
-    fn embedding(&self, input: Embedding<'_, &T>) -> Result<T> {
-        embedding::reference::forward(input)
+    fn embedding(&self, input: Embedding<'_, WeightOf<'_, Self>>) -> Result<T> {
+        let Embedding { table, ids, shape } = input;
+        embedding::reference::forward(Embedding { table: table.numbers(), ids, shape })
     }
     fn embedding_backward(&self, ids: &[u32], rows: usize, gradient: &T) -> Result<T> {
         embedding::reference::backward(ids, rows, gradient)
@@ -293,14 +269,12 @@ impl Engine for Reference {
     // ---- fused layers ----
 
     fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
-        dense("swiglu", [input.gate, input.up])?;
         swiglu::reference::forward(input)
     }
     fn swiglu_backward(&self, input: SwiGlu<&T>, gradient: &T) -> Result<SwiGlu<T>> {
         swiglu::reference::backward(input, gradient)
     }
     fn short_conv(&self, input: ShortConv<&T>) -> Result<(T, T)> {
-        dense("short_conv", [input.x, input.weight])?;
         short_conv::reference::forward(input)
     }
     fn short_conv_backward(&self, input: ShortConv<&T>, gradient: &T) -> Result<ShortConvGradients<T>> {
@@ -308,39 +282,36 @@ impl Engine for Reference {
     }
     fn linear_cross_entropy(
         &self,
-        input: LinearCrossEntropy<&T>,
+        input: LinearCrossEntropy<&T, WeightOf<'_, Self>>,
         targets: &[u32],
         normaliser: Option<f64>,
         needs: [bool; 2],
     ) -> Result<CrossEntropy<T>> {
-        let weight = needs.contains(&true).then_some(input.weight);
-        dense("linear_cross_entropy", [input.x].into_iter().chain(weight))?;
+        let input = LinearCrossEntropy { x: input.x, weight: input.weight.numbers() };
         cross_entropy::reference::forward(input, targets, normaliser, needs)
     }
     fn linear_cross_entropy_backward(&self, kept: [Option<T>; 2], gradient: &T) -> Result<[Option<T>; 2]> {
         cross_entropy::reference::backward(kept, gradient)
     }
-    fn token_losses(&self, x: &T, weight: &T, targets: &[u32]) -> Result<TokenLosses> {
-        dense("token_losses", [x])?;
-        cross_entropy::reference::token_losses(x, weight, targets)
+    fn token_losses(&self, x: &T, weight: WeightOf<'_, Self>, targets: &[u32]) -> Result<TokenLosses> {
+        cross_entropy::reference::token_losses(x, weight.numbers(), targets)
     }
 
     // ---- attention ----
 
     fn rotary(&self, x: &T, rotary: Rotary) -> Result<T> {
-        dense("rotary", [x])?;
         rotary::reference::forward(x, rotary)
     }
     fn rotary_backward(&self, gradient: &T, rotary: Rotary) -> Result<T> {
         rotary::reference::backward(gradient, rotary)
     }
     fn attention(&self, input: Attention<&T>, heads: usize, _keep: bool) -> Result<(T, Vec<T>)> {
-        dense("attention", [input.query, input.key, input.value])?;
         Ok((attention::reference::forward(input, heads)?, Vec::new()))
     }
     fn attention_blocks(&self, query: &T, blocks: &[KeyValues<T>], heads: usize) -> Result<T> {
-        let join =
-            |part: fn(&KeyValues<T>) -> &T| self.concat(&blocks.iter().map(part).collect::<Vec<_>>(), 1);
+        let join = |part: fn(&KeyValues<T>) -> &T| {
+            Kernels::concat(self, &blocks.iter().map(part).collect::<Vec<_>>(), 1)
+        };
         let (key, value) = (join(|block| &block.key)?, join(|block| &block.value)?);
         attention::reference::forward(Attention { query, key: &key, value: &value }, heads)
     }
@@ -363,7 +334,6 @@ impl Engine for Reference {
         initial: Option<&T>,
         _keep: bool,
     ) -> Result<LogLinearOutput<T>> {
-        dense("log_linear_delta", [input.query, input.key, input.value, input.level_scale])?;
         log_linear::reference::forward(input, options, initial)
     }
     fn log_linear_delta_backward(

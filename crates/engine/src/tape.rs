@@ -12,9 +12,9 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, WeightRef, no_gradient};
 use crate::error::{Result, bad_value};
-use crate::precision::Precision;
+use crate::weight::Weight;
 
 /// A value in a computation: a tensor, and its place on the tape if a gradient flows to it.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl<T> Var<T> {
         self.value
     }
 
-    /// The same tensor, cut off from the tape: no gradient flows through it.
+    /// A variable of this tensor that is cut off from the tape: no gradient flows through it.
     pub fn detach(&self) -> Self
     where
         T: Clone,
@@ -135,23 +135,15 @@ impl<'e, E: Engine> Tape<'e, E> {
         inputs.iter().all(|v| v.id.is_none())
     }
 
-    /// Refuses a weight in fewer bits where a gradient would have to pass it.
-    pub(crate) fn refuse_gradient(
-        &self,
-        operation: &'static str,
-        weight: &E::Tensor,
-        inputs: &[&Var<E::Tensor>],
-    ) -> Result<()> {
-        match self.engine.precision(weight) {
-            Precision::F32 => Ok(()),
-            _ if !self.records(inputs) => Ok(()),
-            other => bad_value(
-                operation,
-                format!(
-                    "no gradient passes a weight in {other}: train with f32 weights, or use Tape::inference"
-                ),
-            ),
+    /// Refuses packed weights on a tape that records, because no gradient passes them.
+    pub(crate) fn refuse_packed(&self, operation: &'static str, weights: &[WeightRef<'_, E>]) -> Result<()> {
+        if !self.inner.borrow().recording {
+            return Ok(());
         }
+        weights.iter().try_for_each(|weight| match weight {
+            Weight::Full(_) => Ok(()),
+            Weight::Packed(packed) => no_gradient(operation, self.engine.packed_precision(packed)),
+        })
     }
 
     /// Puts the outputs of an operation on the tape. `backward` gets the gradients of the outputs, in their
@@ -248,10 +240,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         for (var, gradient) in seeds {
             let (want, came) = (self.engine.shape(&var.value), self.engine.shape(gradient));
             if want != came {
-                return bad_value(
-                    "backward",
-                    format!("a gradient of shape {came:?} came for a value of shape {want:?}"),
-                );
+                return bad_value("backward", format!("gradient has shape {came:?}, expected {want:?}"));
             }
             if let Some(id) = var.id {
                 self.inner.borrow_mut().accumulate(self.engine, id, gradient.clone())?;

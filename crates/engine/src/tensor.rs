@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
 
 use crate::error::{Result, bad_value};
-use crate::precision::Precision;
 
 /// The number types that references run in: `f32` and `f64`.
 pub trait Real:
@@ -218,46 +217,35 @@ impl std::ops::Deref for Shape {
 pub struct Tensor<R: Real> {
     buffer: Arc<Buffer<R>>,
     shape: Shape,
-    /// Of a weight for inference: see [`crate::weight`].
-    precision: Precision,
 }
 
 impl<R: Real> Clone for Tensor<R> {
     fn clone(&self) -> Self {
-        Self { buffer: Arc::clone(&self.buffer), shape: self.shape.clone(), precision: self.precision }
+        Self { buffer: Arc::clone(&self.buffer), shape: self.shape.clone() }
     }
 }
 
 impl<R: Real> std::fmt::Debug for Tensor<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.precision {
-            Precision::F32 => write!(f, "Tensor{:?}", self.shape()),
-            other => write!(f, "Tensor{:?} in {other}", self.shape()),
-        }
+        write!(f, "Tensor{:?}", self.shape())
     }
 }
 
 impl<R: Real> Tensor<R> {
     /// A tensor whose contents are unspecified: the caller writes every element.
     pub(crate) fn uninit(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
-        Self::with_words(pool, shape.iter().product(), shape, Precision::F32)
+        Self::with_capacity(pool, shape.iter().product(), shape)
     }
 
-    /// The same in a buffer for `words` numbers, whatever they hold.
-    pub(crate) fn with_words(
-        pool: &Arc<Pool<R>>,
-        words: usize,
-        shape: &[usize],
-        precision: Precision,
-    ) -> Self {
-        let buffer = Buffer { lines: Some(pool.take(words)), pool: Some(Arc::clone(pool)) };
-        Self { buffer: Arc::new(buffer), shape: shape.into(), precision }
-    }
-
-    /// The same in a buffer with room for half as much again.
+    /// A tensor of unspecified contents in a buffer with room for half as many numbers again.
     pub(crate) fn uninit_with_room(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
         let len: usize = shape.iter().product();
-        Self::with_words(pool, len + len / 2, shape, Precision::F32)
+        Self::with_capacity(pool, len + len / 2, shape)
+    }
+
+    fn with_capacity(pool: &Arc<Pool<R>>, capacity: usize, shape: &[usize]) -> Self {
+        let buffer = Buffer { lines: Some(pool.take(capacity)), pool: Some(Arc::clone(pool)) };
+        Self { buffer: Arc::new(buffer), shape: shape.into() }
     }
 
     /// Puts numbers behind the last one and takes the given shape, if nobody else holds the buffer and it has room.
@@ -301,12 +289,7 @@ impl<R: Real> Tensor<R> {
         let mut lines = Lines::zeroed(data.len());
         lines.as_mut_slice()[..data.len()].copy_from_slice(&data);
         let buffer = Buffer { lines: Some(lines), pool: None };
-        Self { buffer: Arc::new(buffer), shape: shape.into(), precision: Precision::F32 }
-    }
-
-    /// The same numbers, which are rounded to `precision`.
-    pub(crate) fn with_precision(self, precision: Precision) -> Self {
-        Self { precision, ..self }
+        Self { buffer: Arc::new(buffer), shape: shape.into() }
     }
 
     /// The dimensions.
@@ -329,40 +312,18 @@ impl<R: Real> Tensor<R> {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// How the numbers are stored.
-    pub fn precision(&self) -> Precision {
-        self.precision
-    }
-
-    /// Whether the buffer holds something else than numbers of this type: only the f32 engine packs weights.
-    fn is_packed(&self) -> bool {
-        self.precision != Precision::F32 && size_of::<R>() == size_of::<f32>()
-    }
-
-    /// The numbers. Of a weight in fewer bits there are none to point at; `Engine::to_f32` gives them.
+    /// The numbers.
     pub fn data(&self) -> &[R] {
-        assert!(!self.is_packed(), "a weight in {} has no numbers of this type", self.precision);
         let len = self.len();
-        &self.words()[..len]
-    }
-
-    /// The whole buffer.
-    pub(crate) fn words(&self) -> &[R] {
-        self.buffer.lines.as_ref().map_or(&[], Lines::as_slice)
-    }
-
-    /// The whole buffer, to be written. Only for a tensor that nobody else holds.
-    pub(crate) fn words_mut(&mut self) -> &mut [R] {
-        let buffer =
-            Arc::get_mut(&mut self.buffer).expect("a tensor is written only while nobody else holds it");
-        buffer.lines.as_mut().map_or(&mut [], Lines::as_mut_slice)
+        &self.buffer.lines.as_ref().map_or(&[][..], Lines::as_slice)[..len]
     }
 
     /// The numbers, to be written. Only for a tensor that nobody else holds.
     pub(crate) fn data_mut(&mut self) -> &mut [R] {
-        assert!(!self.is_packed(), "a weight in {} has no numbers of this type", self.precision);
         let len = self.len();
-        &mut self.words_mut()[..len]
+        let buffer =
+            Arc::get_mut(&mut self.buffer).expect("a tensor is written only while nobody else holds it");
+        &mut buffer.lines.as_mut().map_or(&mut [][..], Lines::as_mut_slice)[..len]
     }
 
     /// Whether this is the only handle on the buffer.
@@ -370,10 +331,10 @@ impl<R: Real> Tensor<R> {
         Arc::get_mut(&mut self.buffer).is_some()
     }
 
-    /// The same numbers under another shape of the same size.
+    /// A handle on the same numbers with another shape of the same size.
     pub(crate) fn with_shape(&self, shape: &[usize]) -> Self {
         debug_assert_eq!(self.len(), shape.iter().product::<usize>());
-        Self { buffer: Arc::clone(&self.buffer), shape: shape.into(), precision: self.precision }
+        Self { buffer: Arc::clone(&self.buffer), shape: shape.into() }
     }
 }
 

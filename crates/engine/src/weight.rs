@@ -1,17 +1,60 @@
-//! Weights of inference in fewer bits: a tensor [rows, width] whose buffer holds bf16 numbers, or scales and then
-//! signed bytes. Only products with weights, embeddings and losses read them; all else refuses them ([`dense`]).
+//! Weights of inference in fewer bits.
+//!
+//! Packed weights have types of their own, so that only the operations that can read them accept them: products with
+//! weights, embeddings and losses, all without gradients. These take a [`Weight`], which is either a tensor or a packed
+//! weight.
 #![allow(unsafe_code)]
-
-use std::sync::Arc;
 
 use crate::cpu::{Cpu, Shared};
 use crate::error::{Result, bad_shape, bad_value};
 use crate::precision::{Precision, from_bf16, to_bf16, to_int8};
-use crate::tensor::{Pool, Real, Tensor};
+use crate::tensor::{Real, Tensor};
+
+/// A weight matrix that an operation reads: in full, or packed in fewer bits.
+#[derive(Clone, Copy, Debug)]
+pub enum Weight<T, P> {
+    /// A tensor of the engine.
+    Full(T),
+    /// A weight made by [`crate::Engine::pack`].
+    Packed(P),
+}
+
+impl<T, P> Weight<T, P> {
+    /// Borrows the tensor or the packed weight.
+    pub fn as_ref(&self) -> Weight<&T, &P> {
+        match self {
+            Self::Full(tensor) => Weight::Full(tensor),
+            Self::Packed(packed) => Weight::Packed(packed),
+        }
+    }
+
+    /// Applies `f` to the tensor of a full weight.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Weight<U, P> {
+        match self {
+            Self::Full(tensor) => Weight::Full(f(tensor)),
+            Self::Packed(packed) => Weight::Packed(packed),
+        }
+    }
+
+    /// The tensor of a full weight; none for a packed one.
+    pub fn full(&self) -> Option<&T> {
+        match self {
+            Self::Full(tensor) => Some(tensor),
+            Self::Packed(_) => None,
+        }
+    }
+}
+
+/// Where a packed weight is accepted, a tensor is accepted as it is.
+impl<T, P> From<T> for Weight<T, P> {
+    fn from(tensor: T) -> Self {
+        Self::Full(tensor)
+    }
+}
 
 /// The numbers of a weight as they lie in memory.
 #[derive(Clone, Copy)]
-pub(crate) enum Weight<'a> {
+pub(crate) enum RawWeight<'a> {
     F32(&'a [f32]),
     Bf16(&'a [u16]),
     /// One scale for each row; the codes of a row are in the order of [`place`].
@@ -35,35 +78,60 @@ pub(crate) fn place(i: usize, width: usize) -> usize {
 /// Codes that stand in an order of their own.
 pub(crate) const BLOCK: usize = 32;
 
-impl Tensor<f32> {
-    /// The numbers, whatever their precision.
-    pub(crate) fn weight(&self) -> Weight<'_> {
-        let (len, words) = (self.len(), self.words());
-        match self.precision() {
-            Precision::F32 => Weight::F32(self.data()),
+/// A packed weight [rows, width] of the CPU engine. Cloning one copies a handle.
+#[derive(Clone)]
+pub struct PackedWeight {
+    shape: [usize; 2],
+    precision: Precision,
+    /// The memory: f32 numbers; bf16 codes, two in each word; or scales in f32 and then int8 codes, four in each word.
+    words: Tensor<f32>,
+}
+
+impl std::fmt::Debug for PackedWeight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PackedWeight{:?} in {}", self.shape, self.precision)
+    }
+}
+
+impl PackedWeight {
+    /// The dimensions, [rows, width].
+    pub fn shape(&self) -> &[usize; 2] {
+        &self.shape
+    }
+
+    /// How the numbers are stored.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The numbers as they lie in memory.
+    pub(crate) fn raw(&self) -> RawWeight<'_> {
+        let [rows, width] = self.shape;
+        let (len, words) = (rows * width, self.words.data());
+        match self.precision {
+            Precision::F32 => RawWeight::F32(words),
             Precision::Bf16 => {
                 assert!(words.len() * 2 >= len);
-                // SAFETY: the buffer has room for `len` codes; any bits are a number.
-                Weight::Bf16(unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) })
+                // SAFETY: the memory has room for `len` codes, and every bit pattern is a valid code.
+                RawWeight::Bf16(unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) })
             }
             Precision::Int8 => {
-                let rows = self.shape()[0];
                 let (scales, codes) = words.split_at(scale_room(rows));
                 assert!(codes.len() * 4 >= len);
-                // SAFETY: as above.
+                // SAFETY: the memory has room for `len` codes, and every bit pattern is a valid code.
                 let codes = unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), len) };
-                Weight::Int8 { codes, scales: &scales[..rows] }
+                RawWeight::Int8 { codes, scales: &scales[..rows] }
             }
         }
     }
 
-    /// The numbers as f32, whatever their precision.
+    /// The numbers that the codes stand for.
     pub(crate) fn numbers(&self) -> Vec<f32> {
-        match self.weight() {
-            Weight::F32(v) => v.to_vec(),
-            Weight::Bf16(v) => v.iter().map(|&bits| from_bf16(bits)).collect(),
-            Weight::Int8 { codes, scales } => codes
-                .chunks_exact(self.width().max(1))
+        match self.raw() {
+            RawWeight::F32(v) => v.to_vec(),
+            RawWeight::Bf16(v) => v.iter().map(|&bits| from_bf16(bits)).collect(),
+            RawWeight::Int8 { codes, scales } => codes
+                .chunks_exact(self.shape[1].max(1))
                 .zip(scales)
                 .flat_map(|(row, &scale)| {
                     (0..row.len()).map(move |i| f32::from(row[place(i, row.len())]) * scale)
@@ -71,49 +139,59 @@ impl Tensor<f32> {
                 .collect(),
         }
     }
+}
 
-    /// A weight [rows, width] to be filled.
-    fn packed(pool: &Arc<Pool<f32>>, shape: &[usize; 2], precision: Precision) -> Self {
-        let [rows, width] = *shape;
-        let words = match precision {
-            Precision::F32 => rows * width,
-            Precision::Bf16 => (rows * width).div_ceil(2),
-            Precision::Int8 => scale_room(rows) + (rows * width).div_ceil(4),
-        };
-        Self::with_words(pool, words, shape, precision)
+impl<'a> Weight<&'a Tensor<f32>, &'a PackedWeight> {
+    /// The numbers as they lie in memory.
+    pub(crate) fn raw(self) -> RawWeight<'a> {
+        match self {
+            Self::Full(tensor) => RawWeight::F32(tensor.data()),
+            Self::Packed(packed) => packed.raw(),
+        }
+    }
+
+    /// The dimensions.
+    pub(crate) fn shape(self) -> &'a [usize] {
+        match self {
+            Self::Full(tensor) => tensor.shape(),
+            Self::Packed(packed) => packed.shape(),
+        }
     }
 }
 
-/// The weight's shape, if it is a matrix of f32 that can be rounded.
+/// The rows and width of a weight that can be packed.
+pub(crate) fn check_shape(shape: &[usize]) -> Result<[usize; 2]> {
+    match *shape {
+        [rows, width] => Ok([rows, width]),
+        _ => bad_shape("pack", "weight", shape, "two dimensions [rows, width]"),
+    }
+}
+
+/// The rows and width of a weight; refuses numbers that the precision cannot represent.
 fn check<R: Real>(weight: &Tensor<R>, precision: Precision) -> Result<[usize; 2]> {
-    dense("quantize", [weight])?;
-    let &[rows, width] = weight.shape() else {
-        return bad_shape("quantize", "weight", weight.shape(), "two dimensions [rows, width]");
-    };
-    if let Some(at) = weight.data().iter().position(|v| !v.is_finite())
-        && precision == Precision::Int8
+    let [rows, width] = check_shape(weight.shape())?;
+    if precision == Precision::Int8
+        && let Some(at) = weight.data().iter().position(|v| !v.is_finite())
     {
-        return bad_value(
-            "quantize",
-            format!("row {} holds a number that is not finite, which int8 cannot", at / width),
-        );
+        let message = format!("row {} holds a number that is not finite, which int8 cannot", at / width);
+        return bad_value("pack", message);
     }
     Ok([rows, width])
 }
 
-/// A weight in another precision, on all threads.
-pub(crate) fn quantize(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Result<Tensor<f32>> {
-    let shape = check(weight, precision)?;
-    if precision == Precision::F32 {
-        return Ok(weight.clone());
-    }
-    let [rows, width] = shape;
-    let mut packed = Tensor::packed(cpu.buffers(), &shape, precision);
-    let (scales, codes) =
-        packed.words_mut().split_at_mut(if precision == Precision::Int8 { scale_room(rows) } else { 0 });
+/// Packs a weight on all threads.
+pub(crate) fn pack(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Result<PackedWeight> {
+    let shape @ [rows, width] = check(weight, precision)?;
+    let (scale_words, code_words) = match precision {
+        Precision::F32 => return Ok(PackedWeight { shape, precision, words: weight.clone() }),
+        Precision::Bf16 => (0, (rows * width).div_ceil(2)),
+        Precision::Int8 => (scale_room(rows), (rows * width).div_ceil(4)),
+    };
+    let mut words = cpu.uninit(&[scale_words + code_words]);
+    let (scales, codes) = words.data_mut().split_at_mut(scale_words);
     let scales = Shared::new(scales);
     let bytes = codes.len() * 4;
-    // SAFETY: the same memory seen as bytes, which have no alignment and no invalid bits.
+    // SAFETY: the same memory as bytes, which have no alignment and no invalid bit patterns.
     let codes =
         Shared::new(unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), bytes) });
     cpu.for_rows(cpu.row_parts(rows, width), |_, range| {
@@ -140,43 +218,59 @@ pub(crate) fn quantize(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) ->
             }
         }
     });
-    Ok(packed)
+    Ok(PackedWeight { shape, precision, words })
 }
 
-/// The same rounding; the rounded numbers stay f64.
-pub(crate) fn quantize_reference(weight: &Tensor<f64>, precision: Precision) -> Result<Tensor<f64>> {
-    let [rows, width] = check(weight, precision)?;
-    let mut data = Vec::with_capacity(rows * width);
-    for row in weight.data().chunks_exact(width.max(1)) {
-        let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
-        match precision {
-            Precision::F32 => data.extend(row.iter().map(|&v| f64::from(v))),
-            Precision::Bf16 => data.extend(row.iter().map(|&v| f64::from(from_bf16(to_bf16(v))))),
-            Precision::Int8 => {
-                let mut codes = vec![0; width];
-                let scale = to_int8(&row, &mut codes);
-                data.extend(codes.iter().map(|&code| f64::from(code) * f64::from(scale)));
+/// A packed weight of the reference engine: rounded as the CPU engine rounds, but the numbers stay f64.
+#[derive(Clone, Debug)]
+pub struct RoundedWeight {
+    shape: [usize; 2],
+    precision: Precision,
+    numbers: Tensor<f64>,
+}
+
+impl RoundedWeight {
+    /// Rounds a weight.
+    pub(crate) fn new(weight: &Tensor<f64>, precision: Precision) -> Result<Self> {
+        let shape @ [rows, width] = check(weight, precision)?;
+        let mut data = Vec::with_capacity(rows * width);
+        for row in weight.data().chunks_exact(width.max(1)) {
+            let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
+            match precision {
+                Precision::F32 => data.extend(row.iter().map(|&v| f64::from(v))),
+                Precision::Bf16 => data.extend(row.iter().map(|&v| f64::from(from_bf16(to_bf16(v))))),
+                Precision::Int8 => {
+                    let mut codes = vec![0; width];
+                    let scale = to_int8(&row, &mut codes);
+                    data.extend(codes.iter().map(|&code| f64::from(code) * f64::from(scale)));
+                }
             }
         }
+        Ok(Self { shape, precision, numbers: Tensor::detached(data, &shape) })
     }
-    Ok(Tensor::detached(data, &[rows, width]).with_precision(precision))
+
+    /// The dimensions, [rows, width].
+    pub fn shape(&self) -> &[usize; 2] {
+        &self.shape
+    }
+
+    /// The precision that the numbers are rounded to.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The rounded numbers, [rows, width].
+    pub(crate) fn numbers(&self) -> &Tensor<f64> {
+        &self.numbers
+    }
 }
 
-/// Refuses weights in another precision than f32, for operations that do not know them.
-pub(crate) fn dense<'a, R: Real>(
-    operation: &'static str,
-    tensors: impl IntoIterator<Item = &'a Tensor<R>>,
-) -> Result<()> {
-    match tensors.into_iter().find(|tensor| tensor.precision() != Precision::F32) {
-        None => Ok(()),
-        Some(tensor) => bad_value(
-            operation,
-            format!(
-                "a weight {:?} in {} came; only linear, embedding and the losses read such a weight, \
-                 without gradients: use the f32 one here",
-                tensor.shape(),
-                tensor.precision()
-            ),
-        ),
+impl<'a> Weight<&'a Tensor<f64>, &'a RoundedWeight> {
+    /// The numbers, [rows, width].
+    pub(crate) fn numbers(self) -> &'a Tensor<f64> {
+        match self {
+            Self::Full(tensor) => tensor,
+            Self::Packed(rounded) => rounded.numbers(),
+        }
     }
 }

@@ -203,23 +203,52 @@ fn ties_go_to_the_newer() {
     }
 }
 
-/// The weights and the null's share add up to one; the fast weights are the reference's.
+/// The weight of the null of one token and head, from the scores: e^null / (e^null + Σ e^score over what is read).
+fn null_weight(read: &Read, inputs: &[Input], c: &Case, row: usize, head: usize, seen: usize) -> f64 {
+    let width = c.value_heads * c.routing_dim;
+    let of = |input: &Input, row: usize, i: usize| input.data[row * width + head * c.routing_dim + i];
+    let score = |m: usize| -> f64 {
+        let dot: f64 = (0..c.routing_dim).map(|i| of(&inputs[1], row, i) * of(&inputs[2], m, i)).sum();
+        read.0.routing_scale * dot
+    };
+    let mut scores: Vec<f64> = (0..seen).map(score).collect();
+    scores.sort_by(|a, b| b.total_cmp(a));
+    scores.truncate(c.top_k.unwrap_or(seen));
+    let null = inputs[4].data[row * c.value_heads + head].exp();
+    null / (null + scores.iter().map(|score| score.exp()).sum::<f64>())
+}
+
+/// Without a null, the weights sum to 1 where a token sees an anchor. With a null, they and the null's own weight do.
+/// Where nothing is visible, all weights are 0. The fast weights are the reference's.
 #[test]
 fn weights_add_up() {
     let mut random = Random(25);
-    for top_k in [None, Some(3)] {
+    for (top_k, null) in [(None, false), (Some(3), false), (None, true), (Some(3), true)] {
         let plan = ReadPlan::from_boundaries(150, &[(1..=15).map(|m| m * 10).collect()]);
-        let case = Case { rows: 150, anchors: 15, value_heads: 2, null: false, top_k, ..BASE };
+        let case = Case { rows: 150, anchors: 15, value_heads: 2, null, top_k, ..BASE };
         let (read, inputs) = program(case, plan, &mut random);
         let cpu = Cpu::new(CpuOptions::default()).unwrap();
         let fast: Vec<_> = inputs.iter().map(|i| cpu.from_f64(&i.data, &i.shape).unwrap()).collect();
         let slow: Vec<_> = inputs.iter().map(|i| Reference.from_f64(&i.data, &i.shape).unwrap()).collect();
-        let found = weights_of(&cpu, &read, &fast);
         let want = weights_of(&Reference, &read, &slow);
+        let found = weights_of(&cpu, &read, &fast);
         assert_close("weights", &found, &want, 1e-5);
-        for (i, row) in found.chunks_exact(15).enumerate() {
-            let sum: f64 = row.iter().sum();
-            assert!((sum - if i / 2 < 10 { 0.0 } else { 1.0 }).abs() < 1e-5, "row {i}: {sum}");
+        for (weights, limit) in [(want, 1e-12), (found, 2e-6)] {
+            for (i, weights) in weights.chunks_exact(15).enumerate() {
+                let (row, head) = (i / 2, i % 2);
+                let seen = row / 10;
+                let mut sum: f64 = weights.iter().sum();
+                if seen == 0 {
+                    assert_eq!(sum, 0.0, "row {row}");
+                    continue;
+                }
+                let read_count = weights.iter().filter(|&&weight| weight > 0.0).count();
+                assert_eq!(read_count, seen.min(top_k.unwrap_or(seen)));
+                if null {
+                    sum += null_weight(&read, &inputs, &case, row, head, seen);
+                }
+                assert!((sum - 1.0).abs() < limit, "top_k {top_k:?}, null {null}, row {row}: {sum}");
+            }
         }
     }
 }

@@ -191,6 +191,7 @@ fn names<T>(result: Result<T>, argument: &str) {
     match result {
         Err(Error::Shape { argument: found, .. }) => assert_eq!(found, argument),
         Err(Error::Value { message, .. }) => assert!(message.contains(argument), "{message}"),
+        Err(error) => panic!("{error}"),
         Ok(_) => panic!("accepted a bad {argument}"),
     }
 }

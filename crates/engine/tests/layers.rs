@@ -130,7 +130,7 @@ fn adamw() {
     fn train<E: Engine>(engine: &E, inputs: &[Input]) -> (Vec<Vec<f64>>, f64) {
         let mut t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
         let gradient = t.remove(3);
-        let norm = engine.squared_norm(&gradient).unwrap();
+        let norm = engine.squared_norm(&[&gradient]).unwrap();
         for step in 1..=3 {
             let step = Step {
                 learning_rate: 0.01,

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use march::anchors::Policy;
 use march::config::{Config, ModelConfig};
-use march::engine::{Cpu, CpuOptions, Engine, Machine, Precision, Products, Tape};
+use march::engine::{Cpu, CpuOptions, Engine, Machine, Precision, Products, Tape, Weight};
 use march::memory::StateBank;
-use march::model::{Batch, Model, Parameters, Settings, Weights};
+use march::model::{Batch, InferenceParameters, Model, Settings, Weights};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
@@ -73,12 +73,17 @@ fn small() -> ModelConfig {
 struct Decoder<'a> {
     model: &'a Model<Cpu>,
     tape: Tape<'a, Cpu>,
-    weights: Weights<<Cpu as Engine>::Tensor>,
+    weights: Weights<Cpu>,
     bank: StateBank<Cpu>,
 }
 
 impl<'a> Decoder<'a> {
-    fn new(engine: &'a Cpu, model: &'a Model<Cpu>, parameters: &Parameters<Cpu>, policy: Policy) -> Self {
+    fn new(
+        engine: &'a Cpu,
+        model: &'a Model<Cpu>,
+        parameters: &[impl Clone + Into<Weight<<Cpu as Engine>::Tensor, <Cpu as Engine>::Packed>>],
+        policy: Policy,
+    ) -> Self {
         let tape = Tape::inference(engine);
         let weights = model.bind(&tape, parameters);
         let bank = model.bank(policy).expect("a policy that fits");
@@ -204,7 +209,8 @@ impl Bench {
         let config = Config::load("paper/march").expect("a preset").model;
         let model: Model<Cpu> = Model::new(&config);
         println!("\npaper/march, {} weights, no anchor yet", model.parameter_count());
-        let mut parameters = model.init(&self.engine, 1).expect("shapes that fit");
+        let parameters = model.init(&self.engine, 1).expect("shapes that fit");
+        let mut parameters: InferenceParameters<Cpu> = parameters.into_iter().map(Weight::Full).collect();
         let mut first = None;
         // All but the embeddings, of which a token reads one row, and each layer's state.
         let table = &model.layout()[0];
@@ -218,7 +224,10 @@ impl Bench {
                     let layout = model.layout().iter().enumerate();
                     let tensors = layout.map(|(i, spec)| {
                         let tensor = self.engine.from_f32(&model.initial(i, 1), &spec.shape)?;
-                        if spec.is_matrix() { self.engine.quantize(&tensor, weights) } else { Ok(tensor) }
+                        if !spec.is_matrix() {
+                            return Ok(Weight::Full(tensor));
+                        }
+                        self.engine.pack(&tensor, weights).map(Weight::Packed)
                     });
                     tensors.collect::<Result<_, _>>().expect("finite numbers")
                 }

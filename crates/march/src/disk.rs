@@ -1,4 +1,5 @@
-//! Files that are there whole or not at all, locks that keep a second process out, and JSON that carries a checksum.
+//! Files that are written whole or not at all, locks that keep a second process out, JSON that carries a checksum, and
+//! files mapped into memory.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
@@ -8,8 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 
 pub(crate) mod header;
+mod mapped;
 mod seal;
 
+pub use mapped::{Mapped, file_bytes};
 pub use seal::{Seal, read_sealed, seal, unseal};
 
 /// Writes a file beside its place, to the disk, and renames it into its place. An existing file keeps its mode, and a

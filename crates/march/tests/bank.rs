@@ -329,7 +329,7 @@ fn training_with_adaptive_anchors() {
     }
     let (loss, gradients) = case.gradients(batch, &targets, &settings(false));
     for (spec, gradient) in case.model.layout().iter().zip(&gradients) {
-        let norm = engine.squared_norm(gradient.as_ref().unwrap()).unwrap();
+        let norm = engine.squared_norm(&[gradient.as_ref().unwrap()]).unwrap();
         assert!(norm.is_finite() && norm > 0.0, "{}: squared norm {norm}", spec.name);
     }
     let (again, others) = case.gradients(batch, &targets, &settings(true));

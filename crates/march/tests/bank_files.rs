@@ -21,7 +21,7 @@ use proptest::prelude::*;
 /// A model whose banks are tried.
 struct Trial<'e> {
     case: Case<'e, Cpu>,
-    weights: Weights<<Cpu as Engine>::Tensor>,
+    weights: Weights<Cpu>,
     tag: BankTag,
 }
 

@@ -4,14 +4,18 @@ mod common;
 
 use common::{Case, KINDS, assert_close, error, golden, invariant, small, tokens};
 use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, Engine, Precision, Reference, Tape};
+use march::engine::{Cpu, Engine, Precision, Reference, Tape, Weight};
 use march::model::{Batch, Model};
 
 /// A small model whose weights are rounded.
-fn rounded<'e, E: Engine>(engine: &'e E, kind: &str, weights: Precision) -> Case<'e, E> {
+fn rounded<'e, E: Engine>(
+    engine: &'e E,
+    kind: &str,
+    weights: Precision,
+) -> Case<'e, E, Weight<E::Tensor, E::Packed>> {
     let case = Case::new(engine, &small(kind));
     let parameters = case.model.quantize(engine, case.parameters, weights).unwrap();
-    Case { parameters, ..case }
+    Case { engine, model: case.model, parameters }
 }
 
 #[test]
@@ -48,9 +52,15 @@ fn loading_in_fewer_bits() {
             let afterwards = model.quantize(&cpu, parameters.clone(), weights).unwrap();
             let mut bytes = 0;
             for (spec, (a, b)) in model.layout().iter().zip(loaded.iter().zip(&afterwards)) {
-                assert!(cpu.to_f32(a) == cpu.to_f32(b), "{}", spec.name);
+                let numbers = |weight: &Weight<_, _>| match weight {
+                    Weight::Full(tensor) => (Precision::F32, cpu.to_f32(tensor)),
+                    Weight::Packed(packed) => {
+                        (cpu.packed_precision(packed), cpu.to_f32(&cpu.unpack(packed).unwrap()))
+                    }
+                };
+                assert!(numbers(a) == numbers(b), "{}", spec.name);
                 let own = if spec.is_matrix() { weights } else { Precision::F32 };
-                assert_eq!(cpu.precision(a), own, "{}", spec.name);
+                assert_eq!(numbers(a).0, own, "{}", spec.name);
                 bytes += spec.bytes(weights);
             }
             assert_eq!(bytes, model.parameter_bytes(weights));

@@ -274,33 +274,101 @@ fn the_state_does_not_depend_on_the_interval() {
     assert_close("interval 20", &state(Some(20)), &want, 1e-6);
 }
 
+/// The routing weights of a layer, [tokens·4, 6], for 100 tokens and the case's own policy.
+fn traced<E: Engine>(case: &Case<'_, E>, ids: &[u32], layer: usize) -> Vec<f32> {
+    let trace = Arc::new(Mutex::new(Trace::default()));
+    let tape = Tape::inference(case.engine);
+    let weights = case.model.bind(&tape, &case.parameters);
+    case.model.forward(&tape, &weights, Batch::one(ids), &own_settings(case), Some(&trace)).unwrap();
+    let (_, all) = trace.lock().unwrap().weights(case.engine, layer, ids.len(), 6);
+    all
+}
+
+/// In the first layer, whose inputs are the embeddings and whose routing keys are all equal: the null's weight of each
+/// token and head if `read` anchors are read, from the scores themselves.
+fn null_weight_of_the_first_layer(
+    case: &Case<'_, Reference>,
+    scale: f64,
+    id: u32,
+    head: usize,
+    read: usize,
+) -> f64 {
+    let parameter = |name: &str| {
+        let at = case.model.layout().iter().position(|spec| spec.name == format!("model.{name}"));
+        case.engine.to_f64(&case.parameters[at.unwrap()])
+    };
+    let (width, routing_dim) = (24, 5);
+    let gain = parameter("layers.0.attn_norm.weight");
+    let normal = |x: &[f64]| -> Vec<f64> {
+        let root = (x.iter().map(|v| v * v).sum::<f64>() / width as f64 + 1e-6).sqrt();
+        x.iter().zip(&gain).map(|(v, gain)| v / root * gain).collect()
+    };
+    let product = |name: &str, row: usize, x: &[f64]| -> f64 {
+        let matrix = parameter(&format!("layers.0.attn.{name}.weight"));
+        matrix[row * width..][..width].iter().zip(x).map(|(w, x)| w * x).sum()
+    };
+    let text = normal(&parameter("embeddings.weight")[id as usize * width..][..width]);
+    let anchor = normal(&parameter("anchor_embedding"));
+    let score: f64 = (head * routing_dim..(head + 1) * routing_dim)
+        .map(|i| product("routing_query_proj", i, &text) * product("routing_key_proj", i, &anchor))
+        .sum();
+    let null = product("null_proj", head, &text) + parameter("layers.0.attn.null_proj.bias")[head];
+    null.exp() / (null.exp() + read as f64 * (scale * score).exp())
+}
+
+/// Without a null, the weights of what a token reads sum to 1; with one, they and the null's own weight do. The null's
+/// weight is computed from the scores in the first layer. In every layer, what is missing to 1 must behave like the
+/// weight of a softmax: raising the null's score by δ multiplies its odds by e^δ.
 #[test]
 fn routing_weights_sum_to_one() {
     let engine = cpu();
-    for kind in ["march", "march_top_k", "march_no_null"] {
-        let case = Case::new(&engine, &small(kind));
+    for (kind, scale) in [("march", 1.0), ("march_top_k", 0.7), ("march_no_null", 1.0)] {
+        let mut case = Case::new(&engine, &small(kind));
+        let exact = Case::new(&Reference, &small(kind));
         let (ids, policy) = (tokens(100, 37, 13), case.model.policy());
-        let trace = Arc::new(Mutex::new(Trace::default()));
-        let tape = Tape::inference(&engine);
-        let weights = case.model.bind(&tape, &case.parameters);
-        let settings = own_settings(&case);
-        case.model.forward(&tape, &weights, Batch::one(&ids), &settings, Some(&trace)).unwrap();
+        let has_null = kind != "march_no_null";
         for layer in 0..3 {
-            let (_, all) = trace.lock().unwrap().weights(&engine, layer, 100, 6);
+            let all = traced(&case, &ids, layer);
             for (row, weights) in all.chunks(6).enumerate() {
-                let (seen, sum) = (row / 4 / 16, weights.iter().sum::<f32>());
+                let seen = row / 4 / 16;
+                let sum: f64 = weights.iter().map(|&w| f64::from(w)).sum();
                 let read = weights.iter().filter(|&&w| w > 0.0).count();
                 assert!(weights[seen..].iter().all(|&w| w == 0.0));
                 assert_eq!(read, seen.min(policy.top_k.unwrap_or(seen)), "{kind}, layer {layer}, row {row}");
-                match (seen, kind) {
+                match (seen, has_null) {
                     (0, _) => assert_eq!(sum, 0.0),
-                    (_, "march_no_null") => assert!((sum - 1.0).abs() < 1e-5),
-                    _ => assert!(sum > 0.0 && sum < 1.0 + 1e-6),
+                    (_, false) => {
+                        assert!((sum - 1.0).abs() < 1e-5, "{kind}, layer {layer}, row {row}: {sum}")
+                    }
+                    (_, true) => assert!(sum > 0.0 && sum < 1.0, "{kind}, layer {layer}, row {row}: {sum}"),
                 }
                 if layer == 0 && read > 0 {
                     // The first layer's keys are all equal; top-K keeps the newest.
                     assert!(weights[seen - read..seen].iter().all(|w| (w - weights[seen - 1]).abs() < 1e-6));
                 }
+                if layer == 0 && seen > 0 && has_null {
+                    let (token, head) = (row / 4, row % 4);
+                    let null = null_weight_of_the_first_layer(&exact, scale, ids[token], head, read);
+                    assert!((sum + null - 1.0).abs() < 1e-5, "{kind}, row {row}: {sum} and {null}");
+                }
+            }
+            if !has_null {
+                continue;
+            }
+            let name = format!("model.layers.{layer}.attn.null_proj.bias");
+            let at = case.model.layout().iter().position(|spec| spec.name == name).unwrap();
+            let delta = 0.6f64;
+            let raised = engine.full(&[4], delta).unwrap();
+            let before = case.parameters[at].clone();
+            engine.accumulate(&mut case.parameters[at], &raised).unwrap();
+            let after = traced(&case, &ids, layer);
+            case.parameters[at] = before;
+            for (row, (before, after)) in all.chunks(6).zip(after.chunks(6)).enumerate().skip(4 * 16) {
+                let [before, after] =
+                    [before, after].map(|weights| 1.0 - weights.iter().map(|&w| f64::from(w)).sum::<f64>());
+                let odds = before / (1.0 - before) * delta.exp();
+                let want = odds / (1.0 + odds);
+                assert!((after - want).abs() < 1e-5, "{kind}, layer {layer}, row {row}: {after}, {want}");
             }
         }
     }
@@ -315,7 +383,7 @@ fn every_parameter_gets_a_gradient() {
         let (_, gradients) = case.gradients(Batch { ids: &ids, rows: 2 }, &ids, &own_settings(&case));
         for (spec, gradient) in case.model.layout().iter().zip(gradients) {
             let gradient = gradient.unwrap_or_else(|| panic!("{kind}: none for {}", spec.name));
-            let norm = engine.squared_norm(&gradient).unwrap();
+            let norm = engine.squared_norm(&[&gradient]).unwrap();
             assert!(norm.is_finite() && norm > 0.0, "{kind}: {} has squared norm {norm}", spec.name);
         }
     }

@@ -12,7 +12,7 @@ use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
 use march::config::Config;
 use march::data::recall::{QUESTION_SEED, Task};
-use march::engine::{Cpu, CpuOptions, Products};
+use march::engine::{Cpu, CpuOptions, Precision, Products};
 use march::eval::{AgeReport, Asking, Reader, TaskReport, ask};
 use march::generate::{Generator, Sampling};
 use march::model::{Model, TraceCell};
@@ -359,7 +359,7 @@ pub fn learn(
     let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
     let engine = Cpu::new(options).context("the engine could not start")?;
     let checkpoint = Checkpoint::open(&saved)?;
-    let (model, parameters_read) = Model::load(&engine, &checkpoint)?;
+    let (model, parameters_read) = Model::load_in(&engine, &checkpoint, Precision::F32)?;
     let tokenizer = Tokenizer::of_checkpoint(&saved, model.config().vocab_size, None)?;
     let policy = model.policy();
     let reader = Reader {

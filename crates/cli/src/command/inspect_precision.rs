@@ -9,7 +9,7 @@ use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
 use march::generate::PIECE_TOKENS;
-use march::model::{Batch, Model, Parameters};
+use march::model::{Batch, InferenceParameters, Model};
 use march::tokenizer::Tokenizer;
 
 use super::open;
@@ -86,7 +86,7 @@ impl InspectPrecision {
             let said = say(&engine, &model, &parameters, &ids, policy)?;
             table.row(weights, model.parameter_bytes(weights), said);
         }
-        let (model, parameters) = Model::load(&engine, &checkpoint)?;
+        let (model, parameters) = Model::load_in(&engine, &checkpoint, Precision::F32)?;
         engine.trim();
         let policy = self.policy.over(model.policy());
         let Some(interval) = policy.interval else { return Ok(()) };
@@ -108,7 +108,7 @@ impl InspectPrecision {
 fn say(
     engine: &Cpu,
     model: &Model<Cpu>,
-    parameters: &Parameters<Cpu>,
+    parameters: &InferenceParameters<Cpu>,
     ids: &[u32],
     policy: Policy,
 ) -> anyhow::Result<Said> {

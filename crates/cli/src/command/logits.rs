@@ -8,7 +8,7 @@ use clap::Args;
 use march::anchors::{Placement, Policy, Retention, Storage};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
-use march::model::{Batch, Model, Parameters, Settings, Trace, TraceCell};
+use march::model::{Batch, InferenceParameters, Model, Settings, Trace, TraceCell};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::inspect_precision::precision;
@@ -117,7 +117,7 @@ fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
 struct Run<'a> {
     engine: &'a Cpu,
     model: &'a Model<Cpu>,
-    parameters: &'a Parameters<Cpu>,
+    parameters: &'a InferenceParameters<Cpu>,
     ids: &'a [u32],
     policy: &'a Policy,
 }

@@ -9,7 +9,7 @@ use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Precision, Products};
 use march::generate::{Generator, Sampling};
 use march::memory::StateBank;
-use march::model::{Model, Parameters};
+use march::model::{InferenceParameters, Model};
 use march::tokenizer::Tokenizer;
 
 use super::policy::PolicyArgs;
@@ -37,7 +37,7 @@ pub struct ModelArgs {
 pub struct Opened {
     pub engine: Cpu,
     pub model: Model<Cpu>,
-    pub parameters: Parameters<Cpu>,
+    pub parameters: InferenceParameters<Cpu>,
     pub tokenizer: Tokenizer,
     pub policy: Policy,
     /// What the flags ask for, to be laid over another policy.

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use march_engine::Mapped;
 use safetensors::Dtype;
 
+use crate::disk::Mapped;
 use crate::disk::header::{Entry, read_header, wrong_dtype};
 use crate::error::{Error, Result};
 

@@ -8,13 +8,12 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use march_engine::file_bytes;
 use serde_json::{Map, Value, json};
 
 use super::checksums::{CHECKSUMS_FILE, Checksums, FileSum, Summing};
 use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE};
 use crate::config::ModelConfig;
-use crate::disk::{parent, sync_folder};
+use crate::disk::{file_bytes, parent, sync_folder};
 use crate::error::{Error, Result};
 use crate::model::ParameterSpec;
 

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use march_engine::{Engine, Tape};
+use march_engine::{Engine, Tape, Weight};
 use serde::Serialize;
 
 use crate::anchors::Policy;
@@ -43,7 +43,7 @@ impl Measure<'_> {
         &self,
         engine: &E,
         model: &Model<E>,
-        parameters: &[E::Tensor],
+        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
         policy: &Policy,
         watch: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {

@@ -9,8 +9,8 @@ mod measure;
 
 use std::time::Instant;
 
-use march_engine::Engine;
 use march_engine::ops::cross_entropy::IGNORE;
+use march_engine::{Engine, Weight};
 
 pub use file::{AgeReport, Compared, Report, TaskReport, compare};
 pub use measure::{Measure, Measured};
@@ -42,7 +42,7 @@ pub struct Reader<'a, E: Engine> {
     /// The model.
     pub model: &'a Model<E>,
     /// Its numbers.
-    pub parameters: &'a [E::Tensor],
+    pub parameters: &'a [Weight<E::Tensor, E::Packed>],
     /// Its tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Its memory.

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use march_engine::Engine;
+use march_engine::{Engine, Weight};
 
 use super::{Ended, Inference, Limits, Sampling, Session, Text, Written};
 use crate::anchors::{Anchor, Policy};
@@ -23,7 +23,7 @@ impl<'e, E: Engine> Generator<'e, E> {
     pub fn new(
         engine: &'e E,
         model: &'e Model<E>,
-        parameters: &[E::Tensor],
+        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
         bank: StateBank<E>,
         sampling: Sampling,
     ) -> Result<Self> {
@@ -160,7 +160,7 @@ impl<'e, E: Engine> Generator<'e, E> {
 pub fn continue_text<E: Engine>(
     engine: &E,
     model: &Model<E>,
-    parameters: &[E::Tensor],
+    parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
     policy: &Policy,
     prompt: &[u32],
     count: usize,

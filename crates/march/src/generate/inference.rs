@@ -1,7 +1,7 @@
 //! A model that runs: any number of texts in one call.
 
 use march_engine::ops::cross_entropy::TokenLosses;
-use march_engine::{Engine, Tape, Var};
+use march_engine::{Engine, Tape, Var, Weight};
 
 use super::{Session, call_tokens};
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::model::{Model, Part, Weights};
 pub struct Inference<'e, E: Engine> {
     engine: &'e E,
     model: &'e Model<E>,
-    weights: Weights<E::Tensor>,
+    weights: Weights<E>,
     call_tokens: usize,
 }
 
@@ -23,7 +23,11 @@ impl<E: Engine> Clone for Inference<'_, E> {
 
 impl<'e, E: Engine> Inference<'e, E> {
     /// A model with its parameters.
-    pub fn new(engine: &'e E, model: &'e Model<E>, parameters: &[E::Tensor]) -> Self {
+    pub fn new(
+        engine: &'e E,
+        model: &'e Model<E>,
+        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
+    ) -> Self {
         let weights = model.bind(&Tape::inference(engine), parameters);
         Self { engine, model, weights, call_tokens: call_tokens(model.parameter_count()) }
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use march_engine::ops::cross_entropy::{LinearCrossEntropy, TokenLosses};
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::rms_norm::RmsNorm;
-use march_engine::{Engine, Precision, Tape, Var};
+use march_engine::{Engine, Precision, Tape, Var, Weight};
 
 use crate::anchors::{AnchorPlan, Placement, Policy, Recording, Timeline};
 use crate::checkpoint::Checkpoint;
@@ -35,6 +35,9 @@ use pass::{Context, RowPlan};
 
 /// The numbers of a model, in the order of [`Model::layout`].
 pub type Parameters<E> = Vec<<E as Engine>::Tensor>;
+
+/// The numbers of a model for inference, in the order of [`Model::layout`]: matrices may be packed in fewer bits.
+pub type InferenceParameters<E> = Vec<Weight<<E as Engine>::Tensor, <E as Engine>::Packed>>;
 
 /// Sequences of token ids, all of one length.
 #[derive(Clone, Copy, Debug)]
@@ -206,18 +209,30 @@ impl<E: Engine> Model<E> {
 
     /// A model and its parameters from a checkpoint.
     pub fn load(engine: &E, checkpoint: &Checkpoint) -> Result<(Self, Parameters<E>)> {
-        Self::load_in(engine, checkpoint, Precision::F32)
+        Self::load_each(engine, checkpoint, |_, tensor| Ok(tensor))
     }
 
-    /// The same for inference with weights in fewer bits; see [`Model::quantize`].
-    pub fn load_in(engine: &E, checkpoint: &Checkpoint, weights: Precision) -> Result<(Self, Parameters<E>)> {
+    /// A model and its parameters from a checkpoint, for inference with weights in fewer bits; see [`Model::quantize`].
+    pub fn load_in(
+        engine: &E,
+        checkpoint: &Checkpoint,
+        weights: Precision,
+    ) -> Result<(Self, InferenceParameters<E>)> {
+        Self::load_each(engine, checkpoint, |spec, tensor| rounded(engine, spec, tensor, weights))
+    }
+
+    /// A model from a checkpoint, and what `take` makes of each of its parameters.
+    fn load_each<T>(
+        engine: &E,
+        checkpoint: &Checkpoint,
+        take: impl Fn(&ParameterSpec, E::Tensor) -> Result<T>,
+    ) -> Result<(Self, Vec<T>)> {
         let model = Self::new(checkpoint.config());
         checkpoint.check(&model.layout)?;
         let mut parameters = Vec::with_capacity(model.layout.len());
         checkpoint.read_all(&model.layout, |i, numbers| {
             let spec = &model.layout[i];
-            let tensor = engine.from_f32(numbers, &spec.shape)?;
-            parameters.push(rounded(engine, spec, tensor, weights)?);
+            parameters.push(take(spec, engine.from_f32(numbers, &spec.shape)?)?);
             Ok(())
         })?;
         Ok((model, parameters))
@@ -230,7 +245,7 @@ impl<E: Engine> Model<E> {
         engine: &E,
         parameters: Parameters<E>,
         weights: Precision,
-    ) -> Result<Parameters<E>> {
+    ) -> Result<InferenceParameters<E>> {
         let both = self.layout.iter().zip(parameters);
         both.map(|(spec, tensor)| rounded(engine, spec, tensor, weights)).collect()
     }
@@ -240,9 +255,15 @@ impl<E: Engine> Model<E> {
         self.layout.iter().map(|spec| spec.bytes(weights)).sum()
     }
 
-    /// Puts the parameters on a tape; for inference once for many calls.
-    pub fn bind(&self, tape: &Tape<'_, E>, parameters: &[E::Tensor]) -> Weights<E::Tensor> {
-        parameters.iter().enumerate().map(|(key, tensor)| tape.parameter(key, tensor.clone())).collect()
+    /// Puts the parameters on a tape; for inference once for many calls. They are [`Parameters`] or
+    /// [`InferenceParameters`].
+    pub fn bind(
+        &self,
+        tape: &Tape<'_, E>,
+        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
+    ) -> Weights<E> {
+        let weights = parameters.iter().map(|parameter| parameter.clone().into());
+        weights.enumerate().map(|(key, weight)| weight.map(|tensor| tape.parameter(key, tensor))).collect()
     }
 
     /// A bank for an empty text.
@@ -269,7 +290,7 @@ impl<E: Engine> Model<E> {
     pub fn forward<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         settings: &Settings,
         trace: Option<&TraceCell<E>>,
@@ -306,7 +327,7 @@ impl<E: Engine> Model<E> {
     pub fn replay<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         settings: &Settings,
         recordings: &[Recording],
@@ -326,7 +347,7 @@ impl<E: Engine> Model<E> {
     pub fn extend<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         banks: &mut [&mut StateBank<E>],
         trace: Option<&TraceCell<E>>,
@@ -348,7 +369,7 @@ impl<E: Engine> Model<E> {
     pub fn step<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         parts: &mut [Part<'_, E>],
     ) -> Result<Var<E::Tensor>> {
         for part in parts.iter() {
@@ -398,7 +419,7 @@ impl<E: Engine> Model<E> {
     fn step_once<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         parts: &mut [Part<'_, E>],
         boundaries: &[Vec<usize>],
     ) -> Result<Var<E::Tensor>> {
@@ -449,7 +470,7 @@ impl<E: Engine> Model<E> {
     fn place(
         &self,
         engine: &E,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         ids: &[u32],
         policy: &Policy,
         timeline: &mut Timeline,
@@ -462,11 +483,11 @@ impl<E: Engine> Model<E> {
         };
         let tape = Tape::inference(engine);
         // No gradient flows through where anchors are.
-        let constants = weights.iter().map(|weight| tape.constant(weight.value().clone())).collect();
+        let constants = weights.iter().map(|weight| weight.clone().map(|var| var.detach())).collect();
         let pass = Pass { tape: &tape, context: self.context(&constants, Vec::new(), Vec::new()) };
         let input = |range: std::ops::Range<usize>| {
             let (ids, shape) = (&ids[range.clone()], [1, range.len()]);
-            Ok(tape.embedding(Embedding { table: pass.weight(self.embeddings), ids, shape: &shape })?)
+            Ok(tape.embedding(Embedding { table: pass.matrix(self.embeddings), ids, shape: &shape })?)
         };
         block.place(&pass, ids.len(), &input, policy, timeline, memory)
     }
@@ -475,10 +496,10 @@ impl<E: Engine> Model<E> {
     pub fn logits(
         &self,
         tape: &Tape<'_, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         hidden: &Var<E::Tensor>,
     ) -> Result<Var<E::Tensor>> {
-        let weight = &weights[self.head.0];
+        let weight = weights[self.head.0].as_ref();
         Ok(tape.linear(march_engine::ops::linear::Linear { x: hidden, weight, bias: None })?)
     }
 
@@ -486,12 +507,12 @@ impl<E: Engine> Model<E> {
     pub fn loss(
         &self,
         tape: &Tape<'_, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         hidden: &Var<E::Tensor>,
         targets: &[u32],
         normaliser: Option<f64>,
     ) -> Result<Var<E::Tensor>> {
-        let input = LinearCrossEntropy { x: hidden, weight: &weights[self.head.0] };
+        let input = LinearCrossEntropy { x: hidden, weight: weights[self.head.0].as_ref() };
         Ok(tape.linear_cross_entropy(input, targets, normaliser)?)
     }
 
@@ -499,11 +520,15 @@ impl<E: Engine> Model<E> {
     pub fn token_losses(
         &self,
         tape: &Tape<'_, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         hidden: &Var<E::Tensor>,
         targets: &[u32],
     ) -> Result<TokenLosses> {
-        Ok(tape.engine().token_losses(hidden.value(), weights[self.head.0].value(), targets)?)
+        Ok(tape.engine().token_losses(
+            hidden.value(),
+            weights[self.head.0].as_ref().map(Var::value),
+            targets,
+        )?)
     }
 
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {
@@ -527,7 +552,7 @@ impl<E: Engine> Model<E> {
 
     fn context(
         &self,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         rows: Vec<RowPlan>,
         traces: Vec<Option<TraceCell<E>>>,
     ) -> Arc<Context<E>> {
@@ -538,7 +563,7 @@ impl<E: Engine> Model<E> {
     fn run_fresh<'e>(
         &'e self,
         tape: &Tape<'e, E>,
-        weights: &Weights<E::Tensor>,
+        weights: &Weights<E>,
         batch: Batch<'_>,
         anchors: AnchorPlan,
         recompute: bool,
@@ -563,7 +588,7 @@ impl<E: Engine> Model<E> {
         recompute: bool,
     ) -> Result<Var<E::Tensor>> {
         let pass = Pass { tape, context: Arc::clone(&context) };
-        let text = tape.embedding(Embedding { table: pass.weight(self.embeddings), ids, shape: &shape })?;
+        let text = tape.embedding(Embedding { table: pass.matrix(self.embeddings), ids, shape: &shape })?;
         let anchors = match self.anchor_embedding {
             Some(embedding) if pass.new_anchors() > 0 => {
                 Some(tape.reshape(pass.weight(embedding), &[1, self.config.hidden_size])?)
@@ -585,15 +610,16 @@ impl<E: Engine> Model<E> {
     }
 }
 
-/// A parameter in the precision of the weights, if it is one of their matrices.
+/// A parameter for inference: packed if it is a matrix and the precision is not f32.
 fn rounded<E: Engine>(
     engine: &E,
     spec: &ParameterSpec,
     tensor: E::Tensor,
     weights: Precision,
-) -> Result<E::Tensor> {
+) -> Result<Weight<E::Tensor, E::Packed>> {
     if weights == Precision::F32 || !spec.is_matrix() {
-        return Ok(tensor);
+        return Ok(Weight::Full(tensor));
     }
-    engine.quantize(&tensor, weights).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
+    let packed = engine.pack(&tensor, weights);
+    packed.map(Weight::Packed).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
 }

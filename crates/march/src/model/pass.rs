@@ -4,19 +4,20 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use march_engine::ops::linear::Linear;
-use march_engine::{Engine, Tape, Var};
+use march_engine::{Engine, Tape, Var, Weight};
 
 use super::TraceCell;
 use super::parameters::Parameter;
 use crate::anchors::AnchorPlan;
 use crate::error::Result;
 
-/// The parameters on a tape, in the order of the layout. Shared by threads.
-pub type Weights<T> = Arc<[Var<T>]>;
+/// The parameters on a tape, in the order of the layout, shared by threads. Matrices may be packed; see
+/// [`super::Model::quantize`].
+pub type Weights<E> = Arc<[Weight<Var<<E as Engine>::Tensor>, <E as Engine>::Packed>]>;
 
 /// What all parts of a call share.
 pub(crate) struct Context<E: Engine> {
-    pub weights: Weights<E::Tensor>,
+    pub weights: Weights<E>,
     /// One for each sequence with a memory, or without memories one for all sequences.
     pub rows: Vec<RowPlan>,
     pub norm_eps: f64,
@@ -68,9 +69,18 @@ impl<E: Engine> Pass<'_, '_, E> {
         self.tape.engine()
     }
 
-    /// A parameter.
+    /// A parameter that no product or embedding reads, such as a norm or a bias. These are never packed.
+    ///
+    /// # Panics
+    /// If the parameter is a matrix that is packed: read it with [`Pass::matrix`].
     pub fn weight(&self, parameter: Parameter) -> &Var<E::Tensor> {
-        &self.context.weights[parameter.0]
+        let weight = self.context.weights[parameter.0].full();
+        weight.expect("a packed matrix is read with Pass::matrix, Pass::linear or Pass::linear_each")
+    }
+
+    /// A matrix that a product or an embedding reads: in full, or packed.
+    pub fn matrix(&self, parameter: Parameter) -> Weight<&Var<E::Tensor>, &E::Packed> {
+        self.context.weights[parameter.0].as_ref()
     }
 
     /// Added to mean squares before the root.
@@ -80,7 +90,7 @@ impl<E: Engine> Pass<'_, '_, E> {
 
     /// x Wᵀ.
     pub fn linear(&self, x: &Var<E::Tensor>, weight: Parameter) -> Result<Var<E::Tensor>> {
-        Ok(self.tape.linear(Linear { x, weight: self.weight(weight), bias: None })?)
+        Ok(self.tape.linear(Linear { x, weight: self.matrix(weight), bias: None })?)
     }
 
     /// x Wᵀ for each of several W.
@@ -89,7 +99,7 @@ impl<E: Engine> Pass<'_, '_, E> {
         x: &Var<E::Tensor>,
         weights: [Parameter; N],
     ) -> Result<[Var<E::Tensor>; N]> {
-        Ok(self.tape.linear_each(x, weights.map(|weight| self.weight(weight)))?)
+        Ok(self.tape.linear_each(x, weights.map(|weight| self.matrix(weight)))?)
     }
 
     /// New anchors of the call, those of all sequences together.

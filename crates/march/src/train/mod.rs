@@ -191,10 +191,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
             }
         }
         loader.seek(first.wrapping_add(self.rows as u64));
-        let mut squared = 0.0;
-        for gradient in gradients.iter().flatten() {
-            squared += self.engine.squared_norm(gradient)?;
-        }
+        let squared = self.engine.squared_norm(&gradients.iter().flatten().collect::<Vec<_>>())?;
         if count > 1 {
             loss = self.agree(loss, squared, count as f64)?;
         }
@@ -291,7 +288,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
 
     /// What to say of a loss or gradient that is not finite.
     fn diverged(&self, loss: f64, gradients: &[Option<E::Tensor>]) -> Error {
-        let norm = |tensor: &E::Tensor| self.engine.squared_norm(tensor).map_or(f64::NAN, f64::sqrt);
+        let norm = |tensor: &E::Tensor| self.engine.squared_norm(&[tensor]).map_or(f64::NAN, f64::sqrt);
         let mut text = format!(
             "step {}: the loss is {loss}, or a gradient is not finite; the weights were not changed.\n\
              Norms by layer (weights, gradient):",

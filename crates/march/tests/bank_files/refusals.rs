@@ -32,7 +32,7 @@ fn damage_is_refused() {
                 Err(error) => {
                     assert!(error.to_string().contains("is damaged"), "{error}");
                     let again = trial.extend(&mut bank, &next).unwrap_err().to_string();
-                    assert!(again.contains("half-way"), "{again}");
+                    assert!(again.contains("incomplete"), "{again}");
                     assert!(
                         bank.save(&engine, &path, &trial.tag).is_err() && bank.rollback(&engine, 1).is_err()
                     );

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use march::anchors::Policy;
 use march::config::ModelConfig;
-use march::engine::{Cpu, CpuOptions, Engine, Products, Tape};
-use march::model::{Batch, Model, Parameters, Settings};
+use march::engine::{Cpu, CpuOptions, Engine, Products, Tape, Weight};
+use march::model::{Batch, Model, Settings};
 
 /// A fixture folder.
 pub fn golden(name: &str) -> PathBuf {
@@ -88,11 +88,11 @@ pub fn tokens(count: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// A model with its numbers.
-pub struct Case<'e, E: Engine> {
+/// A model with its numbers: tensors, or weights that may be packed.
+pub struct Case<'e, E: Engine, P = <E as Engine>::Tensor> {
     pub engine: &'e E,
     pub model: Model<E>,
-    pub parameters: Parameters<E>,
+    pub parameters: Vec<P>,
 }
 
 impl<'e, E: Engine> Case<'e, E> {
@@ -101,7 +101,9 @@ impl<'e, E: Engine> Case<'e, E> {
         let parameters = model.init(engine, 7).unwrap();
         Self { engine, model, parameters }
     }
+}
 
+impl<E: Engine, P: Clone + Into<Weight<E::Tensor, E::Packed>>> Case<'_, E, P> {
     /// Logits of sequences from their beginning, as training computes them.
     pub fn forward(&self, batch: Batch<'_>, policy: &Policy) -> Vec<f64> {
         let tape = Tape::inference(self.engine);

@@ -25,7 +25,7 @@ pub(super) struct Given<'a> {
     pub readout: &'a [f32],
     pub gradient: &'a [f32],
     pub log_sum: &'a [f32],
-    pub chosen: &'a [f32],
+    pub chosen: &'a [u32],
     pub weights: &'a [f32],
     pub top_k: usize,
 }

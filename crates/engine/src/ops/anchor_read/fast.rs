@@ -10,9 +10,12 @@ use super::one::{ChooseOne, DenseOne, ReadOne};
 use super::sparse::{Choose, Groups, ReadBlock, blocks};
 use super::stored::StoredStates;
 use super::tile::{Call, Padded, States, TOKENS};
-use super::{AnchorRead, AnchorReadOptions, Segment, Sizes, check, check_weights, output_shape};
+use super::{
+    AnchorRead, AnchorReadKept, AnchorReadOptions, NO_ANCHOR, Segment, Sizes, check, check_stored,
+    check_weights, output_shape, stored_list_shape,
+};
 use crate::cpu::{Cpu, Shared, with_scratch};
-use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::error::{Result, bad_value, expect_shape};
 use crate::simd;
 use crate::tensor::Tensor;
 
@@ -23,7 +26,7 @@ pub(crate) fn forward(
     input: AnchorRead<&T>,
     options: &AnchorReadOptions,
     keep: bool,
-) -> Result<(T, Vec<T>)> {
+) -> Result<(T, Option<AnchorReadKept<T>>)> {
     let sizes = check(&input.map(Tensor::shape), options)?;
     let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
     let (readout, kept, _) =
@@ -37,7 +40,14 @@ pub(crate) fn weights(
     input: AnchorRead<&T, [usize; 2]>,
     options: &AnchorReadOptions,
 ) -> Result<T> {
-    let sizes = check_weights(input, options)?;
+    let shapes = AnchorRead {
+        query: input.query.shape(),
+        routing_query: input.routing_query.shape(),
+        routing_keys: input.routing_keys.shape(),
+        anchor_states: input.anchor_states,
+        null_score: input.null_score.map(Tensor::shape),
+    };
+    let sizes = check_weights(shapes, options)?;
     let call = Call::new(sizes, input, States::Absent, options);
     let shape = output_shape(input.query.shape(), &sizes);
     let (_, _, weights) = read(cpu, &call, options, &shape, false, true)?;
@@ -51,24 +61,15 @@ pub(crate) fn forward_stored(
     options: &AnchorReadOptions,
 ) -> Result<T> {
     let states = input.anchor_states;
+    let shape = stored_list_shape(input.routing_keys.shape(), states, StoredStates::shape)?;
     let mut list = Vec::new();
-    let mut shape = [0, 0, 0, 0];
-    if let Some(first) = states.first() {
-        shape = first.shape();
-    }
-    // A decoding step may read few of many: with one anchor in each, it looks at those that it reads only.
+    // A decoding step may read few of many states: with one anchor in each, only those that it reads are looked at.
     let single = input.routing_keys.shape().first() == Some(&states.len());
-    if single {
-        shape[0] = states.len();
-    } else {
-        list.reserve(states.len());
-        shape[0] = 0;
-        for stored in states {
-            same_shape(stored, None, shape)?;
-            if stored.shape()[0] > 0 {
-                list.push((shape[0], &**stored));
-            }
-            shape[0] += stored.shape()[0];
+    if !single {
+        let mut first = 0;
+        for stored in states.iter().filter(|stored| stored.shape()[0] > 0) {
+            list.push((first, &**stored));
+            first += stored.shape()[0];
         }
     }
     let shapes = AnchorRead {
@@ -86,26 +87,15 @@ pub(crate) fn forward_stored(
     Ok(readout)
 }
 
-/// Refuses stored states of other sizes than the first ones have, or of another number of anchors.
-fn same_shape(stored: &StoredStates, count: Option<usize>, like: [usize; 4]) -> Result<()> {
-    let shape = stored.shape();
-    if shape[1..] == like[1..] && count.is_none_or(|count| shape[0] == count) {
-        return Ok(());
-    }
-    let count = count.map_or("_".into(), |count| count.to_string());
-    let expected = format!("[{count}, {}, {}, {}], as the first", like[1], like[2], like[3]);
-    bad_shape("anchor_read", "anchor_states", &shape, expected)
-}
-
 impl Call<'_> {
     /// Checks the sizes of stored states that hold one anchor each, before they are read, and fetches those that are
     /// not in memory yet, on all threads.
     fn prepare(&self, cpu: &Cpu, anchors: impl Iterator<Item = usize>) -> Result<()> {
         let States::Single(list) = self.states else { return Ok(()) };
-        let like = [1, self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim];
+        let like = [self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim];
         let mut distant = Vec::new();
         for anchor in anchors {
-            same_shape(&list[anchor], Some(1), like)?;
+            check_stored(list[anchor].shape(), Some(1), like)?;
             if !list[anchor].is_here() {
                 distant.push(&list[anchor]);
             }
@@ -145,17 +135,17 @@ fn read(
     shape: &[usize],
     keep: bool,
     want_weights: bool,
-) -> Result<(T, Vec<T>, Option<T>)> {
+) -> Result<(T, Option<AnchorReadKept<T>>, Option<T>)> {
     let Sizes { rows, value_heads: heads, anchors, .. } = call.sizes;
     let segments = &options.plan.segments;
     let mut readout = cpu.zeros(shape);
     let (dense, sparse): (Vec<usize>, Vec<usize>) =
         (0..segments.len()).partition(|&i| is_dense(&segments[i], options));
     let top_k = options.top_k.unwrap_or(0);
-    let chosen_shape = [if sparse.is_empty() { 0 } else { rows * heads * top_k }];
+    let chosen_len = if sparse.is_empty() { 0 } else { rows * heads * top_k };
     let mut log_sum = cpu.zeros(&[rows * heads]);
-    let mut chosen = cpu.uninit(&chosen_shape);
-    let mut weights = cpu.uninit(&chosen_shape);
+    let mut chosen = vec![0; chosen_len];
+    let mut weights = cpu.uninit(&[chosen_len]);
     let mut all = want_weights.then(|| cpu.zeros(&[rows, heads, anchors]));
     {
         let readout = Shared::new(readout.data_mut());
@@ -200,7 +190,7 @@ fn read(
         });
         if !sparse.is_empty() {
             {
-                let (chosen, weights) = (Shared::new(chosen.data_mut()), Shared::new(weights.data_mut()));
+                let (chosen, weights) = (Shared::new(&mut chosen[..]), Shared::new(weights.data_mut()));
                 let list = tiles(sparse.iter().map(|&i| &segments[i]));
                 cpu.parallel(list.len() * heads, |task| {
                     let (segment, first, count) = list[list.len() - 1 - task / heads];
@@ -235,9 +225,10 @@ fn read(
             }
             let of_segment = |i: &usize| {
                 let rows = segments[*i].start..segments[*i].start + segments[*i].len;
-                &chosen.data()[rows.start * heads * top_k..rows.end * heads * top_k]
+                &chosen[rows.start * heads * top_k..rows.end * heads * top_k]
             };
-            let read = || sparse.iter().flat_map(of_segment).filter(|&&v| v >= 0.0).map(|&v| v as usize);
+            let read =
+                || sparse.iter().flat_map(of_segment).filter(|&&id| id != NO_ANCHOR).map(|&id| id as usize);
             call.prepare(cpu, read())?;
             let blocks = blocks(segments, sparse.iter().copied());
             cpu.parallel(blocks.len() * heads, |task| {
@@ -247,13 +238,13 @@ fn read(
                 {
                     let (row, readout) = (rows.start, &readout);
                     let at = (row * heads + head) * top_k;
-                    let (chosen, weights) = (&chosen.data()[at..at + top_k], &weights.data()[at..at + top_k]);
+                    let (chosen, weights) = (&chosen[at..at + top_k], &weights.data()[at..at + top_k]);
                     with_scratch(ReadOne::scratch(call), |scratch| {
                         cpu.level().run(ReadOne { call, row, head, chosen, weights, readout, scratch });
                     });
                     return;
                 }
-                let groups = Groups::new(call, block, head, top_k, chosen.data());
+                let groups = Groups::new(call, block, head, top_k, &chosen);
                 with_scratch(ReadBlock::scratch(call), |scratch| {
                     cpu.level().run(ReadBlock {
                         call,
@@ -275,14 +266,14 @@ fn read(
         for row in sparse.iter().flat_map(|&i| segments[i].start..segments[i].start + segments[i].len) {
             for at in row * heads..(row + 1) * heads {
                 for k in at * top_k..(at + 1) * top_k {
-                    if chosen.data()[k] >= 0.0 {
-                        all[at * anchors + chosen.data()[k] as usize] = weights.data()[k];
+                    if chosen[k] != NO_ANCHOR {
+                        all[at * anchors + chosen[k] as usize] = weights.data()[k];
                     }
                 }
             }
         }
     }
-    let kept = if keep { vec![log_sum, chosen, weights] } else { Vec::new() };
+    let kept = keep.then_some(AnchorReadKept { log_sum, chosen, weights });
     Ok((readout, kept, all))
 }
 
@@ -292,7 +283,7 @@ pub(crate) fn backward(
     input: AnchorRead<&T>,
     options: &AnchorReadOptions,
     readout: &T,
-    kept: &[T],
+    kept: Option<&AnchorReadKept<T>>,
     gradient: &T,
 ) -> Result<AnchorRead<T>> {
     const NAME: &str = "anchor_read";
@@ -305,9 +296,13 @@ pub(crate) fn backward(
     let any_sparse = segments.iter().any(|s| !is_dense(s, options));
     let top_k = options.top_k.unwrap_or(0);
     let chosen_len = if any_sparse { rows * heads * top_k } else { 0 };
-    let (log_sum, chosen, weights) = match kept {
-        [l, c, w] if l.len() == rows * heads && c.len() == chosen_len && w.len() == chosen_len => (l, c, w),
-        _ => return bad_value(NAME, "the backward pass needs what the forward pass kept for it"),
+    let fits = |kept: &&AnchorReadKept<T>| {
+        kept.log_sum.len() == rows * heads
+            && [kept.chosen.len(), kept.weights.len()] == [chosen_len; 2]
+            && kept.chosen.iter().all(|&id| id == NO_ANCHOR || (id as usize) < anchors)
+    };
+    let Some(AnchorReadKept { log_sum, chosen, weights }) = kept.filter(fits) else {
+        return bad_value(NAME, "the backward pass needs what the forward pass kept for it");
     };
     let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
     let pad = Padded::of(&sizes);
@@ -331,7 +326,7 @@ pub(crate) fn backward(
             readout: readout.data(),
             gradient: gradient.data(),
             log_sum: log_sum.data(),
-            chosen: chosen.data(),
+            chosen,
             weights: weights.data(),
             top_k,
         };

@@ -68,6 +68,37 @@ pub struct AnchorReadOptions {
     pub plan: Arc<ReadPlan>,
 }
 
+/// What [`Engine::anchor_read`] keeps for its backward pass.
+#[derive(Clone, Debug)]
+pub struct AnchorReadKept<T> {
+    /// log Σ exp of the scores of each token and head, [rows·value_heads].
+    pub log_sum: T,
+    /// The anchors that each token and head chose, ascending, [rows·value_heads·K]. Empty where all tokens read
+    /// everything that they see; meaningless for tokens that do. [`NO_ANCHOR`] stands for none.
+    pub chosen: Vec<u32>,
+    /// The weights of the chosen anchors, in the same order.
+    pub weights: T,
+}
+
+impl<T> AnchorReadKept<T> {
+    /// Applies `f` to every tensor; the first error ends it.
+    pub(crate) fn try_map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<AnchorReadKept<U>> {
+        let (log_sum, weights) = (f(&self.log_sum)?, f(&self.weights)?);
+        Ok(AnchorReadKept { log_sum, chosen: self.chosen.clone(), weights })
+    }
+}
+
+/// Stands for "no anchor" in [`AnchorReadKept::chosen`].
+pub const NO_ANCHOR: u32 = u32::MAX;
+
+impl<T, A> AnchorRead<T, A> {
+    /// Replaces the states.
+    pub(crate) fn with_states<B>(self, anchor_states: B) -> AnchorRead<T, B> {
+        let Self { query, routing_query, routing_keys, null_score, .. } = self;
+        AnchorRead { query, routing_query, routing_keys, anchor_states, null_score }
+    }
+}
+
 impl<T> AnchorRead<T> {
     pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> AnchorRead<U> {
         AnchorRead {
@@ -77,6 +108,17 @@ impl<T> AnchorRead<T> {
             anchor_states: f(self.anchor_states),
             null_score: self.null_score.map(f),
         }
+    }
+
+    /// Applies `f` to every input; the first error ends it.
+    pub(crate) fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<AnchorRead<U>> {
+        Ok(AnchorRead {
+            query: f(self.query)?,
+            routing_query: f(self.routing_query)?,
+            routing_keys: f(self.routing_keys)?,
+            anchor_states: f(self.anchor_states)?,
+            null_score: self.null_score.map(f).transpose()?,
+        })
     }
 
     pub(crate) fn as_ref(&self) -> AnchorRead<&T> {
@@ -184,21 +226,47 @@ pub(crate) fn check(input: &AnchorRead<&[usize]>, options: &AnchorReadOptions) -
     })
 }
 
-/// [`check`] for a call that wants only the weights and has [d_k, d_v] in the states' place.
-pub(crate) fn check_weights<R: crate::Real>(
-    input: AnchorRead<&crate::Tensor<R>, [usize; 2]>,
+/// [`check`] for a call that wants only the weights and has [d_k, d_v] in place of the states.
+pub(crate) fn check_weights(
+    input: AnchorRead<&[usize], [usize; 2]>,
     options: &AnchorReadOptions,
 ) -> Result<Sizes> {
-    let anchors = input.routing_keys.shape().first().copied().unwrap_or(0);
+    let anchors = input.routing_keys.first().copied().unwrap_or(0);
     let [key_dim, value_dim] = input.anchor_states;
-    let shapes = AnchorRead {
-        query: input.query.shape(),
-        routing_query: input.routing_query.shape(),
-        routing_keys: input.routing_keys.shape(),
-        anchor_states: &[anchors, options.value_heads, key_dim, value_dim][..],
-        null_score: input.null_score.map(crate::Tensor::shape),
-    };
-    check(&shapes, options)
+    let states = [anchors, options.value_heads, key_dim, value_dim];
+    check(&input.with_states(&states[..]), options)
+}
+
+/// The shape that a list of stored states has as a whole; `shape` gives that of an entry. Refuses entries of different
+/// sizes. Where the list is as long as there are routing keys, each entry holds one anchor; then only the first is
+/// looked at, because a decoding step may read few of many, and the kernel compares those that it reads.
+pub(crate) fn stored_list_shape<S>(
+    routing_keys: &[usize],
+    list: &[Arc<S>],
+    shape: impl Fn(&S) -> [usize; 4],
+) -> Result<[usize; 4]> {
+    let [_, sizes @ ..] = list.first().map_or([0; 4], |first| shape(first));
+    let mut anchors = list.len();
+    if routing_keys.first() != Some(&list.len()) {
+        anchors = 0;
+        for stored in list {
+            let found = shape(stored);
+            check_stored(found, None, sizes)?;
+            anchors += found[0];
+        }
+    }
+    let [heads, key_dim, value_dim] = sizes;
+    Ok([anchors, heads, key_dim, value_dim])
+}
+
+/// Refuses stored states of other sizes than the first have, or of another number of anchors.
+pub(crate) fn check_stored(found: [usize; 4], anchors: Option<usize>, sizes: [usize; 3]) -> Result<()> {
+    if found[1..] == sizes && anchors.is_none_or(|anchors| found[0] == anchors) {
+        return Ok(());
+    }
+    let anchors = anchors.map_or("_".into(), |anchors| anchors.to_string());
+    let expected = format!("[{anchors}, {}, {}, {}], as the first", sizes[0], sizes[1], sizes[2]);
+    bad_shape("anchor_read", "anchor_states", &found, expected)
 }
 
 /// The shape of the readout.
@@ -223,8 +291,13 @@ impl<'e, E: Engine> Tape<'e, E> {
         let options = options.clone();
         let output = readout.clone();
         Ok(self.record_one(&vars, readout, move |tape, gradient| {
-            let d =
-                tape.engine().anchor_read_backward(values.as_ref(), &options, &output, &kept, &gradient)?;
+            let d = tape.engine().anchor_read_backward(
+                values.as_ref(),
+                &options,
+                &output,
+                kept.as_ref(),
+                &gradient,
+            )?;
             Ok(d.into_list().into_iter().map(Some).collect())
         }))
     }

@@ -5,9 +5,9 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use crate::bytes::{Plain, plain_bytes, plain_bytes_mut};
 use crate::checksum::checksum;
 use crate::error::{Result, bad_value};
-use crate::mapped::{Plain, plain_bytes, plain_bytes_mut};
 
 /// Where numbers are until they are read, such as a file.
 pub trait Source: Debug + Send + Sync {
@@ -39,7 +39,7 @@ impl<T: Plain> Distant<T> {
             let mut numbers = vec![T::default(); self.range.len() / size_of::<T>()];
             self.fill(plain_bytes_mut(&mut numbers))?;
             if cfg!(target_endian = "big") {
-                numbers.iter_mut().for_each(|number| *number = number.of_file());
+                numbers.iter_mut().for_each(|number| *number = number.from_little_endian());
             }
             Ok(numbers)
         })

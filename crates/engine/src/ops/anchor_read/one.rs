@@ -4,8 +4,8 @@
 use std::cmp::Ordering;
 
 use super::stored::Codes;
-use super::tile::{ANCHORS, Call, NOBODY};
-use super::{Segment, Visible};
+use super::tile::{ANCHORS, Call};
+use super::{NO_ANCHOR, Segment, Visible};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, put};
 
@@ -186,7 +186,7 @@ pub(super) struct ChooseOne<'a> {
     pub row: usize,
     pub head: usize,
     /// Anchors of this token and head, [K], ascending.
-    pub chosen: &'a mut [f32],
+    pub chosen: &'a mut [u32],
     /// Their weights.
     pub weights: &'a mut [f32],
     pub log_sum: &'a Shared<'a>,
@@ -208,7 +208,7 @@ impl Kernel for ChooseOne<'_> {
         let scores = scores(s, call, segment, row, head, &mut Carve(self.scratch));
         let last = chosen.len() - 1;
         weights.fill(f32::NEG_INFINITY);
-        chosen.fill(NOBODY);
+        chosen.fill(NO_ANCHOR);
         let seen = segment.visible.len();
         for (block, eight) in scores.chunks_exact(LANES).enumerate() {
             if s.all_lt(s.load(eight), s.splat(weights[last])) {
@@ -217,7 +217,7 @@ impl Kernel for ChooseOne<'_> {
             let first = block * LANES;
             for (i, &score) in eight.iter().enumerate().take(seen - first) {
                 // Among equals the later comes first; what is not a number comes before all.
-                let (mut score, mut anchor) = (score, segment.visible.get(first + i) as f32);
+                let (mut score, mut anchor) = (score, segment.visible.get(first + i) as u32);
                 for (best, chosen) in weights.iter_mut().zip(chosen.iter_mut()) {
                     if score.partial_cmp(best) != Some(Ordering::Less) {
                         std::mem::swap(&mut score, best);
@@ -239,7 +239,7 @@ pub(super) struct ReadOne<'a> {
     pub call: &'a Call<'a>,
     pub row: usize,
     pub head: usize,
-    pub chosen: &'a [f32],
+    pub chosen: &'a [u32],
     pub weights: &'a [f32],
     /// Zero before.
     pub readout: &'a Shared<'a>,
@@ -267,7 +267,8 @@ impl Kernel for ReadOne<'_> {
         let at = (row * sizes.value_heads + head) * sizes.value_dim;
         // SAFETY: this token and head belong to this task alone.
         let out = unsafe { self.readout.part(at, sizes.value_dim) };
-        for (&anchor, &weight) in self.chosen.iter().zip(self.weights).filter(|(anchor, _)| **anchor >= 0.0) {
+        let chosen = self.chosen.iter().zip(self.weights).filter(|(anchor, _)| **anchor != NO_ANCHOR);
+        for (&anchor, &weight) in chosen {
             call.read_one(s, anchor as usize, head, q, panels, read, Epilogue::Set);
             for (out, read) in out.chunks_mut(PANEL).zip(read.chunks(PANEL)) {
                 simd::add_scaled(s, out, weight, read);

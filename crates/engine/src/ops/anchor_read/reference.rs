@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, check_weights, output_shape};
-use crate::error::{Result, bad_shape, expect_shape};
+use super::{
+    AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, check_stored, check_weights, output_shape,
+};
+use crate::error::{Result, expect_shape};
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
 use crate::tensor::{Real, Tensor};
 
@@ -159,10 +161,7 @@ pub(crate) fn forward_stored<R: Real>(
     let [_, rest @ ..] = list.first().map_or([0; 4], |s| s.shape());
     let mut states = Vec::new();
     for stored in list {
-        if stored.shape()[1..] != rest {
-            let expected = format!("[_, {}, {}, {}], as the first", rest[0], rest[1], rest[2]);
-            return bad_shape("anchor_read", "anchor_states", &stored.shape(), expected);
-        }
+        check_stored(stored.shape(), None, rest)?;
         states.extend(stored.to_f32()?.into_iter().map(|v| R::of(f64::from(v))));
     }
     let count = list.iter().map(|s| s.shape()[0]).sum();
@@ -176,7 +175,14 @@ pub(crate) fn weights<R: Real>(
     input: AnchorRead<&Tensor<R>, [usize; 2]>,
     options: &AnchorReadOptions,
 ) -> Result<Tensor<R>> {
-    let sizes = check_weights(input, options)?;
+    let shapes = AnchorRead {
+        query: input.query.shape(),
+        routing_query: input.routing_query.shape(),
+        routing_keys: input.routing_keys.shape(),
+        anchor_states: input.anchor_states,
+        null_score: input.null_score.map(Tensor::shape),
+    };
+    let sizes = check_weights(shapes, options)?;
     let mut out = vec![R::zero(); sizes.rows * sizes.value_heads * sizes.anchors];
     for_tokens(options, |row, visible| {
         for h in 0..sizes.value_heads {

@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 
-use super::Segment;
-use super::tile::{ANCHORS, Call, NOBODY, PACK_FROM, TOKENS};
+use super::tile::{ANCHORS, Call, PACK_FROM, TOKENS};
+use super::{NO_ANCHOR, Segment};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
@@ -21,7 +21,7 @@ pub(super) struct Choose<'a> {
     pub head: usize,
     pub top_k: usize,
     /// Anchors, [rows, value_heads, K], ascending.
-    pub chosen: &'a Shared<'a>,
+    pub chosen: &'a Shared<'a, u32>,
     /// Their weights.
     pub weights: &'a Shared<'a>,
     pub log_sum: &'a Shared<'a>,
@@ -52,13 +52,14 @@ impl Kernel for Choose<'_> {
         call.load_routing(s, first, count, head, rho, rho_t);
         call.load_null(first, count, head, null);
         best.fill(f32::NEG_INFINITY);
-        index.fill(NOBODY);
+        // Anchor numbers travel through f32 lanes as bit patterns: they are selected and stored, never computed with.
+        index.fill(f32::from_bits(NO_ANCHOR));
         let seen = segment.visible.len();
         for from in (0..seen).step_by(ANCHORS) {
             let range = from..(from + ANCHORS).min(seen);
             call.scores(s, &segment.visible, range.clone(), head, rho_t, width, gathered, scores);
             for (i, row) in scores[..range.len() * width].chunks_exact(width).enumerate() {
-                let anchor = s.splat(segment.visible.get(from + i) as f32);
+                let anchor = s.splat(f32::from_bits(segment.visible.get(from + i) as u32));
                 for t in (0..width).step_by(LANES) {
                     insert(s, s.load(&row[t..]), anchor, top_k, width, t, best, index);
                 }
@@ -69,7 +70,7 @@ impl Kernel for Choose<'_> {
             // SAFETY: this token and head belong to this task alone.
             let (chosen, weights) = unsafe { (self.chosen.part(at, top_k), self.weights.part(at, top_k)) };
             for k in 0..top_k {
-                chosen[k] = index[k * width + t];
+                chosen[k] = index[k * width + t].to_bits();
                 weights[k] = best[k * width + t];
             }
             let log_sum = weigh(chosen, weights, null[t]);
@@ -81,7 +82,7 @@ impl Kernel for Choose<'_> {
 
 /// Puts a token's choices in the order of anchors and turns their scores into weights; returns the log of the sum.
 #[inline(always)]
-pub(super) fn weigh(chosen: &mut [f32], weights: &mut [f32], null: f32) -> f32 {
+pub(super) fn weigh(chosen: &mut [u32], weights: &mut [f32], null: f32) -> f32 {
     sort_by_anchor(chosen, weights);
     let largest = weights.iter().fold(null, |m, &v| if v > m { v } else { m });
     let mut sum = (null - largest).exp();
@@ -122,7 +123,7 @@ fn insert<S: Simd>(
 
 /// Insertion sort of a short list.
 #[inline(always)]
-fn sort_by_anchor(chosen: &mut [f32], weights: &mut [f32]) {
+fn sort_by_anchor(chosen: &mut [u32], weights: &mut [f32]) {
     for i in 1..chosen.len() {
         let mut j = i;
         while j > 0 && chosen[j - 1] > chosen[j] {
@@ -169,14 +170,14 @@ impl Groups {
         block: &[Range<usize>],
         head: usize,
         top_k: usize,
-        chosen: &[f32],
+        chosen: &[u32],
     ) -> Self {
         let heads = call.sizes.value_heads;
         let mut start = vec![0usize; call.sizes.anchors + 2];
         let each = |f: &mut dyn FnMut(usize, usize, usize)| {
             for row in block.iter().cloned().flatten() {
                 for (k, &anchor) in chosen[(row * heads + head) * top_k..][..top_k].iter().enumerate() {
-                    if anchor >= 0.0 {
+                    if anchor != NO_ANCHOR {
                         f(row, k, anchor as usize);
                     }
                 }

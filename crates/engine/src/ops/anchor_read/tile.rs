@@ -19,8 +19,6 @@ pub(super) const TOKENS: usize = 96;
 pub(super) const ANCHORS: usize = 64;
 /// Fewer tokens than this read an anchor where it lies; more are worth laying it out in panels.
 pub(super) const PACK_FROM: usize = 12;
-/// Stands for "no anchor" among the chosen.
-pub(super) const NOBODY: f32 = -1.0;
 
 /// Widths rounded up to whole panels.
 #[derive(Clone, Copy)]
@@ -131,7 +129,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same, if it is f32.
+    /// The numbers of a state in place, if they are f32.
     #[inline(always)]
     pub(super) fn plain_state(&self, anchor: usize, head: usize) -> Option<&'a [f32]> {
         match self.state(anchor, head) {

@@ -29,16 +29,30 @@ pub struct Attention<T> {
     pub value: T,
 }
 
+impl<T> Attention<T> {
+    /// Applies `f` to every input.
+    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> Attention<U> {
+        Attention { query: f(self.query), key: f(self.key), value: f(self.value) }
+    }
+}
+
 /// Keys and values of consecutive tokens, [1, tokens, H·d] and [1, tokens, H·e]: a part of a decoding cache.
 ///
 /// A cache is a list of these, each of [`BLOCK_TOKENS`] tokens but the last. Two sequences that share a beginning then
 /// share its blocks, and appending to one of them copies at most its last block.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct KeyValues<T> {
     /// Keys after their rotation.
     pub key: T,
     /// Values.
     pub value: T,
+}
+
+impl<T> KeyValues<T> {
+    /// The results of `f` on both.
+    pub(crate) fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> KeyValues<U> {
+        KeyValues { key: f(&self.key), value: f(&self.value) }
+    }
 }
 
 /// Tokens of a full block of [`KeyValues`]: whole tiles of the fast engine's kernel, so that no tile crosses a block.
@@ -107,34 +121,21 @@ pub(crate) fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
 /// Checks a query [1, Tq, H·d] against the blocks of a cache.
 pub(crate) fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], heads: usize) -> Result<Sizes> {
     const NAME: &str = "attention_blocks";
+    let width = query.last().copied().unwrap_or(0);
     let (mut keys, mut value_width) = (0, 0);
-    for (i, block) in blocks.iter().enumerate() {
-        let (&[1, tokens, _], &[1, _, wide]) = (block.key, block.value) else {
-            return bad_shape(NAME, "key", block.key, "[1, tokens, H·d], and values of as many tokens");
+    for (i, &KeyValues { key, value }) in blocks.iter().enumerate() {
+        let (&[1, tokens, _], &[1, _, wide]) = (key, value) else {
+            return bad_shape(NAME, "key", key, "[1, tokens, H·d], and values of as many tokens");
         };
         let fits = if i + 1 < blocks.len() { tokens == BLOCK_TOKENS } else { tokens <= BLOCK_TOKENS };
         if !fits || (i > 0 && wide != value_width) {
             let expected = format!("{BLOCK_TOKENS} tokens in every block but the last, and equal widths");
-            return bad_shape(NAME, "key", block.key, expected);
+            return bad_shape(NAME, "key", key, expected);
         }
-        check(
-            Attention {
-                query: &[1, 0, query.last().copied().unwrap_or(0)],
-                key: block.key,
-                value: block.value,
-            },
-            heads,
-        )?;
+        check(Attention { query: &[1, 0, width], key, value }, heads)?;
         (keys, value_width) = (keys + tokens, wide);
     }
-    check(
-        Attention {
-            query,
-            key: &[1, keys, query.last().copied().unwrap_or(0)],
-            value: &[1, keys, value_width],
-        },
-        heads,
-    )
+    check(Attention { query, key: &[1, keys, width], value: &[1, keys, value_width] }, heads)
 }
 
 impl<'e, E: Engine> Tape<'e, E> {

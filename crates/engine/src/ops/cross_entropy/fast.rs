@@ -9,6 +9,9 @@ use crate::ops::linear::{self, Linear};
 use crate::product::{Accum, Matrix, product};
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
 use crate::tensor::Tensor;
+use crate::weight::{PackedWeight, Weight};
+
+type AnyWeight<'a> = Weight<&'a Tensor<f32>, &'a PackedWeight>;
 
 /// Numbers of logits in a block: 16 MB.
 const BLOCK: usize = 4 * 1024 * 1024;
@@ -24,7 +27,7 @@ fn block_tokens(call: &Call) -> usize {
 
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: LinearCrossEntropy<&Tensor<f32>>,
+    input: LinearCrossEntropy<&Tensor<f32>, AnyWeight<'_>>,
     targets: &[u32],
     normaliser: Option<f64>,
     needs: [bool; 2],
@@ -49,9 +52,9 @@ pub(crate) fn forward(
         let seen = softmax_rows(cpu, &mut logits, rows, targets, scale, false);
         total += seen.iter().map(|row| row.nll).sum::<f64>();
         let dl = Matrix::rows(logits.data(), rows.len(), vocabulary);
-        if let Some(dx) = &mut dx {
+        if let (Some(dx), Weight::Full(weight)) = (&mut dx, input.weight) {
             let mut block = cpu.uninit(x.shape());
-            let weight = Matrix::rows(input.weight.data(), vocabulary, width);
+            let weight = Matrix::rows(weight.data(), vocabulary, width);
             product(cpu, block.data_mut(), Accum::Replace, dl, weight);
             let out = dx.data_mut();
             for (i, &row) in rows.iter().enumerate() {
@@ -109,7 +112,7 @@ impl Kernel for Scale<'_> {
 pub(crate) fn token_losses(
     cpu: &Cpu,
     x: &Tensor<f32>,
-    weight: &Tensor<f32>,
+    weight: AnyWeight<'_>,
     targets: &[u32],
 ) -> Result<TokenLosses> {
     let call = check("token_losses", x.shape(), weight.shape(), targets)?;

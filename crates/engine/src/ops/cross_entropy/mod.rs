@@ -16,17 +16,18 @@ pub(crate) mod reference;
 use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::tape::{Tape, Var};
+use crate::weight::Weight;
 
 /// The target of a token that has none.
 pub const IGNORE: u32 = u32::MAX;
 
 /// Inputs of [`Tape::linear_cross_entropy`].
 #[derive(Clone, Copy, Debug)]
-pub struct LinearCrossEntropy<T> {
+pub struct LinearCrossEntropy<T, W = T> {
     /// The last layer's outputs, [.., D].
     pub x: T,
-    /// The output layer's weights, [V, D].
-    pub weight: T,
+    /// The output layer's weights, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
+    pub weight: W,
 }
 
 /// What [`Engine::linear_cross_entropy`] computes.
@@ -98,19 +99,23 @@ pub(crate) fn check_gradient(gradient: &[usize]) -> Result<()> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Σ nll / normaliser over the tokens that have a target; the normaliser is their number when not given.
-    pub fn linear_cross_entropy(
+    /// Σ nll / normaliser over the tokens that have a target; the normaliser is their number when not given. A tape that
+    /// records refuses a packed weight.
+    pub fn linear_cross_entropy<'a>(
         &self,
-        input: LinearCrossEntropy<&Var<E::Tensor>>,
+        input: LinearCrossEntropy<&'a Var<E::Tensor>, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,
         targets: &[u32],
         normaliser: Option<f64>,
     ) -> Result<Var<E::Tensor>> {
-        self.refuse_gradient("linear_cross_entropy", input.weight.value(), &[input.x, input.weight])?;
-        let needs = [self.records(&[input.x]), self.records(&[input.weight])];
-        let values = LinearCrossEntropy { x: input.x.value(), weight: input.weight.value() };
+        let (x, weight) = (input.x, input.weight.into());
+        let values = LinearCrossEntropy { x: x.value(), weight: weight.map(Var::value) };
+        self.refuse_packed("linear_cross_entropy", &[values.weight])?;
+        let mut inputs = vec![x];
+        inputs.extend(weight.full());
+        let needs = [self.records(&[x]), self.records(&inputs[1..])];
         let CrossEntropy { loss, gradients } =
             self.engine().linear_cross_entropy(values, targets, normaliser, needs)?;
-        Ok(self.record_one(&[input.x, input.weight], loss, move |tape, gradient| {
+        Ok(self.record_one(&inputs, loss, move |tape, gradient| {
             Ok(tape.engine().linear_cross_entropy_backward(gradients, &gradient)?.into())
         }))
     }

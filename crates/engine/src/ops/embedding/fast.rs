@@ -8,26 +8,29 @@ use crate::error::Result;
 use crate::precision::from_bf16;
 use crate::simd::{self, Kernel, Simd};
 use crate::tensor::Tensor;
-use crate::weight::{Weight, place};
+use crate::weight::{PackedWeight, RawWeight, Weight, place};
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, input: Embedding<'_, &Tensor<f32>>) -> Result<Tensor<f32>> {
+pub(crate) fn forward(
+    cpu: &Cpu,
+    input: Embedding<'_, Weight<&Tensor<f32>, &PackedWeight>>,
+) -> Result<Tensor<f32>> {
     let Embedding { table, ids, shape } = input;
     let mut y = cpu.uninit(&check(table.shape(), ids, shape)?);
-    let width = table.width();
+    let width = y.width();
     if y.is_empty() {
         return Ok(y);
     }
-    let (weight, out) = (table.weight(), Shared::new(y.data_mut()));
+    let (weight, out) = (table.raw(), Shared::new(y.data_mut()));
     cpu.for_rows(cpu.row_parts(ids.len(), width), |_, range| {
         // SAFETY: parts are disjoint row ranges.
         let y = unsafe { out.part(range.start * width, range.len() * width) };
         for (y, &id) in y.chunks_exact_mut(width).zip(&ids[range]) {
             let row = id as usize * width..(id as usize + 1) * width;
             match weight {
-                Weight::F32(table) => y.copy_from_slice(&table[row]),
-                Weight::Bf16(table) => y.iter_mut().zip(&table[row]).for_each(|(y, &v)| *y = from_bf16(v)),
-                Weight::Int8 { codes, scales } => {
+                RawWeight::F32(table) => y.copy_from_slice(&table[row]),
+                RawWeight::Bf16(table) => y.iter_mut().zip(&table[row]).for_each(|(y, &v)| *y = from_bf16(v)),
+                RawWeight::Int8 { codes, scales } => {
                     let scale = scales[id as usize];
                     let codes = &codes[row];
                     for (i, y) in y.iter_mut().enumerate() {

@@ -12,11 +12,12 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::tape::{Tape, Var};
 use crate::tensor::element_count;
+use crate::weight::Weight;
 
 /// Inputs of [`Tape::embedding`].
 #[derive(Clone, Copy, Debug)]
 pub struct Embedding<'a, T> {
-    /// The rows, [V, D].
+    /// The rows, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
     pub table: T,
     /// Which rows, in row-major order.
     pub ids: &'a [u32],
@@ -57,11 +58,18 @@ pub(crate) fn check_backward(ids: &[u32], rows: usize, gradient: &[usize]) -> Re
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// The rows of a table that `ids` name.
-    pub fn embedding(&self, input: Embedding<'_, &Var<E::Tensor>>) -> Result<Var<E::Tensor>> {
+    /// The rows of a table that `ids` name. The table is a variable, or a [`Weight`] that may be packed; a tape that
+    /// records refuses a packed one.
+    pub fn embedding<'a>(
+        &self,
+        input: Embedding<'_, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,
+    ) -> Result<Var<E::Tensor>> {
         let Embedding { table, ids, shape } = input;
-        self.refuse_gradient("embedding", table.value(), &[table])?;
-        let y = self.engine().embedding(Embedding { table: table.value(), ids, shape })?;
+        let table = table.into();
+        let values = table.map(Var::value);
+        self.refuse_packed("embedding", &[values])?;
+        let y = self.engine().embedding(Embedding { table: values, ids, shape })?;
+        let Weight::Full(table) = table else { return Ok(self.constant(y)) };
         let rows = self.engine().shape(table.value())[0];
         let ids = if self.records(&[table]) { ids.to_vec() } else { Vec::new() };
         Ok(self.record_one(&[table], y, move |tape, dy| {

@@ -95,8 +95,19 @@ pub struct GatedDeltaGradient<T> {
     pub boundary_states: Option<T>,
 }
 
+impl<T> GatedDeltaGradient<T> {
+    /// Applies `f` to every gradient that there is.
+    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDeltaGradient<U> {
+        GatedDeltaGradient {
+            readout: self.readout.map(&mut f),
+            final_state: self.final_state.map(&mut f),
+            boundary_states: self.boundary_states.map(f),
+        }
+    }
+}
+
 impl<T> GatedDelta<T> {
-    /// The same inputs, each seen through `f`.
+    /// Applies `f` to every input.
     pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDelta<U> {
         GatedDelta {
             query: f(self.query),
@@ -108,6 +119,20 @@ impl<T> GatedDelta<T> {
             dt_bias: f(self.dt_bias),
             initial_state: self.initial_state.map(f),
         }
+    }
+
+    /// Applies `f` to every input; the first error ends it.
+    pub(crate) fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<GatedDelta<U>> {
+        Ok(GatedDelta {
+            query: f(self.query)?,
+            key: f(self.key)?,
+            value: f(self.value)?,
+            retention_input: f(self.retention_input)?,
+            write_input: f(self.write_input)?,
+            a_log: f(self.a_log)?,
+            dt_bias: f(self.dt_bias)?,
+            initial_state: self.initial_state.map(f).transpose()?,
+        })
     }
 
     pub(crate) fn as_ref(&self) -> GatedDelta<&T> {

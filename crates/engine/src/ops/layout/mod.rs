@@ -156,7 +156,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         Ok(self.record_one(&[x], y, move |tape, dy| Ok(vec![Some(tape.engine().permute(&dy, &inverse)?)])))
     }
 
-    /// The same numbers under another shape.
+    /// Gives the numbers another shape; their order stays.
     pub fn reshape(&self, x: &Var<E::Tensor>, shape: &[usize]) -> Result<Var<E::Tensor>> {
         let y = self.engine().reshape(x.value(), shape)?;
         let before = self.engine().shape(x.value()).to_vec();

@@ -14,7 +14,7 @@ use super::Sizes;
 use crate::cpu::{Carve, Shared};
 use crate::precision::from_bf16;
 use crate::simd::{Kernel, LANES, Simd};
-use crate::weight::{BLOCK, Weight};
+use crate::weight::{BLOCK, RawWeight};
 
 /// Rows of W that go by together.
 pub(super) const COLUMNS: usize = 8;
@@ -29,7 +29,7 @@ const PIECE: usize = 512;
 pub(super) struct Dots<'a> {
     pub sizes: Sizes,
     pub x: &'a [f32],
-    pub weight: Weight<'a>,
+    pub weight: RawWeight<'a>,
     pub y: &'a Shared<'a>,
     pub columns: Range<usize>,
     pub scratch: &'a mut [f32],
@@ -60,15 +60,15 @@ impl Kernel for Dots<'_> {
         assert!(x.len() == rows * inner && columns.end <= outer);
         let call = Call { sizes, x, y, columns };
         match weight {
-            Weight::F32(w) => {
+            RawWeight::F32(w) => {
                 assert!(w.len() == outer * inner);
                 call.run(s, F32(w), scratch);
             }
-            Weight::Bf16(w) => {
+            RawWeight::Bf16(w) => {
                 assert!(w.len() == outer * inner);
                 call.run(s, Bf16(w), scratch);
             }
-            Weight::Int8 { codes, scales } => {
+            RawWeight::Int8 { codes, scales } => {
                 assert!(codes.len() == outer * inner && scales.len() == outer);
                 call.run(s, Int8 { codes, scales }, scratch);
             }

@@ -7,17 +7,19 @@ use crate::cpu::{Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
 use crate::product::{Accum, Matrix, product};
 use crate::tensor::Tensor;
-use crate::weight::Weight;
+use crate::weight::{PackedWeight, RawWeight, Weight};
+
+type AnyWeight<'a> = Weight<&'a Tensor<f32>, &'a PackedWeight>;
 
 /// Multiply-adds below which one thread is enough.
 const SMALL: usize = 32 * 1024;
 
-pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>>) -> Result<Tensor<f32>> {
+pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>, AnyWeight<'_>>) -> Result<Tensor<f32>> {
     let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Tensor::shape))?;
     let mut y = cpu.uninit(&output_shape(input.x.shape(), sizes));
     let x = input.x.data();
-    match (input.weight.weight(), cpu.products()) {
-        (Weight::F32(w), Products::Fastest) => {
+    match (input.weight.raw(), cpu.products()) {
+        (RawWeight::F32(w), Products::Fastest) => {
             let w = Matrix::rows(w, sizes.outer, sizes.inner);
             let x = Matrix::rows(x, sizes.rows, sizes.inner);
             product(cpu, y.data_mut(), Accum::Replace, x, w.t());
@@ -34,9 +36,13 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>>) -> Result<Tensor<f
 }
 
 /// Several products with one x, which threads share as if they were one.
-pub(crate) fn forward_each(cpu: &Cpu, x: &Tensor<f32>, weights: &[&Tensor<f32>]) -> Result<Vec<Tensor<f32>>> {
+pub(crate) fn forward_each(
+    cpu: &Cpu,
+    x: &Tensor<f32>,
+    weights: &[AnyWeight<'_>],
+) -> Result<Vec<Tensor<f32>>> {
     if cpu.products() == Products::Fastest {
-        return weights.iter().map(|weight| forward(cpu, Linear { x, weight, bias: None })).collect();
+        return weights.iter().map(|&weight| forward(cpu, Linear { x, weight, bias: None })).collect();
     }
     let mut outputs = Vec::with_capacity(weights.len());
     for weight in weights {
@@ -46,11 +52,7 @@ pub(crate) fn forward_each(cpu: &Cpu, x: &Tensor<f32>, weights: &[&Tensor<f32>])
     let jobs: Vec<Job<'_>> = weights
         .iter()
         .zip(&mut outputs)
-        .map(|(weight, (sizes, y))| Job {
-            sizes: *sizes,
-            weight: weight.weight(),
-            y: Shared::new(y.data_mut()),
-        })
+        .map(|(weight, (sizes, y))| Job { sizes: *sizes, weight: weight.raw(), y: Shared::new(y.data_mut()) })
         .collect();
     invariant(cpu, x.data(), &jobs);
     drop(jobs);
@@ -92,7 +94,7 @@ pub(crate) fn backward(
 /// One y = x Wᵀ.
 struct Job<'a> {
     sizes: Sizes,
-    weight: Weight<'a>,
+    weight: RawWeight<'a>,
     y: Shared<'a>,
 }
 

@@ -4,7 +4,7 @@
 //! y = x Wᵀ + b        x [.., in]   W [out, in]   b [out] or none   y [.., out]
 //! dx = dy W,   dW = dyᵀ x,   db = Σ dy
 //! ```
-//! W may be in fewer bits ([`Engine::quantize`]); then there are no gradients.
+//! W may be packed in fewer bits ([`Engine::pack`]); then there are no gradients.
 
 mod dots;
 pub(crate) mod fast;
@@ -13,14 +13,15 @@ pub(crate) mod reference;
 use crate::engine::Engine;
 use crate::error::{Result, bad_shape, expect_shape};
 use crate::tape::{Tape, Var};
+use crate::weight::Weight;
 
 /// Inputs of [`Tape::linear`].
 #[derive(Clone, Copy, Debug)]
-pub struct Linear<T> {
+pub struct Linear<T, W = T> {
     /// Rows to multiply, [.., in].
     pub x: T,
-    /// Weights, [out, in].
-    pub weight: T,
+    /// Weights, [out, in]: a tensor, or for inference a [`Weight`] that may be packed.
+    pub weight: W,
     /// Added to every row, [out].
     pub bias: Option<T>,
 }
@@ -63,10 +64,14 @@ impl<'e, E: Engine> Tape<'e, E> {
     pub fn linear_each<const N: usize>(
         &self,
         x: &Var<E::Tensor>,
-        weights: [&Var<E::Tensor>; N],
+        weights: [Weight<&Var<E::Tensor>, &E::Packed>; N],
     ) -> Result<[Var<E::Tensor>; N]> {
-        let outputs: Vec<Var<E::Tensor>> = if self.is_constant(&[x]) && self.is_constant(&weights) {
-            let outputs = self.engine().linear_each(x.value(), &weights.map(Var::value))?;
+        let constant =
+            |weight: &Weight<&Var<E::Tensor>, _>| weight.full().is_none_or(|v| self.is_constant(&[v]));
+        let outputs: Vec<Var<E::Tensor>> = if self.is_constant(&[x]) && weights.iter().all(constant) {
+            let weights = weights.map(|weight| weight.map(Var::value));
+            self.refuse_packed("linear", &weights)?;
+            let outputs = self.engine().linear_each(x.value(), &weights)?;
             outputs.into_iter().map(|y| self.constant(y)).collect()
         } else {
             let each = weights.into_iter().map(|weight| self.linear(Linear { x, weight, bias: None }));
@@ -76,22 +81,29 @@ impl<'e, E: Engine> Tape<'e, E> {
         Ok(outputs)
     }
 
-    /// y = x Wᵀ (+ bias).
-    pub fn linear(&self, input: Linear<&Var<E::Tensor>>) -> Result<Var<E::Tensor>> {
-        let values =
-            Linear { x: input.x.value(), weight: input.weight.value(), bias: input.bias.map(Var::value) };
-        let all = [input.x, input.weight, input.bias.unwrap_or(input.x)];
-        let inputs = &all[..2 + usize::from(input.bias.is_some())];
-        self.refuse_gradient("linear", values.weight, inputs)?;
+    /// y = x Wᵀ (+ bias). W is a variable, or a [`Weight`] that may be packed; a tape that records refuses a packed one.
+    pub fn linear<'a>(
+        &self,
+        input: Linear<&'a Var<E::Tensor>, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,
+    ) -> Result<Var<E::Tensor>> {
+        let Linear { x, weight, bias } = input;
+        let weight = match weight.into() {
+            Weight::Full(weight) => weight,
+            Weight::Packed(packed) => {
+                let weight = Weight::Packed(packed);
+                self.refuse_packed("linear", &[weight])?;
+                let input = Linear { x: x.value(), weight, bias: bias.map(Var::value) };
+                return Ok(self.constant(self.engine().linear(input)?));
+            }
+        };
+        let values = Linear { x: x.value(), weight: weight.value(), bias: bias.map(Var::value) };
+        let all = [x, weight, bias.unwrap_or(x)];
+        let inputs = &all[..2 + usize::from(bias.is_some())];
         let y = self.engine().linear(values)?;
         if self.is_constant(inputs) {
             return Ok(self.constant(y));
         }
-        let needs = [
-            self.records(&[input.x]),
-            self.records(&[input.weight]),
-            input.bias.is_some_and(|b| self.records(&[b])),
-        ];
+        let needs = [self.records(&[x]), self.records(&[weight]), bias.is_some_and(|b| self.records(&[b]))];
         let (x, weight, bias) = (values.x.clone(), values.weight.clone(), values.bias.cloned());
         Ok(self.record_one(inputs, y, move |tape, dy| {
             let input = Linear { x: &x, weight: &weight, bias: bias.as_ref() };

@@ -56,7 +56,7 @@ pub struct LogLinear<T> {
 }
 
 impl<T> LogLinear<T> {
-    /// The same inputs by reference.
+    /// Borrows every input.
     pub fn as_ref(&self) -> LogLinear<&T> {
         self.each(|t| t)
     }
@@ -74,6 +74,21 @@ impl<T> LogLinear<T> {
             level_input: f(&self.level_input),
             level_scale: f(&self.level_scale),
         }
+    }
+
+    /// Applies `f` to every input; the first error ends it.
+    pub(crate) fn try_each<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<LogLinear<U>> {
+        Ok(LogLinear {
+            query: f(&self.query)?,
+            key: f(&self.key)?,
+            value: f(&self.value)?,
+            retention_input: f(&self.retention_input)?,
+            write_input: f(&self.write_input)?,
+            a_log: f(&self.a_log)?,
+            dt_bias: f(&self.dt_bias)?,
+            level_input: f(&self.level_input)?,
+            level_scale: f(&self.level_scale)?,
+        })
     }
 
     /// The inputs that the plain gated delta rule has too.

@@ -33,7 +33,7 @@ impl<'a> Batch<'a> {
         if self.transposed { matrix.t() } else { matrix }
     }
 
-    /// The same memory, read the other way round.
+    /// The transpose, of the same memory.
     fn t(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }

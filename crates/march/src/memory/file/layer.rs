@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{self, Storage, StoredStates};
-use march_engine::{Engine, checksum, file_bytes};
+use march_engine::{Engine, checksum};
 use safetensors::Dtype;
 
 use super::BankFile;
 use super::section::{Row, is_of_anchors};
+use crate::disk::file_bytes;
 use crate::error::{Error, Result};
 use crate::memory::Ledger;
 

@@ -161,7 +161,7 @@ impl<E: Engine> Mixer<E> for March {
         let null_score = match self.null_proj {
             Some([weight, bias]) => {
                 let bias = Some(pass.weight(bias));
-                Some(pass.tape.linear(Linear { x: &input.text, weight: pass.weight(weight), bias })?)
+                Some(pass.tape.linear(Linear { x: &input.text, weight: pass.matrix(weight), bias })?)
             }
             None => None,
         };
