@@ -5,7 +5,7 @@ use std::path::Path;
 
 use march::anchors::{Policy, Retention};
 use march::engine::checksum;
-use march::memory::{BankFile, BankTag, FORMAT_VERSION, Rollback, StateBank};
+use march::memory::{BankFile, BankTag, FORMAT_VERSION, Rollback};
 
 use crate::common::{invariant, tokens};
 use crate::{Trial, folder};
