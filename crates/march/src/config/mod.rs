@@ -25,7 +25,7 @@ pub use model::ModelConfig;
 
 use crate::anchors::{Placement, Policy, Retention, Storage};
 use crate::error::{Error, Result};
-use crate::train::{DataKeys, TrainKeys};
+use crate::train::{DataConfig, TrainConfig};
 use sections::{SECTIONS, Sections, Source};
 
 /// A whole configuration file.
@@ -34,16 +34,16 @@ pub struct Config {
     /// `[model]`: what is computed.
     pub model: ModelConfig,
     /// `[memory]`: what decoding keeps.
-    pub memory: MemoryKeys,
+    pub memory: MemoryConfig,
     /// `[data]`: where tokens come from.
-    pub data: DataKeys,
+    pub data: DataConfig,
     /// `[train]`: how the model learns.
-    pub train: TrainKeys,
+    pub train: TrainConfig,
 }
 
 /// `[memory]`: how the state bank is kept.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct MemoryKeys {
+pub struct MemoryConfig {
     /// Which anchors outlive the next boundary; all by default.
     pub retention: Retention,
     /// Where anchors are placed, in training too; periodic by default.
@@ -52,7 +52,7 @@ pub struct MemoryKeys {
     pub storage: Storage,
 }
 
-impl MemoryKeys {
+impl MemoryConfig {
     /// `own` with these settings.
     pub fn over(&self, own: Policy) -> Policy {
         let Self { retention, placement, storage } = *self;
@@ -189,13 +189,13 @@ impl Config {
         refuse_unknown(&model_keys, "model", model.mixer.model_type())?;
         model.contradiction().map_err(|(key, message)| model_keys.error(key, message))?;
         let (own, model_type) = (model.mixer.policy(), model.mixer.model_type());
-        let memory = MemoryKeys::read(&mut memory_keys, own, model_type)?;
+        let memory = MemoryConfig::read(&mut memory_keys, own, model_type)?;
         let mut data_keys = document(data.unwrap_or_default());
-        let data: DataKeys = data_keys.keys()?;
+        let data: DataConfig = data_keys.keys()?;
         refuse_unknown(&data_keys, "data", model.mixer.model_type())?;
         data.check().map_err(|(key, message)| data_keys.error(key, message))?;
         let mut train_keys = document(train.unwrap_or_default());
-        let train: TrainKeys = train_keys.keys()?;
+        let train: TrainConfig = train_keys.keys()?;
         refuse_unknown(&train_keys, "train", model.mixer.model_type())?;
         train.check(data.sequence_length).map_err(|(key, message)| train_keys.error(key, message))?;
         Ok(Self { model, memory, data, train })

@@ -39,7 +39,7 @@ struct ModelType {
 
 /// Keys of every model.
 #[derive(Serialize, Deserialize)]
-struct CommonKeys {
+struct CommonConfig {
     vocab_size: usize,
     hidden_size: usize,
     num_hidden_layers: usize,
@@ -79,7 +79,7 @@ impl ModelConfig {
         if !MixerConfig::MODEL_TYPES.contains(&model_type.as_str()) {
             return Err(unknown_model_type(document, &model_type));
         }
-        let common: CommonKeys = document.keys()?;
+        let common: CommonConfig = document.keys()?;
         let mixer = |document: &mut Document| {
             MixerConfig::read(&model_type, document)
                 .unwrap_or_else(|| Err(unknown_model_type(document, &model_type)))
@@ -103,7 +103,7 @@ impl ModelConfig {
     /// All keys and their values, defaults filled in; `model_type` first, those of other tools last.
     pub(super) fn keys(&self) -> Map<String, Value> {
         let mut keys = keys_of(&ModelType { model_type: self.mixer.model_type().into() });
-        keys.extend(keys_of(&CommonKeys {
+        keys.extend(keys_of(&CommonConfig {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             num_hidden_layers: self.num_hidden_layers,

@@ -32,7 +32,7 @@ fn within(
 /// `[data]`: where tokens come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct DataKeys {
+pub struct DataConfig {
     /// `builtin` (the text in the program), `shards` (a folder of `march data prepare`), `recall` (a task) or
     /// `batches` (a JSON file of explicit batches).
     pub kind: String,
@@ -52,7 +52,7 @@ pub struct DataKeys {
     pub shuffle: bool,
 }
 
-impl Default for DataKeys {
+impl Default for DataConfig {
     fn default() -> Self {
         Self {
             kind: "builtin".into(),
@@ -67,7 +67,7 @@ impl Default for DataKeys {
     }
 }
 
-impl DataKeys {
+impl DataConfig {
     /// Makes the paths independent of the working directory.
     pub fn make_absolute(&mut self) -> Result<()> {
         let tokenizer = (self.tokenizer != BYTES).then_some(&mut self.tokenizer);
@@ -126,7 +126,7 @@ impl DataKeys {
 /// `[train]`: how a model learns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct TrainKeys {
+pub struct TrainConfig {
     /// Updates of the weights.
     pub steps: u64,
     /// Tokens that one update learns from: a multiple of `sequence_length`.
@@ -171,7 +171,7 @@ pub struct TrainKeys {
     pub recompute: String,
 }
 
-impl Default for TrainKeys {
+impl Default for TrainConfig {
     fn default() -> Self {
         Self {
             steps: 300,
@@ -199,7 +199,7 @@ impl Default for TrainKeys {
     }
 }
 
-impl TrainKeys {
+impl TrainConfig {
     /// Refuses what cannot be.
     pub fn check(&self, sequence_length: usize) -> std::result::Result<(), Contradiction> {
         for (key, value, range) in [
@@ -286,36 +286,36 @@ mod tests {
     #[test]
     fn rates_rise_stay_and_fall() {
         let keys =
-            TrainKeys { steps: 100, learning_rate: 1.0, warmup: 0.1, decay: 0.2, ..TrainKeys::default() };
+            TrainConfig { steps: 100, learning_rate: 1.0, warmup: 0.1, decay: 0.2, ..TrainConfig::default() };
         assert!((keys.rate(0) - 0.1).abs() < 1e-12 && (keys.rate(9) - 1.0).abs() < 1e-12);
         assert!((keys.rate(50) - 1.0).abs() < 1e-12 && (keys.rate(80) - 1.0).abs() < 1e-12);
         assert!((keys.rate(90) - 0.5).abs() < 1e-12 && keys.rate(99) > 0.0 && keys.rate(99) < 0.06);
-        let cosine = TrainKeys { schedule: "cosine".into(), final_rate: 0.1, ..keys };
+        let cosine = TrainConfig { schedule: "cosine".into(), final_rate: 0.1, ..keys };
         assert!((cosine.rate(55) - 0.55).abs() < 1e-12 && cosine.rate(99) > 0.1);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let good = TrainKeys::default();
+        let good = TrainConfig::default();
         assert!(good.check(2048).is_ok());
-        let bad = |keys: TrainKeys| keys.check(2048).unwrap_err().0;
-        assert_eq!(bad(TrainKeys { steps: 0, ..good.clone() }), "steps");
-        assert_eq!(bad(TrainKeys { steps: 1 << 41, ..good.clone() }), "steps");
-        assert_eq!(bad(TrainKeys { keep: 0, ..good.clone() }), "keep");
-        assert_eq!(bad(TrainKeys { micro_batch: 1 << 40, ..good.clone() }), "micro_batch");
-        let error = TrainKeys { tokens_per_step: 2048 << 26, ..good.clone() }.check(2048).unwrap_err();
+        let bad = |keys: TrainConfig| keys.check(2048).unwrap_err().0;
+        assert_eq!(bad(TrainConfig { steps: 0, ..good.clone() }), "steps");
+        assert_eq!(bad(TrainConfig { steps: 1 << 41, ..good.clone() }), "steps");
+        assert_eq!(bad(TrainConfig { keep: 0, ..good.clone() }), "keep");
+        assert_eq!(bad(TrainConfig { micro_batch: 1 << 40, ..good.clone() }), "micro_batch");
+        let error = TrainConfig { tokens_per_step: 2048 << 26, ..good.clone() }.check(2048).unwrap_err();
         assert_eq!(error, ("tokens_per_step", "is 137438953472; it must be from 1 to 4294967296".into()));
-        assert_eq!(bad(TrainKeys { tokens_per_step: 1000, ..good.clone() }), "tokens_per_step");
-        assert_eq!(bad(TrainKeys { decay: 0.99, ..good.clone() }), "decay");
-        assert_eq!(bad(TrainKeys { betas: [0.9, 1.0], ..good.clone() }), "betas");
-        assert_eq!(bad(TrainKeys { learning_rate: f64::NAN, ..good.clone() }), "learning_rate");
-        assert_eq!(bad(TrainKeys { schedule: "linear".into(), ..good.clone() }), "schedule");
-        assert_eq!(bad(TrainKeys { recompute: "yes".into(), ..good }), "recompute");
-        let data = DataKeys { kind: "shards".into(), ..DataKeys::default() };
+        assert_eq!(bad(TrainConfig { tokens_per_step: 1000, ..good.clone() }), "tokens_per_step");
+        assert_eq!(bad(TrainConfig { decay: 0.99, ..good.clone() }), "decay");
+        assert_eq!(bad(TrainConfig { betas: [0.9, 1.0], ..good.clone() }), "betas");
+        assert_eq!(bad(TrainConfig { learning_rate: f64::NAN, ..good.clone() }), "learning_rate");
+        assert_eq!(bad(TrainConfig { schedule: "linear".into(), ..good.clone() }), "schedule");
+        assert_eq!(bad(TrainConfig { recompute: "yes".into(), ..good }), "recompute");
+        let data = DataConfig { kind: "shards".into(), ..DataConfig::default() };
         assert_eq!(data.check().unwrap_err().0, "path");
         for sequence_length in [0, (1 << 24) + 1, usize::MAX] {
             let task = Some("mqar".to_string());
-            let data = DataKeys { kind: "recall".into(), task, sequence_length, ..DataKeys::default() };
+            let data = DataConfig { kind: "recall".into(), task, sequence_length, ..DataConfig::default() };
             assert_eq!(data.check().unwrap_err().0, "sequence_length");
         }
     }

@@ -27,7 +27,7 @@ use ranks::{Alone, Overlap, Ranks};
 
 pub use environment::Session;
 pub use estimate::{StepMemory, machine_memory};
-pub use keys::{DataKeys, TrainKeys};
+pub use keys::{DataConfig, TrainConfig};
 pub use optimizer::Optimizer;
 pub use run::{Event, Run, RunOptions, StepLine};
 pub use state::Progress;
@@ -63,7 +63,7 @@ pub struct Trainer<'e, E: Engine> {
     parameters: Parameters<E>,
     optimizer: Optimizer<E>,
     settings: Settings,
-    keys: TrainKeys,
+    keys: TrainConfig,
     /// Sequences of one step, of all processes.
     rows: usize,
     ranks: RefCell<Box<dyn Ranks>>,
@@ -78,7 +78,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         model: Model<E>,
         parameters: Parameters<E>,
         settings: Settings,
-        keys: TrainKeys,
+        keys: TrainConfig,
         sequence_length: usize,
     ) -> Result<Self> {
         let optimizer = Optimizer::new(engine, model.layout())?;

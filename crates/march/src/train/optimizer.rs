@@ -3,7 +3,7 @@
 use march_engine::Engine;
 use march_engine::ops::adamw::{AdamW, Step, clip_factor};
 
-use super::TrainKeys;
+use super::TrainConfig;
 use crate::error::Result;
 use crate::model::ParameterSpec;
 
@@ -29,7 +29,7 @@ impl<E: Engine> Optimizer<E> {
         layout: &[ParameterSpec],
         parameters: &mut [E::Tensor],
         gradients: &[Option<E::Tensor>],
-        keys: &TrainKeys,
+        keys: &TrainConfig,
         (learning_rate, squared_norm, step): (f64, f64, u64),
     ) -> Result<()> {
         let clip = clip_factor(squared_norm, keys.clip_norm);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{DataKeys, TrainKeys};
+use super::{DataConfig, TrainConfig};
 use crate::data::recall::{RecallSource, Task};
 use crate::data::{BatchFile, ShardSource, Shards, Source, TextSource, builtin, split};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ pub(super) struct Sources {
 
 impl Sources {
     /// Opens what `[data]` names; `train` has the seed and how much is validated on.
-    pub fn open(keys: &DataKeys, train: &TrainKeys) -> Result<Self> {
+    pub fn open(keys: &DataConfig, train: &TrainConfig) -> Result<Self> {
         let length = keys.sequence_length;
         let path = PathBuf::from(keys.path.clone().unwrap_or_default());
         match keys.kind.as_str() {

@@ -11,7 +11,7 @@ use march_engine::ops::rotary::Rotary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
@@ -20,14 +20,14 @@ use crate::model::{Builder, Parameter, Pass};
 
 /// Keys of the Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionKeys {
+pub struct AttentionConfig {
     /// Heads; each is `hidden_size / num_heads` wide.
     pub num_heads: usize,
     /// Base of the rotary wavelengths.
     pub rope_theta: f64,
 }
 
-impl MixerKeys for AttentionKeys {
+impl MixerSpec for AttentionConfig {
     const MODEL_TYPE: &'static str = "transformer";
 
     fn read(document: &mut Document) -> Result<Self> {

@@ -17,7 +17,7 @@ use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::{AnchorPlan, Policy};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
@@ -26,7 +26,7 @@ use crate::model::{Builder, Init, Parameter, Pass};
 
 /// Keys of Gated DeltaNet, and the recurrence's in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GatedDeltaNetKeys {
+pub struct GatedDeltaNetConfig {
     /// Heads of queries and keys.
     pub num_heads: usize,
     /// Heads of values, a multiple of `num_heads`; as many by default.
@@ -43,7 +43,7 @@ pub struct GatedDeltaNetKeys {
     pub allow_neg_eigval: bool,
 }
 
-impl GatedDeltaNetKeys {
+impl GatedDeltaNetConfig {
     /// Heads of values.
     pub fn value_heads(&self) -> usize {
         self.num_v_heads.unwrap_or(self.num_heads)
@@ -55,7 +55,7 @@ impl GatedDeltaNetKeys {
     }
 }
 
-impl MixerKeys for GatedDeltaNetKeys {
+impl MixerSpec for GatedDeltaNetConfig {
     const MODEL_TYPE: &'static str = "gated_deltanet";
 
     fn read(document: &mut Document) -> Result<Self> {
@@ -148,7 +148,7 @@ pub(crate) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
 pub(crate) const CHUNK: [&str; 4] = ["chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
 
 impl GatedDeltaNet {
-    pub fn new(keys: &GatedDeltaNetKeys, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
+    pub fn new(keys: &GatedDeltaNetConfig, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
         let (key_heads, value_heads) = (keys.num_heads, keys.value_heads());
         let (key_dim, value_dim) = (keys.head_dim, keys.value_dim());
         let (key_width, value_width) = (key_heads * key_dim, value_heads * value_dim);

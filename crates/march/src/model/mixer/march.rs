@@ -20,8 +20,8 @@ use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetKeys};
-use super::{Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig};
+use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::{AnchorPlan, Placement, Policy, Storage};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
@@ -30,16 +30,16 @@ use crate::model::{Builder, Init, Parameter, Pass};
 
 /// Keys of MARCH.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MarchKeys {
+pub struct MarchConfig {
     /// The recurrence.
-    pub base: GatedDeltaNetKeys,
+    pub base: GatedDeltaNetConfig,
     /// What MARCH adds.
-    pub routing: RoutingKeys,
+    pub routing: RoutingConfig,
 }
 
 /// Keys that MARCH adds to Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RoutingKeys {
+pub struct RoutingConfig {
     /// C, text tokens between two anchors.
     pub anchor_interval: usize,
     /// d_r, the width of routing queries and keys.
@@ -66,7 +66,7 @@ fn one() -> f64 {
     1.0
 }
 
-impl MixerKeys for MarchKeys {
+impl MixerSpec for MarchConfig {
     const MODEL_TYPE: &'static str = "march";
 
     fn read(document: &mut Document) -> Result<Self> {
@@ -116,7 +116,7 @@ impl MixerKeys for MarchKeys {
         builder: &mut Builder<'_>,
     ) -> Box<dyn Mixer<E>> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
-        let RoutingKeys { routing_dim, null_route, routing_scale, null_bias_init, .. } = self.routing;
+        let RoutingConfig { routing_dim, null_route, routing_scale, null_bias_init, .. } = self.routing;
         let heads = base.value_heads;
         let null_proj = null_route.then(|| {
             let weight = builder.linear("null_proj", heads, hidden_size);

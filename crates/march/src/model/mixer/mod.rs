@@ -87,7 +87,7 @@ pub trait Mixer<E: Engine> {
 pub type Contradiction = (&'static str, String);
 
 /// The keys of a mixer in `config.json` and `[model]`, and the mixer that they describe.
-pub trait MixerKeys: Sized {
+pub trait MixerSpec: Sized {
     /// The value of `model_type`.
     const MODEL_TYPE: &'static str;
     /// Takes the mixer's keys from a document.
@@ -165,11 +165,11 @@ macro_rules! mixers {
 
 mixers! {
     /// Softmax attention: the Transformer baseline.
-    Attention(attention::AttentionKeys),
+    Attention(attention::AttentionConfig),
     /// The gated delta rule.
-    GatedDeltaNet(gated_delta_net::GatedDeltaNetKeys),
+    GatedDeltaNet(gated_delta_net::GatedDeltaNetConfig),
     /// The gated delta rule on a logarithmic number of states.
-    LogLinear(log_linear::LogLinearKeys),
+    LogLinear(log_linear::LogLinearConfig),
     /// The gated delta rule with content-routed state anchors.
-    March(march::MarchKeys),
+    March(march::MarchConfig),
 }
