@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use common::{Case, KINDS, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Policy, Retention};
-use march::config::ModelConfig;
 use march::engine::{Engine, Reference, Tape};
+use march::model::ModelConfig;
 use march::model::{Batch, Init, Model, Settings, Trace};
 
 /// The policies that a kind is tried with: its own, and for MARCH others.

@@ -1,7 +1,7 @@
 //! `march inspect training`: what a run asks of the machines, before it starts.
 
 use clap::Args;
-use march::config::Config;
+use march::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::model::{Model, Settings};
 use march::train::StepMemory;
@@ -37,10 +37,10 @@ pub struct InspectTraining {
 impl InspectTraining {
     /// Prints the tables.
     pub fn run(self) -> anyhow::Result<()> {
-        let Config { model: config, memory, data, train } = Config::load_with(&self.config, &self.settings)?;
+        let Config { model: config, data, train } = Config::load_with(&self.config, &self.settings)?;
         let engine = Cpu::new(CpuOptions::default())?;
         let model: Model<Cpu> = Model::new(&config);
-        let policy = memory.over(config.mixer.policy().unwrap_or_default());
+        let policy = config.policy().unwrap_or_default();
         let length = data.sequence_length;
         let rows = train.tokens_per_step / length;
         let tokens = train.steps as f64 * train.tokens_per_step as f64;

@@ -5,12 +5,12 @@ use std::rc::Rc;
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Tape, Var};
 
+use super::config::ModelConfig;
 use super::feed_forward::FeedForward;
 use super::mixer::{Mixer, Streams};
 use super::parameters::{Builder, Init, Parameter};
 use super::pass::{Context, Pass};
 use crate::anchors::{AnchorPlan, Policy, Storage};
-use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::LayerMemory;
 

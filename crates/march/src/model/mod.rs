@@ -4,6 +4,7 @@
 //! prefill and a decoding step are one function, [`Model::forward`] from nothing or [`Model::extend`] from a bank.
 
 mod block;
+mod config;
 mod feed_forward;
 mod fingerprint;
 mod init;
@@ -22,13 +23,12 @@ use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Precision, Tape, Var};
 
 use crate::anchors::{AnchorPlan, Placement, Policy, Recording};
-use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{LayerMemory, StateBank};
 use block::Block;
 use mixer::{Layer, Mixer, Streams};
 
+pub use config::ModelConfig;
 pub use parameters::{Builder, Init, Parameter, ParameterSpec};
 pub use pass::{Pass, Weights};
 pub use trace::Trace;
@@ -152,9 +152,9 @@ impl<E: Engine> Model<E> {
         self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()
     }
 
-    /// The anchors that the model was made for.
+    /// The policy that the model was made for; no anchors where it has none.
     pub fn policy(&self) -> Policy {
-        self.config.mixer.policy().unwrap_or_default()
+        self.config.policy().unwrap_or_default()
     }
 
     /// Refuses a policy that the model cannot follow.
@@ -187,25 +187,6 @@ impl<E: Engine> Model<E> {
     /// The first values of one parameter.
     pub fn initial(&self, index: usize, seed: u64) -> Vec<f32> {
         init::values(&self.layout[index], index, self.config.initializer_range, seed)
-    }
-
-    /// A model and its parameters from a checkpoint.
-    pub fn load(engine: &E, checkpoint: &Checkpoint) -> Result<(Self, Parameters<E>)> {
-        Self::load_in(engine, checkpoint, Precision::F32)
-    }
-
-    /// The same for inference with weights in fewer bits; see [`Model::quantize`].
-    pub fn load_in(engine: &E, checkpoint: &Checkpoint, weights: Precision) -> Result<(Self, Parameters<E>)> {
-        let model = Self::new(checkpoint.config());
-        checkpoint.check(&model.layout)?;
-        let mut parameters = Vec::with_capacity(model.layout.len());
-        checkpoint.read_all(&model.layout, |i, numbers| {
-            let spec = &model.layout[i];
-            let tensor = engine.from_f32(numbers, &spec.shape)?;
-            parameters.push(rounded(engine, spec, tensor, weights)?);
-            Ok(())
-        })?;
-        Ok((model, parameters))
     }
 
     /// Parameters for inference in fewer bits: the matrices that products and embeddings read. Norms, convolutions
@@ -472,7 +453,7 @@ impl<E: Engine> Model<E> {
 }
 
 /// A parameter in the precision of the weights, if it is one of their matrices.
-fn rounded<E: Engine>(
+pub(crate) fn rounded<E: Engine>(
     engine: &E,
     spec: &ParameterSpec,
     tensor: E::Tensor,

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use march::anchors::Policy;
-use march::config::ModelConfig;
 use march::engine::{Cpu, CpuOptions, Engine, Products, Tape};
+use march::model::ModelConfig;
 use march::model::{Batch, Model, Parameters, Settings};
 
 /// A fixture folder.

@@ -3,9 +3,8 @@
 use march_engine::{Cpu, CpuOptions, Products, Tape};
 
 use super::*;
-use crate::config::ModelConfig;
 use crate::memory::Rollback;
-use crate::model::Batch;
+use crate::model::{Batch, ModelConfig};
 
 const CONFIG: &str = r#"{"model_type": "march", "vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 3,
     "intermediate_size": 40, "norm_eps": 1e-6, "tie_word_embeddings": false, "initializer_range": 0.12, "num_heads": 2,

@@ -11,6 +11,7 @@ use march_engine::{Engine, Var};
 use serde_json::{Map, Value};
 
 use crate::anchors::{AnchorPlan, Policy, Storage};
+pub use crate::config::Contradiction;
 use crate::config::Document;
 use crate::error::Result;
 use crate::memory::LayerMemory;
@@ -82,9 +83,6 @@ pub trait Mixer<E: Engine> {
         Ok(None)
     }
 }
-
-/// A key that contradicts another or itself: its name, and what is wrong with it and what to do.
-pub type Contradiction = (&'static str, String);
 
 /// The keys of a mixer in `config.json` and `[model]`, and the mixer that they describe.
 pub trait MixerSpec: Sized {

@@ -1,125 +1,53 @@
-//! `[data]` and `[train]`: what a run learns from and how.
-
-use std::ops::RangeInclusive;
+//! `[train]`: how a model learns.
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::recall::Task;
-use crate::error::{Error, Result};
-use crate::model::mixer::Contradiction;
-use crate::tokenizer::BYTES;
+use crate::config::{Contradiction, within};
+use crate::data::LONGEST_SEQUENCE;
 
 /// Beyond these, values are mistakes: no machine has the memory or the time.
-const LONGEST_SEQUENCE: u64 = 1 << 24;
 const MOST_TOKENS: u64 = 1 << 32;
 const MOST_SEQUENCES: u64 = 1 << 24;
 const MOST_STEPS: u64 = 1 << 40;
 
-/// Refuses a number outside of its range.
-fn within(
-    key: &'static str,
-    value: u64,
-    range: RangeInclusive<u64>,
-) -> std::result::Result<(), Contradiction> {
-    let (least, most) = (range.start(), range.end());
-    match value {
-        _ if range.contains(&value) => Ok(()),
-        _ if *most == u64::MAX => Err((key, format!("is {value}; it must be at least {least}"))),
-        _ => Err((key, format!("is {value}; it must be from {least} to {most}"))),
-    }
+/// How the learning rate goes on after the warmup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Warmup, stable, decay: it stays, and falls along a line in the last steps.
+    #[default]
+    Wsd,
+    /// It falls along half a cosine.
+    Cosine,
+    /// It stays.
+    Constant,
 }
 
-/// `[data]`: where tokens come from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DataConfig {
-    /// `builtin` (the text in the program), `shards` (a folder of `march data prepare`), `recall` (a task) or
-    /// `batches` (a JSON file of explicit batches).
-    pub kind: String,
-    /// The task and its sizes, such as `mqar:pairs=24`, for `recall`.
-    pub task: Option<String>,
-    /// The folder or file.
-    pub path: Option<String>,
-    /// A folder of shards to validate on; without one the last part of the training text is held back.
-    pub validation: Option<String>,
-    /// How much of the text that is.
-    pub validation_fraction: f64,
-    /// `bytes`, or a tokenizer.json: for the built-in text, for samples, and to go with the checkpoint.
-    pub tokenizer: String,
-    /// T, tokens of a sequence.
-    pub sequence_length: usize,
-    /// Sequences in a random order, another one in each epoch; else in the order of the text.
-    pub shuffle: bool,
+/// Whether only the inputs of each block are kept for the backward pass and the rest is computed again: less memory for
+/// about a third more work, and the same results, bit for bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Where a step would otherwise take most of the available memory.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self {
-            kind: "builtin".into(),
-            task: None,
-            path: None,
-            validation: None,
-            validation_fraction: 0.1,
-            tokenizer: "bytes".into(),
-            sequence_length: 2048,
-            shuffle: true,
+impl Recompute {
+    /// What `auto` becomes for a step that needs `needed` bytes without recomputation. A machine that does not say how
+    /// much memory is available is taken to have enough.
+    pub fn resolve(self, needed: usize, available: Option<usize>) -> bool {
+        /// The share of the available memory that a step may take: the rest is for what the estimate leaves out.
+        const SHARE: f64 = 0.7;
+        match self {
+            Self::Auto => available.is_some_and(|available| needed as f64 > SHARE * available as f64),
+            Self::On => true,
+            Self::Off => false,
         }
-    }
-}
-
-impl DataConfig {
-    /// Makes the paths independent of the working directory.
-    pub fn make_absolute(&mut self) -> Result<()> {
-        let tokenizer = (self.tokenizer != BYTES).then_some(&mut self.tokenizer);
-        for path in self.path.iter_mut().chain(&mut self.validation).chain(tokenizer) {
-            let absolute = std::path::absolute(&path).map_err(Error::io(path.as_ref(), "find"))?;
-            *path = absolute.to_string_lossy().into_owned();
-        }
-        Ok(())
-    }
-
-    /// Refuses what cannot be.
-    pub fn check(&self) -> std::result::Result<(), Contradiction> {
-        within("sequence_length", self.sequence_length as u64, 1..=LONGEST_SEQUENCE)?;
-        match self.kind.as_str() {
-            "builtin" if self.path.is_some() => {
-                return Err((
-                    "path",
-                    "is set, but the built-in text needs none; remove it or set `kind`".into(),
-                ));
-            }
-            "shards" | "batches" if self.path.is_none() => {
-                return Err(("path", format!("is missing; `kind = \"{}\"` needs it", self.kind)));
-            }
-            "recall" => match &self.task {
-                None => {
-                    return Err(("task", "is missing; `kind = \"recall\"` needs it, such as `mqar`".into()));
-                }
-                Some(_) if self.path.is_some() => {
-                    return Err(("path", "is set, but a task makes its own sequences; remove it".into()));
-                }
-                Some(task) => {
-                    let opened = Task::open(task, Some(self.sequence_length));
-                    opened.map_err(|error| ("task", format!("cannot be: {error}")))?;
-                }
-            },
-            "builtin" | "shards" | "batches" => {}
-            other => {
-                let message = format!("is `{other}`; it must be `builtin`, `shards`, `recall` or `batches`");
-                return Err(("kind", message));
-            }
-        }
-        if self.task.is_some() && self.kind != "recall" {
-            return Err((
-                "task",
-                "is set, but only `kind = \"recall\"` has one; remove it or set `kind`".into(),
-            ));
-        }
-        if !(0.0..1.0).contains(&self.validation_fraction) {
-            let message = format!("is {}; it must be at least 0 and below 1", self.validation_fraction);
-            return Err(("validation_fraction", message));
-        }
-        Ok(())
     }
 }
 
@@ -135,8 +63,8 @@ pub struct TrainConfig {
     pub micro_batch: usize,
     /// The highest learning rate.
     pub learning_rate: f64,
-    /// `wsd` (warmup, stable, decay), `cosine` or `constant`.
-    pub schedule: String,
+    /// How the rate goes on after the warmup: `wsd`, `cosine` or `constant`.
+    pub schedule: Schedule,
     /// Share of the steps in which the rate rises.
     pub warmup: f64,
     /// Share of the steps in which it falls, with `wsd`.
@@ -167,8 +95,8 @@ pub struct TrainConfig {
     pub save_every: u64,
     /// Checkpoints that are kept.
     pub keep: usize,
-    /// Compute blocks again in the backward pass: `auto` (when memory asks for it), `on` or `off`.
-    pub recompute: String,
+    /// Recompute the activations of blocks in the backward pass: `auto` (if memory is short), `on` or `off`.
+    pub recompute: Recompute,
 }
 
 impl Default for TrainConfig {
@@ -178,7 +106,7 @@ impl Default for TrainConfig {
             tokens_per_step: 16_384,
             micro_batch: 8,
             learning_rate: 3e-3,
-            schedule: "wsd".into(),
+            schedule: Schedule::Wsd,
             warmup: 0.02,
             decay: 0.2,
             final_rate: 0.0,
@@ -194,7 +122,7 @@ impl Default for TrainConfig {
             prompts: vec!["The ".into()],
             save_every: 100,
             keep: 3,
-            recompute: "auto".into(),
+            recompute: Recompute::Auto,
         }
     }
 }
@@ -244,15 +172,7 @@ impl TrainConfig {
         if let Some(beta) = self.betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
             return Err(("betas", format!("has {beta}; each must be at least 0 and below 1")));
         }
-        let one_of = |key, value: &str, names: [&str; 3]| match names.contains(&value) {
-            true => Ok(()),
-            false => {
-                let [a, b, c] = names;
-                Err((key, format!("is `{value}`; it must be `{a}`, `{b}` or `{c}`")))
-            }
-        };
-        one_of("schedule", &self.schedule, ["wsd", "cosine", "constant"])?;
-        one_of("recompute", &self.recompute, ["auto", "on", "off"])
+        Ok(())
     }
 
     /// The learning rate of a step, counted from 0.
@@ -268,13 +188,13 @@ impl TrainConfig {
             let along = ((at - from) / (steps - from).max(1.0)).clamp(0.0, 1.0);
             self.learning_rate * (self.final_rate + (1.0 - self.final_rate) * shape(along))
         };
-        match self.schedule.as_str() {
-            "cosine" => fall(warmup, |x| 0.5 * (1.0 + (std::f64::consts::PI * x).cos())),
-            "wsd" => {
+        match self.schedule {
+            Schedule::Cosine => fall(warmup, |x| 0.5 * (1.0 + (std::f64::consts::PI * x).cos())),
+            Schedule::Wsd => {
                 let from = steps - (self.decay * steps).round();
                 if at < from { self.learning_rate } else { fall(from, |x| 1.0 - x) }
             }
-            _ => self.learning_rate,
+            Schedule::Constant => self.learning_rate,
         }
     }
 }
@@ -285,12 +205,12 @@ mod tests {
 
     #[test]
     fn rates_rise_stay_and_fall() {
-        let keys =
+        let config =
             TrainConfig { steps: 100, learning_rate: 1.0, warmup: 0.1, decay: 0.2, ..TrainConfig::default() };
-        assert!((keys.rate(0) - 0.1).abs() < 1e-12 && (keys.rate(9) - 1.0).abs() < 1e-12);
-        assert!((keys.rate(50) - 1.0).abs() < 1e-12 && (keys.rate(80) - 1.0).abs() < 1e-12);
-        assert!((keys.rate(90) - 0.5).abs() < 1e-12 && keys.rate(99) > 0.0 && keys.rate(99) < 0.06);
-        let cosine = TrainConfig { schedule: "cosine".into(), final_rate: 0.1, ..keys };
+        assert!((config.rate(0) - 0.1).abs() < 1e-12 && (config.rate(9) - 1.0).abs() < 1e-12);
+        assert!((config.rate(50) - 1.0).abs() < 1e-12 && (config.rate(80) - 1.0).abs() < 1e-12);
+        assert!((config.rate(90) - 0.5).abs() < 1e-12 && config.rate(99) > 0.0 && config.rate(99) < 0.06);
+        let cosine = TrainConfig { schedule: Schedule::Cosine, final_rate: 0.1, ..config };
         assert!((cosine.rate(55) - 0.55).abs() < 1e-12 && cosine.rate(99) > 0.1);
     }
 
@@ -298,7 +218,7 @@ mod tests {
     fn what_cannot_be_is_refused() {
         let good = TrainConfig::default();
         assert!(good.check(2048).is_ok());
-        let bad = |keys: TrainConfig| keys.check(2048).unwrap_err().0;
+        let bad = |config: TrainConfig| config.check(2048).unwrap_err().0;
         assert_eq!(bad(TrainConfig { steps: 0, ..good.clone() }), "steps");
         assert_eq!(bad(TrainConfig { steps: 1 << 41, ..good.clone() }), "steps");
         assert_eq!(bad(TrainConfig { keep: 0, ..good.clone() }), "keep");
@@ -308,15 +228,13 @@ mod tests {
         assert_eq!(bad(TrainConfig { tokens_per_step: 1000, ..good.clone() }), "tokens_per_step");
         assert_eq!(bad(TrainConfig { decay: 0.99, ..good.clone() }), "decay");
         assert_eq!(bad(TrainConfig { betas: [0.9, 1.0], ..good.clone() }), "betas");
-        assert_eq!(bad(TrainConfig { learning_rate: f64::NAN, ..good.clone() }), "learning_rate");
-        assert_eq!(bad(TrainConfig { schedule: "linear".into(), ..good.clone() }), "schedule");
-        assert_eq!(bad(TrainConfig { recompute: "yes".into(), ..good }), "recompute");
-        let data = DataConfig { kind: "shards".into(), ..DataConfig::default() };
-        assert_eq!(data.check().unwrap_err().0, "path");
-        for sequence_length in [0, (1 << 24) + 1, usize::MAX] {
-            let task = Some("mqar".to_string());
-            let data = DataConfig { kind: "recall".into(), task, sequence_length, ..DataConfig::default() };
-            assert_eq!(data.check().unwrap_err().0, "sequence_length");
-        }
+        assert_eq!(bad(TrainConfig { learning_rate: f64::NAN, ..good }), "learning_rate");
+    }
+
+    #[test]
+    fn recompute_follows_memory() {
+        assert!(Recompute::Auto.resolve(71, Some(100)) && !Recompute::Auto.resolve(70, Some(100)));
+        assert!(!Recompute::Auto.resolve(usize::MAX, None));
+        assert!(Recompute::On.resolve(1, Some(100)) && !Recompute::Off.resolve(100, Some(100)));
     }
 }
