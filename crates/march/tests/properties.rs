@@ -322,7 +322,7 @@ fn every_parameter_gets_a_gradient() {
     }
 }
 
-/// Also with blocks computed again, and with two threads as with one.
+/// Also with activation recomputation, and with two threads as with one.
 #[test]
 fn the_same_seed_gives_the_same_bits() {
     for kind in KINDS {

@@ -17,7 +17,7 @@ use crate::number;
   march inspect training paper/march --processes 64,256 --days 14
 
 Memory is measured: a few layers run forward on a short text, and what they keep is scaled. Work is counted over the
-products of a step, forward once and backward twice that; one block more forward where blocks are computed again.")]
+products of a step, forward once and backward twice that; with activation recomputation forward twice.")]
 pub struct InspectTraining {
     /// The name of a preset, or a TOML file
     #[arg(value_name = "PRESET|FILE")]
@@ -66,14 +66,14 @@ impl InspectTraining {
         );
         let seconds = self.days * 86_400.0;
         say!(
-            "  in {} days: {} tokens/s, {} ({} with blocks computed again)\n",
+            "  in {} days: {} tokens/s, {} ({} with recomputation)\n",
             self.days,
             figure(tokens / seconds),
             flops(3.0 * forward * tokens / seconds),
             flops(4.0 * forward * tokens / seconds)
         );
         say!("                                   -------------------- each process --------------------");
-        say!("  processes  sequences of a step   tokens/s          work    memory  blocks computed again");
+        say!("  processes  sequences of a step   tokens/s          work    memory     with recomputation");
         let settings = Settings { policy: policy.clone(), recompute: false };
         let memory = StepMemory::measure(&engine, &config, &settings, length)?;
         for &processes in &self.processes {

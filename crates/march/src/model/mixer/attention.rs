@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::memory::LayerMemory;
 use crate::model::{Builder, Parameter, Pass};
 
-/// Keys of the Transformer.
+/// Configuration of the Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionConfig {
     /// Heads; each is `hidden_size / num_heads` wide.

@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::memory::LayerMemory;
 use crate::model::{Builder, Init, Parameter, Pass};
 
-/// Keys of Gated DeltaNet, and the recurrence's in the mixers that build on it.
+/// Configuration of Gated DeltaNet, and of the recurrence in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GatedDeltaNetConfig {
     /// Heads of queries and keys.

@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::memory::LayerMemory;
 use crate::model::{Builder, Init, Parameter, Pass};
 
-/// Keys of Log-Linear Gated DeltaNet.
+/// Configuration of Log-Linear Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogLinearConfig {
     /// The recurrence.
@@ -29,7 +29,7 @@ pub struct LogLinearConfig {
     pub levels: LevelConfig,
 }
 
-/// Keys that Log-Linear Gated DeltaNet adds.
+/// What Log-Linear Gated DeltaNet adds to the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LevelConfig {
     /// Levels with weights of their own: ceil(log2 of the longest text) + 1.

@@ -28,7 +28,7 @@ use crate::error::Result;
 use crate::memory::LayerMemory;
 use crate::model::{Builder, Init, Parameter, Pass};
 
-/// Keys of MARCH.
+/// Configuration of MARCH.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MarchConfig {
     /// The recurrence.
@@ -37,7 +37,7 @@ pub struct MarchConfig {
     pub routing: RoutingConfig,
 }
 
-/// Keys that MARCH adds to Gated DeltaNet.
+/// What MARCH adds to the configuration of Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoutingConfig {
     /// C, text tokens between two anchors.
