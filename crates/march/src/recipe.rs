@@ -77,31 +77,34 @@ impl Config {
 
     fn read(origin: &str, mut sections: Sections) -> Result<Self> {
         let [model, memory, data, train] = SECTIONS.map(|name| sections.0.remove(name));
-        let document = |section: Section| {
-            let document = Document::new(origin, section.keys).at_places(section.places);
-            document.with_examples(ModelConfig::examples)
+        let document = |section: Option<Section>| {
+            let Section { keys, places } = section.unwrap_or_default();
+            Document::new(origin, keys).at_places(places).with_examples(ModelConfig::examples)
         };
-        let Some(model) = model else {
+        if model.is_none() {
             let message =
                 "is missing; add a section [model], or start the file with `extends = \"paper/march\"`";
             return Err(Error::config(origin, "model", message));
-        };
-        let mut keys = document(model);
-        let mut model = ModelConfig::read(&mut keys)?;
+        }
+        let mut section = document(model);
+        let mut model = ModelConfig::read(&mut section)?;
         let model_type = model.mixer.model_type();
-        refuse_unknown(&keys, "model", model_type)?;
-        model.contradiction().map_err(|(key, message)| keys.error(key, message))?;
-        let mut keys = document(memory.unwrap_or_default());
-        model.memory = MemoryConfig::read(&mut keys, model.mixer.policy(), model_type)?;
-        refuse_unknown(&keys, "memory", model_type)?;
-        let mut keys = document(data.unwrap_or_default());
-        let data: DataConfig = keys.keys()?;
-        refuse_unknown(&keys, "data", model_type)?;
-        data.check().map_err(|(key, message)| keys.error(key, message))?;
-        let mut keys = document(train.unwrap_or_default());
-        let train: TrainConfig = keys.keys()?;
-        refuse_unknown(&keys, "train", model_type)?;
-        train.check(data.sequence_length).map_err(|(key, message)| keys.error(key, message))?;
+        refuse_unknown(&section, "model", model_type)?;
+        model.contradiction().map_err(|(key, message)| section.error(key, message))?;
+
+        let mut section = document(memory);
+        model.memory = MemoryConfig::read(&mut section, model.mixer.policy(), model_type)?;
+        refuse_unknown(&section, "memory", model_type)?;
+
+        let mut section = document(data);
+        let data: DataConfig = section.keys()?;
+        refuse_unknown(&section, "data", model_type)?;
+        data.check().map_err(|(key, message)| section.error(key, message))?;
+
+        let mut section = document(train);
+        let train: TrainConfig = section.keys()?;
+        refuse_unknown(&section, "train", model_type)?;
+        train.check(data.sequence_length).map_err(|(key, message)| section.error(key, message))?;
         Ok(Self { model, data, train })
     }
 }

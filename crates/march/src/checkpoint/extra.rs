@@ -41,7 +41,8 @@ impl Checkpoint {
         };
         let cause = match &self.config.mixer {
             MixerConfig::March(config)
-                if !config.routing.null_route && extra.iter().all(|name| name.contains(".attn.null_proj.")) =>
+                if !config.routing.null_route
+                    && extra.iter().all(|name| name.contains(".attn.null_proj.")) =>
             {
                 "`null_route` is false there: set it to true if the model has a null route, else remove them"
             }
