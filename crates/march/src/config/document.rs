@@ -25,7 +25,7 @@ impl Document {
     /// A document of one origin.
     pub fn new(origin: &str, keys: Map<String, Value>) -> Self {
         let (places, known) = (BTreeMap::new(), Vec::new());
-        Self { origin: origin.into(), keys, places, known, examples: Vec::new }
+        Self { origin: origin.into(), keys, places, known, examples: || &[] }
     }
 
     /// With the place of each key.

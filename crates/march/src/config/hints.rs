@@ -16,8 +16,8 @@ pub struct Example {
     pub keys: Map<String, Value>,
 }
 
-/// Makes the examples; called only when a message needs them.
-pub type Examples = fn() -> Vec<Example>;
+/// Gives the examples; called only when a message needs them.
+pub type Examples = fn() -> &'static [Example];
 
 /// The candidate that `name` most likely stands for: the same but for case and `-`, one that contains it or
 /// is contained in it, or one that differs in at most a third of its letters.
@@ -87,8 +87,8 @@ pub(super) fn is_model_key(examples: Examples, key: &str) -> bool {
 pub(crate) fn model_types_with(examples: Examples, key: &str) -> Vec<&'static str> {
     let mut found = Vec::new();
     for Example { model_type, keys, .. } in examples() {
-        if keys.contains_key(key) && !found.contains(&model_type) {
-            found.push(model_type);
+        if keys.contains_key(key) && !found.contains(model_type) {
+            found.push(*model_type);
         }
     }
     found
@@ -100,7 +100,7 @@ pub(super) fn example(
     model_type: Option<&str>,
     key: &str,
 ) -> Option<(&'static str, Value)> {
-    examples().into_iter().find_map(|example| {
+    examples().iter().find_map(|example| {
         let fits = model_type.is_none_or(|model_type| example.model_type == model_type);
         let value = example.keys.get(key).filter(|value| fits && !value.is_null())?.clone();
         Some((example.preset, value))

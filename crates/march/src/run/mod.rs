@@ -477,6 +477,7 @@ impl<'e, E: Engine> Run<'e, E> {
 
 impl Run<'_, Cpu> {
     /// Decides how the run uses the machine's memory; see [`Trainer::plan_memory`].
+    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
     pub fn plan_memory(&mut self) -> Result<MemoryPlan> {
         self.trainer.plan_memory()
     }

@@ -6,6 +6,8 @@
 mod defaults;
 mod foreign;
 
+use std::sync::OnceLock;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -115,15 +117,16 @@ impl ModelConfig {
     }
 
     /// The models of the presets, as examples for messages about the keys of others.
-    pub(crate) fn examples() -> Vec<Example> {
+    pub(crate) fn examples() -> &'static [Example] {
+        static EXAMPLES: OnceLock<Vec<Example>> = OnceLock::new();
         let read = |preset| {
             // Documents of presets have no examples of their own, which would never end.
-            let mut sections = Source::preset(preset)?.sections(Vec::new).ok()?;
+            let mut sections = Source::preset(preset)?.sections(|| &[]).ok()?;
             let keys = sections.0.remove("model")?.keys;
             let model = Self::read(&mut Document::new(preset, keys)).ok()?;
             Some(Example { preset, model_type: model.mixer.model_type(), keys: model.keys() })
         };
-        presets::names().filter_map(read).collect()
+        EXAMPLES.get_or_init(|| presets::names().filter_map(read).collect())
     }
 
     /// The whole policy that the model was made for: how anchors are placed, kept and read. None for a mixer without
