@@ -141,7 +141,9 @@ fn policies_are_asked_for_lists() {
     let flags = ["16,37", "--samples", "2", "--policy", "", "--policy", "retention=fenwick"];
     let said = ok(folder, &[&asked[..], &flags].concat());
     for (task, length) in [(4, 16), (4, 37), (2, 16), (2, 37)] {
-        assert!(said.contains(&format!("mqar:pairs={task}, {length} tokens, 2 sequences")), "{said}");
+        let heading = (format!("mqar:pairs={task}:"), format!(", {length} tokens, 2 sequences"));
+        let found = |line: &str| line.starts_with(&heading.0) && line.contains(&heading.1);
+        assert_eq!(said.lines().filter(|line| found(line)).count(), 1, "{said}");
     }
     assert_eq!(said.matches("retention=fenwick").count(), 4, "{said}");
     let several = refused(folder, &[&asked[..], &flags, &["--plot", "plot.svg"]].concat());
