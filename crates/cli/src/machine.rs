@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use march::engine::Cpu;
-use march::train::{Session, machine_memory};
+use march::run::Session;
+use march::train::machine_memory;
 
 /// Features that the program may be built with, and whether it was.
 const FEATURES: [(&str, bool); 1] = [("mpi", cfg!(feature = "mpi"))];

@@ -94,6 +94,63 @@ fn whole_sequences_and_decoding_answer_alike() {
     assert!(said.contains("+0.0 to +0.0 %"), "{said}");
 }
 
+/// A checkpoint remembers the policy that it was trained with; a flag overrides it.
+#[test]
+fn a_checkpoint_remembers_its_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let set = ["--set", "train.steps=2", "--set", "memory.retention=fenwick", "--set", "memory.storage=int8"];
+    let said = ok(folder, &[&["train", "demo/march", "--run", "run"][..], &set].concat());
+    assert!(said.contains("retention=fenwick storage=int8"), "{said}");
+    let checkpoint = folder.join("run/checkpoints/step-2");
+    let config = read(&checkpoint.join("config.json"));
+    assert_eq!((&config["retention"], &config["placement"]), (&"fenwick".into(), &"periodic".into()));
+    let task = ["--tasks", "versioned", "--samples", "3", "--output", "out.json"];
+    let policy = |flags: &[&str]| {
+        let said = ok(folder, &[&["eval", "--model", "run"][..], &task, flags].concat());
+        let policy = read(&folder.join("out.json"))["policy"].clone();
+        let shown = format!("retention {}", policy["retention"].as_str().unwrap());
+        assert!(said.contains(&shown), "{said}");
+        ["retention", "storage"].map(|key| policy[key].as_str().unwrap().to_string())
+    };
+    assert_eq!(policy(&[]), ["fenwick", "int8"]);
+    assert_eq!(policy(&["--retention", "all"]), ["all", "int8"]);
+    assert_eq!(policy(&["--retention", "recent:2", "--storage", "f32"]), ["recent:2", "f32"]);
+    let inspected = ok(folder, &["inspect", "model", "run/checkpoints/step-2"]);
+    assert!(inspected.contains("retention fenwick") && inspected.contains("(int8)"), "{inspected}");
+    // A run whose checkpoints do not name the policy goes on with that of its configuration.
+    ok(folder, &[&["train", "demo/march", "--run", "old"][..], &set].concat());
+    let config = folder.join("old/checkpoints/step-2/config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let lines =
+        text.lines().filter(|line| !["retention", "placement", "storage"].iter().any(|k| line.contains(k)));
+    let without = lines.collect::<Vec<_>>().join("\n").replace(",\n}", "\n}");
+    std::fs::write(&config, without).unwrap();
+    std::fs::remove_file(config.with_file_name("checksums.json")).unwrap();
+    ok(folder, &["train", "--resume", "old", "--steps", "3"]);
+    assert_eq!(read(&folder.join("old/checkpoints/step-3/config.json"))["retention"], "fenwick");
+}
+
+/// `march eval policies` takes tasks and lengths as `march eval` does.
+#[test]
+fn policies_are_asked_for_lists() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    train(folder, "demo/march", "march");
+    let asked = ["eval", "policies", "--model", "march", "--tasks", "mqar:pairs=4,mqar:pairs=2", "--lengths"];
+    let flags = ["16,37", "--samples", "2", "--policy", "", "--policy", "retention=fenwick"];
+    let said = ok(folder, &[&asked[..], &flags].concat());
+    for (task, length) in [(4, 16), (4, 37), (2, 16), (2, 37)] {
+        let heading = (format!("mqar:pairs={task}:"), format!(", {length} tokens, 2 sequences"));
+        let found = |line: &str| line.starts_with(&heading.0) && line.contains(&heading.1);
+        assert_eq!(said.lines().filter(|line| found(line)).count(), 1, "{said}");
+    }
+    assert_eq!(said.matches("retention=fenwick").count(), 4, "{said}");
+    let several = refused(folder, &[&asked[..], &flags, &["--plot", "plot.svg"]].concat());
+    assert!(several.contains("--plot shows one task in one length"), "{several}");
+    assert!(!folder.join("plot.svg").exists());
+}
+
 #[test]
 fn what_cannot_be_asked_is_refused() {
     let folder = tempfile::tempdir().unwrap();

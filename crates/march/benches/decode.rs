@@ -7,11 +7,11 @@
 
 use std::time::Instant;
 
+use march::Config;
 use march::anchors::Policy;
-use march::config::{Config, ModelConfig};
 use march::engine::{Cpu, CpuOptions, Engine, Machine, Precision, Products, Tape, Weight};
 use march::memory::StateBank;
-use march::model::{Batch, InferenceParameters, Model, Settings, Weights};
+use march::model::{Batch, InferenceParameters, Model, ModelConfig, Settings, Weights};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 

@@ -6,10 +6,10 @@ use std::ops::ControlFlow;
 
 use common::{Case, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Placement, Policy, Recording, Retention, Storage};
-use march::config::ModelConfig;
 use march::engine::{Engine, Reference, Tape};
 use march::eval::{Measure, Measured};
 use march::memory::StateBank;
+use march::model::ModelConfig;
 use march::model::{Batch, Settings};
 
 /// Three layers; an anchor has 1,664 bytes in each.

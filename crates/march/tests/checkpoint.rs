@@ -7,8 +7,8 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
-use march::config::ModelConfig;
 use march::disk::Mapped;
+use march::model::ModelConfig;
 use march::model::{Init, ParameterSpec};
 use march::{Error, Result};
 use safetensors::Dtype;

@@ -9,8 +9,9 @@ mod settings;
 
 use std::path::Path;
 
-use march::anchors::{Placement, Retention, Storage};
-use march::config::{Config, ModelConfig};
+use march::Config;
+use march::anchors::{MemoryConfig, Placement, Retention, Storage};
+use march::model::ModelConfig;
 use march::model::mixer::MixerConfig;
 use serde_json::{Map, Value, json};
 
@@ -188,15 +189,20 @@ fn an_ablation_changes_one_key() {
         ("no-null", "null_route", json!(false)),
     ] {
         let config = Config::load(&format!("ablation/{name}")).unwrap();
-        assert_eq!(config.memory, paper.memory);
+        assert_eq!(config.model.memory, paper.model.memory);
         let mut expected = written(&paper.model);
         assert_ne!(expected[key], value);
         expected[key] = value;
         assert_eq!(written(&config.model), expected, "{name}");
     }
     let fenwick = Config::load("ablation/fenwick").unwrap();
-    assert_eq!(fenwick.model, paper.model);
-    assert_eq!((paper.memory.retention, fenwick.memory.retention), (Retention::All, Retention::Fenwick));
+    let mut expected = written(&paper.model);
+    expected["retention"] = json!("fenwick");
+    assert_eq!(written(&fenwick.model), expected);
+    assert_eq!(
+        (paper.model.memory.retention, fenwick.model.memory.retention),
+        (Retention::All, Retention::Fenwick)
+    );
 }
 
 #[test]
@@ -305,9 +311,12 @@ fn intermediate_size_can_follow_from_hidden_ratio() {
 #[test]
 fn memory_is_read_and_refused() {
     let config = |model: &str, line: &str| toml(&format!("extends = '{model}'\n[memory]\n{line}"));
-    assert_eq!(config("tiny/march", "").unwrap().memory.retention, Retention::All);
-    assert_eq!(config("tiny/march", "retention = 'fenwick'").unwrap().memory.retention, Retention::Fenwick);
-    assert_eq!(config("tiny/gdn", "retention = 'all'").unwrap().memory.retention, Retention::All);
+    assert_eq!(config("tiny/march", "").unwrap().model.memory.retention, Retention::All);
+    assert_eq!(
+        config("tiny/march", "retention = 'fenwick'").unwrap().model.memory.retention,
+        Retention::Fenwick
+    );
+    assert_eq!(config("tiny/gdn", "retention = 'all'").unwrap().model.memory.retention, Retention::All);
     refused(config("tiny/gdn", "retention = 'fenwick'"), &["`retention`", "`gated_deltanet` has no anchors"]);
     refused(
         config("tiny/march", "retention = 'newest'"),
@@ -318,7 +327,7 @@ fn memory_is_read_and_refused() {
     refused(config("tiny/march", "anchor_interval = 3"), &["`anchor_interval`", "[model]"]);
     let all =
         config("tiny/march", "retention = 'recent:9'\nplacement = 'adaptive:8'\nstorage = 'int8'").unwrap();
-    let policy = all.memory.over(all.model.mixer.policy().unwrap());
+    let policy = all.model.policy().unwrap();
     assert_eq!((policy.interval, policy.retention), (Some(64), Retention::Recent(9)));
     assert_eq!((policy.placement, policy.storage), (Placement::Adaptive(8), Storage::Int8));
     assert_eq!(Config::from_toml(&all.to_toml(), "again", None).unwrap(), all);
@@ -329,6 +338,39 @@ fn memory_is_read_and_refused() {
     refused(config("tiny/march", "placement = 'here'"), &["`placement` is `here`", "`periodic`"]);
     refused(config("tiny/march", "storage = 'f16'"), &["`storage` is `f16`", "`int8`"]);
     refused(config("tiny/gdn", "storage = 'int8'"), &["`storage`", "`gated_deltanet` has no anchors"]);
+}
+
+/// The policy that a checkpoint was made for is in its `config.json`; a folder from before that has the defaults.
+#[test]
+fn config_json_has_the_whole_policy() {
+    let plain = read(&json_of("march")).unwrap();
+    assert_eq!(plain.memory, MemoryConfig::default());
+    let names = ["retention", "placement", "storage"];
+    let of = |keys: &Map<String, Value>| names.map(|name| keys[name].clone());
+    assert_eq!(of(&written(&plain)), ["all", "periodic", "f32"].map(Value::from));
+    let mut keys = json_of("march");
+    keys["retention"] = json!("recent:9");
+    keys["placement"] = json!("adaptive:8");
+    keys["storage"] = json!("int8");
+    let model = read(&keys).unwrap();
+    let policy = model.policy().unwrap();
+    assert_eq!((policy.interval, policy.top_k, policy.retention), (Some(16), None, Retention::Recent(9)));
+    assert_eq!((policy.placement, policy.storage), (Placement::Adaptive(8), Storage::Int8));
+    assert_eq!(of(&written(&model)), names.map(|name| keys[name].clone()));
+    assert!(model.other.iter().all(|(key, _)| !names.contains(&key.as_str())));
+    // Refused as in `[memory]`, and unknown to a model without anchors.
+    for (key, value, parts) in [
+        ("retention", json!("newest"), ["folder/config.json: `retention` is `newest`", "`fenwick`"]),
+        ("placement", json!("adaptive:17"), ["`placement`", "adaptive:16 or less"]),
+        ("storage", json!(3), ["`storage` is 3", "a text in quotes"]),
+    ] {
+        refused(read(&changed("march", key, value)), &parts);
+    }
+    for model_type in ["gated_deltanet", "transformer", "log_linear_gated_deltanet"] {
+        refused(read(&changed(model_type, "retention", json!("all"))), &["`retention`", "not known"]);
+        assert!(names.iter().all(|name| !written(&read(&json_of(model_type)).unwrap()).contains_key(*name)));
+        assert_eq!(read(&json_of(model_type)).unwrap().policy(), None);
+    }
 }
 
 #[test]
@@ -349,8 +391,9 @@ fn extends_merges_key_by_key() {
     let mut expected = written(&tiny.model);
     expected["routing_dim"] = json!(16);
     expected["vocab_size"] = json!(400);
+    expected["retention"] = json!("fenwick");
     assert_eq!(written(&top.model), expected);
-    assert_eq!(top.memory.retention, Retention::Fenwick);
+    assert_eq!(top.model.memory.retention, Retention::Fenwick);
     let text = std::fs::read_to_string(path("sub/top.toml")).unwrap();
     assert_eq!(Config::from_toml(&text, "a text", Some(&path("sub"))).unwrap(), top);
 

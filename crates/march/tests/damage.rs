@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use damage::damaged;
-use march::config::{Config, ModelConfig};
+use march::Config;
 use march::engine::{Cpu, CpuOptions};
+use march::model::ModelConfig;
+use march::run::{Run, RunOptions};
 use march::train::ranks::Alone;
-use march::train::{Run, RunOptions};
 
 #[test]
 fn configurations() {

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use common::{invariant, small};
 use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
-use march::config::ModelConfig;
 use march::engine::Cpu;
 use march::model::Model;
+use march::model::ModelConfig;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};

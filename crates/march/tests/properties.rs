@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use common::{Case, KINDS, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Policy, Retention};
-use march::config::ModelConfig;
 use march::engine::{Engine, Reference, Tape};
+use march::model::ModelConfig;
 use march::model::{Batch, Init, Model, Settings, Trace};
 
 /// The policies that a kind is tried with: its own, and for MARCH others.
@@ -389,7 +389,7 @@ fn every_parameter_gets_a_gradient() {
     }
 }
 
-/// Also with blocks computed again, and with two threads as with one.
+/// Also with activation recomputation, and with two threads as with one.
 #[test]
 fn the_same_seed_gives_the_same_bits() {
     for kind in KINDS {

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use march::Config;
 use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
-use march::config::Config;
 use march::data::recall::{QUESTION_SEED, Task};
 use march::engine::{Cpu, CpuOptions, Precision, Products};
 use march::eval::{AgeReport, Asking, Reader, TaskReport, ask};
@@ -18,9 +18,9 @@ use march::generate::{Generator, Sampling};
 use march::model::{Model, TraceCell};
 use march::report::demo as page;
 use march::report::routing::Routing;
+use march::run::{Event, Run, RunOptions};
 use march::tokenizer::Tokenizer;
 use march::train::ranks::Alone;
-use march::train::{Event, Run, RunOptions};
 
 use super::demo_sweep::sweep;
 use super::demo_table::{table, verdict};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use anyhow::anyhow;
-use march::config::Config;
+use march::Config;
 use march::data::recall::Task;
 
 use super::demo::{Learned, MODELS, Note, check_free, learn};

@@ -72,6 +72,19 @@ impl FromArgMatches for Maybe {
 struct Asked {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    questions: Questions,
+    /// Read one token at a time, as generation does, instead of whole sequences
+    #[arg(long)]
+    decode: bool,
+    /// Write all results and answers to this file
+    #[arg(long, value_name = "FILE.json")]
+    output: Option<PathBuf>,
+}
+
+/// What is asked: every task in every length.
+#[derive(Args)]
+pub struct Questions {
     /// The tasks, separated by commas, such as mqar:pairs=16,needle
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     tasks: Vec<String>,
@@ -80,13 +93,19 @@ struct Asked {
     lengths: Vec<usize>,
     /// Sequences of each task and length
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<u64>)]
-    samples: u64,
-    /// Read one token at a time, as generation does, instead of whole sequences
-    #[arg(long)]
-    decode: bool,
-    /// Write all results and answers to this file
-    #[arg(long, value_name = "FILE.json")]
-    output: Option<PathBuf>,
+    pub samples: u64,
+}
+
+impl Questions {
+    /// The tasks, each in every length.
+    pub fn open(&self) -> anyhow::Result<Vec<Task>> {
+        let lengths: Vec<Option<usize>> = match self.lengths.as_slice() {
+            [] => vec![None],
+            lengths => lengths.iter().copied().map(Some).collect(),
+        };
+        let all = self.tasks.iter().flat_map(|task| lengths.iter().map(move |length| (task, *length)));
+        all.map(|(task, length)| Ok(Task::open(task, length)?)).collect()
+    }
 }
 
 /// The paired difference of two results, with its 95 % interval.
@@ -119,17 +138,7 @@ impl Eval {
 
 impl Asked {
     fn run(self) -> anyhow::Result<()> {
-        let lengths: Vec<Option<usize>> = if self.lengths.is_empty() {
-            vec![None]
-        } else {
-            self.lengths.iter().copied().map(Some).collect()
-        };
-        let mut tasks = Vec::new();
-        for text in &self.tasks {
-            for &length in &lengths {
-                tasks.push(Task::open(text, length)?);
-            }
-        }
+        let tasks = self.questions.open()?;
         let output = Output::check_some(self.output.as_deref(), Kind::Results, &self.model.inputs())?;
         let opened = self.model.open()?;
         let (model, policy) = (&opened.model, &opened.policy);
@@ -151,8 +160,8 @@ impl Asked {
         let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
         heading(width);
         for task in &tasks {
-            let mut progress = Progress::new("asked", "sequences", self.samples as usize);
-            let asking = Asking { samples: self.samples, decode: self.decode };
+            let mut progress = Progress::new("asked", "sequences", self.questions.samples as usize);
+            let asking = Asking { samples: self.questions.samples, decode: self.decode };
             let answers = ask(&reader, task, asking, &mut |done| {
                 progress.at(done as usize);
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -5,52 +5,49 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use march::anchors::{Policy, Retention, Storage};
+use march::anchors::{Placement, Policy, Retention};
 use march::data::recall::Task;
 use march::eval::{Asking, Reader, ask};
 use march::report::recall::{Point, recall_by_bytes};
 
+use super::eval::Questions;
 use super::open::{ModelArgs, Opened};
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
+use crate::interrupt;
 use crate::output::{Kind, Output};
-use crate::{interrupt, number};
 
-/// Recall by memory policy: the same models and questions, a row for each policy.
+/// Recall by memory policy: the same models and questions, a table for each task and length, a row for each policy.
 #[derive(Args)]
 #[command(after_help = "Example:
   march eval policies --model runs/a/march --also runs/b/march,runs/c/march --tasks mqar:pairs=24 --plot recall.svg
 
 With several models, such as one configuration trained with several seeds, a row has the mean of their accuracies and
-its standard error between the models.")]
+its standard error between the models. Tasks and lengths are given as for `march eval`.")]
 pub struct EvalPolicies {
     #[command(flatten)]
     model: ModelArgs,
     /// Other checkpoints or runs of the same configuration, separated by commas
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     also: Vec<PathBuf>,
-    /// The task
-    #[arg(long, value_name = "TASK")]
-    tasks: String,
-    /// The length of sequences [default: the shortest that the task can have]
-    #[arg(long, value_name = "N", value_parser = number::length)]
-    lengths: Option<usize>,
-    /// Sequences
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<u64>)]
-    samples: u64,
+    #[command(flatten)]
+    questions: Questions,
     /// What differs from the checkpoint's own policy, of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
     /// storage=TYPE; as often as wanted [default: a list that varies each setting]
     #[arg(long, value_name = "SETTINGS")]
     policy: Vec<String>,
-    /// Write a plot of recall against bytes to this file
+    /// Write a plot of recall against bytes to this file; for one task and length
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
 impl EvalPolicies {
-    /// Prints a row for each policy, in Markdown.
+    /// Prints the tables, in Markdown.
     pub fn run(self) -> anyhow::Result<()> {
-        let task = Task::open(&self.tasks, self.lengths)?;
+        let tasks = self.questions.open()?;
+        if self.plot.is_some() && tasks.len() > 1 {
+            bail!("--plot shows one task in one length, but {} are asked; name one of each", tasks.len());
+        }
         let inputs: Vec<&Path> =
             self.model.inputs().into_iter().chain(self.also.iter().map(PathBuf::as_path)).collect();
         let plot = Output::check_some(self.plot.as_deref(), Kind::Picture, &inputs)?;
@@ -64,33 +61,60 @@ impl EvalPolicies {
             bail!("{}: a model of type `{kind}` has no anchors", self.model.model.display());
         };
         let anchor = models[0].model.anchor_bytes(&own);
-        let policies = if self.policy.is_empty() {
-            built_in(&own, interval, task.length(), anchor)
-        } else {
-            self.policy.iter().map(|settings| own.with(settings)).collect::<Result<_, _>>()?
-        };
-        for model in &models {
-            policies.iter().try_for_each(|policy| model.model.check_policy(policy))?;
-        }
-        say!(
-            "{}, {} tokens, {} sequences, {} models\n",
-            task.text(),
-            task.length(),
-            self.samples,
-            models.len()
-        );
-        say!("| policy | memory | right answers |\n|---|--:|--:|");
         interrupt::listen("stopping")?;
-        let mut points = Vec::new();
-        let mut progress =
-            Progress::new("asked", "sequences", policies.len() * models.len() * self.samples as usize);
-        let mut before = 0;
-        for policy in &policies {
-            let (mut shares, mut memory) = (Vec::new(), 0);
+        for (i, task) in tasks.iter().enumerate() {
+            let policies = if self.policy.is_empty() {
+                built_in(&own, interval, task.length(), anchor)
+            } else {
+                self.policy.iter().map(|settings| own.with(settings)).collect::<Result<_, _>>()?
+            };
             for model in &models {
+                policies.iter().try_for_each(|policy| model.model.check_policy(policy))?;
+            }
+            if i > 0 {
+                say!();
+            }
+            let points = self.table(&models, &policies, task)?;
+            if let Some(plot) = &plot {
+                let title = "Recall by memory policy";
+                let line =
+                    format!("{}, {} tokens; chosen after training", task.name(), thousands(task.length()));
+                let points: Vec<Point> = policies
+                    .iter()
+                    .zip(points)
+                    .map(|(policy, (bytes, accuracy))| Point {
+                        varied: varied(policy, &own).into(),
+                        bytes,
+                        accuracy,
+                    })
+                    .filter(|point| !point.varied.is_empty())
+                    .collect();
+                plot.write(recall_by_bytes(title, &line, &points).as_bytes())?;
+                say!("\n{}", plot.path().display());
+            }
+        }
+        Ok(())
+    }
+
+    /// Prints the table of one task; gives the bytes and the mean accuracy of each policy.
+    fn table(
+        &self,
+        models: &[Opened],
+        policies: &[Policy],
+        task: &Task,
+    ) -> anyhow::Result<Vec<(usize, f64)>> {
+        let samples = self.questions.samples as usize;
+        say!("{}, {} tokens, {samples} sequences, {} models\n", task.text(), task.length(), models.len());
+        say!("| policy | memory | right answers |\n|---|--:|--:|");
+        let mut points = Vec::new();
+        let mut progress = Progress::new("asked", "sequences", policies.len() * models.len() * samples);
+        let mut before = 0;
+        for policy in policies {
+            let (mut shares, mut memory) = (Vec::new(), 0);
+            for model in models {
                 let (share, bytes) =
-                    self.ask(model, policy, &task, &mut |done| progress.at(before + done as usize))?;
-                before += self.samples as usize;
+                    self.ask(model, policy, task, &mut |done| progress.at(before + done as usize))?;
+                before += samples;
                 shares.push(share);
                 memory += bytes / models.len();
             }
@@ -101,17 +125,9 @@ impl EvalPolicies {
                 _ => format!("{:.1} ± {:.1} %", 100.0 * mean, 100.0 * error),
             };
             say!("| `{policy}` | {} | {right} |", bytes(memory));
-            points.push(Point { varied: varied(policy, &own).into(), bytes: memory, accuracy: mean });
+            points.push((memory, mean));
         }
-        if let Some(plot) = &plot {
-            let title = "Recall by memory policy";
-            let line = format!("{}, {} tokens; chosen after training", task.name(), thousands(task.length()));
-            points.retain(|point| !point.varied.is_empty());
-            let svg = recall_by_bytes(title, &line, &points);
-            plot.write(svg.as_bytes())?;
-            say!("\n{}", plot.path().display());
-        }
-        Ok(())
+        Ok(points)
     }
 
     /// One model's share of right answers and its bytes.
@@ -129,7 +145,7 @@ impl EvalPolicies {
             tokenizer: &opened.tokenizer,
             policy,
         };
-        let asking = Asking { samples: self.samples, decode: false };
+        let asking = Asking { samples: self.questions.samples, decode: false };
         let answers = ask(&reader, task, asking, &mut |done| {
             tell(done);
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -175,12 +191,14 @@ fn built_in(own: &Policy, interval: usize, length: usize, anchor: usize) -> Vec<
 /// The line of the plot that a policy belongs to; none for those that are no matter of bytes.
 fn varied(policy: &Policy, own: &Policy) -> &'static str {
     let Policy { retention, placement, storage, top_k, .. } = policy;
-    match retention {
-        _ if top_k != &own.top_k || *retention == Retention::Fenwick => "",
-        _ if *storage != Storage::F32 => "",
-        Retention::Recent(_) => "the newest N",
-        Retention::Budget(_) => "budget",
-        _ if *placement != own.placement => "interval, adaptive",
-        _ => "interval, periodic",
+    if (storage, top_k) != (&own.storage, &own.top_k) {
+        return "";
+    }
+    match (retention, placement) {
+        (_, Placement::Periodic) if *retention == own.retention => "interval, periodic",
+        (_, Placement::Adaptive(_)) if *retention == own.retention => "interval, adaptive",
+        (Retention::Recent(_), _) => "the newest N",
+        (Retention::Budget(_), _) => "budget",
+        (Retention::All | Retention::Fenwick, _) => "",
     }
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use march::Config;
 use march::checkpoint::{SHARD_BYTES, save};
-use march::config::Config;
 use march::engine::Cpu;
 use march::model::Model;
 

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use march::Config;
 use march::anchors::{Placement, Policy};
 use march::checkpoint::Checkpoint;
-use march::config::{Config, ModelConfig};
 use march::engine::Cpu;
-use march::model::{Model, ParameterSpec};
+use march::model::{Model, ModelConfig, ParameterSpec};
 
 use super::inspect_bank::InspectBank;
 use super::inspect_policies::InspectPolicies;
@@ -80,9 +80,9 @@ fn list() -> anyhow::Result<()> {
 }
 
 fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
-    let (config, own) = read(name)?;
+    let config = read(name)?;
     let model: Model<Cpu> = Model::new(&config);
-    let policy = policy.over(own);
+    let policy = policy.over(model.policy());
     model.check_policy(&policy)?;
     let count = model.parameter_count();
     say!("{name}: {}", config.mixer.model_type());
@@ -124,20 +124,17 @@ fn share(part: usize, whole: usize) -> String {
     format!("{:.2} %", 100.0 * part as f64 / whole as f64)
 }
 
-/// The configuration of a preset, a TOML file or a checkpoint, and its policy.
-fn read(name: &str) -> anyhow::Result<(ModelConfig, Policy)> {
+/// The model of a preset, a TOML file or a checkpoint.
+fn read(name: &str) -> anyhow::Result<ModelConfig> {
     let path = Path::new(name);
     if path.is_dir() && !Config::presets().any(|preset| preset == name) {
         // Refused where loading refuses it; the numbers are not read.
         let checkpoint = Checkpoint::open(path)?;
         let config = checkpoint.config().clone();
         checkpoint.check(Model::<Cpu>::new(&config).layout())?;
-        let policy = config.mixer.policy().unwrap_or_default();
-        return Ok((config, policy));
+        return Ok(config);
     }
-    let Config { model, memory, .. } = Config::load(name)?;
-    let own = model.mixer.policy().unwrap_or_default();
-    Ok((model, memory.over(own)))
+    Ok(Config::load(name)?.model)
 }
 
 /// The parameters by part, in the order of the computation.

@@ -1,7 +1,7 @@
 //! `march inspect training`: what a run asks of the machines, before it starts.
 
 use clap::Args;
-use march::config::Config;
+use march::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::model::{Model, Settings};
 use march::train::StepMemory;
@@ -17,7 +17,7 @@ use crate::number;
   march inspect training paper/march --processes 64,256 --days 14
 
 Memory is measured: a few layers run forward on a short text, and what they keep is scaled. Work is counted over the
-products of a step, forward once and backward twice that; one block more forward where blocks are computed again.")]
+products of a step, forward once and backward twice that; with activation recomputation forward twice.")]
 pub struct InspectTraining {
     /// The name of a preset, or a TOML file
     #[arg(value_name = "PRESET|FILE")]
@@ -37,10 +37,10 @@ pub struct InspectTraining {
 impl InspectTraining {
     /// Prints the tables.
     pub fn run(self) -> anyhow::Result<()> {
-        let Config { model: config, memory, data, train } = Config::load_with(&self.config, &self.settings)?;
+        let Config { model: config, data, train } = Config::load_with(&self.config, &self.settings)?;
         let engine = Cpu::new(CpuOptions::default())?;
         let model: Model<Cpu> = Model::new(&config);
-        let policy = memory.over(config.mixer.policy().unwrap_or_default());
+        let policy = config.policy().unwrap_or_default();
         let length = data.sequence_length;
         let rows = train.tokens_per_step / length;
         let tokens = train.steps as f64 * train.tokens_per_step as f64;
@@ -66,14 +66,14 @@ impl InspectTraining {
         );
         let seconds = self.days * 86_400.0;
         say!(
-            "  in {} days: {} tokens/s, {} ({} with blocks computed again)\n",
+            "  in {} days: {} tokens/s, {} ({} with recomputation)\n",
             self.days,
             figure(tokens / seconds),
             flops(3.0 * forward * tokens / seconds),
             flops(4.0 * forward * tokens / seconds)
         );
         say!("                                   -------------------- each process --------------------");
-        say!("  processes  sequences of a step   tokens/s          work    memory  blocks computed again");
+        say!("  processes  sequences of a step   tokens/s          work    memory     with recomputation");
         let settings = Settings { policy: policy.clone(), recompute: false };
         let memory = StepMemory::measure(&engine, &config, &settings, length)?;
         for &processes in &self.processes {

@@ -10,21 +10,21 @@ use crate::number;
 /// Anchors, where they are to differ from what the checkpoint was made for.
 #[derive(Args, Clone)]
 pub struct PolicyArgs {
-    /// Text tokens from one anchor to the next [default: the checkpoint's anchor_interval]
+    /// Text tokens from one anchor to the next [default: the checkpoint's]
     #[arg(long, value_name = "N", value_parser = number::whole::<usize>)]
     interval: Option<usize>,
     /// How many anchors a token reads: a number, or `dense` for all that it sees [default: the checkpoint's]
     #[arg(long, value_name = "K|dense")]
     routing_top_k: Option<TopK>,
     /// Which anchors are kept: `all`, `fenwick` (a logarithmic number), `recent:N` (the newest), `budget:BYTES` (what
-    /// fits, such as budget:64MB) [default: all]
+    /// fits, such as budget:64MB) [default: the checkpoint's]
     #[arg(long, value_name = "RULE", value_parser = setting::<Retention>)]
     retention: Option<Retention>,
-    /// The precision of kept states: `f32`, `bf16` or `int8` [default: f32]
+    /// The precision of kept states: `f32`, `bf16` or `int8` [default: the checkpoint's]
     #[arg(long, value_name = "TYPE", value_parser = setting::<Storage>)]
     storage: Option<Storage>,
     /// Where anchors are: `periodic`, or `adaptive:MIN` (where the state has moved, at most one in MIN tokens)
-    /// [default: periodic]
+    /// [default: the checkpoint's]
     #[arg(long, value_name = "RULE", value_parser = setting::<Placement>)]
     placement: Option<Placement>,
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use march::train::Session;
+use march::run::Session;
 
 use crate::display::out::say;
 use crate::output::{Kind, Output};

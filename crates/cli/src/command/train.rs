@@ -6,10 +6,11 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::config::Config;
+use march::Config;
 use march::engine::{Cpu, CpuOptions};
+use march::run::{Event, Run, RunOptions};
+use march::train::MemoryPlan;
 use march::train::ranks::{Alone, Ranks};
-use march::train::{Event, Run, RunOptions, StepMemory, machine_memory};
 
 use super::open::newest;
 use crate::display::out::{note, say};
@@ -147,46 +148,43 @@ pub fn free_folder(config: &str) -> PathBuf {
     std::iter::once(first).chain(numbered).find(|path| !path.exists()).unwrap_or_default()
 }
 
-/// Says what is about to happen, and decides whether memory asks for blocks to be computed again.
+/// Says what is about to happen.
 fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
-    let (data, train) = (run.config().data.clone(), run.config().train.clone());
+    let MemoryPlan { step, available, recompute } = run.plan_memory()?;
+    let (data, train) = (&run.config().data, &run.config().train);
     let trainer = run.trainer();
     let model = trainer.model();
-    let memory = StepMemory::measure(engine, model.config(), trainer.settings(), data.sequence_length)?
-        .of(trainer.rows_at_once(), trainer.rank().1);
-    let needed = memory.parameters + memory.activations;
-    let available = machine_memory().map(|[_, available]| available);
-    let recompute = match train.recompute.as_str() {
-        "auto" => available.is_some_and(|free| needed as f64 > 0.7 * free as f64),
-        other => other == "on",
-    };
     let (rank, ranks) = trainer.rank();
-    if rank == 0 {
-        say!("run           {}", run.folder().display());
-        say!(
-            "model         {}, {} parameters",
-            model.config().mixer.model_type(),
-            thousands(model.parameter_count())
-        );
-        say!(
-            "steps         {} of {} tokens: sequences of {}, {} at once",
-            thousands(train.steps as usize),
-            thousands(train.tokens_per_step),
-            thousands(data.sequence_length),
-            train.micro_batch
-        );
-        say!(
-            "memory        about {} a step, {} with blocks computed again ({}); {} available",
-            bytes(needed),
-            bytes(memory.parameters + memory.recomputed),
-            if recompute { "which is done" } else { "not done" },
-            available.map_or("unknown".into(), bytes)
-        );
-        if ranks > 1 {
-            say!("processes     {ranks} of {} threads; memory is each one's", engine.threads());
-        }
+    if rank > 0 {
+        return Ok(());
     }
-    run.trainer_mut().set_recompute(recompute);
+    say!("run           {}", run.folder().display());
+    say!(
+        "model         {}, {} parameters",
+        model.config().mixer.model_type(),
+        thousands(model.parameter_count())
+    );
+    let policy = &trainer.settings().policy;
+    if *policy != model.config().mixer.policy().unwrap_or_default() {
+        say!("anchors       {policy}");
+    }
+    say!(
+        "steps         {} of {} tokens: sequences of {}, {} at once",
+        thousands(train.steps as usize),
+        thousands(train.tokens_per_step),
+        thousands(data.sequence_length),
+        train.micro_batch
+    );
+    say!(
+        "memory        about {} a step, {} with activation recomputation ({}); {} available",
+        bytes(step.parameters + step.activations),
+        bytes(step.parameters + step.recomputed),
+        if recompute { "on" } else { "off" },
+        available.map_or("unknown".into(), bytes)
+    );
+    if ranks > 1 {
+        say!("processes     {ranks} of {} threads; memory is per process", engine.threads());
+    }
     Ok(())
 }
 

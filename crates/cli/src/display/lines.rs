@@ -1,6 +1,7 @@
 //! A run as plain lines.
 
-use march::train::{Event, StepLine, Validation};
+use march::run::{Event, StepLine};
+use march::train::Validation;
 
 use super::out::{self, note};
 use super::{bytes, thousands};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use march::report::{Follow, smoothed};
-use march::train::Event;
+use march::run::Event;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -268,7 +268,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use march::train::{StepLine, StepReport};
+    use march::run::StepLine;
+    use march::train::StepReport;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

@@ -12,6 +12,7 @@
 //!
 //! [`AnchorPlan`] is what they come to in one call.
 
+mod config;
 mod placement;
 mod plan;
 mod retention;
@@ -22,6 +23,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use config::MemoryConfig;
 pub use march_engine::ops::anchor_read::Storage;
 pub use placement::Placement;
 pub(crate) use placement::{Candidate, frobenius, movement};

@@ -14,7 +14,7 @@ pub enum Retention {
     /// The newest N.
     Recent(usize),
     /// As many as fit into so many bytes, in all layers together. Each layer has an equal share and drops by itself
-    /// what it can best do without; see [`crate::memory::Ledger`].
+    /// what it can best do without.
     Budget(usize),
 }
 

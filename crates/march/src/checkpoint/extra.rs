@@ -41,8 +41,9 @@ impl Checkpoint {
             }
         };
         let cause = match &self.config.mixer {
-            MixerConfig::March(keys)
-                if !keys.routing.null_route && extra.iter().all(|name| name.contains(".attn.null_proj.")) =>
+            MixerConfig::March(config)
+                if !config.routing.null_route
+                    && extra.iter().all(|name| name.contains(".attn.null_proj.")) =>
             {
                 "`null_route` is false there: set it to true if the model has a null route, else remove them"
             }
@@ -82,14 +83,14 @@ impl Checkpoint {
 
     /// Whether a tensor is the table of rotary wavelengths that the configuration gives.
     fn is_known_table(&self, name: &str, file: &TensorFile, entry: &Entry) -> Result<bool> {
-        let MixerConfig::Attention(keys) = &self.config.mixer else { return Ok(false) };
-        let width = self.config.hidden_size / keys.num_heads.max(1);
+        let MixerConfig::Attention(config) = &self.config.mixer else { return Ok(false) };
+        let width = self.config.hidden_size / config.num_heads.max(1);
         if !FREQUENCIES.iter().any(|end| name.ends_with(end)) || entry.shape != [width / 2] {
             return Ok(false);
         }
         let found = file.sample(name, entry, &(0..width / 2).collect::<Vec<_>>())?;
         Ok(found.iter().enumerate().all(|(i, &found)| {
-            let expected = keys.rope_theta.powf(-2.0 * i as f64 / width as f64);
+            let expected = config.rope_theta.powf(-2.0 * i as f64 / width as f64);
             (f64::from(found) - expected).abs() <= ROUNDING * expected
         }))
     }

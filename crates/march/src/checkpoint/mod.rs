@@ -11,6 +11,7 @@
 
 mod checksums;
 mod extra;
+mod load;
 mod read;
 mod verify;
 mod write;
@@ -20,9 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::model::ParameterSpec;
+use crate::model::{ModelConfig, ParameterSpec};
 
 use self::checksums::Checksums;
 pub use self::checksums::{CHECKSUMS_FILE, verify_folder};

@@ -12,10 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::checksums::{CHECKSUMS_FILE, Checksums, FileSum, Summing};
 use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE};
-use crate::config::ModelConfig;
 use crate::disk::{file_bytes, parent, sync_folder};
 use crate::error::{Error, Result};
-use crate::model::ParameterSpec;
+use crate::model::{ModelConfig, ParameterSpec};
 
 /// Writes a new checkpoint folder, with at most `shard_bytes` of tensors in a file unless one is larger.
 ///

@@ -6,35 +6,41 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Number, Value};
 
-use super::hints;
+use super::hints::{self, Examples};
 use crate::error::{Error, Result};
 
 /// Flat keys of a model with where they came from; remembers which were asked for.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Document {
     origin: String,
     keys: Map<String, Value>,
     /// Where a key stands, if that is known better than `origin` says it.
     places: BTreeMap<String, String>,
     known: Vec<String>,
-    /// Messages about this document do not look into presets (it is one).
-    without_hints: bool,
+    /// What messages about a key name as examples.
+    examples: Examples,
 }
 
 impl Document {
     /// A document of one origin.
     pub fn new(origin: &str, keys: Map<String, Value>) -> Self {
-        Self { origin: origin.into(), keys, ..Self::default() }
+        let (places, known) = (BTreeMap::new(), Vec::new());
+        Self { origin: origin.into(), keys, places, known, examples: || &[] }
     }
 
     /// With the place of each key.
-    pub(super) fn at_places(self, places: BTreeMap<String, String>) -> Self {
+    pub(crate) fn at_places(self, places: BTreeMap<String, String>) -> Self {
         Self { places, ..self }
     }
 
-    /// With messages that do not look into presets.
-    pub(super) fn without_hints(self, without_hints: bool) -> Self {
-        Self { without_hints, ..self }
+    /// With examples for the messages about its keys.
+    pub fn with_examples(self, examples: Examples) -> Self {
+        Self { examples, ..self }
+    }
+
+    /// The examples for the messages about its keys.
+    pub(crate) fn examples(&self) -> Examples {
+        self.examples
     }
 
     /// Takes the keys of `T` (a serde struct, fields = keys). All of them are known from then on. A null
@@ -49,37 +55,37 @@ impl Document {
     }
 
     /// Where the document comes from.
-    pub(super) fn origin(&self) -> &str {
+    pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
 
     /// The value of a key that is there and not null.
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
     /// Whether the key is there, be it null.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.keys.contains_key(key)
     }
 
     /// Gives a key a value.
-    pub(super) fn set(&mut self, key: &str, value: Value) {
+    pub(crate) fn set(&mut self, key: &str, value: Value) {
         self.keys.insert(key.into(), value);
     }
 
     /// The keys that were asked for so far.
-    pub(super) fn known(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn known(&self) -> impl Iterator<Item = &str> {
         self.known.iter().map(String::as_str)
     }
 
     /// Keys that nobody asked for.
-    pub(super) fn unknown(&self) -> impl Iterator<Item = (&String, &Value)> {
+    pub(crate) fn unknown(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.keys.iter().filter(|(key, _)| !self.known.contains(key))
     }
 
     /// An error about a key, where the key stands.
-    pub(super) fn error(&self, key: &str, message: impl Into<String>) -> Error {
+    pub(crate) fn error(&self, key: &str, message: impl Into<String>) -> Error {
         Error::config(self.places.get(key).unwrap_or(&self.origin), key, message)
     }
 
@@ -92,20 +98,22 @@ impl Document {
         }
         let path = error.path().to_string();
         let key = path.split(['.', '[']).next().unwrap_or_default();
-        let value = self.get(key).map(Value::to_string).unwrap_or_default();
+        let (kind, is_choice) = plain_kind(&message);
+        let value = match self.get(key) {
+            Some(Value::String(text)) if is_choice => format!("`{text}`"),
+            value => value.map(Value::to_string).unwrap_or_default(),
+        };
         let of = if path.contains('[') { "each of its values" } else { "it" };
-        self.error(key, format!("is {value}; {of} must be {}", plain_kind(&message)))
+        self.error(key, format!("is {value}; {of} must be {kind}"))
     }
 
     /// A key without a default is not there.
     fn missing(&self, key: &str) -> Error {
         let null = if self.has(key) { " (it is null)" } else { "" };
-        let remedy = if self.without_hints {
-            String::new()
-        } else if let Some(misspelt) = self.misspelt(key) {
+        let remedy = if let Some(misspelt) = self.misspelt(key) {
             format!("; is `{misspelt}` a misspelling of it?")
         } else if let Some((preset, value)) =
-            hints::example(self.get("model_type").and_then(Value::as_str), key)
+            hints::example(self.examples, self.get("model_type").and_then(Value::as_str), key)
         {
             format!(" and has no default; add it (preset {preset} has {value})")
         } else {
@@ -116,27 +124,35 @@ impl Document {
 
     /// A key that no mixer has and that looks like `key`.
     fn misspelt(&self, key: &str) -> Option<&str> {
-        let strange = self.unknown().map(|(name, _)| name.as_str()).filter(|name| !hints::is_model_key(name));
+        let unknown = self.unknown().map(|(name, _)| name.as_str());
+        let strange = unknown.filter(|name| !hints::is_model_key(self.examples, name));
         hints::nearest(key, strange)
     }
 }
 
-/// What serde expected, from its message, in words that need no knowledge of the program.
-fn plain_kind(message: &str) -> String {
+/// What serde expected, from its message, in words that need no knowledge of the program; and whether that is a choice
+/// between names.
+fn plain_kind(message: &str) -> (String, bool) {
     let kind = message.rsplit_once("expected ").map_or("", |(_, kind)| kind);
-    match kind {
+    let plain = match kind {
         "usize" | "u64" | "u32" | "u16" | "u8" => "a whole number, 0 or more".into(),
         "isize" | "i64" | "i32" | "i16" | "i8" => "a whole number".into(),
         "f64" | "f32" => "a number".into(),
         "a boolean" => "true or false".into(),
-        "a string" => "a text in quotes".into(),
+        // The second is what serde expects for an enum.
+        "a string" | "string or map" => "a text in quotes".into(),
         "a sequence" => "a list, such as [1, 2] or [\"a\", \"b\"]".into(),
-        _ if kind.starts_with("one of `") || kind.starts_with('`') => kind.into(),
-        _ => match kind.strip_prefix("an array of length ") {
-            Some(length) => format!("a list of {length} values"),
-            None => "of another kind; see what a preset has for this key".into(),
+        _ if kind.starts_with('`') => return (kind.into(), true),
+        _ => match (kind.strip_prefix("one of "), kind.strip_prefix("an array of length ")) {
+            (Some(names), _) => {
+                let or = names.rsplit_once(", ").map(|(first, last)| format!("{first} or {last}"));
+                return (or.unwrap_or(names.into()), true);
+            }
+            (None, Some(length)) => format!("a list of {length} values"),
+            (None, None) => "of another kind; see what a preset has for this key".into(),
         },
-    }
+    };
+    (plain, false)
 }
 
 /// The keys of a serde struct and their values.

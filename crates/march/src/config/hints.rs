@@ -1,13 +1,27 @@
 //! What a message about a wrong name can add: the name that was meant, and how a preset has it.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::model::ModelConfig;
-use super::{Config, presets};
+use super::presets;
+
+/// A model of a preset, from which messages take names and values. Only the caller knows the keys of models and their
+/// defaults, so it provides the examples.
+#[derive(Clone, Debug)]
+pub struct Example {
+    /// The preset's name.
+    pub preset: &'static str,
+    /// The kind of model.
+    pub model_type: &'static str,
+    /// All keys of `[model]`, defaults filled in.
+    pub keys: Map<String, Value>,
+}
+
+/// Gives the examples; called only when a message needs them.
+pub type Examples = fn() -> &'static [Example];
 
 /// The candidate that `name` most likely stands for: the same but for case and `-`, one that contains it or
 /// is contained in it, or one that differs in at most a third of its letters.
-pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace('-', "_").chars().collect::<Vec<_>>();
     let name = plain(name);
     let score = |candidate: &str| {
@@ -43,13 +57,13 @@ fn edit_distance(from: &[char], to: &[char]) -> usize {
 }
 
 /// "`a`, `b`, `c`"
-pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let quoted: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     quoted.join(", ")
 }
 
 /// What to say of a name that is neither a preset nor a file.
-pub(super) fn preset(name: &str) -> String {
+pub(crate) fn preset(name: &str) -> String {
     let stem = name.strip_suffix(".toml").unwrap_or(name);
     choice(stem, "the presets are", presets::names())
 }
@@ -64,34 +78,32 @@ pub(crate) fn choice<'a>(
     format!("{}{there_are} {}", question.unwrap_or_default(), list(names))
 }
 
-/// The models of the presets, with their names.
-fn models() -> impl Iterator<Item = (&'static str, ModelConfig)> {
-    presets::names().filter_map(|name| Some((name, Config::preset_without_hints(name)?.model)))
+/// Whether the models of any type have this key.
+pub(super) fn is_model_key(examples: Examples, key: &str) -> bool {
+    examples().iter().any(|example| example.keys.contains_key(key))
 }
 
-/// Whether any mixer's model has this key.
-pub(super) fn is_model_key(key: &str) -> bool {
-    models().any(|(_, model)| model.keys().contains_key(key))
-}
-
-/// The values of `model_type` whose mixers have this key.
-pub(super) fn model_types_with(key: &str) -> Vec<&'static str> {
+/// The values of `model_type` whose models have this key.
+pub(crate) fn model_types_with(examples: Examples, key: &str) -> Vec<&'static str> {
     let mut found = Vec::new();
-    for (_, model) in models() {
-        let model_type = model.mixer.model_type();
-        if model.mixer.write().contains_key(key) && !found.contains(&model_type) {
-            found.push(model_type);
+    for Example { model_type, keys, .. } in examples() {
+        if keys.contains_key(key) && !found.contains(model_type) {
+            found.push(*model_type);
         }
     }
     found
 }
 
 /// The first preset of a `model_type`, and the value that it gives a key.
-pub(super) fn example(model_type: Option<&str>, key: &str) -> Option<(&'static str, Value)> {
-    models().find_map(|(name, model)| {
-        let fits = model_type.is_none_or(|model_type| model.mixer.model_type() == model_type);
-        let value = model.keys().get(key).filter(|value| fits && !value.is_null())?.clone();
-        Some((name, value))
+pub(super) fn example(
+    examples: Examples,
+    model_type: Option<&str>,
+    key: &str,
+) -> Option<(&'static str, Value)> {
+    examples().iter().find_map(|example| {
+        let fits = model_type.is_none_or(|model_type| example.model_type == model_type);
+        let value = example.keys.get(key).filter(|value| fits && !value.is_null())?.clone();
+        Some((example.preset, value))
     })
 }
 

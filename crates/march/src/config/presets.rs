@@ -29,11 +29,11 @@ const PRESETS: &[(&str, &str)] = embed![
 ];
 
 /// The names.
-pub(super) fn names() -> impl Iterator<Item = &'static str> + Clone {
+pub(crate) fn names() -> impl Iterator<Item = &'static str> + Clone {
     PRESETS.iter().map(|(name, _)| *name)
 }
 
 /// The text of a preset and its name as the static string.
-pub(super) fn find(name: &str) -> Option<(&'static str, &'static str)> {
+pub(crate) fn find(name: &str) -> Option<(&'static str, &'static str)> {
     PRESETS.iter().find(|(known, _)| *known == name).copied()
 }

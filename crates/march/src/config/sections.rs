@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Number, Value};
 use toml::de::{DeTable, DeValue};
 
-use super::{hints, presets};
+use super::hints::{self, Examples};
+use super::presets;
 use crate::error::{Error, Result};
 
 /// The sections that a configuration file can have.
-pub(super) const SECTIONS: [&str; 4] = ["model", "memory", "data", "train"];
+pub(crate) const SECTIONS: [&str; 4] = ["model", "memory", "data", "train"];
 
 /// The key before the sections that names the file to start from.
 const EXTENDS: &str = "extends";
 
 /// A configuration file or preset.
-pub(super) struct Source {
+pub(crate) struct Source {
     text: Cow<'static, str>,
     /// How errors call it.
     pub origin: String,
@@ -51,15 +52,15 @@ impl Source {
         Self { text: text.into(), origin: origin.into(), folder: folder.map(Into::into), identity }
     }
 
-    /// The sections, over those of the file that it extends.
-    pub fn sections(&self) -> Result<Sections> {
-        self.extending(&mut Vec::new())
+    /// The sections, over those of the file that it extends. Messages take names from the examples.
+    pub fn sections(&self, examples: Examples) -> Result<Sections> {
+        self.extending(examples, &mut Vec::new())
     }
 
-    /// The same, for a file that the files of `chain` (identity and origin) extend.
-    fn extending(&self, chain: &mut Vec<(PathBuf, String)>) -> Result<Sections> {
+    /// The sections of a file that the files of `chain` (identity and origin) extend.
+    fn extending(&self, examples: Examples, chain: &mut Vec<(PathBuf, String)>) -> Result<Sections> {
         chain.push((self.identity.clone(), self.origin.clone()));
-        let Parsed { sections, extends } = self.parse()?;
+        let Parsed { sections, extends } = self.parse(examples)?;
         let Some((name, place)) = extends else { return Ok(sections) };
         let base = self.base(&name, &place)?;
         if chain.iter().any(|(identity, _)| *identity == base.identity) {
@@ -71,7 +72,7 @@ impl Source {
                 format!("leads in a circle: {circle}; remove one of them"),
             ));
         }
-        let mut merged = base.extending(chain)?;
+        let mut merged = base.extending(examples, chain)?;
         for (name, section) in sections.0 {
             let below = merged.0.entry(name).or_default();
             below.keys.extend(section.keys);
@@ -97,7 +98,7 @@ impl Source {
         Self::file(&path)
     }
 
-    fn parse(&self) -> Result<Parsed> {
+    fn parse(&self, examples: Examples) -> Result<Parsed> {
         let table = DeTable::parse(&self.text).map_err(|error| {
             let place = error.span().map(|span| self.line_and_column(&span) + ": ").unwrap_or_default();
             Error::file(self.origin.as_ref(), format!("{place}not TOML: {}", error.message().trim()))
@@ -114,7 +115,7 @@ impl Source {
                 (section, DeValue::Table(keys)) if SECTIONS.contains(&section) => {
                     parsed.sections.0.insert(section.into(), self.section(keys)?);
                 }
-                (name, value) => return Err(unknown_name(&place, name, value)),
+                (name, value) => return Err(unknown_name(&place, name, value, examples)),
             }
         }
         Ok(parsed)
@@ -154,21 +155,21 @@ struct Parsed {
 
 /// The sections of a file by name.
 #[derive(Default)]
-pub(super) struct Sections(pub BTreeMap<String, Section>);
+pub(crate) struct Sections(pub BTreeMap<String, Section>);
 
 /// The keys of a section and where each stands.
 #[derive(Default)]
-pub(super) struct Section {
+pub(crate) struct Section {
     pub keys: Map<String, Value>,
     pub places: BTreeMap<String, String>,
 }
 
 /// An error about a name outside of the sections, or a section that nobody knows.
-fn unknown_name(place: &str, name: &str, value: &DeValue<'_>) -> Error {
+fn unknown_name(place: &str, name: &str, value: &DeValue<'_>, examples: Examples) -> Error {
     let sections = || SECTIONS.map(|section| format!("[{section}]")).join(", ");
     let message = if SECTIONS.contains(&name) {
         format!("is a section; write [{name}] on a line of its own, with its keys below")
-    } else if hints::is_model_key(name) {
+    } else if hints::is_model_key(examples, name) {
         "is a key of [model]; move it below the line [model]".into()
     } else if let Some(near) = hints::nearest(name, SECTIONS.into_iter().chain([EXTENDS])) {
         format!("is unknown; did you mean `{near}`?")

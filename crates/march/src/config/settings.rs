@@ -8,7 +8,7 @@ use super::sections::{SECTIONS, Sections, to_json};
 use crate::error::{Error, Result};
 
 /// Puts the settings over the keys of the sections. A later one counts over an earlier one.
-pub(super) fn apply(sections: &mut Sections, settings: &[String]) -> Result<()> {
+pub(crate) fn apply(sections: &mut Sections, settings: &[String]) -> Result<()> {
     for setting in settings {
         let parts = setting.split_once('=').and_then(|(key, value)| Some((key.split_once('.')?, value)));
         let Some(((section, key), value)) = parts else {

@@ -6,21 +6,26 @@
 //! `docs/data.md` shows the commands.
 
 mod blocks;
+mod config;
 mod loader;
 mod order;
 pub mod prepare;
 pub mod recall;
 pub mod shards;
 mod source;
+mod sources;
 pub mod text;
 mod train_tokenizer;
 
 use std::ops::Range;
 
+pub(crate) use self::config::LONGEST_SEQUENCE;
+pub use self::config::{DataConfig, DataKind};
 pub use self::loader::{Loader, Source};
 pub use self::prepare::{Options, Prepared, Status, prepare};
 pub use self::shards::{Meta, Shards};
 pub use self::source::{BatchFile, ShardSource, TextSource};
+pub(crate) use self::sources::Sources;
 pub use self::train_tokenizer::train_tokenizer;
 
 use crate::error::{Error, Result};

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Tape, Var};
 
+use super::config::ModelConfig;
 use super::feed_forward::FeedForward;
 use super::mixer::{AnyMixer, FirstInput, Streams};
 use super::parameters::{Builder, Init, Parameter};
 use super::pass::{Context, Pass};
 use crate::anchors::{Policy, Storage, Timeline};
-use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 

@@ -3,9 +3,9 @@
 use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Engine, Var};
 
+use super::config::ModelConfig;
 use super::parameters::{Builder, Parameter};
 use super::pass::Pass;
-use crate::config::ModelConfig;
 use crate::error::Result;
 
 pub(super) struct FeedForward {

@@ -5,9 +5,7 @@
 use march_engine::Engine;
 use sha2::{Digest, Sha256};
 
-use super::{Model, ParameterSpec};
-use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
+use super::{Model, ModelConfig, ParameterSpec};
 use crate::error::Result;
 
 /// Rows of a tensor that are looked at, and numbers of each row.
@@ -35,9 +33,7 @@ fn fingerprint(
     mut row: impl FnMut(usize, usize, &[usize]) -> Result<Vec<f32>>,
 ) -> Result<String> {
     let mut hash = Sha256::new();
-    // Keys of other tools change nothing that is computed.
-    let own = ModelConfig { other: serde_json::Map::new(), ..config.clone() };
-    hash.update(own.to_json());
+    hash.update(config.identity());
     for (i, ParameterSpec { name, shape, .. }) in layout.iter().enumerate() {
         hash.update(format!("{name} {shape:?}\n"));
         let (rows, width) = rows_of(shape);
@@ -65,12 +61,15 @@ impl<E: Engine> Model<E> {
         })
     }
 
-    /// The same from a checkpoint of this model, without the numbers in memory.
-    pub fn checkpoint_fingerprint(&self, checkpoint: &Checkpoint) -> Result<String> {
+    /// The fingerprint of this model with numbers that are elsewhere: `numbers(i, places)` gives those of parameter i at
+    /// these places in row-major order.
+    pub(crate) fn fingerprint_of(
+        &self,
+        mut numbers: impl FnMut(usize, &[usize]) -> Result<Vec<f32>>,
+    ) -> Result<String> {
         fingerprint(&self.config, &self.layout, |i, r, columns| {
             let (_, width) = rows_of(&self.layout[i].shape);
-            let places: Vec<usize> = columns.iter().map(|c| r * width + c).collect();
-            checkpoint.sample(&self.layout[i], &places)
+            numbers(i, &columns.iter().map(|c| r * width + c).collect::<Vec<_>>())
         })
     }
 }

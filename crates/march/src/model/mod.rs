@@ -4,6 +4,7 @@
 //! prefill and a decoding step are one function, [`Model::forward`] from nothing or [`Model::extend`] from a bank.
 
 mod block;
+mod config;
 mod feed_forward;
 mod fingerprint;
 mod init;
@@ -20,13 +21,12 @@ use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Engine, Precision, Tape, Var, Weight};
 
 use crate::anchors::{AnchorPlan, Placement, Policy, Recording, Timeline};
-use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{BankFile, BankTag, Memory, StateBank};
 use block::Block;
 use mixer::{AnyMixer, Layer, Streams};
 
+pub use config::ModelConfig;
 pub use parameters::{Builder, Init, Parameter, ParameterSpec};
 pub use pass::{Mixed, Pass, Row, Weights};
 pub use trace::Trace;
@@ -170,9 +170,9 @@ impl<E: Engine> Model<E> {
         self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()
     }
 
-    /// The anchors that the model was made for.
+    /// The policy that the model was made for; no anchors where it has none.
     pub fn policy(&self) -> Policy {
-        self.config.mixer.policy().unwrap_or_default()
+        self.config.policy().unwrap_or_default()
     }
 
     /// Refuses a policy that the model cannot follow.
@@ -205,37 +205,6 @@ impl<E: Engine> Model<E> {
     /// The first values of one parameter.
     pub fn initial(&self, index: usize, seed: u64) -> Vec<f32> {
         init::values(&self.layout[index], index, self.config.initializer_range, seed)
-    }
-
-    /// A model and its parameters from a checkpoint.
-    pub fn load(engine: &E, checkpoint: &Checkpoint) -> Result<(Self, Parameters<E>)> {
-        Self::load_each(engine, checkpoint, |_, tensor| Ok(tensor))
-    }
-
-    /// A model and its parameters from a checkpoint, for inference with weights in fewer bits; see [`Model::quantize`].
-    pub fn load_in(
-        engine: &E,
-        checkpoint: &Checkpoint,
-        weights: Precision,
-    ) -> Result<(Self, InferenceParameters<E>)> {
-        Self::load_each(engine, checkpoint, |spec, tensor| rounded(engine, spec, tensor, weights))
-    }
-
-    /// A model from a checkpoint, and what `take` makes of each of its parameters.
-    fn load_each<T>(
-        engine: &E,
-        checkpoint: &Checkpoint,
-        take: impl Fn(&ParameterSpec, E::Tensor) -> Result<T>,
-    ) -> Result<(Self, Vec<T>)> {
-        let model = Self::new(checkpoint.config());
-        checkpoint.check(&model.layout)?;
-        let mut parameters = Vec::with_capacity(model.layout.len());
-        checkpoint.read_all(&model.layout, |i, numbers| {
-            let spec = &model.layout[i];
-            parameters.push(take(spec, engine.from_f32(numbers, &spec.shape)?)?);
-            Ok(())
-        })?;
-        Ok((model, parameters))
     }
 
     /// Parameters for inference in fewer bits: the matrices that products and embeddings read. Norms, convolutions
@@ -611,7 +580,7 @@ impl<E: Engine> Model<E> {
 }
 
 /// A parameter for inference: packed if it is a matrix and the precision is not f32.
-fn rounded<E: Engine>(
+pub(crate) fn rounded<E: Engine>(
     engine: &E,
     spec: &ParameterSpec,
     tensor: E::Tensor,

@@ -5,8 +5,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::Metrics;
-use super::metrics::Lines;
 use crate::error::{Error, Result};
+use crate::run::Lines;
 
 /// What `metrics.jsonl` says, read once and then only what was added to it.
 pub struct Follow {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::escape;
-use crate::train::Session;
+use crate::run::Session;
 
 /// A row for each session; nothing for a run that has no `environment.json`.
 pub(super) fn table(run: &Path) -> String {

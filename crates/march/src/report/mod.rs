@@ -5,7 +5,6 @@ mod chart;
 pub mod demo;
 mod follow;
 mod machine;
-mod metrics;
 mod picture;
 pub mod recall;
 pub mod routing;
@@ -17,9 +16,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::run::read_metrics;
 use chart::{Chart, Line, Shape};
 pub use follow::Follow;
-pub use metrics::read_metrics;
 
 /// What a run's `metrics.jsonl` says.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -2,9 +2,9 @@
 
 use march_engine::{Cpu, Engine, Tape};
 
-use crate::config::ModelConfig;
+use super::Trainer;
 use crate::error::Result;
-use crate::model::{Batch, Model, Settings};
+use crate::model::{Batch, Model, ModelConfig, Settings};
 
 /// Bytes of memory that the machine has, and that are free for a program; none where it does not say.
 pub fn machine_memory() -> Option<[usize; 2]> {
@@ -23,7 +23,7 @@ pub struct StepMemory {
     pub parameters: usize,
     /// What the backward pass needs of one call's tokens.
     pub activations: usize,
-    /// The same where blocks are computed again.
+    /// What it needs of them with activation recomputation.
     pub recomputed: usize,
 }
 
@@ -71,7 +71,7 @@ impl StepMemory {
         })
     }
 
-    /// The same with `rows` sequences at a time, in each of `processes` processes.
+    /// What a step takes with `rows` sequences at a time, in each of `processes` processes.
     pub fn of(self, rows: usize, processes: usize) -> Self {
         let Self { parameters, activations, recomputed } = self;
         Self {
@@ -79,5 +79,32 @@ impl StepMemory {
             activations: activations * rows,
             recomputed: recomputed * rows,
         }
+    }
+}
+
+/// How a trainer uses the machine's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// What a step of this process takes.
+    pub step: StepMemory,
+    /// Bytes that were free for a program; none where the machine does not say.
+    pub available: Option<usize>,
+    /// Whether blocks are recomputed in the backward pass.
+    pub recompute: bool,
+}
+
+impl Trainer<'_, Cpu> {
+    /// Estimates the memory of a step, and turns recomputation on or off as `recompute` of `[train]` says: this is where
+    /// `auto` is decided, and it is off until then. To be called before the first step.
+    #[inline] // as for `StepMemory::measure`
+    pub fn plan_memory(&mut self) -> Result<MemoryPlan> {
+        let sequence_length = self.config.tokens_per_step / self.rows;
+        let measured =
+            StepMemory::measure(self.engine, self.model.config(), &self.settings, sequence_length)?;
+        let step = measured.of(self.rows_at_once(), self.rank().1);
+        let available = machine_memory().map(|[_, available]| available);
+        let recompute = self.config.recompute.resolve(step.parameters + step.activations, available);
+        self.settings.recompute = recompute;
+        Ok(MemoryPlan { step, available, recompute })
     }
 }

@@ -1,17 +1,12 @@
 //! Learning: batches in, updated weights out.
 //!
 //! [`Trainer`] makes one step at a time and can be written to a checkpoint folder and read again such that going on
-//! equals never having stopped, bit for bit. [`Run`] is the loop around it: validate, sample, save, step, log.
+//! equals never having stopped, bit for bit. The module `run` has the loop around it.
 
-mod environment;
+mod config;
 mod estimate;
-mod folder;
-mod keys;
 mod optimizer;
 pub mod ranks;
-mod record;
-mod run;
-mod sources;
 mod state;
 
 use std::cell::RefCell;
@@ -25,11 +20,9 @@ use crate::error::{Error, Result};
 use crate::model::{Batch, Model, Parameters, Settings};
 use ranks::{Alone, Overlap, Ranks};
 
-pub use environment::Session;
-pub use estimate::{StepMemory, machine_memory};
-pub use keys::{DataKeys, TrainKeys};
+pub use config::{Recompute, Schedule, TrainConfig};
+pub use estimate::{MemoryPlan, StepMemory, machine_memory};
 pub use optimizer::Optimizer;
-pub use run::{Event, Run, RunOptions, StepLine};
 pub use state::Progress;
 
 /// What one step did.
@@ -63,7 +56,7 @@ pub struct Trainer<'e, E: Engine> {
     parameters: Parameters<E>,
     optimizer: Optimizer<E>,
     settings: Settings,
-    keys: TrainKeys,
+    config: TrainConfig,
     /// Sequences of one step, of all processes.
     rows: usize,
     ranks: RefCell<Box<dyn Ranks>>,
@@ -78,18 +71,18 @@ impl<'e, E: Engine> Trainer<'e, E> {
         model: Model<E>,
         parameters: Parameters<E>,
         settings: Settings,
-        keys: TrainKeys,
+        config: TrainConfig,
         sequence_length: usize,
     ) -> Result<Self> {
         let optimizer = Optimizer::new(engine, model.layout())?;
-        let rows = keys.tokens_per_step / sequence_length;
+        let rows = config.tokens_per_step / sequence_length;
         Ok(Self {
             engine,
             model,
             parameters,
             optimizer,
             settings,
-            keys,
+            config,
             rows,
             ranks: RefCell::new(Box::<Alone>::default()),
             step: 0,
@@ -117,7 +110,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
 
     /// Sequences that this process computes at once.
     pub fn rows_at_once(&self) -> usize {
-        self.ranks.borrow().share(self.rows).len().min(self.keys.micro_batch)
+        self.ranks.borrow().share(self.rows).len().min(self.config.micro_batch)
     }
 
     /// Sums over all processes, number by number.
@@ -143,11 +136,6 @@ impl<'e, E: Engine> Trainer<'e, E> {
     /// Anchors and recomputation.
     pub fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// Computes blocks again in the backward pass, or not. The results are the same, bit for bit.
-    pub fn set_recompute(&mut self, recompute: bool) {
-        self.settings.recompute = recompute;
     }
 
     /// Learns from the loader's next sequences. A loss or gradient that is not finite changes nothing and is an
@@ -178,7 +166,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
                 loader.seek(first);
                 return Ok(None);
             }
-            let rows = left.min(self.keys.micro_batch);
+            let rows = left.min(self.config.micro_batch);
             loader.next(rows, &mut inputs, &mut targets)?;
             left -= rows;
             let batch = Batch { ids: &inputs, rows };
@@ -198,14 +186,14 @@ impl<'e, E: Engine> Trainer<'e, E> {
         if !(loss.is_finite() && squared.is_finite()) {
             return Err(self.diverged(loss, &gradients));
         }
-        let rate = self.keys.rate(self.step);
+        let rate = self.config.rate(self.step);
         self.step += 1;
         self.optimizer.update(
             self.engine,
             self.model.layout(),
             &mut self.parameters,
             &gradients,
-            &self.keys,
+            &self.config,
             (rate, squared, self.step),
         )?;
         Ok(Some(StepReport { loss, gradient_norm: squared.sqrt(), rate, tokens, overlap }))
@@ -327,7 +315,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let (mut at, end) = (share.start as u64, share.end as u64);
         let (mut nats, mut right) = (0.0, 0.0);
         while at < end {
-            let rows = (end - at).min(self.keys.micro_batch as u64);
+            let rows = (end - at).min(self.config.micro_batch as u64);
             inputs.clear();
             targets.clear();
             for i in at..at + rows {

@@ -3,7 +3,7 @@
 use march_engine::Engine;
 use march_engine::ops::adamw::{AdamW, Step, clip_factor};
 
-use super::TrainKeys;
+use super::TrainConfig;
 use crate::error::Result;
 use crate::model::ParameterSpec;
 
@@ -29,16 +29,16 @@ impl<E: Engine> Optimizer<E> {
         layout: &[ParameterSpec],
         parameters: &mut [E::Tensor],
         gradients: &[Option<E::Tensor>],
-        keys: &TrainKeys,
+        config: &TrainConfig,
         (learning_rate, squared_norm, step): (f64, f64, u64),
     ) -> Result<()> {
-        let clip = clip_factor(squared_norm, keys.clip_norm);
+        let clip = clip_factor(squared_norm, config.clip_norm);
         for (i, spec) in layout.iter().enumerate() {
             let settings = Step {
                 learning_rate,
-                betas: keys.betas,
-                eps: keys.eps,
-                weight_decay: if spec.shape.len() >= 2 { keys.weight_decay } else { 0.0 },
+                betas: config.betas,
+                eps: config.eps,
+                weight_decay: if spec.shape.len() >= 2 { config.weight_decay } else { 0.0 },
                 clip,
                 step,
             };

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{Optimizer, Trainer};
 use crate::checkpoint::{Checkpoint, NewFolder, SHARD_BYTES};
 use crate::error::{Error, Result};
-use crate::model::{Model, ParameterSpec};
+use crate::model::{Model, ModelConfig, ParameterSpec};
 
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const PROGRESS_FILE: &str = "progress.json";
@@ -89,7 +89,9 @@ impl<E: Engine> Trainer<'_, E> {
             let message = format!("says step {}, but the folder is that of step {step}", progress.step);
             return Err(Error::damaged(&path, message));
         }
-        if checkpoint.config() != self.model.config() {
+        // The policy may differ: checkpoints did not always name it, and a run keeps it in its configuration.
+        let (found, own) = (checkpoint.config(), self.model.config());
+        if (ModelConfig { memory: own.memory, ..found.clone() }) != *own {
             let message = "is a checkpoint of another model than the run's config.toml describes";
             return Err(Error::file(folder, message));
         }

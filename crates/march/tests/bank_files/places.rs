@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use march::anchors::Policy;
-use march::config::ModelConfig;
 use march::engine::{Cpu, Engine, Tape};
 use march::memory::{BankFile, BankTag, Ending};
+use march::model::ModelConfig;
 use march::model::{Batch, Model};
 
 use crate::common::{invariant, tokens};

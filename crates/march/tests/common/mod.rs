@@ -4,9 +4,8 @@
 use std::path::PathBuf;
 
 use march::anchors::Policy;
-use march::config::ModelConfig;
 use march::engine::{Cpu, CpuOptions, Engine, Products, Tape, Weight};
-use march::model::{Batch, Model, Settings};
+use march::model::{Batch, Model, ModelConfig, Settings};
 
 /// A fixture folder.
 pub fn golden(name: &str) -> PathBuf {

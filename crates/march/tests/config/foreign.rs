@@ -1,6 +1,6 @@
 //! `config.json` of other tools: what is filled in as they do, what is kept, and what is refused.
 
-use march::config::ModelConfig;
+use march::model::ModelConfig;
 use march::model::mixer::MixerConfig;
 use serde_json::{Value, json};
 

@@ -1,6 +1,7 @@
 //! What is refused, and that the message names the key, the value and what was meant.
 
-use march::config::{Config, ModelConfig};
+use march::Config;
+use march::model::ModelConfig;
 use serde_json::json;
 
 use super::{changed, json_of, read, refused, toml};

@@ -1,6 +1,7 @@
 //! `--set section.key=value`, and messages that need no knowledge of the program.
 
-use march::config::Config;
+use march::Config;
+use march::train::Schedule;
 
 use super::{refused, toml};
 
@@ -13,7 +14,7 @@ fn set(base: &str, settings: &[&str]) -> march::Result<Config> {
 fn settings_count_over_the_file() {
     let changed = set("tiny/march", &["train.steps=7", "train.seed = 3", "train.schedule=cosine"]).unwrap();
     let mut expected = Config::load("tiny/march").unwrap();
-    (expected.train.steps, expected.train.seed, expected.train.schedule) = (7, 3, "cosine".into());
+    (expected.train.steps, expected.train.seed, expected.train.schedule) = (7, 3, Schedule::Cosine);
     assert_eq!(changed, expected);
     assert_eq!(set("tiny/march", &["train.steps=7", "train.steps=8"]).unwrap().train.steps, 8);
     assert_eq!(set("tiny/march", &["train.betas=[0.5, 0.75]"]).unwrap().train.betas, [0.5, 0.75]);
@@ -44,6 +45,10 @@ fn an_error_names_the_setting() {
         ("model.norm_eps=0", ["`norm_eps` is 0", "it must be"]),
         ("memory.retention=3", ["`retention` is 3", "a text in quotes"]),
         ("memory.retention=newest", ["`retention` is `newest`", "fenwick"]),
+        ("train.schedule=linear", ["`schedule` is `linear`", "it must be `wsd`, `cosine` or `constant`"]),
+        ("train.schedule=3", ["`schedule` is 3", "it must be a text in quotes"]),
+        ("train.recompute=yes", ["`recompute` is `yes`", "it must be `auto`, `on` or `off`"]),
+        ("data.kind=files", ["`kind` is `files`", "`builtin`, `shards`, `recall` or `batches`"]),
     ] {
         let error = set("tiny/march", &["train.seed=1", setting]).unwrap_err().to_string();
         assert!(error.starts_with(&format!("--set {setting}: `")), "{error}");

@@ -11,23 +11,23 @@ use march_engine::ops::rotary::Rotary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{AnyMixer, Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::{AnyMixer, Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
 use crate::model::{Builder, Mixed, Parameter, Pass};
 
-/// Keys of the Transformer.
+/// Configuration of the Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionKeys {
+pub struct AttentionConfig {
     /// Heads; each is `hidden_size / num_heads` wide.
     pub num_heads: usize,
     /// Base of the rotary wavelengths.
     pub rope_theta: f64,
 }
 
-impl MixerKeys for AttentionKeys {
+impl MixerSpec for AttentionConfig {
     const MODEL_TYPE: &'static str = "transformer";
 
     fn read(document: &mut Document) -> Result<Self> {

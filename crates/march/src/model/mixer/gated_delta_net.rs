@@ -17,16 +17,16 @@ use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{AnyMixer, Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::{AnyMixer, Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
 use crate::model::{Builder, Init, Mixed, Parameter, Pass, Row};
 
-/// Keys of Gated DeltaNet, and the recurrence's in the mixers that build on it.
+/// Configuration of Gated DeltaNet, and of the recurrence in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GatedDeltaNetKeys {
+pub struct GatedDeltaNetConfig {
     /// Heads of queries and keys.
     pub num_heads: usize,
     /// Heads of values, a multiple of `num_heads`; as many by default.
@@ -43,7 +43,7 @@ pub struct GatedDeltaNetKeys {
     pub allow_neg_eigval: bool,
 }
 
-impl GatedDeltaNetKeys {
+impl GatedDeltaNetConfig {
     /// Heads of values.
     pub fn value_heads(&self) -> usize {
         self.num_v_heads.unwrap_or(self.num_heads)
@@ -55,7 +55,7 @@ impl GatedDeltaNetKeys {
     }
 }
 
-impl MixerKeys for GatedDeltaNetKeys {
+impl MixerSpec for GatedDeltaNetConfig {
     const MODEL_TYPE: &'static str = "gated_deltanet";
 
     fn read(document: &mut Document) -> Result<Self> {
@@ -365,7 +365,7 @@ impl<T: Clone> Rule<'_, T> {
 }
 
 impl GatedDeltaNet {
-    pub fn new(keys: &GatedDeltaNetKeys, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
+    pub fn new(keys: &GatedDeltaNetConfig, hidden_size: usize, builder: &mut Builder<'_>) -> Self {
         let (key_heads, value_heads) = (keys.num_heads, keys.value_heads());
         let (key_dim, value_dim) = (keys.head_dim, keys.value_dim());
         let (key_width, value_width) = (key_heads * key_dim, value_heads * value_dim);

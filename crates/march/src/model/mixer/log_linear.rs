@@ -12,31 +12,31 @@ use march_engine::ops::log_linear::{LogLinear as Inputs, LogLinearOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::gated_delta_net::{DeltaMemory, GatedDeltaNet, GatedDeltaNetKeys, TAILS};
-use super::{AnyMixer, Contradiction, Layer, Mixer, MixerKeys, Streams};
+use super::gated_delta_net::{DeltaMemory, GatedDeltaNet, GatedDeltaNetConfig, TAILS};
+use super::{AnyMixer, Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
 use crate::model::{Builder, Init, Mixed, Parameter, Pass};
 
-/// Keys of Log-Linear Gated DeltaNet.
+/// Configuration of Log-Linear Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LogLinearKeys {
+pub struct LogLinearConfig {
     /// The recurrence.
-    pub base: GatedDeltaNetKeys,
+    pub base: GatedDeltaNetConfig,
     /// What it adds.
-    pub levels: LevelKeys,
+    pub levels: LevelConfig,
 }
 
-/// Keys that Log-Linear Gated DeltaNet adds.
+/// What Log-Linear Gated DeltaNet adds to the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LevelKeys {
+pub struct LevelConfig {
     /// Levels with weights of their own: ceil(log2 of the longest text) + 1.
     pub num_levels: usize,
 }
 
-impl MixerKeys for LogLinearKeys {
+impl MixerSpec for LogLinearConfig {
     const MODEL_TYPE: &'static str = "log_linear_gated_deltanet";
 
     fn read(document: &mut Document) -> Result<Self> {

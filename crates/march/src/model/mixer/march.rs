@@ -17,25 +17,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::anchored::{self, AnchoredMemory, Reader, Routing};
-use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetKeys};
-use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerKeys, Streams};
+use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig};
+use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::{Policy, Storage, Timeline};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::model::{Builder, Init, Mixed, Parameter, Pass};
 
-/// Keys of MARCH.
+/// Configuration of MARCH.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MarchKeys {
+pub struct MarchConfig {
     /// The recurrence.
-    pub base: GatedDeltaNetKeys,
+    pub base: GatedDeltaNetConfig,
     /// What MARCH adds.
-    pub routing: RoutingKeys,
+    pub routing: RoutingConfig,
 }
 
-/// Keys that MARCH adds to Gated DeltaNet.
+/// What MARCH adds to the configuration of Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RoutingKeys {
+pub struct RoutingConfig {
     /// C, text tokens between two anchors.
     pub anchor_interval: usize,
     /// d_r, the width of routing queries and keys.
@@ -62,7 +62,7 @@ fn one() -> f64 {
     1.0
 }
 
-impl MixerKeys for MarchKeys {
+impl MixerSpec for MarchConfig {
     const MODEL_TYPE: &'static str = "march";
     const ANCHOR_STREAM: bool = true;
 
@@ -113,7 +113,7 @@ impl MixerKeys for MarchKeys {
         builder: &mut Builder<'_>,
     ) -> Box<dyn AnyMixer<E>> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
-        let RoutingKeys { routing_dim, null_route, routing_scale, null_bias_init, .. } = self.routing;
+        let RoutingConfig { routing_dim, null_route, routing_scale, null_bias_init, .. } = self.routing;
         let heads = base.value_heads;
         let null_proj = null_route.then(|| {
             let weight = builder.linear("null_proj", heads, hidden_size);

@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::anchored::{self, AnchoredMemory, Reader, Routing, UNIT};
-use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetKeys, Recurred, Recurrence, Rule};
-use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerKeys, Streams};
+use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig, Recurred, Recurrence, Rule};
+use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::{Anchor, Policy, Storage, Timeline};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
@@ -33,16 +33,16 @@ use crate::model::{Builder, Mixed, Parameter, Pass, Row};
 
 /// Keys of Memory Caching.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MemoryCachingKeys {
+pub struct MemoryCachingConfig {
     /// The recurrence.
-    pub base: GatedDeltaNetKeys,
+    pub base: GatedDeltaNetConfig,
     /// What Memory Caching adds.
-    pub segments: SegmentKeys,
+    pub segments: SegmentConfig,
 }
 
 /// Keys that Memory Caching adds to Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SegmentKeys {
+pub struct SegmentConfig {
     /// C, text tokens of a segment.
     pub anchor_interval: usize,
     /// The width of u and c.
@@ -52,7 +52,7 @@ pub struct SegmentKeys {
     pub routing_top_k: Option<usize>,
 }
 
-impl MixerKeys for MemoryCachingKeys {
+impl MixerSpec for MemoryCachingConfig {
     const MODEL_TYPE: &'static str = "memory_caching";
 
     fn read(document: &mut Document) -> Result<Self> {
@@ -66,7 +66,7 @@ impl MixerKeys for MemoryCachingKeys {
     }
 
     fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction> {
-        let SegmentKeys { anchor_interval, routing_dim, routing_top_k } = self.segments;
+        let SegmentConfig { anchor_interval, routing_dim, routing_top_k } = self.segments;
         for (key, value) in [("anchor_interval", anchor_interval), ("routing_dim", routing_dim)] {
             if value == 0 {
                 return Err((key, "is 0; it must be at least 1".into()));
@@ -82,7 +82,7 @@ impl MixerKeys for MemoryCachingKeys {
     }
 
     fn policy(&self) -> Option<Policy> {
-        let SegmentKeys { anchor_interval, routing_top_k, .. } = self.segments;
+        let SegmentConfig { anchor_interval, routing_top_k, .. } = self.segments;
         Some(Policy { interval: Some(anchor_interval), top_k: routing_top_k, ..Policy::default() })
     }
 

@@ -17,6 +17,7 @@ use march_engine::{Engine, Var};
 use serde_json::{Map, Value};
 
 use crate::anchors::{Policy, Storage, Timeline};
+pub use crate::config::Contradiction;
 use crate::config::Document;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -174,11 +175,8 @@ impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
     }
 }
 
-/// A key that contradicts another or itself: its name, and what is wrong with it and what to do.
-pub type Contradiction = (&'static str, String);
-
 /// The keys of a mixer in `config.json` and `[model]`, and the mixer that they describe.
-pub trait MixerKeys: Sized {
+pub trait MixerSpec: Sized {
     /// The value of `model_type`.
     const MODEL_TYPE: &'static str;
     /// Whether anchors run through the layers as a second stream, which starts with the learned `anchor_embedding`.
@@ -263,13 +261,13 @@ macro_rules! mixers {
 
 mixers! {
     /// Softmax attention: the Transformer baseline.
-    Attention(attention::AttentionKeys),
+    Attention(attention::AttentionConfig),
     /// The gated delta rule.
-    GatedDeltaNet(gated_delta_net::GatedDeltaNetKeys),
+    GatedDeltaNet(gated_delta_net::GatedDeltaNetConfig),
     /// The gated delta rule on a logarithmic number of states.
-    LogLinear(log_linear::LogLinearKeys),
+    LogLinear(log_linear::LogLinearConfig),
     /// The gated delta rule with content-routed state anchors.
-    March(march::MarchKeys),
+    March(march::MarchConfig),
     /// The gated delta rule with cached segments.
-    MemoryCaching(memory_caching::MemoryCachingKeys),
+    MemoryCaching(memory_caching::MemoryCachingConfig),
 }

@@ -1,4 +1,4 @@
-//! A run: the loop around a trainer, and the folder that holds all of it.
+//! A run: the loop around a trainer (validate, sample, save, step, log), and the folder that holds all of it.
 //!
 //! ```text
 //! RUN/config.toml            the whole configuration, defaults filled in
@@ -10,27 +10,34 @@
 //! RUN/checkpoints/step-N/    a checkpoint that any command takes, and what going on needs
 //! ```
 
+mod environment;
+mod folder;
+mod metrics;
+mod record;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use march_engine::Engine;
+use march_engine::{Cpu, Engine};
 use serde_json::{Value, json};
 
-use super::folder::{CONFIG_FILE, Folder};
-use super::ranks::Ranks;
-use super::record::Record;
-use super::sources::Sources;
-use super::state::Progress;
-use super::{StepReport, Trainer, Validation, machine_memory};
+pub use environment::Session;
+use folder::{CONFIG_FILE, Folder};
+pub(crate) use metrics::Lines;
+pub use metrics::read_metrics;
+use record::Record;
+
 use crate::anchors::Retention;
 use crate::checkpoint::{Checkpoint, verify_folder};
-use crate::config::Config;
-use crate::data::Loader;
+use crate::data::{Loader, Sources};
 use crate::error::{Error, Result};
 use crate::generate::{Sampling, continue_text};
 use crate::model::{Model, Settings};
+use crate::recipe::Config;
 use crate::tokenizer::Tokenizer;
+use crate::train::ranks::Ranks;
+use crate::train::{MemoryPlan, Progress, Recompute, StepReport, Trainer, Validation, machine_memory};
 
 /// What errors about a whole configuration, from a file, a preset and settings, name it.
 const CONFIGURATION: &str = "configuration";
@@ -104,14 +111,13 @@ struct Opened<'e, E: Engine> {
 impl<'e, E: Engine> Opened<'e, E> {
     /// Opens the data and makes a trainer before its first step.
     fn new(engine: &'e E, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
-        let Config { model, memory, data, train } = config;
-        let Sources { training, validation, tokenizer } = Sources::open(data, train)?;
-        // Batches are to be taken in their order; a task's sequences are random as they are.
-        let shuffle =
-            (data.shuffle && !matches!(data.kind.as_str(), "batches" | "recall")).then_some(train.seed);
+        let Config { model, data, train } = config;
+        let Sources { training, validation, tokenizer } =
+            Sources::open(data, train.seed, train.validation_sequences)?;
+        let shuffle = (data.shuffle && data.kind.is_text()).then_some(train.seed);
         let loader = Loader::new(training, shuffle)?;
         let validation = validation.map(|source| Loader::new(source, None)).transpose()?;
-        if data.kind != "batches" && tokenizer.vocabulary() > model.vocab_size {
+        if data.kind.has_tokenizer() && tokenizer.vocabulary() > model.vocab_size {
             let message = format!(
                 "is {}, but the tokenizer has {} tokens; set it to that or more",
                 model.vocab_size,
@@ -132,7 +138,7 @@ impl<'e, E: Engine> Opened<'e, E> {
                 return Err(Error::Request(message));
             }
         }
-        let policy = memory.over(model.mixer.policy().unwrap_or_default());
+        let policy = model.policy().unwrap_or_default();
         if let Retention::Budget(_) = policy.retention {
             let message = format!(
                 "is `{}`, which layers decide while decoding; train with `all`, `fenwick` or `recent:N`",
@@ -157,7 +163,7 @@ impl<'e, E: Engine> Opened<'e, E> {
                 (architecture, parameters)
             }
         };
-        let settings = Settings { policy, recompute: train.recompute == "on" };
+        let settings = Settings { policy, recompute: train.recompute == Recompute::On };
         let trainer =
             Trainer::new(engine, architecture, parameters, settings, train.clone(), data.sequence_length)?
                 .with_ranks(ranks)?;
@@ -228,8 +234,8 @@ impl<'e, E: Engine> Run<'e, E> {
         let mut run = Self::new(engine, config, own, options, opened);
         let (data, validation) = run.fingerprints()?;
         if let Some(record) = &record {
-            let named = run.config.data.path.clone().unwrap_or(run.config.data.kind.clone());
-            record.check_data(&named, &data, validation.as_deref())?;
+            let named = run.config.data.path.as_deref().unwrap_or(run.config.data.kind.name());
+            record.check_data(named, &data, validation.as_deref())?;
         }
         if writes {
             let init_from = record.as_ref().and_then(|record| record.init_from.clone());
@@ -341,11 +347,6 @@ impl<'e, E: Engine> Run<'e, E> {
         &self.trainer
     }
 
-    /// The trainer, to be changed.
-    pub fn trainer_mut(&mut self) -> &mut Trainer<'e, E> {
-        &mut self.trainer
-    }
-
     /// The run's folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -359,21 +360,21 @@ impl<'e, E: Engine> Run<'e, E> {
     /// Makes the remaining steps, or fewer: once `stop` is set, what was learned so far is saved. A single process
     /// gives up a step that has begun; several processes finish it together. Gives whether the run is complete.
     pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
-        let keys = self.config.train.clone();
+        let train = self.config.train.clone();
         let writes = self.trainer.rank().0 == 0;
         let started = (Instant::now(), self.trainer.step());
         let mut saved = self.restored.then_some(self.trainer.step());
         // What is due at the step of a checkpoint was done before it was written.
-        let mut done = (self.trainer.step() > 0 || keys.steps > 0).then_some(self.trainer.step());
+        let mut done = (self.trainer.step() > 0 || train.steps > 0).then_some(self.trainer.step());
         loop {
             let step = self.trainer.step();
-            let complete = step >= keys.steps;
+            let complete = step >= train.steps;
             let due = |every: u64| complete || (every > 0 && step.is_multiple_of(every));
             if done.replace(step) != Some(step) {
-                if due(keys.validate_every) {
+                if due(train.validate_every) {
                     self.validate(watch)?;
                 }
-                if due(keys.sample_every) && writes {
+                if due(train.sample_every) && writes {
                     self.sample(watch)?;
                 }
             }
@@ -382,9 +383,9 @@ impl<'e, E: Engine> Run<'e, E> {
             let mut any = [f64::from(u8::from(asked))];
             self.trainer.sum(&mut any)?;
             let asked = any[0] > 0.0;
-            if step > 0 && saved != Some(step) && (asked || due(keys.save_every)) && writes {
+            if step > 0 && saved != Some(step) && (asked || due(train.save_every)) && writes {
                 watch(Event::Saved(self.save()?));
-                self.folder.prune(keys.keep)?;
+                self.folder.prune(train.keep)?;
                 saved = Some(step);
             }
             if complete || asked {
@@ -407,8 +408,8 @@ impl<'e, E: Engine> Run<'e, E> {
                 line["summing_hidden"] = json!(overlap.hidden());
             }
             self.log(&line)?;
-            let seconds_left = pace * (keys.steps - step) as f64;
-            let steps = keys.steps;
+            let seconds_left = pace * (train.steps - step) as f64;
+            let steps = train.steps;
             watch(Event::Step(StepLine { step, steps, report, tokens_per_second, seconds_left }));
         }
     }
@@ -437,16 +438,16 @@ impl<'e, E: Engine> Run<'e, E> {
     }
 
     fn sample(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
-        if matches!(self.config.data.kind.as_str(), "batches" | "recall") {
+        if !self.config.data.kind.is_text() {
             return Ok(());
         }
-        let (keys, step) = (self.config.train.clone(), self.trainer.step());
-        for (i, prompt) in keys.prompts.iter().enumerate() {
+        let (train, step) = (self.config.train.clone(), self.trainer.step());
+        for (i, prompt) in train.prompts.iter().enumerate() {
             let ids = self.tokenizer.encode(prompt)?;
             if ids.is_empty() {
                 continue;
             }
-            let seed = keys.seed.wrapping_add(step << 8).wrapping_add(i as u64);
+            let seed = train.seed.wrapping_add(step << 8).wrapping_add(i as u64);
             let sampling = Sampling { temperature: 0.8, seed, ..Sampling::default() };
             let tokens = continue_text(
                 self.engine,
@@ -454,7 +455,7 @@ impl<'e, E: Engine> Run<'e, E> {
                 self.trainer.parameters(),
                 &self.trainer.settings().policy,
                 &ids,
-                keys.sample_tokens,
+                train.sample_tokens,
                 sampling,
             )?;
             let text = self.tokenizer.decode(&tokens)?;
@@ -468,9 +469,16 @@ impl<'e, E: Engine> Run<'e, E> {
     /// Writes a checkpoint.
     fn save(&self) -> Result<PathBuf> {
         let folder = self.folder.checkpoint(self.trainer.step());
-        // Ids in a file of batches are not a tokenizer's.
-        let tokenizer = (self.config.data.kind != "batches").then(|| self.tokenizer.to_json());
+        let tokenizer = self.config.data.kind.has_tokenizer().then(|| self.tokenizer.to_json());
         self.trainer.save(&folder, &self.progress, tokenizer.as_deref())?;
         Ok(folder)
+    }
+}
+
+impl Run<'_, Cpu> {
+    /// Decides how the run uses the machine's memory; see [`Trainer::plan_memory`].
+    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
+    pub fn plan_memory(&mut self) -> Result<MemoryPlan> {
+        self.trainer.plan_memory()
     }
 }

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::document::Document;
+use crate::config::Document;
 use crate::error::Result;
 
 /// `model_type` of the classes whose defaults are filled in.

@@ -22,7 +22,7 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Value>> {
 
 /// What is known of the lines that were read.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     count: u64,
     /// Whether they have checksums; none before the first.
     sealed: Option<bool>,

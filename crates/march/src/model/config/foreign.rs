@@ -7,8 +7,7 @@
 use serde_json::Value;
 
 use super::defaults::{self, ROPE_KEYS};
-use super::document::Document;
-use super::hints;
+use crate::config::{Document, list, model_types_with, nearest};
 use crate::error::Result;
 
 /// Keys that change nothing in what a trained model computes; they are kept and written again.
@@ -185,14 +184,14 @@ fn demanded(document: &Document, model_type: &str, key: &str, value: &Value) -> 
 
 /// What to say of a key that nobody knows.
 fn unknown(document: &Document, model_type: &str, key: &str, value: &Value) -> String {
-    let users = hints::model_types_with(key);
+    let users = model_types_with(document.examples(), key);
     if !users.is_empty() {
         return format!(
             "is not used by model_type `{model_type}`, only by {}; remove it, or correct `model_type`",
-            hints::list(users)
+            list(users)
         );
     }
-    let near = hints::nearest(key, document.known());
+    let near = nearest(key, document.known());
     let question = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
     format!(
         "is {}, but this key is not known{question} and may change what the model computes; remove it if it does not, \

@@ -1,12 +1,20 @@
-//! The keys of a model: `config.json` of a checkpoint and `[model]` of a configuration file.
+//! The keys of a model: `config.json` of a checkpoint, and `[model]` and `[memory]` of a configuration file.
+//!
+//! A TOML file is written for this program alone, so a key that nobody knows is refused. In `config.json`, keys of other
+//! tools that are known to change nothing in what is computed are kept.
+
+mod defaults;
+mod foreign;
+
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::document::{Document, keys_of};
-use super::{defaults, foreign, hints};
+use super::mixer::MixerConfig;
+use crate::anchors::{MemoryConfig, Policy};
+use crate::config::{self, Contradiction, Document, Example, Source, keys_of, presets};
 use crate::error::{Error, Result};
-use crate::model::mixer::{Contradiction, MixerConfig};
 
 /// What a model computes.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +35,9 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// The sequence mixer, with `model_type` and its own keys.
     pub mixer: MixerConfig,
+    /// How anchors are placed and kept: `[memory]`, and keys of their own in `config.json`. The defaults for a mixer
+    /// without anchors.
+    pub memory: MemoryConfig,
     /// Keys of other tools, kept and written again.
     pub other: Map<String, Value>,
 }
@@ -39,7 +50,7 @@ struct ModelType {
 
 /// Keys of every model.
 #[derive(Serialize, Deserialize)]
-struct CommonKeys {
+struct CommonConfig {
     vocab_size: usize,
     hidden_size: usize,
     num_hidden_layers: usize,
@@ -64,22 +75,26 @@ impl ModelConfig {
             Ok(_) => return Err(refuse("is not a JSON object; a `config.json` starts with `{`".into())),
             Err(error) => return Err(refuse(format!("is not JSON: {error}"))),
         };
-        let mut document = Document::new(origin, keys);
+        let mut document = Document::new(origin, keys).with_examples(Self::examples);
         defaults::fill(&mut document)?;
         let mut model = Self::read(&mut document)?;
+        let own = model.mixer.policy();
+        if own.is_some() {
+            model.memory = MemoryConfig::read(&mut document, own, model.mixer.model_type())?;
+        }
         foreign::check(&document, model.mixer.model_type())?;
         model.contradiction().map_err(|(key, message)| document.error(key, message))?;
         model.other = document.unknown().map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(model)
     }
 
-    /// Takes the keys of a model from a document; what is left there is unknown to it.
-    pub(super) fn read(document: &mut Document) -> Result<Self> {
+    /// Takes the keys of `[model]` from a document; what is left there is unknown to it.
+    pub(crate) fn read(document: &mut Document) -> Result<Self> {
         let ModelType { model_type } = document.keys()?;
         if !MixerConfig::MODEL_TYPES.contains(&model_type.as_str()) {
             return Err(unknown_model_type(document, &model_type));
         }
-        let common: CommonKeys = document.keys()?;
+        let common: CommonConfig = document.keys()?;
         let mixer = |document: &mut Document| {
             MixerConfig::read(&model_type, document)
                 .unwrap_or_else(|| Err(unknown_model_type(document, &model_type)))
@@ -96,14 +111,39 @@ impl ModelConfig {
             tie_word_embeddings: common.tie_word_embeddings,
             initializer_range: common.initializer_range,
             mixer,
+            memory: MemoryConfig::default(),
             other: Map::new(),
         })
     }
 
-    /// All keys and their values, defaults filled in; `model_type` first, those of other tools last.
-    pub(super) fn keys(&self) -> Map<String, Value> {
+    /// The models of the presets, as examples for messages about the keys of others.
+    pub(crate) fn examples() -> &'static [Example] {
+        static EXAMPLES: OnceLock<Vec<Example>> = OnceLock::new();
+        let read = |preset| {
+            // Documents of presets have no examples of their own, which would never end.
+            let mut sections = Source::preset(preset)?.sections(|| &[]).ok()?;
+            let keys = sections.0.remove("model")?.keys;
+            let model = Self::read(&mut Document::new(preset, keys)).ok()?;
+            Some(Example { preset, model_type: model.mixer.model_type(), keys: model.keys() })
+        };
+        EXAMPLES.get_or_init(|| presets::names().filter_map(read).collect())
+    }
+
+    /// The whole policy that the model was made for: how anchors are placed, kept and read. None for a mixer without
+    /// anchors.
+    pub fn policy(&self) -> Option<Policy> {
+        self.mixer.policy().map(|own| self.memory.over(own))
+    }
+
+    /// The keys of `[model]` and their values, defaults filled in; `model_type` first, those of other tools last.
+    pub(crate) fn keys(&self) -> Map<String, Value> {
+        self.keys_with(Map::new())
+    }
+
+    /// The keys of `[model]`, then `more`, then those of other tools.
+    fn keys_with(&self, more: Map<String, Value>) -> Map<String, Value> {
         let mut keys = keys_of(&ModelType { model_type: self.mixer.model_type().into() });
-        keys.extend(keys_of(&CommonKeys {
+        keys.extend(keys_of(&CommonConfig {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             num_hidden_layers: self.num_hidden_layers,
@@ -113,15 +153,24 @@ impl ModelConfig {
             initializer_range: self.initializer_range,
         }));
         keys.extend(self.mixer.write());
+        keys.extend(more);
         for (key, value) in &self.other {
             keys.entry(key).or_insert_with(|| value.clone());
         }
         keys
     }
 
-    /// Writes a `config.json`: every key, also those with a default.
+    /// Writes a `config.json`: every key, also those with a default; those of `[memory]` only for a mixer with anchors.
     pub fn to_json(&self) -> String {
-        format!("{:#}\n", Value::Object(self.keys()))
+        let memory = self.mixer.policy().map(|_| self.memory.keys());
+        format!("{:#}\n", Value::Object(self.keys_with(memory.unwrap_or_default())))
+    }
+
+    /// What says which weights belong to the model: its `config.json` without `[memory]`, which can be chosen anew for
+    /// the same weights, and without keys of other tools.
+    pub(super) fn identity(&self) -> String {
+        let own = Self { other: Map::new(), ..self.clone() };
+        format!("{:#}\n", Value::Object(own.keys()))
     }
 
     /// Refuses what cannot be. `origin` names the configuration in errors.
@@ -130,7 +179,7 @@ impl ModelConfig {
     }
 
     /// The first key that cannot be as it is.
-    pub(super) fn contradiction(&self) -> std::result::Result<(), Contradiction> {
+    pub(crate) fn contradiction(&self) -> std::result::Result<(), Contradiction> {
         for (key, size, most) in [
             ("vocab_size", self.vocab_size, LARGEST_SIZE),
             ("hidden_size", self.hidden_size, LARGEST_SIZE),
@@ -155,6 +204,6 @@ impl ModelConfig {
 
 fn unknown_model_type(document: &Document, model_type: &str) -> Error {
     let known = MixerConfig::MODEL_TYPES.iter().copied();
-    let message = format!("is `{model_type}`; {}", hints::choice(model_type, "it can be", known));
+    let message = format!("is `{model_type}`; {}", config::choice(model_type, "it can be", known));
     document.error("model_type", message)
 }

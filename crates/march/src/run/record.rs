@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::folder::CONFIG_FILE;
-use crate::config::Config;
 use crate::disk::{self, Seal, seal, unseal};
 use crate::error::{Error, Result};
+use crate::recipe::Config;
 
 const RECORD_FILE: &str = "run.json";
 /// Raised when the file's meaning changes.

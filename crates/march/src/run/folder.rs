@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::metrics::read_metrics;
 use crate::disk::{self, Lock, seal};
 use crate::error::{Error, Result};
-use crate::report::read_metrics;
 
 pub(super) const CONFIG_FILE: &str = "config.toml";
 const LOCK_FILE: &str = "run.lock";

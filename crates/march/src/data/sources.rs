@@ -3,26 +3,26 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{DataKeys, TrainKeys};
-use crate::data::recall::{RecallSource, Task};
-use crate::data::{BatchFile, ShardSource, Shards, Source, TextSource, builtin, split};
+use super::recall::{RecallSource, Task};
+use super::{BatchFile, DataConfig, DataKind, ShardSource, Shards, Source, TextSource, builtin, split};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
 /// What a run learns from, validates on and reads.
-pub(super) struct Sources {
+pub(crate) struct Sources {
     pub training: Box<dyn Source>,
     pub validation: Option<Box<dyn Source>>,
     pub tokenizer: Tokenizer,
 }
 
 impl Sources {
-    /// Opens what `[data]` names; `train` has the seed and how much is validated on.
-    pub fn open(keys: &DataKeys, train: &TrainKeys) -> Result<Self> {
-        let length = keys.sequence_length;
-        let path = PathBuf::from(keys.path.clone().unwrap_or_default());
-        match keys.kind.as_str() {
-            "batches" => {
+    /// Opens what `[data]` names. A task draws its lessons with `seed`, and has `validation_sequences` sequences to be
+    /// validated on.
+    pub fn open(config: &DataConfig, seed: u64, validation_sequences: usize) -> Result<Self> {
+        let length = config.sequence_length;
+        let path = PathBuf::from(config.path.clone().unwrap_or_default());
+        match config.kind {
+            DataKind::Batches => {
                 let file = BatchFile::open(&path)?;
                 if file.sequence_length() != length {
                     let found = file.sequence_length();
@@ -32,24 +32,24 @@ impl Sources {
                     );
                     return Err(Error::file(&path, message));
                 }
-                let tokenizer = Tokenizer::load(&keys.tokenizer)?;
+                let tokenizer = Tokenizer::load(&config.tokenizer)?;
                 Ok(Self { training: Box::new(file), validation: None, tokenizer })
             }
-            "recall" => {
-                let task = Task::open(keys.task.as_deref().unwrap_or_default(), Some(length))?;
+            DataKind::Recall => {
+                let task = Task::open(config.task.as_deref().unwrap_or_default(), Some(length))?;
                 let tokenizer = Tokenizer::words(&task.vocabulary())?;
-                let asked = RecallSource::asked(task.clone(), train.validation_sequences.max(1) as u64);
-                let training = Box::new(RecallSource::lessons(task, train.seed));
+                let asked = RecallSource::asked(task.clone(), validation_sequences.max(1) as u64);
+                let training = Box::new(RecallSource::lessons(task, seed));
                 Ok(Self { training, validation: Some(Box::new(asked)), tokenizer })
             }
-            "shards" => {
+            DataKind::Shards => {
                 let shards = Arc::new(Shards::open(&path)?);
                 let tokenizer = shards.tokenizer()?;
-                let (training, held_back) = match &keys.validation {
+                let (training, held_back) = match &config.validation {
                     Some(_) => (0..shards.tokens(), 0..0),
-                    None => split(shards.tokens(), keys.validation_fraction)?,
+                    None => split(shards.tokens(), config.validation_fraction)?,
                 };
-                let validation: Option<Box<dyn Source>> = match &keys.validation {
+                let validation: Option<Box<dyn Source>> = match &config.validation {
                     Some(folder) => {
                         let other = Shards::open(Path::new(folder))?;
                         if other.meta().tokenizer_hash != shards.meta().tokenizer_hash {
@@ -64,10 +64,10 @@ impl Sources {
                 let training = Box::new(ShardSource::part(shards, training, length)?);
                 Ok(Self { training, validation, tokenizer })
             }
-            _ => {
-                let tokenizer = Tokenizer::load(&keys.tokenizer)?;
+            DataKind::Builtin => {
+                let tokenizer = Tokenizer::load(&config.tokenizer)?;
                 let mut tokens = tokenizer.encode(builtin())?;
-                let (training, _) = split(tokens.len() as u64, keys.validation_fraction)?;
+                let (training, _) = split(tokens.len() as u64, config.validation_fraction)?;
                 let held_back = tokens.split_off(training.end as usize);
                 let validation: Option<Box<dyn Source>> = match held_back.is_empty() {
                     true => None,

@@ -1,0 +1,81 @@
+//! `[memory]` of a configuration file, and the same keys in a checkpoint's `config.json`.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Placement, Policy, Retention, Storage};
+use crate::config::{Document, keys_of};
+use crate::error::Result;
+
+/// How anchors are kept and placed: what a policy has beside the model's own interval and routing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Which anchors outlive the next boundary, in training too; all by default.
+    pub retention: Retention,
+    /// Where anchors are placed, in training too; periodic by default.
+    pub placement: Placement,
+    /// The precision of kept states in decoding; f32 by default.
+    pub storage: Storage,
+}
+
+/// The keys as they are written; a key that is left out has its default.
+#[derive(Serialize, Deserialize)]
+struct MemoryText {
+    retention: Option<String>,
+    placement: Option<String>,
+    storage: Option<String>,
+}
+
+impl MemoryConfig {
+    /// `own` with these settings.
+    pub fn over(&self, own: Policy) -> Policy {
+        let Self { retention, placement, storage } = *self;
+        Policy { retention, placement, storage, ..own }
+    }
+
+    /// Takes the keys from a document, for a model whose mixer has the policy `own`: none for one without anchors, to
+    /// which no setting but the defaults applies.
+    pub(crate) fn read(document: &mut Document, own: Option<Policy>, model_type: &str) -> Result<Self> {
+        fn setting<T: FromStr<Err = String> + Default>(
+            document: &Document,
+            key: &str,
+            text: Option<String>,
+        ) -> Result<T> {
+            let parsed = text.map(|text| text.parse()).transpose();
+            Ok(parsed.map_err(|error| document.error(key, error))?.unwrap_or_default())
+        }
+        let text: MemoryText = document.keys()?;
+        let config = Self {
+            retention: setting(document, "retention", text.retention)?,
+            placement: setting(document, "placement", text.placement)?,
+            storage: setting(document, "storage", text.storage)?,
+        };
+        let Some(own) = own else {
+            let defaults = Self::default().keys();
+            return match config.keys().into_iter().find(|(key, value)| defaults.get(key) != Some(value)) {
+                Some((key, value)) => {
+                    let value = value.as_str().unwrap_or_default();
+                    let message =
+                        format!("is `{value}`, but model_type `{model_type}` has no anchors; remove it");
+                    Err(document.error(&key, message))
+                }
+                None => Ok(config),
+            };
+        };
+        if let (Placement::Adaptive(_), Err(error)) = (config.placement, config.over(own).check()) {
+            return Err(document.error("placement", format!("cannot be: {error}")));
+        }
+        Ok(config)
+    }
+
+    /// All keys and their values.
+    pub(crate) fn keys(&self) -> Map<String, Value> {
+        keys_of(&MemoryText {
+            retention: Some(self.retention.to_string()),
+            placement: Some(self.placement.to_string()),
+            storage: Some(self.storage.to_string()),
+        })
+    }
+}

@@ -1,0 +1,240 @@
+//! `[train]`: how a model learns.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Contradiction, within};
+use crate::data::LONGEST_SEQUENCE;
+
+/// Beyond these, values are mistakes: no machine has the memory or the time.
+const MOST_TOKENS: u64 = 1 << 32;
+const MOST_SEQUENCES: u64 = 1 << 24;
+const MOST_STEPS: u64 = 1 << 40;
+
+/// How the learning rate goes on after the warmup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Warmup, stable, decay: it stays, and falls along a line in the last steps.
+    #[default]
+    Wsd,
+    /// It falls along half a cosine.
+    Cosine,
+    /// It stays.
+    Constant,
+}
+
+/// Whether only the inputs of each block are kept for the backward pass and the rest is computed again: less memory for
+/// about a third more work, and the same results, bit for bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Where a step would otherwise take most of the available memory.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl Recompute {
+    /// What `auto` becomes for a step that needs `needed` bytes without recomputation. A machine that does not say how
+    /// much memory is available is taken to have enough.
+    pub fn resolve(self, needed: usize, available: Option<usize>) -> bool {
+        /// The share of the available memory that a step may take: the rest is for what the estimate leaves out.
+        const SHARE: f64 = 0.7;
+        match self {
+            Self::Auto => available.is_some_and(|available| needed as f64 > SHARE * available as f64),
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
+/// `[train]`: how a model learns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrainConfig {
+    /// Updates of the weights.
+    pub steps: u64,
+    /// Tokens that one update learns from: a multiple of `sequence_length`.
+    pub tokens_per_step: usize,
+    /// Sequences that are computed at once; gradients of several such calls add up to one update.
+    pub micro_batch: usize,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// How the rate goes on after the warmup: `wsd`, `cosine` or `constant`.
+    pub schedule: Schedule,
+    /// Share of the steps in which the rate rises.
+    pub warmup: f64,
+    /// Share of the steps in which it falls, with `wsd`.
+    pub decay: f64,
+    /// Where it ends, as a share of the highest.
+    pub final_rate: f64,
+    /// β₁ and β₂ of AdamW.
+    pub betas: [f64; 2],
+    /// Added to the root of AdamW's second moment.
+    pub eps: f64,
+    /// Weight decay of tensors with two or more dimensions.
+    pub weight_decay: f64,
+    /// Limit of the gradient's global norm.
+    pub clip_norm: f64,
+    /// Of first weights, order of sequences, and samples.
+    pub seed: u64,
+    /// Steps from one validation to the next; 0 only at the end.
+    pub validate_every: u64,
+    /// Sequences to validate on, at most.
+    pub validation_sequences: usize,
+    /// Steps from one set of samples to the next; 0 only at the end.
+    pub sample_every: u64,
+    /// Tokens of a sample.
+    pub sample_tokens: usize,
+    /// What samples begin with; none for no samples.
+    pub prompts: Vec<String>,
+    /// Steps from one checkpoint to the next; 0 only at the end.
+    pub save_every: u64,
+    /// Checkpoints that are kept.
+    pub keep: usize,
+    /// Recompute the activations of blocks in the backward pass: `auto` (if memory is short), `on` or `off`.
+    pub recompute: Recompute,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            steps: 300,
+            tokens_per_step: 16_384,
+            micro_batch: 8,
+            learning_rate: 3e-3,
+            schedule: Schedule::Wsd,
+            warmup: 0.02,
+            decay: 0.2,
+            final_rate: 0.0,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+            seed: 0,
+            validate_every: 50,
+            validation_sequences: 16,
+            sample_every: 100,
+            sample_tokens: 200,
+            prompts: vec!["The ".into()],
+            save_every: 100,
+            keep: 3,
+            recompute: Recompute::Auto,
+        }
+    }
+}
+
+impl TrainConfig {
+    /// Refuses what cannot be.
+    pub fn check(&self, sequence_length: usize) -> std::result::Result<(), Contradiction> {
+        for (key, value, range) in [
+            ("steps", self.steps, 1..=MOST_STEPS),
+            ("tokens_per_step", self.tokens_per_step as u64, 1..=MOST_TOKENS),
+            ("micro_batch", self.micro_batch as u64, 1..=MOST_SEQUENCES),
+            ("keep", self.keep as u64, 1..=u64::MAX),
+            ("validation_sequences", self.validation_sequences as u64, 0..=MOST_SEQUENCES),
+            ("sample_tokens", self.sample_tokens as u64, 0..=LONGEST_SEQUENCE),
+        ] {
+            within(key, value, range)?;
+        }
+        if !self.tokens_per_step.is_multiple_of(sequence_length.max(1)) {
+            let message = format!(
+                "is {}, which must be a multiple of `sequence_length` ({sequence_length}); take {}",
+                self.tokens_per_step,
+                self.tokens_per_step.div_ceil(sequence_length) * sequence_length
+            );
+            return Err(("tokens_per_step", message));
+        }
+        for (key, value) in [("warmup", self.warmup), ("decay", self.decay), ("final_rate", self.final_rate)]
+        {
+            if !(0.0..=1.0).contains(&value) {
+                return Err((key, format!("is {value}; it is a share, from 0 to 1")));
+            }
+        }
+        if self.warmup + self.decay > 1.0 {
+            let message =
+                format!("is {}; with `warmup` ({}) that is more than all the steps", self.decay, self.warmup);
+            return Err(("decay", message));
+        }
+        for (key, value) in
+            [("learning_rate", self.learning_rate), ("clip_norm", self.clip_norm), ("eps", self.eps)]
+        {
+            if !(value.is_finite() && value > 0.0) {
+                return Err((key, format!("is {value}; it must be a number above 0")));
+            }
+        }
+        if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
+            return Err(("weight_decay", format!("is {}; it must be 0 or above", self.weight_decay)));
+        }
+        if let Some(beta) = self.betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
+            return Err(("betas", format!("has {beta}; each must be at least 0 and below 1")));
+        }
+        Ok(())
+    }
+
+    /// The learning rate of a step, counted from 0.
+    pub fn rate(&self, step: u64) -> f64 {
+        let steps = self.steps as f64;
+        let warmup = (self.warmup * steps).round();
+        let at = step as f64;
+        if at < warmup {
+            return self.learning_rate * (at + 1.0) / warmup;
+        }
+        let fall = |from: f64, shape: fn(f64) -> f64| {
+            // 0 at the first falling step, 1 one step after the last.
+            let along = ((at - from) / (steps - from).max(1.0)).clamp(0.0, 1.0);
+            self.learning_rate * (self.final_rate + (1.0 - self.final_rate) * shape(along))
+        };
+        match self.schedule {
+            Schedule::Cosine => fall(warmup, |x| 0.5 * (1.0 + (std::f64::consts::PI * x).cos())),
+            Schedule::Wsd => {
+                let from = steps - (self.decay * steps).round();
+                if at < from { self.learning_rate } else { fall(from, |x| 1.0 - x) }
+            }
+            Schedule::Constant => self.learning_rate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_rise_stay_and_fall() {
+        let config =
+            TrainConfig { steps: 100, learning_rate: 1.0, warmup: 0.1, decay: 0.2, ..TrainConfig::default() };
+        assert!((config.rate(0) - 0.1).abs() < 1e-12 && (config.rate(9) - 1.0).abs() < 1e-12);
+        assert!((config.rate(50) - 1.0).abs() < 1e-12 && (config.rate(80) - 1.0).abs() < 1e-12);
+        assert!((config.rate(90) - 0.5).abs() < 1e-12 && config.rate(99) > 0.0 && config.rate(99) < 0.06);
+        let cosine = TrainConfig { schedule: Schedule::Cosine, final_rate: 0.1, ..config };
+        assert!((cosine.rate(55) - 0.55).abs() < 1e-12 && cosine.rate(99) > 0.1);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let good = TrainConfig::default();
+        assert!(good.check(2048).is_ok());
+        let bad = |config: TrainConfig| config.check(2048).unwrap_err().0;
+        assert_eq!(bad(TrainConfig { steps: 0, ..good.clone() }), "steps");
+        assert_eq!(bad(TrainConfig { steps: 1 << 41, ..good.clone() }), "steps");
+        assert_eq!(bad(TrainConfig { keep: 0, ..good.clone() }), "keep");
+        assert_eq!(bad(TrainConfig { micro_batch: 1 << 40, ..good.clone() }), "micro_batch");
+        let error = TrainConfig { tokens_per_step: 2048 << 26, ..good.clone() }.check(2048).unwrap_err();
+        assert_eq!(error, ("tokens_per_step", "is 137438953472; it must be from 1 to 4294967296".into()));
+        assert_eq!(bad(TrainConfig { tokens_per_step: 1000, ..good.clone() }), "tokens_per_step");
+        assert_eq!(bad(TrainConfig { decay: 0.99, ..good.clone() }), "decay");
+        assert_eq!(bad(TrainConfig { betas: [0.9, 1.0], ..good.clone() }), "betas");
+        assert_eq!(bad(TrainConfig { learning_rate: f64::NAN, ..good }), "learning_rate");
+    }
+
+    #[test]
+    fn recompute_follows_memory() {
+        assert!(Recompute::Auto.resolve(71, Some(100)) && !Recompute::Auto.resolve(70, Some(100)));
+        assert!(!Recompute::Auto.resolve(usize::MAX, None));
+        assert!(Recompute::On.resolve(1, Some(100)) && !Recompute::Off.resolve(100, Some(100)));
+    }
+}
