@@ -11,7 +11,7 @@ use march::Config;
 use march::anchors::Policy;
 use march::engine::{Cpu, CpuOptions, Engine, Machine, Precision, Products, Tape, Weight};
 use march::memory::StateBank;
-use march::model::{Batch, InferenceParameters, Model, ModelConfig, Settings, Weights};
+use march::model::{Batch, InferenceParameters, Model, ModelConfig, Part, Settings, Weights};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
@@ -53,9 +53,11 @@ fn main() {
     }
     bench.small();
     bench.many_anchors();
+    bench.batches("tiny/march", &[Precision::F32], 60);
     bench.prefill("tiny/march", 2048);
     if paper {
         bench.paper();
+        bench.batches("paper/march", &[Precision::F32, Precision::Int8], 4);
         bench.prefill("paper/march", 512);
     }
 }
@@ -164,6 +166,82 @@ impl Bench {
         );
     }
 
+    /// Several sequences in one step, and a slice of a prompt beside them.
+    fn batches(&self, preset: &str, precisions: &[Precision], steps: usize) {
+        if !self.wants("batches") {
+            return;
+        }
+        let config = Config::load(preset).expect("a preset").model;
+        let model: Model<Cpu> = Model::new(&config);
+        let ids: Vec<u32> = (0..1024).map(|i| (i * i % 251) as u32).collect();
+        for &weights in precisions {
+            let parameters = self.packed(&model, weights);
+            let tape = Tape::inference(&self.engine);
+            let bound = model.bind(&tape, &parameters);
+            println!(
+                "\n{preset}, {weights} weights: sequences that decode in one step, 200 tokens each before it"
+            );
+            let step = |banks: &mut [StateBank<Cpu>], slice: usize| {
+                let mut parts: Vec<_> = banks.iter_mut().map(|bank| Part::new(&ids[..1], bank)).collect();
+                if slice > 0 {
+                    let last = parts.len() - 1;
+                    parts[last].ids = &ids[..slice];
+                }
+                let start = Instant::now();
+                let hidden = model.step(&tape, &bound, &mut parts).expect("ids that fit");
+                std::hint::black_box(model.logits(&tape, &bound, &hidden).expect("shapes that fit"));
+                start.elapsed().as_secs_f64()
+            };
+            let mut bank = model.bank(model.policy()).expect("its own policy");
+            model.step(&tape, &bound, &mut [Part::new(&ids[..200], &mut bank)]).expect("ids that fit");
+            let time = |count: usize, slice: usize, steps: usize| {
+                let mut banks = vec![bank.clone(); count];
+                step(&mut banks, 0);
+                let first = banks.clone();
+                let once = |_| {
+                    if slice > 0 {
+                        banks = first.clone();
+                    }
+                    step(&mut banks, slice)
+                };
+                (0..steps).map(once).fold(f64::INFINITY, f64::min)
+            };
+            let one = time(1, 0, steps);
+            for count in [1, 2, 4, 8, 16] {
+                let seconds = if count == 1 { one } else { time(count, 0, steps) };
+                println!(
+                    "  {count:2}: {:9.1} tokens/s, {:.2} times one sequence's, {:.3} ms a step",
+                    count as f64 / seconds,
+                    count as f64 * one / seconds,
+                    seconds * 1e3
+                );
+            }
+            let few = steps.min(12);
+            let (together, prompt, seven) = (time(8, 512, few), time(1, 512, few), time(7, 0, few));
+            println!(
+                "  7 and a slice of 512 tokens of a prompt: {:.2} ms, {:.2} times both apart ({:.2} + {:.2} ms)",
+                together * 1e3,
+                together / (prompt + seven),
+                seven * 1e3,
+                prompt * 1e3
+            );
+        }
+    }
+
+    /// The weights of a new model in a precision, made one tensor at a time.
+    fn packed(&self, model: &Model<Cpu>, weights: Precision) -> InferenceParameters<Cpu> {
+        self.engine.trim();
+        let tensors = model.layout().iter().enumerate().map(|(i, spec)| {
+            let tensor = self.engine.from_f32(&model.initial(i, 1), &spec.shape)?;
+            match weights {
+                Precision::F32 => Ok(Weight::Full(tensor)),
+                _ if !spec.is_matrix() => Ok(Weight::Full(tensor)),
+                _ => Ok(Weight::Packed(self.engine.pack(&tensor, weights)?)),
+            }
+        });
+        tensors.collect::<march::engine::Result<_>>().expect("finite numbers")
+    }
+
     fn prefill(&self, preset: &str, tokens: usize) {
         if !self.wants("prefill") {
             return;
@@ -209,29 +287,12 @@ impl Bench {
         let config = Config::load("paper/march").expect("a preset").model;
         let model: Model<Cpu> = Model::new(&config);
         println!("\npaper/march, {} weights, no anchor yet", model.parameter_count());
-        let parameters = model.init(&self.engine, 1).expect("shapes that fit");
-        let mut parameters: InferenceParameters<Cpu> = parameters.into_iter().map(Weight::Full).collect();
         let mut first = None;
         // All but the embeddings, of which a token reads one row, and each layer's state.
         let table = &model.layout()[0];
         let state = model.memory_bytes(16, &model.policy());
         for weights in ALL {
-            parameters = match weights {
-                Precision::F32 => parameters,
-                _ => {
-                    drop(parameters);
-                    self.engine.trim();
-                    let layout = model.layout().iter().enumerate();
-                    let tensors = layout.map(|(i, spec)| {
-                        let tensor = self.engine.from_f32(&model.initial(i, 1), &spec.shape)?;
-                        if !spec.is_matrix() {
-                            return Ok(Weight::Full(tensor));
-                        }
-                        self.engine.pack(&tensor, weights).map(Weight::Packed)
-                    });
-                    tensors.collect::<Result<_, _>>().expect("finite numbers")
-                }
-            };
+            let parameters = self.packed(&model, weights);
             self.engine.trim();
             let machine = Machine::measure(&self.engine, None);
             self.engine.trim();

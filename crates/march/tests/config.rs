@@ -45,7 +45,7 @@ fn json_of(model_type: &str) -> Value {
     if model_type == "log_linear_gated_deltanet" {
         keys["num_levels"] = json!(9);
     }
-    if model_type == "march" {
+    if ["march", "memory_caching"].contains(&model_type) {
         for (key, value) in
             [("anchor_interval", json!(16)), ("routing_dim", json!(8)), ("routing_top_k", json!(null))]
         {
@@ -87,7 +87,7 @@ fn refused<T: std::fmt::Debug>(result: march::Result<T>, parts: &[&str]) {
 #[test]
 fn every_preset_loads() {
     let names: Vec<_> = Config::presets().collect();
-    assert_eq!(names.len(), 18);
+    assert_eq!(names.len(), 20);
     let mut model_types = Vec::new();
     for name in names {
         let config = Config::load(name).unwrap();
@@ -152,6 +152,7 @@ fn parameters(model: &ModelConfig) -> usize {
         "gated_deltanet" => (delta, 0),
         "log_linear_gated_deltanet" => (delta + value_heads * key("num_levels") * (width + 1), 0),
         "march" => (delta + 2 * value_heads * key("routing_dim") * width + null, width),
+        "memory_caching" => (delta + 2 * value_heads * key("routing_dim") * width, 0),
         other => panic!("{other}"),
     };
     embeddings + once + key("num_hidden_layers") * (block + mixer)

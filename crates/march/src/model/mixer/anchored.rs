@@ -322,7 +322,7 @@ pub(super) struct History<T> {
 impl Reader<'_> {
     /// Reads the anchors that each token sees; none where no token sees any. The call's new anchors are `states` with
     /// their `keys`; with a memory, its anchors come before them, and the new ones that the plan keeps join it.
-    pub fn read<E: Engine>(
+    pub fn historical_readout<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
         routing: Routing<'_, E::Tensor>,

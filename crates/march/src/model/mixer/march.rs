@@ -205,10 +205,11 @@ impl<E: Engine> Mixer<E> for March {
             };
             let routing = Routing { query: q, routing_query, null_score: has_null.then_some(null) };
             let states = &out.boundary_states;
-            let readout = match reader.read(pass, routing, states, keys.as_ref(), row, anchors)? {
-                Some(history) => pass.tape.add(&out.readout, &history.readout)?,
-                None => out.readout,
-            };
+            let readout =
+                match reader.historical_readout(pass, routing, states, keys.as_ref(), row, anchors)? {
+                    Some(history) => pass.tape.add(&out.readout, &history.readout)?,
+                    None => out.readout,
+                };
             Ok(Mixed { readout, states: Some(out.boundary_states) })
         })?;
         let text = base.output(pass, &mixed.readout, &input.text)?;

@@ -276,7 +276,8 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
                     anchors.push_tails(pass.engine(), tails)?;
                 }
                 let routing = Routing { query: q, routing_query: queries, null_score: Some(&open_score) };
-                let history = reader.read(pass, routing, &out.boundary_states, keys, row, anchors)?;
+                let history =
+                    reader.historical_readout(pass, routing, &out.boundary_states, keys, row, anchors)?;
                 let Some(history) = history else { return Ok(Mixed { readout: out.readout, states: None }) };
                 // g_ts = 1 − Σ_{i<s} g_ti weighs the current state.
                 let by_head = |width| [shape[0], shape[1], heads, width];
