@@ -2,7 +2,8 @@
 //!
 //! After `--`: `--threads N` (default: all of the machine's), `--paper` (also the paper's MARCH with random weights:
 //! 3.3 GB as f32), `--only TEXT` (sections whose name holds TEXT), `--tokens N` (tokens that the paper's model
-//! decodes), `--profile` (decodes with the small model only, for ten seconds). Times are the best of several runs;
+//! decodes), `--profile` (decodes with the small model only, for ten seconds), `--rows N` (with `--profile`: decodes N
+//! sequences of tiny/march in one step). Times are the best of several runs;
 //! nothing here asserts a time.
 
 use std::time::Instant;
@@ -24,7 +25,8 @@ struct Bench {
 }
 
 fn main() {
-    let (mut threads, mut paper, mut only, mut tokens, mut profile) = (0, false, None, 12, false);
+    let (mut threads, mut paper, mut only, mut tokens, mut profile, mut rows) =
+        (0, false, None, 12, false, 0);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -32,6 +34,7 @@ fn main() {
             "--tokens" => tokens = args.next().and_then(|v| v.parse().ok()).unwrap_or(tokens),
             "--paper" => paper = true,
             "--profile" => profile = true,
+            "--rows" => rows = args.next().and_then(|v| v.parse().ok()).unwrap_or(0),
             "--only" => only = args.next(),
             _ => {} // cargo passes --bench
         }
@@ -48,8 +51,10 @@ fn main() {
         machine.read_gbs
     );
     let bench = Bench { threads, tokens, engine, machine, only };
-    if profile {
-        return bench.profile();
+    match (profile, rows) {
+        (false, _) => {}
+        (true, 0) => return bench.profile(),
+        (true, rows) => return bench.profile_rows(rows),
     }
     bench.small();
     bench.many_anchors();
@@ -310,6 +315,26 @@ impl Bench {
                 100.0 * rate / read,
             );
         }
+    }
+
+    fn profile_rows(&self, rows: usize) {
+        let model: Model<Cpu> = Model::new(&Config::load("tiny/march").expect("a preset").model);
+        let parameters = model.init(&self.engine, 1).expect("shapes that fit");
+        let tape = Tape::inference(&self.engine);
+        let weights = model.bind(&tape, &parameters);
+        let mut banks: Vec<_> =
+            (0..rows).map(|_| model.bank(model.policy()).expect("its own policy")).collect();
+        let (start, mut steps) = (Instant::now(), 0);
+        while start.elapsed().as_secs() < 5 {
+            if steps % 512 == 0 {
+                banks.iter_mut().for_each(|bank| *bank = model.bank(model.policy()).expect("its own policy"));
+            }
+            let mut parts: Vec<_> = banks.iter_mut().map(|bank| Part::new(&[7], bank)).collect();
+            let hidden = model.step(&tape, &weights, &mut parts).expect("ids that fit");
+            std::hint::black_box(model.logits(&tape, &weights, &hidden).expect("shapes that fit"));
+            steps += 1;
+        }
+        println!("{rows} rows: {:.1} µs a step", start.elapsed().as_secs_f64() * 1e6 / f64::from(steps));
     }
 
     fn profile(&self) {

@@ -19,7 +19,7 @@ use crate::weight::{BLOCK, RawWeight};
 /// Rows of W that go by together.
 pub(super) const COLUMNS: usize = 8;
 /// Up to as many rows of x, W is read where it lies.
-const FEW: usize = 4;
+const FEW: usize = 8;
 /// Cache lines past the rows of a step that are asked for early.
 const AHEAD: usize = 32;
 /// Numbers of a row that are laid out at a time: whole blocks.
@@ -190,6 +190,11 @@ impl Call<'_> {
             2 => self.stream::<S, W, 2, 4>(s, w),
             3 => self.stream::<S, W, 3, 4>(s, w),
             4 => self.stream::<S, W, 4, 2>(s, w),
+            // One row of W at a time: eight sums and what they are made of fill the registers.
+            5 => self.stream::<S, W, 5, 1>(s, w),
+            6 => self.stream::<S, W, 6, 1>(s, w),
+            7 => self.stream::<S, W, 7, 1>(s, w),
+            8 => self.stream::<S, W, 8, 1>(s, w),
             _ => self.blocks(s, w, scratch),
         }
     }
@@ -270,6 +275,10 @@ impl Call<'_> {
                     for j in 0..wide {
                         let mut l = from;
                         while l + BLOCK <= piece.to {
+                            // The next rows of W, which arrive while blocks of x go by.
+                            for line in (0..BLOCK).step_by(W::LINE) {
+                                w.prefetch(s, (c + j + COLUMNS) * inner + l + line);
+                            }
                             // SAFETY: l + 32 ≤ inner, and row c + j is within W.
                             let block = unsafe { w.block(s, (c + j) * inner + l) };
                             for v in 0..BLOCK / LANES {
