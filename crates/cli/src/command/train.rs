@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march::config::Config;
 use march::engine::{Cpu, CpuOptions};
+use march::model::{Model, Settings};
 use march::train::ranks::{Alone, Ranks};
 use march::train::{Event, Run, RunOptions, StepMemory, machine_memory};
 
@@ -85,16 +86,23 @@ impl Train {
                 lines::show(event);
             }
         };
-        let mut run = match (&self.resume, &self.config) {
-            (Some(folder), _) => Run::resume(&engine, folder, options, ranks, &mut note)?,
+        let (mut run, memory) = match (&self.resume, &self.config) {
+            (Some(folder), _) => (Run::resume(&engine, folder, options, ranks, &mut note)?, None),
             (None, Some(name)) => {
                 let config = Config::load_with(name, &settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
-                Run::create(&engine, config, &folder, options, ranks)?
+                // Before there is a folder that would have to be removed.
+                let memory = estimate(&engine, &config);
+                if let Some(memory) = memory {
+                    let rows = config.train.tokens_per_step / config.data.sequence_length;
+                    let rows = ranks.share(rows).len().min(config.train.micro_batch);
+                    refuse_beyond_machine(memory.of(rows, ranks.count()), &config.train.recompute)?;
+                }
+                (Run::create(&engine, config, &folder, options, ranks)?, memory)
             }
             (None, None) => bail!("name a configuration, or a run with --resume"),
         };
-        introduce(&engine, &mut run)?;
+        introduce(&engine, &mut run, memory)?;
         let session = machine::session(&engine, run.trainer().step(), run.trainer().rank().1);
         if speaks && let Err(error) = session.record(run.folder()) {
             note!("note          {error}"); // no reason not to train
@@ -147,13 +155,45 @@ pub fn free_folder(config: &str) -> PathBuf {
     std::iter::once(first).chain(numbered).find(|path| !path.exists()).unwrap_or_default()
 }
 
+/// The memory of a step with one sequence at a time; none where the configuration will be refused for another reason.
+fn estimate(engine: &Cpu, config: &Config) -> Option<StepMemory> {
+    let [memory, _] = machine_memory()?;
+    if Model::<Cpu>::new(&config.model).parameter_count() > memory / 16 {
+        return None;
+    }
+    let policy = config.memory.over(config.model.mixer.policy().unwrap_or_default());
+    let settings = Settings { policy, recompute: false };
+    StepMemory::measure(engine, &config.model, &settings, config.data.sequence_length).ok()
+}
+
+/// Refuses a step that takes more memory than the machine has: the system would end the process.
+fn refuse_beyond_machine(memory: StepMemory, recompute: &str) -> anyhow::Result<()> {
+    let activations = if recompute == "off" { memory.activations } else { memory.recomputed };
+    let needed = memory.parameters.saturating_add(activations);
+    let Some([machine, _]) = machine_memory().filter(|[machine, _]| needed > *machine) else { return Ok(()) };
+    let advice = match (memory.parameters > machine, recompute) {
+        (true, _) => "take a smaller model",
+        (_, "off") => "lower train.micro_batch or data.sequence_length, or set train.recompute to auto",
+        _ => "lower train.micro_batch or data.sequence_length",
+    };
+    bail!(
+        "a step would take about {} of memory, and the machine has {}; {advice}",
+        bytes(needed),
+        bytes(machine)
+    )
+}
+
 /// Says what is about to happen, and decides whether memory asks for blocks to be computed again.
-fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
+fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>, memory: Option<StepMemory>) -> anyhow::Result<()> {
     let (data, train) = (run.config().data.clone(), run.config().train.clone());
     let trainer = run.trainer();
     let model = trainer.model();
-    let memory = StepMemory::measure(engine, model.config(), trainer.settings(), data.sequence_length)?
-        .of(trainer.rows_at_once(), trainer.rank().1);
+    let memory = match memory {
+        Some(memory) => memory,
+        None => StepMemory::measure(engine, model.config(), trainer.settings(), data.sequence_length)?,
+    };
+    let memory = memory.of(trainer.rows_at_once(), trainer.rank().1);
+    refuse_beyond_machine(memory, &train.recompute)?;
     let needed = memory.parameters + memory.activations;
     let available = machine_memory().map(|[_, available]| available);
     let recompute = match train.recompute.as_str() {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use march_engine::ops::cross_entropy::IGNORE;
 use march_engine::{Engine, Tape};
 
-pub use file::{AgeReport, Compared, Report, TaskReport, compare};
+pub use file::{AgeReport, Compared, Report, TaskReport, compare, is_report};
 
 use crate::anchors::Policy;
 use crate::data::recall::{QUESTION_SEED, Task};

@@ -234,9 +234,9 @@ impl<'e, E: Engine> Generator<'e, E> {
             let message = "there is nothing to go on from: at least one token must be read first";
             return Err(Error::Request(message.into()));
         };
-        if logits.iter().any(|logit| logit.is_nan()) {
+        if logits.iter().any(|logit| !logit.is_finite()) {
             return Err(Error::Diverged(format!(
-                "the model's logits after {} tokens are not numbers: its training diverged, or its weights are damaged",
+                "the model's logits after {} tokens are not finite: its training diverged, or its weights are damaged",
                 bank.timeline().position
             )));
         }
