@@ -294,12 +294,11 @@ fn a_chat_goes_on_after_an_error() {
     assert!(file.timeline().kept.len() > 3);
     drop(file);
     let mut bytes = fs::read(&bank).unwrap();
-    let name = b"\"anchors.states\"";
-    let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
-    let header = String::from_utf8_lossy(&bytes[at..at + 300]).into_owned();
-    let offset = header.split("data_offsets\":[").nth(1).unwrap().split(',').next().unwrap();
     let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    bytes[start + offset.parse::<usize>().unwrap() + 5] ^= 1;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let states = header.as_object().unwrap().iter().find(|(name, _)| name.ends_with("anchors.states"));
+    let offset = states.unwrap().1["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[start + offset + 5] ^= 1;
     let damaged = folder.path().join("damaged.bank");
     fs::write(&damaged, bytes).unwrap();
     let chat = ["chat", "--model", text(&model), "--temperature", "0", "--max-tokens", "4"];

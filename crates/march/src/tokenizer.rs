@@ -345,12 +345,15 @@ fn broken_part(value: &Value, error: &str) -> String {
         ("PostProcessor", "post_processor"),
         ("Decoder", "decoder"),
     ];
-    let named = error.split("untagged enum ").nth(1).and_then(|name| {
-        parts.iter().find(|(kind, _)| name.starts_with(kind)).map(|(_, part)| *part)
-    });
+    let named = error
+        .split("untagged enum ")
+        .nth(1)
+        .and_then(|name| parts.iter().find(|(kind, _)| name.starts_with(kind)).map(|(_, part)| *part));
     let Some(part) = named else { return error.into() };
     match value[part]["type"].as_str() {
-        Some(kind) => format!("its `{part}` of type `{kind}` is broken: a key is missing or has a wrong value"),
+        Some(kind) => {
+            format!("its `{part}` of type `{kind}` is broken: a key is missing or has a wrong value")
+        }
         None => format!("its `{part}` is broken, or of a type that this program does not know"),
     }
 }

@@ -176,10 +176,10 @@ impl Cut {
         let no_normalizer = json.get("normalizer").is_none_or(Value::is_null);
         // A token that takes in the white space around it, or line ends, could lie across the cut.
         let is = |value: &Value, key: &str| value.get(key).and_then(Value::as_bool) == Some(true);
-        let content = |token: &Value| token.get("content").and_then(Value::as_str).unwrap_or("\n").to_string();
-        let crossing = |token: &Value| {
-            content(token).contains('\n') || is(token, "lstrip") || is(token, "rstrip")
-        };
+        let content =
+            |token: &Value| token.get("content").and_then(Value::as_str).unwrap_or("\n").to_string();
+        let crossing =
+            |token: &Value| content(token).contains('\n') || is(token, "lstrip") || is(token, "rstrip");
         let added = json.get("added_tokens").and_then(Value::as_array);
         if !no_normalizer || added.is_some_and(|added| added.iter().any(crossing)) {
             return None;
