@@ -40,6 +40,11 @@ pub fn all(base: &Path) -> Vec<Kind> {
     };
     let run = made("run");
     must(&run, &["train", "small.toml", "--run", "r", "--threads", "1", "--stop-at", "6"]);
+    // A run with the weights of another, before its first step: it has no other checkpoint to go on from.
+    let begun = made("begun");
+    must(&begun, &["init", "--config", "small.toml", "--output", "m"]);
+    let first = ["train", "small.toml", "--run", "r", "--init-from", "m", "--threads", "1", "--stop-at", "0"];
+    must(&begun, &first);
     let model = made("model");
     must(&model, &["init", "--config", "small.toml", "--output", "m"]);
     let bank = made("bank");
@@ -74,6 +79,10 @@ pub fn all(base: &Path) -> Vec<Kind> {
     add("checkpoint: progress.json", &run, "r/checkpoints/step-6/progress.json", resume);
     add("checkpoint: tokenizer.json", &run, "r/checkpoints/step-6/tokenizer.json", resume);
     add("checkpoint: checksums.json", &run, "r/checkpoints/step-6/checksums.json", resume);
+    add("first weights: model.safetensors", &begun, "r/checkpoints/step-0/model.safetensors", begin);
+    add("first weights: config.json", &begun, "r/checkpoints/step-0/config.json", begin);
+    add("first weights: progress.json", &begun, "r/checkpoints/step-0/progress.json", begin);
+    add("first weights: checksums.json", &begun, "r/checkpoints/step-0/checksums.json", begin);
     add("run: config.toml", &run, "r/config.toml", resume);
     add("run: run.json", &run, "r/run.json", resume);
     add("run: metrics.jsonl", &run, "r/metrics.jsonl", resume);
@@ -146,6 +155,12 @@ fn resume(folder: &Path) -> Outcome {
         let samples = fs::read(folder.join("r/samples.txt")).unwrap_or_default();
         [contents(&folder.join("r/checkpoints/step-9")), lines.into_bytes(), samples].concat()
     })
+}
+
+/// A run takes its first steps.
+fn begin(folder: &Path) -> Outcome {
+    let resume = ["train", "--resume", "r", "--threads", "1", "--stop-at", "2"];
+    all_of(folder, &[&resume], |folder, _| contents(&folder.join("r/checkpoints/step-2")))
 }
 
 /// The run as a page, which tells when and where it ran.

@@ -2,8 +2,8 @@
 //! damaged, a command must refuse it, or give the very result that it gives without the damage; it must not crash, and
 //! a refusal must leave every file as it was.
 //!
-//! `cargo test --release -p march-cli --test faults -- --tries 300 --markdown` prints the table of
-//! `docs/reliability.md`. Without arguments a few tries of each kind are made.
+//! `cargo test --release -p march-cli --test faults -- --tries 300 --markdown` prints the tables of
+//! `docs/reliability.md`: by file, and by kind of fault. Without arguments a few tries of each kind are made.
 
 #![allow(missing_docs)] // A test.
 
@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fault::Random;
+use fault::{Fault, Random};
 
 /// Tries of each file without an argument.
 const FEW: usize = 8;
@@ -53,6 +53,16 @@ struct Count {
     crashed: usize,
 }
 
+impl Count {
+    fn add(&mut self, other: &Self) {
+        self.refused += other.refused;
+        self.unharmed += other.unharmed;
+        self.wrong += other.wrong;
+        self.lost += other.lost;
+        self.crashed += other.crashed;
+    }
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let value = |name: &str| {
@@ -70,61 +80,73 @@ fn main() -> ExitCode {
         kinds::all(&base).into_iter().filter(|kind| kind.name.contains(only.as_str())).collect();
     let next = AtomicUsize::new(0);
     let counts: Vec<Mutex<Count>> = kinds.iter().map(|_| Mutex::default()).collect();
+    let faults: Vec<Mutex<Count>> = Fault::ALL.iter().map(|_| Mutex::default()).collect();
     std::thread::scope(|scope| {
         for worker in 0..2 {
-            let (next, kinds, counts, base) = (&next, &kinds, &counts, &base);
+            let (next, kinds, counts, faults, base) = (&next, &kinds, &counts, &faults, &base);
             scope.spawn(move || {
                 let place = base.join(format!("try-{worker}"));
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(kind) = kinds.get(at / tries) else { return };
                     let random = Random::new(seed + at as u64);
-                    attempt(kind, &place, random, &counts[at / tries]);
+                    let (fault, found) = attempt(kind, &place, random);
+                    counts[at / tries].lock().unwrap().add(&found);
+                    // Kinds of faults are listed in the order of their declaration.
+                    faults[fault as usize].lock().unwrap().add(&found);
                 }
             });
         }
     });
     let _ = fs::remove_dir_all(&base);
 
-    if markdown {
-        println!(
-            "| file | tries | refused | same result | wrong | lost | crashed |\n|---|---|---|---|---|---|---|"
-        );
-    }
-    let mut failed = 0;
-    for (kind, count) in kinds.iter().zip(&counts) {
-        let Count { refused, unharmed, wrong, lost, crashed } = &*count.lock().unwrap();
-        failed += wrong + lost + crashed;
-        if markdown {
-            println!("| {} | {tries} | {refused} | {unharmed} | {wrong} | {lost} | {crashed} |", kind.name);
-        } else {
-            println!(
-                "{:<40} {tries} tries: {refused} refused, {unharmed} same result, {wrong} wrong, {lost} lost, \
-                 {crashed} crashed",
-                kind.name
-            );
-        }
-    }
+    let files: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
+    let failed = table("file", &files, &counts, markdown);
+    println!();
+    table("fault", &Fault::ALL.map(Fault::name), &faults, markdown);
     println!("\n{} passed, {failed} failed", kinds.len() * tries - failed);
     if failed == 0 && !kinds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// One file damaged once.
-fn attempt(kind: &Kind, place: &Path, mut random: Random, count: &Mutex<Count>) {
+/// Prints what was counted by file or by fault; gives how many tries failed.
+fn table(of: &str, names: &[&str], counts: &[Mutex<Count>], markdown: bool) -> usize {
+    if markdown {
+        println!(
+            "| {of} | tries | refused | same result | wrong | lost | crashed |\n|---|---|---|---|---|---|---|"
+        );
+    }
+    let mut failed = 0;
+    for (name, count) in names.iter().zip(counts) {
+        let Count { refused, unharmed, wrong, lost, crashed } = &*count.lock().unwrap();
+        let tries = refused + unharmed + wrong + lost + crashed;
+        failed += wrong + lost + crashed;
+        if markdown {
+            println!("| {name} | {tries} | {refused} | {unharmed} | {wrong} | {lost} | {crashed} |");
+        } else {
+            println!(
+                "{name:<40} {tries} tries: {refused} refused, {unharmed} same result, {wrong} wrong, {lost} lost, \
+                 {crashed} crashed"
+            );
+        }
+    }
+    failed
+}
+
+/// One file damaged once: the kind of damage, and a count of the one outcome.
+fn attempt(kind: &Kind, place: &Path, mut random: Random) -> (Fault, Count) {
+    let mut count = Count::default();
     let _ = fs::remove_dir_all(place);
     copy(&kind.folder, place);
     let file = place.join(&kind.file);
     let sound = fs::read(&file).unwrap();
-    let (damaged, what) = fault::damage(&sound, &mut random);
+    let (damaged, fault, what) = fault::damage(&sound, &mut random);
     if damaged == sound {
-        count.lock().unwrap().unharmed += 1;
-        return;
+        count.unharmed += 1;
+        return (fault, count);
     }
     fs::write(&file, &damaged).unwrap();
     let before = snapshot(place);
-    let outcome = (kind.read)(place);
-    let mut count = count.lock().unwrap();
-    match outcome {
+    match (kind.read)(place) {
         Outcome::Done(result) if result == kind.expected => count.unharmed += 1,
         Outcome::Done(_) => {
             count.wrong += 1;
@@ -146,6 +168,7 @@ fn attempt(kind: &Kind, place: &Path, mut random: Random, count: &Mutex<Count>) 
             }
         }
     }
+    (fault, count)
 }
 
 /// Every file below a folder and its contents.

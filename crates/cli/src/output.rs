@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use march::disk;
+use march::eval::is_report;
 use march::report::{is_page, is_picture};
 use serde_json::Value;
 
@@ -189,14 +190,13 @@ impl Kind {
     /// Whether a file that is not empty is of this kind.
     fn describes(self, file: &mut File, size: u64) -> bool {
         match self {
-            Self::Logits => safetensors_names(file, size).is_some_and(|names| names.get("logits").is_some()),
-            Self::Tokenizer => json(file, size).is_some_and(|object| object["model"].is_object()),
+            Self::Logits => safetensors_header(file, size).is_some_and(|header| is_logits(&header)),
+            Self::Tokenizer => json(file, size).is_some_and(|object| is_tokenizer(&object)),
             Self::Checksum => {
                 let bytes = beginning(file);
                 bytes.len() > 64 && bytes[..64].iter().all(u8::is_ascii_hexdigit) && bytes[64] == b' '
             }
-            Self::Results => json(file, size)
-                .is_some_and(|object| object["format"].is_u64() && object["results"].is_array()),
+            Self::Results => json_text(file, size).is_some_and(|text| is_report(&text)),
             Self::Policies => json(file, size)
                 .is_some_and(|object| object["lengths"].is_array() && object["rows"].is_array()),
             Self::Page => is_page(&beginning(file)),
@@ -227,18 +227,41 @@ fn beginning(file: &mut File) -> Vec<u8> {
     bytes
 }
 
-/// The object of a JSON file.
-fn json(file: &mut File, size: u64) -> Option<Value> {
+/// The text of a JSON file.
+fn json_text(file: &mut File, size: u64) -> Option<String> {
     if size > LARGEST_JSON {
         return None;
     }
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).ok()?;
-    serde_json::from_slice::<Value>(&bytes).ok().filter(Value::is_object)
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The object of a JSON file.
+fn json(file: &mut File, size: u64) -> Option<Value> {
+    serde_json::from_str::<Value>(&json_text(file, size)?).ok().filter(Value::is_object)
+}
+
+/// Whether the header of a safetensors file is that of `march logits`: it holds these tensors only, and says of no
+/// format. Banks and models hold others, or name their format.
+fn is_logits(header: &Value) -> bool {
+    let Some(tensors) = header.as_object() else { return false };
+    let own = |name: &str| {
+        matches!(name, "__metadata__" | "logits" | "boundaries") || name.starts_with("routing_weights.")
+    };
+    tensors.contains_key("logits")
+        && header["__metadata__"].get("format").is_none()
+        && tensors.keys().all(|name| own(name))
+}
+
+/// Whether a JSON object is a `tokenizer.json`: it lists its added tokens, and its model has a vocabulary.
+fn is_tokenizer(object: &Value) -> bool {
+    let vocabulary = &object["model"]["vocab"];
+    object["added_tokens"].is_array() && (vocabulary.is_object() || vocabulary.is_array())
 }
 
 /// The header of a safetensors file: its tensors by name.
-fn safetensors_names(file: &mut File, size: u64) -> Option<Value> {
+fn safetensors_header(file: &mut File, size: u64) -> Option<Value> {
     let mut length = [0; 8];
     file.read_exact(&mut length).ok()?;
     let length = u64::from_le_bytes(length);

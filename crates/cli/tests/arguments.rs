@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{BOOK, few_steps, ok, refused, text};
@@ -196,9 +198,49 @@ fn logits_that_are_not_finite_are_refused() {
         [&["inspect", "precision"], &model[..], &read].concat(),
         [&["inspect", "policies", "--lengths", "16", "--policy", ""], &model[..], &read].concat(),
         [&["logits"], &model[..], &["--tokens", text(&tokens), "--output", text(&logits)]].concat(),
+        [&["generate", "--temperature", "0"], &model[..], &["--prompt-file", text(&words)]].concat(),
+        [&["generate"], &model[..], &["--prompt-file", text(&words)]].concat(),
     ] {
         let said = refused(&command);
         assert!(said.contains("not finite") && said.contains("diverged"), "{command:?}: {said}");
     }
     assert!(!logits.exists() && !results.exists());
+    // A turn of a chat, between prefixes of white space.
+    let spaces = ["--user-prefix", r"\n", "--assistant-prefix", r"\n"];
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_march"))
+        .args([&["chat"], &model[..], &spaces].concat())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = tokenizer.decode(&ids).unwrap() + "\n";
+    chat.stdin.take().unwrap().write_all(said.as_bytes()).unwrap();
+    let out = chat.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("not finite") && said.contains("diverged"), "{said}");
+}
+
+/// What the machine's memory cannot hold is refused before anything is made.
+#[cfg(target_os = "linux")]
+#[test]
+fn more_memory_than_the_machine_has_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (run, small) = (path("run"), path("small"));
+    let mut large = vec!["train", "tiny/march", "--run", text(&run)];
+    for setting in
+        ["train.micro_batch=16777216", "train.tokens_per_step=4294967296", "data.sequence_length=256"]
+    {
+        large.extend(["--set", setting]);
+    }
+    let said = refused(&large);
+    assert!(said.contains("a step would take about") && said.contains("lower train.micro_batch"), "{said}");
+    assert!(!run.exists());
+    ok(&few_steps("demo/march", text(&small)));
+    let eval = ["eval", "--model", text(&small), "--tasks", "mqar:pairs=4", "--lengths", "16777216"];
+    let said = refused(&[&eval[..], &["--samples", "1"]].concat());
+    assert!(said.contains("would take about") && said.contains("lower --lengths"), "{said}");
+    assert!(!said.contains("--samples"), "{said}");
 }

@@ -9,6 +9,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+#[cfg(unix)]
+use common::as_nobody;
 use common::{ok, refused, text};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Precision};
@@ -248,6 +250,7 @@ fn outputs_that_take_nothing() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
     assert!(said.contains("saved ") && said.contains("standard output: could not write"), "{said}");
+    assert!(said.contains("the output could not be written") && !said.contains("closed"), "{said}");
     let mut child = march(&closed, Stdio::piped());
     let mut first = [0; 10];
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
@@ -259,6 +262,58 @@ fn outputs_that_take_nothing() {
         let position = BankFile::open(&bank).unwrap().timeline().position;
         assert!((PROMPT.len()..PROMPT.len() + 90_000).contains(&position), "{position}");
     }
+}
+
+/// A bank that may not be written is refused before anything is read.
+#[test]
+#[cfg(unix)]
+fn a_read_only_bank_is_refused_before_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let bank = folder.path().join("a.bank");
+    run(&model, &["--prompt", PROMPT, "--max-tokens", "3", "--save-bank", text(&bank)]);
+    fs::set_permissions(&bank, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+    let before = fs::read(&bank).unwrap();
+    let flags = ["--prompt", "x", "--max-tokens", "3", "--bank", text(&bank), "--save-bank", text(&bank)];
+    let out = as_nobody(folder.path(), &generate(&model, &flags)).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("a.bank: could not be written") && said.contains("ermission denied"), "{said}");
+    assert!(out.stdout.is_empty() && !said.contains("read  "), "{said}");
+    assert!(fs::read(&bank).unwrap() == before);
+}
+
+/// What cannot be read ends a turn, not the chat.
+#[test]
+fn a_chat_goes_on_after_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained(folder.path());
+    let bank = folder.path().join("a.bank");
+    run(&model, &["--prompt", &PROMPT.repeat(3), "--max-tokens", "3", "--save-bank", text(&bank)]);
+    // An anchor, which is compared with its checksum when it is first read.
+    let file = BankFile::open(&bank).unwrap();
+    assert!(file.timeline().kept.len() > 3);
+    drop(file);
+    let mut bytes = fs::read(&bank).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let states = header.as_object().unwrap().iter().find(|(name, _)| name.ends_with("anchors.states"));
+    let offset = states.unwrap().1["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[start + offset + 5] ^= 1;
+    let damaged = folder.path().join("damaged.bank");
+    fs::write(&damaged, bytes).unwrap();
+    let chat = ["chat", "--model", text(&model), "--temperature", "0", "--max-tokens", "4"];
+    let input = format!("/load {}\nWho?\nAnd?\n/reset\n/memory\nWho?\n/memory\n", text(&damaged));
+    let (answers, said) = with_input(&chat, &input);
+    assert!(said.contains("damaged.bank: is damaged") && said.contains("the turn is taken back"), "{said}");
+    assert!(said.contains("\n0 tokens") && !answers.is_empty(), "{said}");
+    // A word that a vocabulary of words lacks.
+    let words = folder.path().join("words");
+    ok(&common::few_steps("demo/march", text(&words)));
+    let chat = ["chat", "--model", text(&words), "--user-prefix", r"\n", "--assistant-prefix", r"\n"];
+    let (answers, said) = with_input(&chat, "hello\nk1 v1 k2 v2\n/memory\n");
+    assert!(said.contains("the word `hello` is not in the model's vocabulary"), "{said}");
+    assert!(!answers.is_empty() && said.contains(" anchors, "), "{said}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use common::{ok, refused};
+use common::{few_steps, ok, refused};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Tape};
 use march::memory::BankTag;
@@ -203,6 +203,34 @@ fn what_loading_refuses_is_not_shown() {
     ok(&["inspect", "model", &changed("transformer", "use_cache", true.into())]);
 }
 
+/// `inspect model` takes a run as other commands do, and refuses damage as they do.
+#[test]
+fn a_run_is_shown_and_a_damaged_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let run = run.to_str().unwrap();
+    ok(&few_steps("demo/march", run));
+    let newest = format!("{run}/checkpoints/step-3");
+    let table = |name: &str| ok(&["inspect", "model", name]).replace(name, "MODEL");
+    assert_eq!(table(run), table(&newest));
+    let file = format!("{newest}/model.safetensors");
+    let sound = std::fs::read(&file).unwrap();
+    let mut flipped = sound.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, flipped).unwrap();
+    assert!(refused(&["inspect", "model", run]).contains("checksum"));
+    // Without the list of checksums, a number that is none.
+    std::fs::remove_file(format!("{newest}/checksums.json")).unwrap();
+    let mut broken = sound.clone();
+    let end = broken.len();
+    broken[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, broken).unwrap();
+    for model in [run, &newest] {
+        let errors = refused(&["inspect", "model", model]);
+        assert!(errors.contains("model.safetensors: tensor `") && errors.contains("not finite"), "{errors}");
+    }
+}
+
 #[test]
 fn a_bank_is_shown() {
     let folder = tempfile::tempdir().unwrap();
@@ -296,6 +324,35 @@ fn mistakes_are_named() {
     let errors = refused(&["init", "--config", &path("bad.toml"), "--output", &path("new")]);
     assert!(errors.contains("`anchor_intervall`") && errors.contains("`anchor_interval`"), "{errors}");
     assert!(!folder.path().join("new").exists());
+    // The parts of a tokenizer are named as the file has them.
+    let broken = "{\"version\": \"1.0\", \"added_tokens\": [], \"model\": {\"vocab\": 7}}";
+    write("tokenizer.json", broken);
+    write("text.txt", "a text");
+    let (tokenizer, tokens, file) = (path("tokenizer.json"), path("tokens"), path("text.txt"));
+    let errors = refused(&["data", "prepare", "--tokenizer", &tokenizer, "--output", &tokens, &file]);
+    assert!(errors.contains("its `model` is broken") && !errors.contains("enum"), "{errors}");
+    write("list.json", "[1, 2]");
+    let errors = refused(&["eval", "compare", &path("list.json"), &path("list.json")]);
+    assert!(errors.contains("is not a file of results") && errors.contains("not a JSON object"), "{errors}");
+}
+
+/// What a process that was killed left beside a new folder is removed; what one that lives writes is not.
+#[cfg(unix)]
+#[test]
+fn leftovers_of_dead_processes_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (dead, alive, other) =
+        (path(".new.partial-99999"), path(".new.partial-77777"), path(".older.partial-99999"));
+    for left in [&dead, &alive, &other] {
+        std::fs::create_dir(left).unwrap();
+        std::fs::write(left.join("config.json"), "{}").unwrap();
+    }
+    let held = std::fs::File::open(&alive).unwrap();
+    held.lock().unwrap();
+    ok(&["init", "--config", "tiny/march", "--output", path("new").to_str().unwrap()]);
+    assert!(!dead.exists() && alive.exists() && other.exists());
+    assert!(path("new").join("config.json").exists());
 }
 
 /// Logits with weights in fewer bits are near those of f32, and the command that says how near says so.

@@ -241,6 +241,10 @@ fn a_file_of_another_kind_is_not_replaced() {
     for (name, command) in &commands {
         place.ok(&[&command[..], &[name]].concat());
     }
+    fs::copy(place.path("model/model.safetensors"), place.path("weights")).unwrap();
+    // It holds the logits that its text goes on with.
+    let write = ["generate", "--prompt", "a", "--max-tokens", "1", "--save-bank", "bank"];
+    place.ok(&[&write[..], &model].concat());
     let pages = |a: &str, b: &str| [a, b].iter().all(|name| name.ends_with(".html"));
     for (name, command) in &commands {
         let command = |output| [&command[..], &[output]].concat();
@@ -256,12 +260,13 @@ fn a_file_of_another_kind_is_not_replaced() {
         place.ok(&command("empty"));
         place.write("notes.txt", "my notes");
         place.write("notes.json", "{\"model\": \"x\"}");
+        place.write("mine.json", "{\"model\": {\"name\": \"mine\"}}");
+        place.write("results.json", "{\"format\": 3, \"results\": []}");
+        place.write("typed.json", "{\"format\": 2, \"model_type\": \"march\", \"results\": []}");
         place.write("notes.html", "<!doctype html>\n<html><body>mine</body></html>\n");
         let others = commands.iter().map(|(other, _)| *other).filter(|o| o != name && !pages(o, name));
-        for other in others.chain(["notes.txt", "notes.json", "notes.html", "bank"]) {
-            if other == "bank" {
-                fs::copy(place.path("model/model.safetensors"), place.path("bank")).unwrap();
-            }
+        let texts = ["notes.txt", "notes.json", "mine.json", "results.json", "typed.json", "notes.html"];
+        for other in others.chain(texts).chain(["weights", "bank"]) {
             let before = place.read(other);
             let said = place.refused(&command(other));
             assert!(said.contains(&format!("{other}: exists and ")), "{name} over {other}: {said}");
@@ -311,6 +316,33 @@ fn outputs_are_checked_before_the_work() {
     let said = place.refused(&["demo", "--quick", "--run", "mine"]);
     assert!(said.contains("mine/example.txt: exists and may be yours"), "{said}");
     assert!(!place.path("mine/march").exists());
+    // The folder of another run, whose report would be replaced.
+    place.ok(&["report", "run"]);
+    let page = place.read("run/report.html");
+    fs::copy(place.path("run/config.toml"), place.path("config.toml")).unwrap();
+    for _ in 0..2 {
+        let said = place.refused(&["demo", "--quick", "--steps", "2", "--run", "run"]);
+        assert!(said.contains("run: already holds a run"), "{said}");
+        assert!(place.read("run/report.html") == page && !place.path("run/march").exists());
+        // Its record alone shows it, too.
+        let _ = fs::remove_file(place.path("run/config.toml"));
+    }
+}
+
+/// The checksum beside a tokenizer stays where its folder takes the tokens.
+#[test]
+fn tokens_beside_their_tokenizer_keep_its_checksum() {
+    let place = Place { folder: tempfile::tempdir().unwrap() };
+    place.write("book.txt", BOOK);
+    fs::create_dir(place.path("tokens")).unwrap();
+    let tokenizer = "tokens/tokenizer.json";
+    place.ok(&["data", "train-tokenizer", "--vocab-size", "260", "--output", tokenizer, "book.txt"]);
+    let before = [place.read(tokenizer), place.read("tokens/tokenizer.json.sha256")];
+    for force in [&[][..], &["--force"]] {
+        let prepare = ["data", "prepare", "--tokenizer", tokenizer, "--output", "tokens", "book.txt"];
+        place.ok(&[&prepare[..], force].concat());
+        assert!([place.read(tokenizer), place.read("tokens/tokenizer.json.sha256")] == before);
+    }
 }
 
 /// Where nothing fits on the disk, there is no file, or the one from before.

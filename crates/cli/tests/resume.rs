@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+#[cfg(unix)]
+use common::as_nobody;
 use common::{ok, refused, text};
 
 const MARCH: &str = env!("CARGO_BIN_EXE_march");
@@ -150,6 +152,66 @@ fn a_run_without_a_usable_checkpoint_is_refused_and_kept() {
     assert!(contents(&run) == before);
 }
 
+/// A run that has written a checkpoint does not start over without one, whenever that was.
+#[test]
+fn a_run_that_lost_its_checkpoints_does_not_start_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    for (name, every, stop) in [("rare", "100", "3"), ("never", "0", "3"), ("first", "4", "4")] {
+        let run = folder.path().join(name);
+        let every = format!("train.save_every={every}");
+        train(&config, &run, &["--set", &every, "--stop-at", stop]);
+        let lost = run.join("checkpoints");
+        fs::rename(&lost, run.join("away")).unwrap();
+        let before = contents(&run);
+        let errors = refused(&["train", "--resume", text(&run)]);
+        assert!(errors.contains("no checkpoint can be used: there is none"), "{errors}");
+        assert!(errors.contains(&format!("made {stop} steps and has written a checkpoint")), "{errors}");
+        assert!(contents(&run) == before, "{name}");
+        fs::rename(run.join("away"), &lost).unwrap();
+        resume(&run);
+    }
+    // One that was stopped before the first does.
+    let run = folder.path().join("none");
+    train(&config, &run, &["--stop-at", "0"]);
+    resume(&run);
+    assert!(step(&run, 12).exists());
+}
+
+/// The advice about a damaged line works.
+#[test]
+fn metrics_with_a_damaged_line_are_moved_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    let file = run.join("metrics.jsonl");
+    flip(&file, 100);
+    let errors = refused(&["train", "--resume", text(&run)]);
+    assert!(errors.contains("line 1 is damaged") && errors.contains("move it away"), "{errors}");
+    assert!(!errors.contains("remove the line"), "{errors}");
+    fs::rename(&file, run.join("damaged.jsonl")).unwrap();
+    resume(&run);
+    assert!(step(&run, 12).exists());
+    ok(&["report", text(&run)]);
+}
+
+/// A checkpoint without what only training needs is a model; a run does not go on from it.
+#[test]
+fn a_copy_without_the_optimizer_is_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = (small(folder.path()), folder.path().join("run"));
+    train(&config, &run, &["--stop-at", "8"]);
+    for file in ["optimizer.safetensors", "progress.json"] {
+        fs::remove_file(step(&run, 8).join(file)).unwrap();
+        ok(&["generate", "--model", text(&run), "--prompt", "a", "--max-tokens", "2"]);
+        ok(&["inspect", "model", text(&run)]);
+    }
+    flip(&step(&run, 4).join("progress.json"), 30);
+    let errors = refused(&["train", "--resume", text(&run)]);
+    assert!(errors.contains("optimizer.safetensors: is missing"), "{errors}");
+    assert!(errors.contains("progress.json: does not have the checksum"), "{errors}");
+}
+
 #[test]
 fn an_edited_configuration_is_refused_by_its_key() {
     let folder = tempfile::tempdir().unwrap();
@@ -181,35 +243,24 @@ fn an_edited_configuration_is_refused_by_its_key() {
 #[test]
 fn a_checkpoint_that_may_not_be_read_is_an_error() {
     use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::process::CommandExt;
     let folder = tempfile::tempdir().unwrap();
     let (config, run) = (small(folder.path()), folder.path().join("run"));
     train(&config, &run, &["--stop-at", "8"]);
-    fn open(path: &Path) {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
-        if path.is_dir() {
-            fs::read_dir(path).unwrap().for_each(|entry| open(&entry.unwrap().path()));
-        }
+    // Files that a resume writes must be the user's.
+    for name in ["run.json", "config.toml", "metrics.jsonl", "environment.json"] {
+        fs::set_permissions(run.join(name), fs::Permissions::from_mode(0o666)).unwrap();
     }
-    open(folder.path());
     let file = step(&run, 8).join("model.safetensors");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
-    let mut command = Command::new(MARCH);
-    command.args(["train", "--resume", text(&run)]);
-    let user = Command::new("id").arg("-u").output().unwrap().stdout;
-    if user == b"0\n" {
-        // The superuser may read everything; nobody may not.
-        command.uid(65534).gid(65534);
-    }
-    let out = match command.output() {
-        Ok(out) => out,
-        // The program itself may lie where nobody can see it.
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return,
-        Err(error) => panic!("{error}"),
-    };
+    let out = as_nobody(folder.path(), &["train", "--resume", text(&run)]).output().unwrap();
     let errors = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(!out.status.success() && errors.contains("ermission denied"), "{errors}");
     assert!(step(&run, 8).exists() && !step(&run, 12).exists());
+    // The same user may go on where the file may be read.
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let out = as_nobody(folder.path(), &["train", "--resume", text(&run)]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(step(&run, 12).exists());
 }
 
 #[test]
@@ -260,6 +311,21 @@ fn other_data_is_refused_and_the_same_data_is_found_from_anywhere() {
     prepare(100);
     let (fine, errors) = here(&run, &["train", "--resume", "."]);
     assert!(fine, "{errors}");
+    // Data to validate on is named by its own place.
+    let held_back = ["data", "prepare", "--tokenizer", "bytes", "--output", "held-back", "--force"];
+    let hold_back = |file: &str| {
+        let (fine, errors) = here(folder.path(), &[&held_back[..], &[file]].concat());
+        assert!(fine, "{errors}");
+    };
+    hold_back("book.txt");
+    let validated = [&set[..], &["--set", "data.validation=held-back"]].concat();
+    let (fine, errors) =
+        here(folder.path(), &[&["train", text(&config), "--run", "other"][..], &validated].concat());
+    assert!(fine, "{errors}");
+    fs::write(folder.path().join("other.txt"), "Another text to be validated on. ".repeat(20)).unwrap();
+    hold_back("other.txt");
+    let (fine, errors) = here(&folder.path().join("other"), &["train", "--resume", "."]);
+    assert!(!fine && errors.contains("is validated on (") && errors.contains("held-back)"), "{errors}");
 }
 
 fn spawn(arguments: &[&str]) -> Child {
@@ -299,6 +365,111 @@ fn one_process_owns_a_run_and_ctrl_c_ends_it_with_130() {
     assert!(!partial.exists());
 }
 
+/// Interrupts a command once `path` is there and it had time for more; gives how long it took to end, with code 130.
+#[cfg(unix)]
+fn interrupted(arguments: &[&str], path: &Path) -> (Duration, String) {
+    let mut child = spawn(arguments);
+    wait_for(path);
+    std::thread::sleep(Duration::from_millis(1500));
+    let mut errors = String::new();
+    if let Some(status) = child.try_wait().unwrap() {
+        child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        panic!("{arguments:?} ended by itself with {status}: {errors}");
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let began = Instant::now();
+    let code = child.wait().unwrap().code();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!(code, Some(130), "{arguments:?}: {errors}");
+    (began.elapsed(), errors)
+}
+
+/// Training looks for signals between micro-batches, while it validates and while it samples; what was given up is made
+/// when the run goes on, and the result is that of a run that was never stopped.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_is_noticed_whatever_a_run_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let begin = |name: &str, settings: &[&str]| {
+        let run = folder.path().join(name);
+        let mut all = vec!["train".to_string(), text(&config).into(), "--run".into(), text(&run).into()];
+        all.extend(["--threads".into(), "1".into()]);
+        all.extend(settings.iter().flat_map(|setting| ["--set".into(), setting.to_string()]));
+        (run, all)
+    };
+    let limit = Duration::from_secs(20);
+    // One step of hours.
+    let (run, all) = begin("step", &["train.tokens_per_step=400000000", "train.micro_batch=1"]);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let (took, _) = interrupted(&all, &run.join("environment.json"));
+    assert!(took < limit, "a step: {took:?}");
+    // Minutes of validation or of samples after the first step.
+    let large = ["model.hidden_size=128", "model.num_hidden_layers=12", "train.micro_batch=1"];
+    let many = ["train.validation_sequences=1000000", "data.validation_fraction=0.9"];
+    let samples = ["train.sample_every=1", "train.sample_tokens=10000000", "train.prompts=['a', 'b']"];
+    for (name, slow, quick) in [
+        (
+            "validation",
+            [&["train.validate_every=1"][..], &large, &many].concat(),
+            "train.validation_sequences=3",
+        ),
+        ("samples", samples.to_vec(), "train.sample_tokens=3"),
+    ] {
+        let (run, all) = begin(name, &slow);
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let (took, _) = interrupted(&all, &run.join("metrics.jsonl"));
+        assert!(took < limit, "{name}: {took:?}");
+        assert!(step(&run, 1).exists());
+        let lines = |run: &Path| -> Vec<String> {
+            let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+            let named = |line: &str| line.contains("validation_loss") || line.contains("sample");
+            lines.lines().filter(|line| named(line)).map(String::from).collect()
+        };
+        assert!(lines(&run).is_empty());
+        // Twice: lines about what was given up are not there twice.
+        let resume = ["train", "--resume", text(&run), "--threads", "1", "--set", quick];
+        ok(&[&resume[..], &["--stop-at", "1"]].concat());
+        let first = lines(&run);
+        assert!(!first.is_empty());
+        ok(&[&resume[..], &["--stop-at", "2"]].concat());
+        assert!(lines(&run).starts_with(&first));
+        let whole = folder.path().join(format!("{name}-whole"));
+        let mut all: Vec<String> = slow.iter().map(|setting| setting.to_string()).collect();
+        all.push(quick.into());
+        let set: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting]).collect();
+        train(&config, &whole, &[&set[..], &["--stop-at", "2"]].concat());
+        assert_eq!(lines(&run), lines(&whole), "{name}");
+        assert!(contents(&step(&run, 2)) == contents(&step(&whole, 2)), "{name}");
+    }
+}
+
+/// A demo ends as other commands do, also before its first step and in a sweep.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_demo_exits_with_130() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, more, first) in
+        [("plain", &[][..], "march"), ("sweep", &["--sweep", "1e-3", "--seeds", "2"], "march-0.001-0")]
+    {
+        let run = folder.path().join(name);
+        let all = [&["demo", "--run", text(&run), "--steps", "100000"][..], more].concat();
+        let (_, errors) = interrupted(&all, &run.join(first).join("metrics.jsonl"));
+        assert!(!errors.contains("error"), "{errors}");
+        // At once: there is no step yet.
+        let run = folder.path().join(format!("{name}-at-once"));
+        let all = [&["demo", "--run", text(&run), "--steps", "100000"][..], more].concat();
+        let mut child = spawn(&all);
+        wait_for(&run.join(first).join("run.json"));
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let code = child.wait().unwrap().code();
+        let mut errors = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        assert_eq!(code, Some(130), "{errors}");
+        assert!(!errors.contains("error"), "{errors}");
+    }
+}
+
 #[test]
 fn a_finished_run_is_made_longer() {
     let folder = tempfile::tempdir().unwrap();
@@ -313,7 +484,8 @@ fn a_finished_run_is_made_longer() {
         assert!(a == b, "{file}");
     }
     let errors = refused(&["train", "--resume", text(&run), "--steps", "7"]);
-    assert!(errors.contains("20 steps already"), "{errors}");
+    assert!(errors.contains("20 steps already") && errors.contains("--steps 20"), "{errors}");
+    assert!(!errors.contains("--set"), "{errors}");
 }
 
 /// Lines of steps that are made again are kept, not lost.
@@ -352,10 +524,24 @@ fn weights_that_are_not_numbers_are_refused_by_name() {
     for arguments in [
         &["logits", "--model", text(&model), "--tokens", text(&ids), "--output", text(&output)][..],
         &["generate", "--model", text(&model), "--prompt", "a"],
+        &[
+            "logits",
+            "--weights",
+            "int8",
+            "--model",
+            text(&model),
+            "--tokens",
+            text(&ids),
+            "--output",
+            text(&output),
+        ],
         &["inspect", "precision", "--model", text(&model), "--text", text(&config)],
+        &["eval", "--model", text(&model), "--tasks", "mqar:pairs=4", "--samples", "2"],
+        &["eval", "policies", "--model", text(&model), "--tasks", "mqar:pairs=4", "--samples", "2"],
     ] {
         let errors = refused(arguments);
         assert!(errors.contains("lm_head.weight") && errors.contains("not finite"), "{errors}");
+        assert!(errors.contains("model.safetensors"), "{errors}");
     }
     assert!(!output.exists());
 }

@@ -143,7 +143,7 @@ impl Tokenizer {
         let text = str::from_utf8(&json).map_err(|error| error.to_string())?;
         // Not `from_bytes`, which is generic: its parser would be compiled here once more.
         let mut inner: tokenizers::Tokenizer =
-            text.parse().map_err(|error: tokenizers::Error| error.to_string())?;
+            text.parse().map_err(|error: tokenizers::Error| broken_part(&value, &error.to_string()))?;
         // A text becomes all of its tokens, the same each time.
         inner.with_padding(None).with_truncation(None).map_err(|error| error.to_string())?;
         if let ModelWrapper::BPE(model) = inner.get_model()
@@ -247,9 +247,13 @@ impl Tokenizer {
 
     /// [`Tokenizer::save`] without the sum, into a folder whose other files tell the tokenizer's hash.
     pub(crate) fn save_alone(&self, path: &Path) -> Result<()> {
+        let json = self.to_json();
+        if std::fs::read(path).is_ok_and(|there| there == json) {
+            return Ok(());
+        }
         // The sum of what was there before would be wrong.
         disk::remove(&sum::beside(path))?;
-        disk::replace(path, &self.to_json())
+        disk::replace(path, &json)
     }
 
     /// The bytes that [`Tokenizer::save`] writes.
@@ -328,6 +332,29 @@ impl File {
             self.inner.get_vocab_size(true),
             examples.join("`, `")
         ))
+    }
+}
+
+/// What is wrong with a `tokenizer.json` that the library refuses. Of the parts that come in several kinds it only says
+/// that none fits, in terms of its own types.
+fn broken_part(value: &Value, error: &str) -> String {
+    let parts = [
+        ("Model", "model"),
+        ("Normalizer", "normalizer"),
+        ("PreTokenizer", "pre_tokenizer"),
+        ("PostProcessor", "post_processor"),
+        ("Decoder", "decoder"),
+    ];
+    let named = error
+        .split("untagged enum ")
+        .nth(1)
+        .and_then(|name| parts.iter().find(|(kind, _)| name.starts_with(kind)).map(|(_, part)| *part));
+    let Some(part) = named else { return error.into() };
+    match value[part]["type"].as_str() {
+        Some(kind) => {
+            format!("its `{part}` of type `{kind}` is broken: a key is missing or has a wrong value")
+        }
+        None => format!("its `{part}` is broken, or of a type that this program does not know"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where a command's bank comes from and where it goes.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -66,6 +67,11 @@ impl Place {
         if !metadata.is_file() {
             bail!("{shown}: is not a regular file; name another file for the memory");
         }
+        // Opening it this way changes nothing.
+        File::options()
+            .append(true)
+            .open(&self.real)
+            .with_context(|| format!("{shown}: could not be written; name another file for the memory"))?;
         if metadata.len() == 0 {
             return Ok(());
         }

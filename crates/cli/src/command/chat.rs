@@ -113,20 +113,42 @@ impl Talk<'_> {
                     Err(error) => note!("{error:#}"),
                 },
                 None if text.is_empty() => {}
-                None => {
-                    if self.turn(text)? == Ended::Asked && !interrupt::asked() {
-                        // Nobody reads the answers.
-                        return Ok(());
-                    }
-                }
+                None => match self.turn(text) {
+                    // Nobody reads the answers.
+                    Ok(Ended::Asked) if !interrupt::asked() => return Ok(()),
+                    Ok(_) => {}
+                    // No turn of such a model can be answered.
+                    Err(error @ march::Error::Diverged(_)) => return Err(error.into()),
+                    Err(error) => note!("{error}; the turn is taken back"),
+                },
             }
         }
     }
 
-    fn turn(&mut self, said: &str) -> anyhow::Result<Ended> {
+    /// Reads what was said and answers. After an error the text is what it was before.
+    fn turn(&mut self, said: &str) -> march::Result<Ended> {
+        let before = self.generator.text().clone();
+        match self.read_and_answer(said) {
+            Ok(Some(ended)) => {
+                self.remember(before);
+                Ok(ended)
+            }
+            Ok(None) => {
+                self.generator.set_text(before);
+                note!("the turn was not read to its end and is taken back");
+                Ok(Ended::Asked)
+            }
+            Err(error) => {
+                self.generator.set_text(before);
+                Err(error)
+            }
+        }
+    }
+
+    /// Why the answer ended; none where reading was interrupted before it.
+    fn read_and_answer(&mut self, said: &str) -> march::Result<Option<Ended>> {
         let Chat { user_prefix, assistant_prefix, .. } = self.chat;
         let ids = self.opened.tokenizer.encode(&format!("{user_prefix}{said}{assistant_prefix}"))?;
-        let before = self.generator.text().clone();
         let mut progress = Progress::new("read", "tokens", ids.len());
         let whole = self.generator.read(&ids, &mut |left| {
             progress.at(ids.len().saturating_sub(left));
@@ -134,14 +156,11 @@ impl Talk<'_> {
         })?;
         progress.finish();
         if !whole {
-            self.generator.set_text(before);
-            note!("the turn was not read to its end and is taken back");
-            return Ok(Ended::Asked);
+            return Ok(None);
         }
         let written = self.generator.write(&self.opened.tokenizer, &self.limits, &mut show)?;
         let _ = show("\n");
-        self.remember(before);
-        Ok(written.ended)
+        Ok(Some(written.ended))
     }
 
     /// Keeps a text for `/undo`.

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
@@ -70,8 +70,6 @@ pub enum Note {
 
 /// A model that has learned.
 pub struct Learned {
-    /// Whether it made all steps.
-    pub complete: bool,
     pub parameters: usize,
     pub learning_rate: f64,
     pub seconds: f64,
@@ -94,6 +92,8 @@ impl Demo {
         if !self.sweep.is_empty() {
             return sweep(&configs, &self.sweep, self.seeds, &folder, &task, stop);
         }
+        // The report of another run would be replaced.
+        check_free(&folder)?;
         MODELS.iter().try_for_each(|(_, name)| check_free(&folder.join(name)))?;
         let files = Files::check(&folder)?;
         let keys = &configs[0].train;
@@ -111,14 +111,13 @@ impl Demo {
             keys.tokens_per_step / task.length(),
             keys.validation_sequences
         );
-        let learned = self.learn(&configs, &folder, &task, stop)?;
-        if learned.iter().any(|model| !model.complete) {
+        let Some(learned) = self.learn(&configs, &folder, &task, stop)? else {
             say!(
                 "\nstopped; go on with one of them: march train --resume {}",
                 folder.join("march").display()
             );
             interrupt::leave();
-        }
+        };
         table(&learned);
         verdict(&learned, self.quick);
         self.write(&folder, &files, &task, learned, &configs[0])?;
@@ -138,14 +137,15 @@ impl Demo {
         Ok(config)
     }
 
-    /// All models at once, each on a thread of its own: the bits do not depend on the machine's number of cores.
+    /// All models at once, each on a thread of its own: the bits do not depend on the machine's number of cores. None
+    /// where they were interrupted.
     fn learn(
         &self,
         configs: &[Config; 2],
         folder: &Path,
         task: &Task,
         stop: &AtomicBool,
-    ) -> anyhow::Result<Vec<Learned>> {
+    ) -> anyhow::Result<Option<Vec<Learned>>> {
         let samples = if self.quick { 32 } else { 512 };
         let (send, receive) = channel();
         let mut shown = Pupils::new(MODELS.map(|(name, _)| name).to_vec(), configs[0].train.steps);
@@ -167,7 +167,7 @@ impl Demo {
                 }
             }
             shown.finish();
-            let one = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Learned>>| {
+            let one = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Option<Learned>>>| {
                 thread
                     .join()
                     .map_err(|_| anyhow!("a model's thread ended; this is a mistake in the program"))?
@@ -289,7 +289,7 @@ impl Files {
 
 /// Refuses a folder that holds a run.
 pub fn check_free(run: &Path) -> anyhow::Result<()> {
-    if run.join("config.toml").exists() {
+    if ["config.toml", "run.json"].iter().any(|name| run.join(name).exists()) {
         bail!("{}: already holds a run; choose another folder with --run", run.display());
     }
     Ok(())
@@ -323,7 +323,8 @@ fn words(task: &Task, tokens: &[u32]) -> String {
     words.join(" ")
 }
 
-/// Trains one model, saves it, and asks the saved one.
+/// Trains one model, saves it, and asks the saved one. None where `stop` was set on the way; what was learned so far is
+/// saved.
 pub fn learn(
     number: usize,
     config: &Config,
@@ -332,7 +333,7 @@ pub fn learn(
     samples: u64,
     stop: &AtomicBool,
     tell: &Sender<(usize, Note)>,
-) -> anyhow::Result<Learned> {
+) -> anyhow::Result<Option<Learned>> {
     let engine =
         Cpu::new(CpuOptions { threads: 1, ..Default::default() }).context("the engine could not start")?;
     let mut run =
@@ -354,6 +355,9 @@ pub fn learn(
     let seconds = began.elapsed().as_secs_f64();
     let parameters = run.trainer().model().parameter_count();
     drop(run);
+    if !complete {
+        return Ok(None);
+    }
     let saved = saved.context("no checkpoint was written")?;
     // As `march eval` reads: decoding gives the bits of the whole sequence.
     let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
@@ -369,14 +373,15 @@ pub fn learn(
         tokenizer: &tokenizer,
         policy: &policy,
     };
-    let asking = Asking { samples: if complete { samples } else { 1 }, decode: true };
-    let answers = ask(&reader, task, asking, &mut |_| ControlFlow::Continue(()))?;
+    let asking = Asking { samples, decode: true };
+    let stopped = || stop.load(Ordering::Relaxed);
+    let watch = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let answers = ask(&reader, task, asking, &mut { watch })?;
     let result = TaskReport::new(task, &answers);
     let mut without = None;
     let routing = if policy.interval.is_some() {
         let none = Policy { interval: None, ..policy.clone() };
-        let answers =
-            ask(&Reader { policy: &none, ..reader }, task, asking, &mut |_| ControlFlow::Continue(()))?;
+        let answers = ask(&Reader { policy: &none, ..reader }, task, asking, &mut { watch })?;
         without = Some(TaskReport::new(task, &answers));
         let ids = task.asked(QUESTION_SEED, 0).tokens;
         let trace = TraceCell::default();
@@ -388,6 +393,9 @@ pub fn learn(
     } else {
         None
     };
+    if stopped() {
+        return Ok(None);
+    }
     let learning_rate = config.train.learning_rate;
-    Ok(Learned { complete, parameters, learning_rate, seconds, curve, result, without, routing })
+    Ok(Some(Learned { parameters, learning_rate, seconds, curve, result, without, routing }))
 }

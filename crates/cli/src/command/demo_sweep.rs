@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use anyhow::anyhow;
 use march::Config;
 use march::data::recall::Task;
 
 use super::demo::{Learned, MODELS, Note, check_free, learn};
 use crate::display::lines::duration;
-use crate::display::out::say;
+use crate::display::out::{note, say};
 use crate::interrupt;
 
 /// One run of a sweep.
@@ -61,8 +60,7 @@ pub fn sweep(
         let mut results: Vec<Option<f64>> = vec![None; jobs.len()];
         for (number, learned) in receive {
             let job = &jobs[number];
-            let Learned { complete, result, seconds, .. } = learned?;
-            if complete {
+            if let Some(Learned { result, seconds, .. }) = learned? {
                 results[number] = Some(result.accuracy);
                 say!(
                     "{:<6} rate {:<8} seed {}   {:.1} % right   {}",
@@ -77,7 +75,8 @@ pub fn sweep(
         anyhow::Ok(results)
     })?;
     if interrupt::asked() {
-        return Err(anyhow!("the sweep was stopped; what it trained is in {}", folder.display()));
+        note!("the sweep was stopped; what it trained is in {}", folder.display());
+        interrupt::leave();
     }
     table(&jobs, &results, rates, seeds, configs[0].train.steps);
     Ok(())
@@ -90,7 +89,7 @@ fn work(
     folder: &Path,
     task: &Task,
     stop: &AtomicBool,
-    send: &Sender<(usize, anyhow::Result<Learned>)>,
+    send: &Sender<(usize, anyhow::Result<Option<Learned>>)>,
 ) {
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);

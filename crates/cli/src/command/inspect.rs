@@ -15,6 +15,7 @@ use super::inspect_policies::InspectPolicies;
 use super::inspect_precision::InspectPrecision;
 use super::inspect_routing::InspectRouting;
 use super::inspect_training::InspectTraining;
+use super::open::newest;
 use super::policy::PolicyArgs;
 use crate::display::out::say;
 use crate::display::{bytes, thousands};
@@ -43,7 +44,7 @@ enum What {
   march inspect model models/tiny-march --interval 128 --retention fenwick
   march inspect model --list")]
 struct InspectModel {
-    /// The name of a preset, a TOML file, or a checkpoint folder
+    /// The name of a preset, a TOML file, a checkpoint folder, or that of a run, whose newest checkpoint is taken
     #[arg(value_name = "PRESET|FILE|DIR", required_unless_present = "list")]
     model: Option<String>,
     /// List the presets instead
@@ -128,10 +129,11 @@ fn share(part: usize, whole: usize) -> String {
 fn read(name: &str) -> anyhow::Result<ModelConfig> {
     let path = Path::new(name);
     if path.is_dir() && !Config::presets().any(|preset| preset == name) {
-        // Refused where loading refuses it; the numbers are not read.
-        let checkpoint = Checkpoint::open(path)?;
+        // Refused where loading refuses it.
+        let checkpoint = Checkpoint::open(&newest(path))?;
         let config = checkpoint.config().clone();
         checkpoint.check(Model::<Cpu>::new(&config).layout())?;
+        checkpoint.verify()?;
         return Ok(config);
     }
     Ok(Config::load(name)?.model)

@@ -8,9 +8,10 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march::Config;
 use march::engine::{Cpu, CpuOptions};
+use march::model::{Model, Settings};
 use march::run::{Event, Run, RunOptions};
-use march::train::MemoryPlan;
 use march::train::ranks::{Alone, Ranks};
+use march::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
 
 use super::open::newest;
 use crate::display::out::{note, say};
@@ -91,6 +92,10 @@ impl Train {
             (None, Some(name)) => {
                 let config = Config::load_with(name, &settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
+                // Before there is a folder that would have to be removed.
+                let rows = config.train.tokens_per_step / config.data.sequence_length;
+                let rows = ranks.share(rows).len().min(config.train.micro_batch);
+                refuse_beyond_machine(&engine, &config, rows, ranks.count())?;
                 Run::create(&engine, config, &folder, options, ranks)?
             }
             (None, None) => bail!("name a configuration, or a run with --resume"),
@@ -146,6 +151,33 @@ pub fn free_folder(config: &str) -> PathBuf {
     let first = PathBuf::from("runs").join(&stem);
     let numbered = (2..).map(|n| PathBuf::from("runs").join(format!("{stem}-{n}")));
     std::iter::once(first).chain(numbered).find(|path| !path.exists()).unwrap_or_default()
+}
+
+/// Refuses a step that takes more memory than the machine has: the system would end the process. Nothing is refused here
+/// where the configuration will be refused for another reason.
+fn refuse_beyond_machine(engine: &Cpu, config: &Config, rows: usize, processes: usize) -> anyhow::Result<()> {
+    let Some([machine, _]) = machine_memory() else { return Ok(()) };
+    if Model::<Cpu>::new(&config.model).parameter_count() > machine / 16 {
+        return Ok(());
+    }
+    let settings = Settings { policy: config.model.policy().unwrap_or_default(), recompute: false };
+    let measured = StepMemory::measure(engine, &config.model, &settings, config.data.sequence_length);
+    let Ok(memory) = measured.map(|memory| memory.of(rows, processes)) else { return Ok(()) };
+    let off = config.train.recompute == Recompute::Off;
+    let needed = memory.parameters.saturating_add(if off { memory.activations } else { memory.recomputed });
+    if needed <= machine {
+        return Ok(());
+    }
+    let advice = match (memory.parameters > machine, off) {
+        (true, _) => "take a smaller model",
+        (_, true) => "lower train.micro_batch or data.sequence_length, or set train.recompute to auto",
+        _ => "lower train.micro_batch or data.sequence_length",
+    };
+    bail!(
+        "a step would take about {} of memory, and the machine has {}; {advice}",
+        bytes(needed),
+        bytes(machine)
+    )
 }
 
 /// Says what is about to happen.

@@ -104,7 +104,8 @@ pub fn reason(ended: Ended) -> &'static str {
         Ended::EndOfText => "end of text",
         Ended::Stop => "stop string",
         Ended::MaxTokens => "--max-tokens",
-        Ended::Asked if !out::is_open() => "the output was closed",
+        Ended::Asked if out::is_closed() => "the output was closed",
+        Ended::Asked if !out::is_open() => "the output could not be written",
         Ended::Asked => "stopped",
     }
 }

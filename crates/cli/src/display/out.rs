@@ -47,6 +47,11 @@ pub fn is_open() -> bool {
     failure().is_none()
 }
 
+/// Whether whoever read standard output has gone away.
+pub fn is_closed() -> bool {
+    failure().as_ref().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}
+
 /// Writes out what is still held back; the error that the command should end with, if there is one.
 pub fn finish() -> Option<io::Error> {
     write(|out| out.flush());

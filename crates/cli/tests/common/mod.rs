@@ -27,6 +27,31 @@ pub fn refused(arguments: &[&str]) -> String {
     errors
 }
 
+/// The command as a user who is not the superuser, who may do everything: `nobody`, where the tests run as that one.
+/// All of `folder` is opened to that user; files there keep their modes.
+#[cfg(unix)]
+pub fn as_nobody(folder: &Path, arguments: &[&str]) -> Command {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    fn open(path: &Path) {
+        if path.is_dir() {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+            std::fs::read_dir(path).unwrap().for_each(|entry| open(&entry.unwrap().path()));
+        }
+    }
+    open(folder);
+    // The program itself may lie where nobody can see it.
+    let program = folder.join("march");
+    std::fs::copy(env!("CARGO_BIN_EXE_march"), &program).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(folder).stdin(std::process::Stdio::null());
+    if Command::new("id").arg("-u").output().unwrap().stdout == b"0\n" {
+        command.uid(65534).gid(65534);
+    }
+    command
+}
+
 /// A short text.
 pub const BOOK: &str = "One checkpoint, any memory policy. A text can be read again, and again, and again.\n";
 

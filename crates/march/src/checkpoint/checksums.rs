@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 
 /// The name of the list.
 pub const CHECKSUMS_FILE: &str = "checksums.json";
+/// Files that only going on with a run needs. A copy of a checkpoint may lack them.
+const TRAINING_FILES: [&str; 2] = ["optimizer.safetensors", "progress.json"];
 /// Bytes under one checksum.
 pub(super) const BLOCK: usize = 1 << 20;
 const FORMAT: &str = "march checksums";
@@ -77,13 +79,17 @@ impl Checksums {
     }
 
     /// Refuses a folder in which a file of the list is missing or has another size, or in which one of those that
-    /// hold no tensors has changed. Files of tensors are compared while they are loaded.
-    pub fn check_folder(&self, folder: &Path) -> Result<()> {
-        self.check(folder, false)
+    /// hold no tensors has changed. Files of tensors are compared while they are loaded. Files that only training needs
+    /// are looked at where the folder is to be trained on (`training`).
+    pub fn check_folder(&self, folder: &Path, training: bool) -> Result<()> {
+        self.check(folder, false, training)
     }
 
-    fn check(&self, folder: &Path, tensors: bool) -> Result<()> {
+    fn check(&self, folder: &Path, tensors: bool, training: bool) -> Result<()> {
         for (name, sum) in &self.files {
+            if !training && TRAINING_FILES.contains(&name.as_str()) {
+                continue;
+            }
             let path = folder.join(name);
             let found = match fs::metadata(&path) {
                 Ok(metadata) => metadata.len(),
@@ -133,7 +139,7 @@ impl Checksums {
 
 /// Compares every file of a folder with its list of checksums, if it has one.
 pub fn verify_folder(folder: &Path) -> Result<()> {
-    Checksums::read(folder)?.map_or(Ok(()), |list| list.check(folder, true))
+    Checksums::read(folder)?.map_or(Ok(()), |list| list.check(folder, true, true))
 }
 
 const REMEDY: &str = "take another copy of the folder, or delete that list if the change is on purpose";

@@ -60,8 +60,17 @@ struct Index {
 impl Checkpoint {
     /// Reads the configuration, maps the files, and checks that they are complete and their headers valid. Where the
     /// folder has a list of checksums, all files but those of tensors are compared with it; these are while they
-    /// are loaded, by [`Checkpoint::read_all`].
+    /// are loaded, by [`Checkpoint::read_all`]. The optimizer's state and the progress of a run may be missing.
     pub fn open(folder: &Path) -> Result<Self> {
+        Self::open_folder(folder, false)
+    }
+
+    /// [`Checkpoint::open`] of a folder that a run goes on from: the files that only training needs are compared as well.
+    pub fn open_for_training(folder: &Path) -> Result<Self> {
+        Self::open_folder(folder, true)
+    }
+
+    fn open_folder(folder: &Path, training: bool) -> Result<Self> {
         if !folder.is_dir() {
             let wrong = if folder.exists() { "is not a folder" } else { "does not exist" };
             let message =
@@ -70,7 +79,7 @@ impl Checkpoint {
         }
         let checksums = Checksums::read(folder)?;
         if let Some(checksums) = &checksums {
-            checksums.check_folder(folder)?;
+            checksums.check_folder(folder, training)?;
         }
         let config = read_config(&folder.join(CONFIG_FILE))?;
         let model = folder.join(MODEL_FILE);

@@ -28,8 +28,6 @@ struct Copied {
     bytes: AtomicUsize,
     /// Nothing more will be copied.
     finished: AtomicBool,
-    /// Copying failed, so that nobody waits for the check.
-    failed: AtomicBool,
 }
 
 impl Checkpoint {
@@ -55,14 +53,13 @@ impl Checkpoint {
                 .spawn_scoped(scope, || self.check_files(Some(&copied)));
             let mut copy = copy;
             let given = copy();
-            copied.failed.store(given.is_err(), Ordering::Relaxed);
             copied.finished.store(true, Ordering::Release);
             match check.map(|check| check.join()) {
                 // Damage explains whatever else went wrong.
                 Ok(Ok(Err(damage))) => Err(damage),
                 Ok(Ok(Ok(()))) => given,
                 // No thread could be started, or it failed: the check is made here.
-                _ => given.and_then(|()| self.check_files(None)),
+                _ => self.check_files(None).and(given),
             }
         })
     }
@@ -91,10 +88,8 @@ impl Checkpoint {
             let mut first = 0;
             let mut not_finite = None;
             for start in (0..bytes.len()).step_by(BLOCK) {
-                if let Some(copied) = copied
-                    && !keep_pace(copied, done + start)
-                {
-                    return Ok(());
+                if let Some(copied) = copied {
+                    keep_pace(copied, done + start);
                 }
                 let end = bytes.len().min(start + BLOCK);
                 file.prepare(start..end);
@@ -128,16 +123,10 @@ impl Checkpoint {
     }
 }
 
-/// Waits until the copying thread is near; gives whether the check is still wanted.
-fn keep_pace(copied: &Copied, done: usize) -> bool {
-    loop {
-        if copied.failed.load(Ordering::Relaxed) {
-            return false;
-        }
-        let near = done <= copied.bytes.load(Ordering::Relaxed) + AHEAD;
-        if near || copied.finished.load(Ordering::Acquire) {
-            return true;
-        }
+/// Waits until the copying thread is near or has ended. Where it failed the check goes on: damage may be the reason.
+fn keep_pace(copied: &Copied, done: usize) {
+    let near = || done <= copied.bytes.load(Ordering::Relaxed) + AHEAD;
+    while !near() && !copied.finished.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_micros(200));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -224,6 +224,8 @@ fn tensors_header(parameters: &[ParameterSpec], bytes: &[usize]) -> Vec<u8> {
 /// A folder beside its final place, removed unless it is renamed.
 struct Partial {
     path: PathBuf,
+    /// The folder itself, locked as long as this process writes to it; none where folders cannot be locked.
+    _lock: Option<File>,
     renamed: bool,
 }
 
@@ -235,9 +237,11 @@ impl Partial {
         };
         let mut partial = OsString::from(".");
         partial.push(name);
-        partial.push(format!(".partial-{}", std::process::id()));
-        let path = folder.with_file_name(partial);
+        partial.push(".partial-");
         create_parents(parent(folder))?;
+        remove_abandoned(parent(folder), &partial);
+        partial.push(std::process::id().to_string());
+        let path = folder.with_file_name(partial);
         // Of an earlier process of the same number, which died while it wrote.
         if let Err(error) = fs::remove_dir_all(&path)
             && error.kind() != io::ErrorKind::NotFound
@@ -245,7 +249,8 @@ impl Partial {
             return Err(Error::io(&path, "remove")(error));
         }
         fs::create_dir(&path).map_err(Error::io(&path, "create"))?;
-        Ok(Self { path, renamed: false })
+        let lock = File::open(&path).ok().filter(|folder| folder.try_lock().is_ok());
+        Ok(Self { path, _lock: lock, renamed: false })
     }
 
     /// Puts the folder in its place, which is free or an empty folder.
@@ -259,6 +264,21 @@ impl Partial {
             .map_err(Error::io(folder, "rename the finished checkpoint to this name"))?;
         self.renamed = true;
         sync_folder(parent(folder))
+    }
+}
+
+/// Removes the folders that processes which died left beside a place: their names begin with `prefix` and end with a
+/// process's number, and nobody holds their lock. One that cannot be removed does no harm.
+fn remove_abandoned(parent: &Path, prefix: &OsStr) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.as_encoded_bytes().strip_prefix(prefix.as_encoded_bytes());
+        if !number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit)) {
+            continue;
+        }
+        if File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{Age, Answers, Share};
 use crate::anchors::Policy;
@@ -179,12 +180,14 @@ impl Report {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self> {
         let (text, sealed) = disk::read_sealed(path, ADVICE)?;
-        let report: Self = serde_json::from_str(&text).map_err(|error| {
-            Error::file(
-                path,
-                format!("is not a file of results (`march eval --output` writes them): {error}"),
-            )
-        })?;
+        let foreign = |why: String| {
+            Error::file(path, format!("is not a file of results (`march eval --output` writes them): {why}"))
+        };
+        let value: Value = serde_json::from_str(&text).map_err(|error| foreign(error.to_string()))?;
+        if !value.is_object() {
+            return Err(foreign("it is not a JSON object".into()));
+        }
+        let report: Self = serde_json::from_str(&text).map_err(|error| foreign(error.to_string()))?;
         let damaged = |message: String| Err(Error::damaged(path, format!("is damaged: {message}; {ADVICE}")));
         match report.format {
             WITHOUT_CHECKSUM => {}
@@ -202,6 +205,17 @@ impl Report {
             }
             None => Ok(report),
         }
+    }
+}
+
+/// Whether a text is one that [`Report::write`] wrote, of this version or of one that wrote no checksum.
+pub fn is_report(text: &str) -> bool {
+    let Ok(value) = serde_json::from_str::<Value>(text) else { return false };
+    let of_results = value["model_type"].is_string() && value["results"].is_array();
+    match value["format"].as_u64() {
+        Some(format) if format == u64::from(WITHOUT_CHECKSUM) => of_results,
+        Some(_) => of_results && disk::unseal(text) == disk::Seal::Sealed,
+        None => false,
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 use march_engine::ops::cross_entropy::IGNORE;
 use march_engine::{Engine, Weight};
 
-pub use file::{AgeReport, Compared, Report, TaskReport, compare};
+pub use file::{AgeReport, Compared, Report, TaskReport, compare, is_report};
 pub use measure::{Measure, Measured};
 
 use crate::anchors::Policy;
@@ -22,6 +22,7 @@ use crate::generate::Inference;
 use crate::memory::StateBank;
 use crate::model::{Model, Part};
 use crate::tokenizer::Tokenizer;
+use crate::train::machine_memory;
 
 /// Sequences that are read side by side.
 const ROWS: usize = 32;
@@ -146,6 +147,7 @@ pub fn ask<E: Engine>(
     watch: &mut dyn FnMut(u64) -> std::ops::ControlFlow<()>,
 ) -> Result<Answers> {
     let ids = own_ids(reader, task)?;
+    check_memory(reader, task, asking)?;
     let inference = Inference::new(reader.engine, reader.model, reader.parameters);
     let length = task.length();
     let (mut samples, mut bytes, mut seconds) = (Vec::new(), 0, 0.0);
@@ -200,6 +202,31 @@ pub fn ask<E: Engine>(
     let count = samples.len().max(1);
     let tokens_per_second = (samples.len() * length) as f64 / seconds.max(1e-9);
     Ok(Answers { samples, memory_bytes: bytes / count, tokens_per_second })
+}
+
+/// Refuses sequences that take more memory than the machine has: the system would end the process.
+fn check_memory<E: Engine>(reader: &Reader<'_, E>, task: &Task, asking: Asking) -> Result<()> {
+    let Some([machine, _]) = machine_memory() else { return Ok(()) };
+    let (rows, length) = (ROWS.min(asking.samples as usize), task.length());
+    // One layer's numbers for each token that is read at once, about as measured: its input, what the mixer makes of
+    // it, and the feed-forward part.
+    let config = reader.model.config();
+    let token = size_of::<f32>() * (8 * config.hidden_size + 4 * config.intermediate_size);
+    let tokens = rows.saturating_mul(if asking.decode { 1 } else { length });
+    let banks = reader.model.memory_bytes(length, reader.policy).saturating_mul(rows);
+    let needed = tokens.saturating_mul(token).saturating_add(banks);
+    if needed <= machine {
+        return Ok(());
+    }
+    let samples = if rows > 1 { format!(", or --samples below {rows}") } else { String::new() };
+    let decode = if asking.decode || banks > machine { "" } else { ", or read token by token (--decode)" };
+    Err(Error::Request(format!(
+        "task `{}` at {length} tokens: {rows} sequences side by side would take about {:.0} GiB of memory, and the machine \
+         has {:.0} GiB; lower --lengths{samples}{decode}",
+        task.text(),
+        needed as f64 / 2f64.powi(30),
+        machine as f64 / 2f64.powi(30)
+    )))
 }
 
 /// Refuses a model whose losses, `piece` of each sequence, are not finite: the most probable token would mean nothing.

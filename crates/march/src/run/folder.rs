@@ -159,8 +159,9 @@ impl Folder {
 
     /// Takes the lines of steps after `step`, which will be made again, out of the metrics; they are kept in a file
     /// of their own. The samples are written anew from what is left. Gives how many lines are left, and refuses a
-    /// file that has not the number that it had when the checkpoint was written.
-    pub fn discard_metrics_after(&self, step: u64, expected: Option<u64>) -> Result<u64> {
+    /// file that has not the number that it had when the checkpoint was written. Where something was still `pending` at
+    /// that step, lines about it that came later are taken out as well.
+    pub fn discard_metrics_after(&self, step: u64, expected: Option<u64>, pending: bool) -> Result<u64> {
         let path = self.metrics();
         let whole = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -168,8 +169,11 @@ impl Folder {
             Err(error) => return Err(Error::io(&path, "read")(error)),
         };
         let lines = read_metrics(&path)?;
-        let (kept, discarded): (Vec<&Value>, Vec<&Value>) =
+        let (mut kept, mut discarded): (Vec<&Value>, Vec<&Value>) =
             lines.iter().partition(|line| line["step"].as_u64().is_some_and(|at| at <= step));
+        if let Some(expected) = expected.filter(|expected| pending && *expected < kept.len() as u64) {
+            discarded.splice(0..0, kept.split_off(expected as usize));
+        }
         if let Some(expected) = expected.filter(|expected| *expected != kept.len() as u64) {
             let message = format!(
                 "has {} lines up to step {step}, but had {expected} when the checkpoint of that step was written: \

@@ -87,8 +87,12 @@ impl Lines {
     }
 
     fn damaged(&self, path: &Path, what: &str) -> Error {
-        let message = format!("line {} is damaged: {what}; take another copy of the file", self.count);
-        Error::damaged(path, format!("{message}, or remove the line"))
+        let message = format!(
+            "line {} is damaged: {what}; restore the file from a copy, or move it away to continue the run without the \
+             lines so far",
+            self.count
+        );
+        Error::damaged(path, message)
     }
 }
 

@@ -15,6 +15,7 @@ mod folder;
 mod metrics;
 mod record;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -32,7 +33,7 @@ use crate::anchors::Retention;
 use crate::checkpoint::{Checkpoint, verify_folder};
 use crate::data::{Loader, Sources};
 use crate::error::{Error, Result};
-use crate::generate::{Sampling, continue_text};
+use crate::generate::{Generator, Sampling};
 use crate::model::{Model, Settings};
 use crate::recipe::Config;
 use crate::tokenizer::Tokenizer;
@@ -95,6 +96,8 @@ pub struct Run<'e, E: Engine> {
     validation: Option<Loader>,
     tokenizer: Tokenizer,
     progress: Progress,
+    /// What `run.json` says, in the process that writes.
+    record: Option<Record>,
     /// The run goes on from a checkpoint.
     restored: bool,
     options: RunOptions,
@@ -204,13 +207,17 @@ impl<'e, E: Engine> Run<'e, E> {
                 }
             }
         }
-        let run = Self::new(engine, config, own, options, opened);
+        let mut run = Self::new(engine, config, own, options, opened);
         if writes {
-            if run.options.init_from.is_some() {
+            let init_from = run.options.init_from.clone();
+            if init_from.is_some() {
                 run.save()?;
             }
             let (data, validation) = run.fingerprints()?;
-            Record::new(&run.config, data, validation, run.options.init_from.clone()).write(folder)?;
+            let saved = init_from.is_some();
+            let record = Record::new(&run.config, data, validation, init_from, saved);
+            record.write(folder)?;
+            run.record = Some(record);
         }
         Ok(run)
     }
@@ -234,27 +241,28 @@ impl<'e, E: Engine> Run<'e, E> {
         let mut run = Self::new(engine, config, own, options, opened);
         let (data, validation) = run.fingerprints()?;
         if let Some(record) = &record {
-            let named = run.config.data.path.as_deref().unwrap_or(run.config.data.kind.name());
-            record.check_data(named, &data, validation.as_deref())?;
+            record.check_data(&run.config.data, &data, validation.as_deref())?;
         }
         if writes {
             let init_from = record.as_ref().and_then(|record| record.init_from.clone());
-            run.restore_newest(init_from.is_some(), watch)?;
-            if run.trainer.step() > run.config.train.steps {
-                let message = format!(
-                    "is {}, but the run has made {} steps already",
-                    run.config.train.steps,
-                    run.trainer.step()
-                );
-                return Err(Error::config("--set", "train.steps", message));
+            let saved = record.as_ref().and_then(|record| record.saved);
+            run.restore_newest(saved.or(init_from.is_some().then_some(true)), watch)?;
+            let (made, steps) = (run.trainer.step(), run.config.train.steps);
+            if made > steps {
+                return Err(Error::Request(format!(
+                    "{}: the run has made {made} steps already, more than the {steps} that are asked for; give \
+                     --steps {made} or more, or begin a new run",
+                    folder.display()
+                )));
             }
-            let expected = run.progress.metric_lines;
-            let lines = run.folder.discard_metrics_after(run.trainer.step(), expected)?;
+            let Progress { metric_lines, pending, .. } = run.progress;
+            let lines = run.folder.discard_metrics_after(made, metric_lines, pending)?;
             run.progress.metric_lines = Some(lines);
-            let now = Record::new(&run.config, data, validation, init_from);
+            let now = Record::new(&run.config, data, validation, init_from, run.restored);
             if record.as_ref() != Some(&now) {
                 now.write(folder)?;
             }
+            run.record = Some(now);
         }
         // The others take the checkpoint that number 0 took.
         let mut found = [0.0; 2];
@@ -271,9 +279,9 @@ impl<'e, E: Engine> Run<'e, E> {
         Ok(run)
     }
 
-    /// Takes the newest valid checkpoint, and sets aside damaged ones that are newer. `begun` is whether the run
-    /// cannot do without any.
-    fn restore_newest(&mut self, begun: bool, watch: &mut dyn FnMut(Event)) -> Result<()> {
+    /// Takes the newest valid checkpoint, and sets aside damaged ones that are newer. `saved` is whether one was ever
+    /// written, where that is known: such a run does not start over.
+    fn restore_newest(&mut self, saved: Option<bool>, watch: &mut dyn FnMut(Event)) -> Result<()> {
         let mut damaged: Vec<(PathBuf, Error)> = Vec::new();
         for (step, checkpoint) in self.folder.checkpoints()?.into_iter().rev() {
             match self.trainer.restore(&checkpoint, Some(step)) {
@@ -308,10 +316,13 @@ impl<'e, E: Engine> Run<'e, E> {
         if !aside.is_empty() {
             return refuse(format!("all were set aside as damaged: {}", aside.join(", ")));
         }
-        // A run that came to its first checkpoint and has none any more has lost them.
+        // A run that came to its first checkpoint and has none any more has lost them. An earlier version of the program
+        // did not note that; its run had come to one if it went on after it.
         let (last, every) = (self.folder.last_logged_step()?, self.config.train.save_every);
-        if begun || (every > 0 && last > every) {
-            return refuse(format!("there is none, although the run has made {last} steps"));
+        if saved.unwrap_or(every > 0 && last > every) {
+            return refuse(format!(
+                "there is none, although the run has made {last} steps and has written a checkpoint"
+            ));
         }
         Ok(())
     }
@@ -333,8 +344,19 @@ impl<'e, E: Engine> Run<'e, E> {
     ) -> Self {
         let Opened { trainer, loader, validation, tokenizer } = opened;
         let progress = Progress::default();
-        let restored = false;
-        Self { engine, config, folder, trainer, loader, validation, tokenizer, progress, restored, options }
+        Self {
+            engine,
+            config,
+            folder,
+            trainer,
+            loader,
+            validation,
+            tokenizer,
+            progress,
+            record: None,
+            restored: false,
+            options,
+        }
     }
 
     /// The configuration.
@@ -358,25 +380,23 @@ impl<'e, E: Engine> Run<'e, E> {
     }
 
     /// Makes the remaining steps, or fewer: once `stop` is set, what was learned so far is saved. A single process
-    /// gives up a step that has begun; several processes finish it together. Gives whether the run is complete.
+    /// gives up a step or a validation that has begun; several processes finish it together. A validation or a sample
+    /// that was given up is made when the run goes on. Gives whether the run is complete.
     pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
         let train = self.config.train.clone();
         let writes = self.trainer.rank().0 == 0;
         let started = (Instant::now(), self.trainer.step());
         let mut saved = self.restored.then_some(self.trainer.step());
-        // What is due at the step of a checkpoint was done before it was written.
-        let mut done = (self.trainer.step() > 0 || train.steps > 0).then_some(self.trainer.step());
+        // What is due at the step of a checkpoint was done before it was written, unless it was interrupted.
+        let begun = (self.trainer.step() > 0 || train.steps > 0) && !self.progress.pending;
+        let mut done = begun.then_some(self.trainer.step());
         loop {
             let step = self.trainer.step();
             let complete = step >= train.steps;
             let due = |every: u64| complete || (every > 0 && step.is_multiple_of(every));
             if done.replace(step) != Some(step) {
-                if due(train.validate_every) {
-                    self.validate(watch)?;
-                }
-                if due(train.sample_every) && writes {
-                    self.sample(watch)?;
-                }
+                let due = (due(train.validate_every), due(train.sample_every) && writes);
+                self.progress.pending = !self.look(due, stop, watch)?;
             }
             let asked = stop.load(Ordering::Relaxed) || self.options.stop_at.is_some_and(|at| step >= at);
             // All processes stop after the same step.
@@ -385,11 +405,12 @@ impl<'e, E: Engine> Run<'e, E> {
             let asked = any[0] > 0.0;
             if step > 0 && saved != Some(step) && (asked || due(train.save_every)) && writes {
                 watch(Event::Saved(self.save()?));
+                self.note_saved()?;
                 self.folder.prune(train.keep)?;
                 saved = Some(step);
             }
             if complete || asked {
-                return Ok(complete);
+                return Ok(complete && !self.progress.pending);
             }
             let began = Instant::now();
             let Some(report) = self.trainer.advance_unless(&mut self.loader, stop)? else { continue };
@@ -423,25 +444,57 @@ impl<'e, E: Engine> Run<'e, E> {
         self.folder.log(line)
     }
 
-    fn validate(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
-        let Some(loader) = &self.validation else { return Ok(()) };
+    /// Validates and samples, as far as it is due, and logs both. Gives whether that was done; else `stop` was set on the
+    /// way, and nothing was logged.
+    fn look(
+        &mut self,
+        (validate, sample): (bool, bool),
+        stop: &AtomicBool,
+        watch: &mut dyn FnMut(Event),
+    ) -> Result<bool> {
         let step = self.trainer.step();
-        let validation = self.trainer.validate(loader, self.config.train.validation_sequences)?;
-        let Validation { loss, accuracy } = validation;
-        let lowest = self.progress.best.is_none_or(|(_, best)| loss < best);
-        if lowest {
-            self.progress.best = Some((step, loss));
+        let validation = match &self.validation {
+            Some(loader) if validate => {
+                let sequences = self.config.train.validation_sequences;
+                match self.trainer.validate_unless(loader, sequences, stop)? {
+                    Some(validation) => Some(validation),
+                    None => return Ok(false),
+                }
+            }
+            _ => None,
+        };
+        let samples = match sample {
+            true => match self.samples(stop)? {
+                Some(samples) => samples,
+                None => return Ok(false),
+            },
+            false => Vec::new(),
+        };
+        if let Some(validation) = validation {
+            let Validation { loss, accuracy } = validation;
+            let lowest = self.progress.best.is_none_or(|(_, best)| loss < best);
+            if lowest {
+                self.progress.best = Some((step, loss));
+            }
+            self.log(&json!({ "step": step, "validation_loss": loss, "validation_accuracy": accuracy }))?;
+            watch(Event::Validated(step, validation, lowest));
         }
-        self.log(&json!({ "step": step, "validation_loss": loss, "validation_accuracy": accuracy }))?;
-        watch(Event::Validated(step, validation, lowest));
-        Ok(())
+        for (prompt, text) in samples {
+            self.log(&json!({ "step": step, "prompt": prompt, "sample": text }))?;
+            self.folder.log_sample(step, &prompt, &text)?;
+            watch(Event::Sampled(step, prompt, text));
+        }
+        Ok(true)
     }
 
-    fn sample(&mut self, watch: &mut dyn FnMut(Event)) -> Result<()> {
+    /// Each prompt and the text that follows it; none where `stop` was set on the way.
+    fn samples(&self, stop: &AtomicBool) -> Result<Option<Vec<(String, String)>>> {
+        let mut samples = Vec::new();
         if !self.config.data.kind.is_text() {
-            return Ok(());
+            return Ok(Some(samples));
         }
-        let (train, step) = (self.config.train.clone(), self.trainer.step());
+        let (train, step, model) = (&self.config.train, self.trainer.step(), self.trainer.model());
+        let stopped = || stop.load(Ordering::Relaxed);
         for (i, prompt) in train.prompts.iter().enumerate() {
             let ids = self.tokenizer.encode(prompt)?;
             if ids.is_empty() {
@@ -449,21 +502,32 @@ impl<'e, E: Engine> Run<'e, E> {
             }
             let seed = train.seed.wrapping_add(step << 8).wrapping_add(i as u64);
             let sampling = Sampling { temperature: 0.8, seed, ..Sampling::default() };
-            let tokens = continue_text(
-                self.engine,
-                self.trainer.model(),
-                self.trainer.parameters(),
-                &self.trainer.settings().policy,
-                &ids,
-                train.sample_tokens,
-                sampling,
-            )?;
-            let text = self.tokenizer.decode(&tokens)?;
-            self.log(&json!({ "step": step, "prompt": prompt, "sample": text }))?;
-            self.folder.log_sample(step, prompt, &text)?;
-            watch(Event::Sampled(step, prompt.clone(), text));
+            let bank = model.bank(self.trainer.settings().policy.clone())?;
+            let mut generator =
+                Generator::new(self.engine, model, self.trainer.parameters(), bank, sampling)?;
+            let go_on = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            generator.read(&ids, &mut { go_on })?;
+            let mut tokens = Vec::new();
+            for _ in 0..train.sample_tokens {
+                if stopped() {
+                    return Ok(None);
+                }
+                tokens.push(generator.next_token()?);
+            }
+            samples.push((prompt.clone(), self.tokenizer.decode(&tokens)?));
         }
-        Ok(())
+        Ok(Some(samples))
+    }
+
+    /// Notes in `run.json` that the run has a checkpoint: from then on it does not start over without one.
+    fn note_saved(&mut self) -> Result<()> {
+        match &mut self.record {
+            Some(record) if record.saved != Some(true) => {
+                record.saved = Some(true);
+                record.write(self.folder.path())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes a checkpoint.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::folder::CONFIG_FILE;
+use crate::data::DataConfig;
 use crate::disk::{self, Seal, seal, unseal};
 use crate::error::{Error, Result};
 use crate::recipe::Config;
@@ -44,6 +45,9 @@ pub(super) struct Record {
     pub validation: Option<String>,
     /// The checkpoint that gave the first weights, as it was named; they are the checkpoint of step 0.
     pub init_from: Option<PathBuf>,
+    /// Whether a checkpoint was ever written; none in records of earlier versions.
+    #[serde(default)]
+    pub saved: Option<bool>,
 }
 
 impl Record {
@@ -52,8 +56,10 @@ impl Record {
         data: String,
         validation: Option<String>,
         init_from: Option<PathBuf>,
+        saved: bool,
     ) -> Self {
-        Self { format: FORMAT, config: config.to_toml(), data, validation, init_from }
+        let saved = Some(saved);
+        Self { format: FORMAT, config: config.to_toml(), data, validation, init_from, saved }
     }
 
     /// Whether a folder has one.
@@ -127,11 +133,13 @@ impl Record {
         Config::load_with(&path.display().to_string(), settings)
     }
 
-    /// Refuses other data than the run was begun with.
-    pub fn check_data(&self, named: &str, data: &str, validation: Option<&str>) -> Result<()> {
-        for (what, then, now) in [
-            ("learns from", Some(self.data.as_str()), Some(data)),
-            ("is validated on", self.validation.as_deref(), validation),
+    /// Refuses other data than the run was begun with. `config` names both kinds.
+    pub fn check_data(&self, config: &DataConfig, data: &str, validation: Option<&str>) -> Result<()> {
+        let learned = config.path.as_deref().unwrap_or(config.kind.name());
+        let validated = config.validation.as_deref().unwrap_or(learned);
+        for (what, named, then, now) in [
+            ("learns from", learned, Some(self.data.as_str()), Some(data)),
+            ("is validated on", validated, self.validation.as_deref(), validation),
         ] {
             if then != now {
                 return Err(Error::Request(format!(

@@ -166,6 +166,8 @@ pub(crate) enum Cut {
     BeforeLineEnd,
     /// Between a line end and a character that is not white space: see [`LINE_END_LAST`].
     AfterLineEnd,
+    /// Before white space: the words between it are encoded one by one, and it is not encoded.
+    AtSpace,
 }
 
 impl Cut {
@@ -174,10 +176,10 @@ impl Cut {
         let no_normalizer = json.get("normalizer").is_none_or(Value::is_null);
         // A token that takes in the white space around it, or line ends, could lie across the cut.
         let is = |value: &Value, key: &str| value.get(key).and_then(Value::as_bool) == Some(true);
-        let crossing = |token: &Value| {
-            let content = token.get("content").and_then(Value::as_str).unwrap_or("\n");
-            content.contains('\n') || is(token, "lstrip") || is(token, "rstrip")
-        };
+        let content =
+            |token: &Value| token.get("content").and_then(Value::as_str).unwrap_or("\n").to_string();
+        let crossing =
+            |token: &Value| content(token).contains('\n') || is(token, "lstrip") || is(token, "rstrip");
         let added = json.get("added_tokens").and_then(Value::as_array);
         if !no_normalizer || added.is_some_and(|added| added.iter().any(crossing)) {
             return None;
@@ -189,6 +191,10 @@ impl Cut {
         };
         if plain(pre_tokenizer) && pre_tokenizer.get("use_regex").is_none_or(|regex| regex == true) {
             return Some(Self::BeforeLineEnd);
+        }
+        if kind(pre_tokenizer, "WhitespaceSplit") {
+            let spaced = |token: &Value| content(token).contains(char::is_whitespace);
+            return (!added.is_some_and(|added| added.iter().any(spaced))).then_some(Self::AtSpace);
         }
         let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array)?;
         let [split, byte_level] = steps.as_slice() else { return None };
@@ -224,6 +230,10 @@ impl Cut {
         let mut line_ends = (from..bytes.len()).rev().filter(|&place| bytes[place] == b'\n');
         match self {
             Self::Anywhere => Some(text.len()).filter(|&end| end > from),
+            Self::AtSpace => {
+                let from = (0..=from).rev().find(|&place| text.is_char_boundary(place))?;
+                text[from..].rfind(char::is_whitespace).map(|place| from + place).filter(|&place| place > 0)
+            }
             Self::BeforeLineEnd => line_ends.find(|&place| no_space(text[..place].chars().next_back())),
             Self::AfterLineEnd => {
                 line_ends.map(|place| place + 1).find(|&place| no_space(text[place..].chars().next()))
@@ -240,6 +250,7 @@ impl Cut {
         let mut line_ends = text[from..].match_indices('\n').map(|(place, _)| from + place);
         match self {
             Self::Anywhere => Some(from),
+            Self::AtSpace => text[from..].find(char::is_whitespace).map(|place| from + place),
             Self::BeforeLineEnd => line_ends.find(|&place| no_space(before(place))),
             Self::AfterLineEnd => line_ends.map(|place| place + 1).find(|&place| no_space(after(place))),
         }
@@ -307,7 +318,8 @@ mod tests {
         #[test]
         fn cuts_change_nothing(text in texts(), size in 1usize..20) {
             let kinds = [(Cut::BeforeLineEnd, gpt2()), (Cut::AfterLineEnd, line_end_last(LINE_END_LAST[0])),
-                (Cut::AfterLineEnd, line_end_last(LINE_END_LAST[1]))];
+                (Cut::AfterLineEnd, line_end_last(LINE_END_LAST[1])),
+                (Cut::AtSpace, json!({"type": "WhitespaceSplit"}))];
             for (cut, json) in kinds {
                 prop_assert_eq!(Cut::of(&json!({"pre_tokenizer": json})), Some(cut));
                 let library = pre_tokenizer(&json);
@@ -340,6 +352,7 @@ mod tests {
             json!({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}}),
             json!({"pre_tokenizer": gpt2(), "added_tokens": [{"content": "<x>", "rstrip": true}]}),
             json!({"pre_tokenizer": gpt2(), "added_tokens": [{"content": "a\nb"}]}),
+            json!({"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [{"content": "a b"}]}),
             json!({"pre_tokenizer": line_end_last(r"\s+")}),
             json!({"pre_tokenizer": null}),
             json!({}),

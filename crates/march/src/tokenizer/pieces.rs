@@ -96,7 +96,7 @@ mod tests {
     use crate::tokenizer::byte_level::LINE_END_LAST;
     use crate::tokenizer::byte_level_json;
 
-    /// Tokenizers that allow cuts anywhere, before and after line ends, and nowhere.
+    /// Tokenizers that allow cuts anywhere, before and after line ends, at white space, and nowhere.
     fn tokenizers() -> Vec<Tokenizer> {
         let tokens: Vec<Vec<u8>> = [&b"ab"[..], b" a", b"\n\n", b"ab\n", b"\na"].map(<[u8]>::to_vec).into();
         let merges: [(&[u8], &[u8]); 5] =
@@ -109,7 +109,13 @@ mod tests {
             {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
         ]});
         let load = |json: String| Tokenizer::from_json(json.into_bytes(), "test").unwrap();
-        let list = vec![Tokenizer::bytes(), load(before), load(after.to_string()), load(plain)];
+        // Words that are not in the list become an id of their own.
+        let words = json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "vocab": {"?": 0, "ab": 1, "a": 2}, "unk_token": "?"},
+        });
+        let words = load(words.to_string());
+        let list = vec![Tokenizer::bytes(), load(before), load(after.to_string()), words, load(plain)];
         assert_eq!(list.iter().filter(|tokenizer| tokenizer.cut().is_none()).count(), 1);
         list
     }
@@ -140,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_is_certain_is_given_at_once() {
-        for tokenizer in tokenizers().iter().take(3) {
+        for tokenizer in tokenizers().iter().take(4) {
             let (mut pieces, mut ids) = (tokenizer.pieces(), Vec::new());
             for _ in 0..100 {
                 pieces.push(b"ab ab\nab", &mut ids).unwrap();

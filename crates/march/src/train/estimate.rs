@@ -76,8 +76,8 @@ impl StepMemory {
         let Self { parameters, activations, recomputed } = self;
         Self {
             parameters: if processes > 1 { parameters / 4 * 6 } else { parameters },
-            activations: activations * rows,
-            recomputed: recomputed * rows,
+            activations: activations.saturating_mul(rows),
+            recomputed: recomputed.saturating_mul(rows),
         }
     }
 }

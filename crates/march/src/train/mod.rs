@@ -308,6 +308,20 @@ impl<'e, E: Engine> Trainer<'e, E> {
 
     /// The mean loss of the source's first sequences, and how often the most probable token is the target.
     pub fn validate(&self, loader: &Loader, sequences: usize) -> Result<Validation> {
+        let never = AtomicBool::new(false);
+        // Nothing stops it, so there is a result.
+        let nothing = Validation { loss: f64::NAN, accuracy: f64::NAN };
+        Ok(self.validate_unless(loader, sequences, &never)?.unwrap_or(nothing))
+    }
+
+    /// [`Trainer::validate`], given up between two micro-batches once `stop` is set. Several processes do not look.
+    pub fn validate_unless(
+        &self,
+        loader: &Loader,
+        sequences: usize,
+        stop: &AtomicBool,
+    ) -> Result<Option<Validation>> {
+        let alone = self.rank().1 == 1;
         let count = (sequences as u64).min(loader.source().sequences());
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let settings = Settings { recompute: false, ..self.settings.clone() };
@@ -315,6 +329,9 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let (mut at, end) = (share.start as u64, share.end as u64);
         let (mut nats, mut right) = (0.0, 0.0);
         while at < end {
+            if alone && stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
             let rows = (end - at).min(self.config.micro_batch as u64);
             inputs.clear();
             targets.clear();
@@ -333,6 +350,6 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let mut sums = [nats, right];
         self.sum(&mut sums)?;
         let counted = count as f64 * loader.source().targets() as f64;
-        Ok(Validation { loss: sums[0] / counted, accuracy: sums[1] / counted })
+        Ok(Some(Validation { loss: sums[0] / counted, accuracy: sums[1] / counted }))
     }
 }

@@ -36,6 +36,9 @@ pub struct Progress {
     /// Lines of the run's metrics; none in checkpoints of earlier versions.
     #[serde(default)]
     pub metric_lines: Option<u64>,
+    /// Whether the run was interrupted while it validated or sampled at this step: both are still to be done.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pending: bool,
 }
 
 /// Both moments of every parameter.
@@ -76,7 +79,7 @@ impl<E: Engine> Trainer<'_, E> {
     /// Takes weights, moments and step from a checkpoint folder that [`Trainer::save`] wrote, of the given step if
     /// there is one. Nothing is taken from a folder that is incomplete, damaged or of another model.
     pub fn restore(&mut self, folder: &Path, step: Option<u64>) -> Result<Progress> {
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = Checkpoint::open_for_training(folder)?;
         let path = folder.join(PROGRESS_FILE);
         let bytes = fs::read(&path).map_err(Error::io(&path, "read"))?;
         let progress: Progress = serde_json::from_slice(&bytes)
