@@ -157,16 +157,23 @@ fn one_sequence_has_no_standard_error() {
     ok(&["eval", "compare", text(&output), text(&output)]);
 }
 
-/// The checkpoint of a run with a head so large that logits are infinite; its weights are finite.
-fn with_large_head(run: &Path, output: &Path) {
+/// The checkpoint of a run with a head so large that logits are not finite; its weights are. `infinite` ones are the
+/// product of a single number each, so that none is NaN.
+fn with_large_head(run: &Path, output: &Path, infinite: bool) {
     let checkpoint = run.join("checkpoints/step-3");
     let config = Checkpoint::open(&checkpoint).unwrap().config().clone();
     let model: Model<Cpu> = Model::new(&config);
     assert!(model.layout().iter().any(|spec| spec.name == "lm_head.weight"));
     save(output, &config, model.layout(), SHARD_BYTES, |i| {
         let mut values = model.initial(i, 0);
-        if model.layout()[i].name == "lm_head.weight" {
-            values.iter_mut().for_each(|value| *value = 3e38f32.copysign(*value));
+        let width = config.hidden_size;
+        match model.layout()[i].name.as_str() {
+            "lm_head.weight" => values.iter_mut().enumerate().for_each(|(at, value)| {
+                let counts = !infinite || at % width == 0;
+                *value = if counts { 3e38f32.copysign(*value) } else { 0.0 };
+            }),
+            "model.norm.weight" if infinite => values.fill(1e6),
+            _ => {}
         }
         Ok(values)
     })
@@ -181,7 +188,10 @@ fn logits_that_are_not_finite_are_refused() {
     let path = |name: &str| folder.path().join(name);
     let (run, model, words, tokens) = (path("run"), path("large"), path("text.txt"), path("tokens.json"));
     ok(&few_steps("demo/march", text(&run)));
-    with_large_head(&run, &model);
+    with_large_head(&run, &model, false);
+    let only_infinite = path("infinite");
+    with_large_head(&run, &only_infinite, true);
+    let infinite = ["--model", text(&only_infinite)];
     // A text in the words of the task.
     let tokenizer = march::tokenizer::Tokenizer::load(text(&model.join("tokenizer.json"))).unwrap();
     let ids: Vec<u32> = (1..20).collect();
@@ -200,6 +210,7 @@ fn logits_that_are_not_finite_are_refused() {
         [&["logits"], &model[..], &["--tokens", text(&tokens), "--output", text(&logits)]].concat(),
         [&["generate", "--temperature", "0"], &model[..], &["--prompt-file", text(&words)]].concat(),
         [&["generate"], &model[..], &["--prompt-file", text(&words)]].concat(),
+        [&["generate", "--temperature", "0"], &infinite[..], &["--prompt-file", text(&words)]].concat(),
     ] {
         let said = refused(&command);
         assert!(said.contains("not finite") && said.contains("diverged"), "{command:?}: {said}");
@@ -208,7 +219,7 @@ fn logits_that_are_not_finite_are_refused() {
     // A turn of a chat, between prefixes of white space.
     let spaces = ["--user-prefix", r"\n", "--assistant-prefix", r"\n"];
     let mut chat = Command::new(env!("CARGO_BIN_EXE_march"))
-        .args([&["chat"], &model[..], &spaces].concat())
+        .args([&["chat"], &infinite[..], &spaces].concat())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

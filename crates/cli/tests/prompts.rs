@@ -90,6 +90,20 @@ fn an_endless_prompt_is_interrupted() {
     }
 }
 
+/// Words of a vocabulary of words are read as they come.
+#[test]
+fn an_endless_prompt_of_words_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, bank) = (folder.path().join("run"), folder.path().join("a.bank"));
+    ok(&common::few_steps("demo/gdn", text(&run)));
+    let mut child = start(&["generate", "--model", text(&run), "--save-bank", text(&bank)]);
+    let mut stdin = child.stdin.take().unwrap();
+    let block = "k1 v1\n".repeat(20_000);
+    (0..8).for_each(|_| stdin.write_all(block.as_bytes()).unwrap());
+    let said = interrupt(child);
+    assert!(BankFile::open(&bank).unwrap().timeline().position > 1000, "{said}");
+}
+
 /// Nothing comes, or half a call: nothing is saved before the first token.
 #[test]
 fn a_slow_prompt_is_interrupted() {
