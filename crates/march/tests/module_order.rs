@@ -5,9 +5,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Imports against the order that are known and to be removed.
-const EXCEPTIONS: [(&str, &str); 0] = [];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -102,7 +99,7 @@ fn modules_import_only_from_those_before_them() {
     let place = |module: &str| order.iter().position(|name| name == module);
     let mut all = Vec::new();
     files(&src, &mut all);
-    let (mut wrong, mut seen) = (Vec::new(), BTreeSet::new());
+    let mut wrong = Vec::new();
     for path in all {
         let inside = path.strip_prefix(&src).unwrap().with_extension("");
         let mut around: Vec<&str> = inside.iter().map(|part| part.to_str().unwrap()).collect();
@@ -110,20 +107,11 @@ fn modules_import_only_from_those_before_them() {
         let Some(own) = place(around[0]) else { continue }; // lib.rs
         for name in imports(&fs::read_to_string(&path).unwrap(), around.len()) {
             let Some(other) = place(&name).filter(|other| *other > own) else { continue };
-            let import = (order[own].as_str(), order[other].as_str());
-            match EXCEPTIONS.iter().find(|exception| **exception == import) {
-                Some(exception) => drop(seen.insert(*exception)),
-                None => wrong.push(format!(
-                    "{}: `{}`, which comes after `{}`",
-                    path.display(),
-                    import.1,
-                    import.0
-                )),
-            }
+            let (own, other) = (&order[own], &order[other]);
+            wrong.push(format!("{}: `{other}`, which comes after `{own}`", path.display()));
         }
     }
     wrong.sort();
     wrong.dedup();
     assert!(wrong.is_empty(), "imports against the order {}:\n{}", order.join(", "), wrong.join("\n"));
-    assert_eq!(seen.len(), EXCEPTIONS.len(), "only these exceptions are still there: {seen:?}");
 }

@@ -114,8 +114,9 @@ impl<E: Engine> Memory<E> for AnchoredMemory<E> {
 
     fn rollback(&mut self, engine: &E, anchor: Anchor, place: usize) -> Result<Storage> {
         let ledger = &self.anchors.ledger;
-        let own = ledger.number(anchor.ordinal).filter(|_| !ledger.entries.is_empty());
-        let place = if ledger.entries.is_empty() { place } else { own.unwrap_or(usize::MAX) };
+        // A layer that decides by itself which anchors to keep has its own numbers for them.
+        let own = ledger.number(anchor.ordinal).unwrap_or(usize::MAX);
+        let place = if ledger.entries.is_empty() { place } else { own };
         let (Some(state), Some(tails)) = (self.anchors.states.get(place), self.anchors.tails(place)) else {
             let message = format!("anchor {} is listed, but a layer does not have it", anchor.ordinal);
             return Err(Error::Request(message));

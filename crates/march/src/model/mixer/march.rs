@@ -195,14 +195,10 @@ impl<E: Engine> Mixer<E> for March {
                 }
                 _ => None,
             };
-            let anchors = memory.map(|memory| &mut memory.anchors);
-            let anchors = match anchors {
-                Some(anchors) => {
-                    anchors.push_tails(pass.engine(), tails)?;
-                    Some(anchors)
-                }
-                None => None,
-            };
+            let mut anchors = memory.map(|memory| &mut memory.anchors);
+            if let Some(anchors) = &mut anchors {
+                anchors.push_tails(pass.engine(), tails)?;
+            }
             let routing = Routing { query: q, routing_query, null_score: has_null.then_some(null) };
             let states = &out.boundary_states;
             let readout =
