@@ -228,7 +228,7 @@ fn the_same_seed_gives_the_same_tokens() {
     let strict = run(Sampling { repetition_penalty: 1e6, penalty_window: 8, ..GREEDY });
     assert!(strict.windows(9).all(|window| !window[..8].contains(&window[8])), "{strict:?}");
     let empty = generator(&case, GREEDY).next_token().unwrap_err().to_string();
-    assert!(empty.contains("nothing to go on from"), "{empty}");
+    assert!(empty.contains("no token to continue from"), "{empty}");
 }
 
 /// A tokenizer of 37 letters.
