@@ -1,7 +1,7 @@
 //! Optimised forward pass of the gated delta rule, in chunks of 16 tokens.
 //!
-//! Token by token, the recurrence would multiply the state by one vector at a time and be limited by memory
-//! bandwidth. Processing 16 tokens at once turns these into matrix products:
+//! Token by token, the recurrence passes over the whole state for every token and multiplies it by one vector at a
+//! time. Processing 16 tokens at once turns this into matrix products with one pass over the state per chunk:
 //!
 //! ```text
 //! Vn = N diag(β) (V − diag(e) K S)        (U − W S of the usual form, with one product by N instead of two)

@@ -1,8 +1,8 @@
 //! Gated delta rule: a recurrent layer whose state S is a matrix that decays and is corrected at every token.
 //!
-//! This operation fuses the L2 normalisation of queries and keys and the gate activations into the recurrence,
-//! because both are cheap on data that is already in cache. It can also return the state at chosen token positions
-//! ("boundaries"); these snapshots are what the anchor reader reads later.
+//! The operation includes the L2 normalisation of queries and keys and the gate activations, so that their results
+//! need not be stored as tensors. It can also return the state at chosen token positions ("boundaries"); the anchor
+//! reader (`anchor_read`) reads these snapshots.
 //!
 //! ```text
 //! per value head h (key head h / (value_heads / key_heads)), S [d_k, d_v], s = d_k^-½
