@@ -243,7 +243,7 @@ mod tests {
         for round in 0..2000 {
             assert!(tasks(&team, 1 + round % 7).iter().all(|&times| times == 1));
             if round % 700 == 0 {
-                std::thread::sleep(2 * AWAKE); // the workers sleep and are woken
+                std::thread::sleep(2 * AWAKE); // let the workers fall asleep, so that they must be woken
             }
         }
     }

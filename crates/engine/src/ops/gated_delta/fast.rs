@@ -275,7 +275,7 @@ impl Kernel for Head<'_> {
                 simd::prefetch_at(s, writes.pointer(0), next_value, value_stride, CHUNK, value_dim);
             }
             if last(chunk) {
-                return; // nobody reads the state after it
+                return; // the state after this chunk is not used
             }
             // S = tot S + (diag(d) K)ᵀ Vn
             for t in 0..len {

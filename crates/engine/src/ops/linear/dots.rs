@@ -4,7 +4,7 @@
 //! summation must not depend on the number of rows:
 //!
 //! ```text
-//! lane i of eight sums x_l w_l over l = i, i + 8, …;   then the lanes;   then the l past the last eight;   then · scale
+//! lane i of eight sums x_l w_l over l = i, i + 8, …;   then the lanes;   then the remaining l;   then · scale
 //! ```
 //! For few rows, W is streamed from memory once, widened in registers, with software prefetch. For many rows, a
 //! piece of W is converted to f32 at a time; it stays in the L1 cache while blocks of rows are multiplied by it.
