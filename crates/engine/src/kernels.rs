@@ -16,9 +16,8 @@
 //! - A device that implements a forward operation with saved values (`gated_delta`, `anchor_read`, `attention`,
 //!   `log_linear_delta`) must also implement its backward operation, because the format of saved values is its own.
 //! - A device that implements `pack` must also implement all operations that read packed weights (`unpack`,
-//!   `linear`,
-//!   `embedding`, `linear_cross_entropy`, `token_losses`); one that implements `store_states` or `stored_from_host`
-//!   must implement all operations on stored states.
+//!   `linear`, `embedding`, `linear_cross_entropy`, `token_losses`); one that implements `store_states` or
+//!   `stored_from_host` must implement all operations on stored states.
 
 use std::borrow::Cow;
 use std::fmt::Debug;

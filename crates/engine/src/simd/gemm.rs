@@ -1,9 +1,10 @@
 //! Small matrix product used by all chunk and tile kernels: C ← epilogue(C, A·B).
 //!
-//! The kernels multiply small matrices that are already in cache, where the packing done by a general library would
-//! cost more than it gains. A is read element by element with arbitrary strides, so a transposed A costs nothing; B
-//! and C are accessed in panels of 16 columns. Every element of C is a single chain of multiply-adds over k in
-//! ascending order, independent of the tile: a row's result is bit-identical whatever other rows are in the call.
+//! The kernels multiply small matrices that are already in cache, so the operands are used in the layout they have
+//! instead of being repacked as a general library would. A is read element by element with arbitrary strides, so a
+//! transposed A costs nothing; B and C are accessed in panels of 16 columns. Every element of C is a single chain of
+//! multiply-adds over k in ascending order, independent of the tile: a row's result is bit-identical whatever other
+//! rows are in the call.
 #![allow(unsafe_code)]
 
 use super::{Kernel, LANES, Simd};
