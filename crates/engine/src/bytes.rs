@@ -1,13 +1,13 @@
-//! Numbers as bytes and back, in the little-endian order in which stored states are kept and summed.
+//! Conversion between numbers and little-endian bytes, the format in which stored states are saved and checksummed.
 
 use std::borrow::Cow;
 
 /// Number types for which every bit pattern is valid, and which have no padding.
 pub(crate) trait Plain: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
-    /// Adds the number's bytes in little-endian order.
+    /// Appends the little-endian bytes of the number.
     fn write_to(self, bytes: &mut Vec<u8>);
 
-    /// The number whose little-endian bytes are those that this one has in memory.
+    /// Reinterprets the in-memory bytes of this value as little-endian.
     fn from_little_endian(self) -> Self;
 }
 
@@ -27,13 +27,13 @@ macro_rules! plain {
 
 plain!(f32, u16, i8);
 
-/// The bytes of numbers in little-endian order, borrowed where that is the machine's own order.
+/// Little-endian bytes of `numbers`; borrowed on little-endian machines.
 pub fn little_endian_bytes(numbers: &[f32]) -> Cow<'_, [u8]> {
     plain_bytes(numbers)
 }
 
-/// The f32 numbers that little-endian bytes hold, without a copy. None if the bytes are not a whole number of f32, if
-/// they do not lie at an address that f32 may have, or if the machine is big-endian.
+/// Reinterprets little-endian bytes as f32 without copying. `None` if the length is not a multiple of four, if the
+/// bytes are not aligned for f32, or on big-endian machines.
 pub fn f32s_of_bytes(bytes: &[u8]) -> Option<&[f32]> {
     if cfg!(target_endian = "big") {
         return None;
@@ -44,7 +44,7 @@ pub fn f32s_of_bytes(bytes: &[u8]) -> Option<&[f32]> {
     (before.is_empty() && after.is_empty()).then_some(numbers)
 }
 
-/// [`little_endian_bytes`] for any number type.
+/// Variant of [`little_endian_bytes`] for any [`Plain`] type.
 pub(crate) fn plain_bytes<T: Plain>(numbers: &[T]) -> Cow<'_, [u8]> {
     if cfg!(target_endian = "big") {
         let mut bytes = Vec::with_capacity(size_of_val(numbers));
@@ -52,16 +52,15 @@ pub(crate) fn plain_bytes<T: Plain>(numbers: &[T]) -> Cow<'_, [u8]> {
         return Cow::Owned(bytes);
     }
     #[allow(unsafe_code)]
-    // SAFETY: a `Plain` number has no uninitialised bytes, and bytes may lie at any address.
+    // SAFETY: a `Plain` number has no uninitialised bytes, and `u8` has alignment 1.
     let (_, bytes, _) = unsafe { numbers.align_to::<u8>() };
     Cow::Borrowed(bytes)
 }
 
-/// The memory of numbers as bytes to be overwritten.
+/// Mutable view of the memory of `numbers` as bytes.
 pub(crate) fn plain_bytes_mut<T: Plain>(numbers: &mut [T]) -> &mut [u8] {
     #[allow(unsafe_code)]
-    // SAFETY: every bit pattern is a valid `Plain` number, such numbers have no padding, and bytes may lie at any
-    // address.
+    // SAFETY: every bit pattern is a valid `Plain` number, such numbers have no padding, and `u8` has alignment 1.
     let (_, bytes, _) = unsafe { numbers.align_to_mut::<u8>() };
     bytes
 }

@@ -1,16 +1,20 @@
-//! A checksum of bytes at the speed of memory. It finds damage; it does not withstand somebody who means to deceive.
+//! Fast non-cryptographic checksum: it detects accidental corruption, not deliberate tampering.
+//!
+//! It must not slow down loading, so it runs at about memory bandwidth.
 
-/// Words of eight bytes that are taken at a time.
+/// Number of 8-byte words processed in parallel.
 const LANES: usize = 8;
 const BLOCK: usize = 8 * LANES;
-/// Odd, so that multiplying by it loses nothing; its bits are the golden ratio's.
+/// Odd, so that multiplication by it is invertible; the bits are those of the golden ratio.
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The checksum of bytes.
+/// Checksum of `bytes`.
 ///
-/// Lane i takes words i, i + 8, i + 16, …: lane ← mix(lane ⊕ word). Each step maps lanes one to one, and so does each
-/// step that joins them: a change within one word always changes the sum, any other change all but once in 2⁶⁴, and a
-/// bit that flips spreads so far that few others cannot undo it. The last block is filled with zeros; the length tells these from zeros that were there.
+/// Lane i processes words i, i + 8, i + 16, …: lane ← mix(lane ⊕ word). Every step is a bijection of the lane, and
+/// so is every step that combines the lanes. A change within a single word therefore always changes the checksum;
+/// any other change goes undetected with a probability of about 2⁻⁶⁴. A flipped bit affects so many bits that a few
+/// further flips cannot undo it. The last block is padded with zeros; including the length distinguishes padding
+/// from data.
 pub fn checksum(bytes: &[u8]) -> u64 {
     let mut lanes: [u64; LANES] = std::array::from_fn(|i| FACTOR.rotate_left(8 * i as u32));
     let (blocks, rest) = bytes.as_chunks();
@@ -30,7 +34,7 @@ fn step(lanes: &mut [u64; LANES], block: &[u8; BLOCK]) {
     }
 }
 
-/// Spreads every bit over many, one to one.
+/// Bijection that spreads every input bit over many output bits.
 #[inline(always)]
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 32)).wrapping_mul(FACTOR);
@@ -52,7 +56,7 @@ mod tests {
                 let mut changed = bytes.clone();
                 changed[at] ^= 1 << bit;
                 sums.insert(checksum(&changed));
-                // Two flips a block apart meet in the same lane.
+                // Two flips one block apart affect the same lane.
                 if let Some(other) = changed.get_mut(at + BLOCK) {
                     *other ^= 1 << bit;
                     sums.insert(checksum(&changed));

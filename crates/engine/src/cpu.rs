@@ -1,4 +1,4 @@
-//! The fast f32 engine's machine: its threads, instruction set, buffers and settings.
+//! The fast f32 engine's resources: threads, instruction set, buffer pool and options.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use crate::simd::Level;
 use crate::team::{Apart, Team};
 use crate::tensor::{Lines, Pool, Tensor};
 
-/// How matrix products with weights are formed.
+/// How products with weight matrices are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Products {
-    /// Whatever is fastest for the call's shape: for training.
+    /// The fastest method for the call's shape; for training.
     #[default]
     Fastest,
-    /// A row's bits do not depend on how many rows the call has: for inference.
+    /// The result for a row is bit-identical whatever the number of rows in the call; for inference.
     BatchInvariant,
 }
 
-/// Settings of the fast engine.
+/// Options of the fast engine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuOptions {
-    /// Threads; 0 takes as many as the machine has.
+    /// Number of threads; 0 uses all that the machine has.
     pub threads: usize,
-    /// Use plain arrays even where the processor has better.
+    /// Use the portable instruction set even if the processor supports a better one.
     pub portable: bool,
-    /// How products with weights are formed.
+    /// How products with weight matrices are computed.
     pub products: Products,
 }
 
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Cpu {
 }
 
 impl Cpu {
-    /// An engine with the given settings.
+    /// Creates an engine with the given options.
     pub fn new(options: CpuOptions) -> Result<Self> {
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if options.threads == 0 { available } else { options.threads };
@@ -62,7 +62,7 @@ impl Cpu {
         Ok(Self { team, threads, level, buffers: Arc::default(), products: options.products })
     }
 
-    /// Threads in use.
+    /// Number of threads in use.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -72,32 +72,32 @@ impl Cpu {
         self.level
     }
 
-    /// How products with weights are formed.
+    /// How products with weight matrices are computed.
     pub fn products(&self) -> Products {
         self.products
     }
 
-    /// Gives unused buffers back to the system.
+    /// Returns unused buffers to the system.
     pub fn trim(&self) {
         self.buffers.trim();
     }
 
-    /// Bytes that this engine's tensors hold now.
+    /// Bytes currently held by this engine's tensors.
     pub fn live_bytes(&self) -> usize {
         self.buffers.live_bytes()
     }
 
-    /// Bytes of unused buffers that are kept for the next step.
+    /// Bytes of unused buffers kept for reuse.
     pub fn free_bytes(&self) -> usize {
         self.buffers.free_bytes()
     }
 
-    /// An output whose every element the caller writes.
+    /// Tensor with unspecified contents; the caller must write every element.
     pub(crate) fn uninit(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::uninit(&self.buffers, shape)
     }
 
-    /// An output in a buffer with room for half as many numbers again, so that it can grow in place.
+    /// Tensor with unspecified contents and 50 % spare capacity, so that it can grow in place.
     pub(crate) fn uninit_with_room(&self, shape: &[usize]) -> Tensor<f32> {
         Tensor::uninit_with_room(&self.buffers, shape)
     }
@@ -122,8 +122,8 @@ impl Cpu {
         Ok(tensor)
     }
 
-    /// Runs `task(0..count)`, each once, on all threads. Tasks must be independent; which thread takes which
-    /// is not fixed, so results may not depend on it.
+    /// Runs `task(i)` once for each i in `0..count`, on all threads. Tasks must be independent, and results must
+    /// not depend on which thread runs which task.
     pub(crate) fn parallel(&self, count: usize, task: impl Fn(usize) + Sync) {
         if self.threads == 1 || count <= 1 {
             (0..count).for_each(task);
@@ -142,9 +142,9 @@ impl Cpu {
         self.team.run(&work);
     }
 
-    /// Splits rows of work into at most 64 parts, fewer when the whole is small. `cost` is the work of a row in
-    /// numbers touched. The split depends on nothing but the shape, so sums over parts have the same bits for
-    /// any thread count.
+    /// Splits rows into at most 64 parts, fewer if the total work is small. `cost` is the number of elements
+    /// touched per row. The split depends only on the shape, so sums over parts are bit-identical for any number of
+    /// threads.
     pub(crate) fn row_parts(&self, rows: usize, cost: usize) -> RowParts {
         const SMALL: usize = 16 * 1024;
         let per_part = (SMALL / cost.max(1)).max(rows.div_ceil(64)).max(1);
@@ -157,7 +157,7 @@ impl Cpu {
     }
 }
 
-/// A split of rows into parts of equal size.
+/// Split of rows into parts of equal size.
 #[derive(Clone, Copy)]
 pub(crate) struct RowParts {
     rows: usize,
@@ -174,7 +174,7 @@ impl RowParts {
     }
 }
 
-/// A slice that several tasks write, each its own part.
+/// Slice that several tasks write concurrently, each its own disjoint part.
 pub(crate) struct Shared<'a, T = f32> {
     p: *mut T,
     len: usize,
@@ -182,7 +182,7 @@ pub(crate) struct Shared<'a, T = f32> {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: `Shared` only hands out disjoint parts, by the promise of `part`'s callers.
+// SAFETY: callers of `part` guarantee that the parts are disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 #[allow(unsafe_code)]
 // SAFETY: as above.
@@ -193,30 +193,30 @@ impl<'a, T> Shared<'a, T> {
         Self { p: data.as_mut_ptr(), len: data.len(), life: std::marker::PhantomData }
     }
 
-    /// The address of an element.
+    /// Address of element `at`.
     pub(crate) fn pointer(&self, at: usize) -> *mut T {
         assert!(at <= self.len, "pointer out of bounds");
         self.p.wrapping_add(at)
     }
 
-    /// A part to write.
+    /// Mutable access to `len` elements from `start` on.
     /// # Safety
-    /// No two parts that live at the same time may overlap.
+    /// No two parts that are alive at the same time may overlap.
     #[allow(unsafe_code, clippy::mut_from_ref)]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "part out of bounds");
-        // SAFETY: in bounds by the assertion, disjoint by the caller's promise.
+        // SAFETY: in bounds by the assertion, disjoint by the caller's guarantee.
         unsafe { std::slice::from_raw_parts_mut(self.p.add(start), len) }
     }
 }
 
 impl Shared<'_> {
-    /// Writes one number.
+    /// Writes one element.
     /// # Safety
-    /// No other task may touch it.
+    /// No other task may access this element concurrently.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn set(&self, at: usize, value: f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let slot = unsafe { self.part(at, 1) };
         slot[0] = value;
     }
@@ -226,7 +226,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<Lines<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `f` with `len` scratch numbers of unspecified contents that this thread keeps for the next call.
+/// Calls `f` with `len` scratch elements of unspecified contents. The buffer is cached per thread for later calls.
 pub(crate) fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     let kept = SCRATCH.with(|s| s.borrow_mut().pop());
     let mut lines = match kept {
@@ -238,11 +238,11 @@ pub(crate) fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R 
     result
 }
 
-/// Cuts scratch memory into named pieces that each start on a cache line.
+/// Splits scratch memory into pieces that each start on a cache line.
 pub(crate) struct Carve<'a>(pub &'a mut [f32]);
 
 impl<'a> Carve<'a> {
-    /// The length that a piece of `len` takes.
+    /// Scratch elements needed for a piece of `len` elements.
     pub(crate) fn size(len: usize) -> usize {
         len.next_multiple_of(16)
     }

@@ -1,12 +1,12 @@
-//! The seam between model code and a device: every operation, on one associated tensor type.
+//! Interface between model code and devices: every operation, on one associated tensor type.
 //!
-//! Model code holds a [`crate::Tape`] over an `Engine` and never names a concrete tensor. [`crate::Cpu`] is
-//! the fast f32 engine; [`crate::Reference`] computes the same in f64 by the equations themselves. Forward
-//! and backward come in pairs; the tape joins them.
+//! Model code holds a [`crate::Tape`] over an `Engine` and never names a concrete tensor type. [`crate::Cpu`] is
+//! the fast f32 engine; [`crate::Reference`] computes the same operations in f64 directly from the equations.
+//! Operations come as pairs of forward and backward methods; the tape connects them.
 //!
-//! Nobody implements this trait directly. A device implements [`Kernels`], which makes it an engine; the methods here
-//! check the arguments of each call and pass it on. Every engine therefore refuses the same calls with the same
-//! messages, without a check of its own.
+//! This trait is not implemented directly. A device implements [`Kernels`], which makes it an engine; the methods
+//! here validate the arguments of each call and forward it. Every engine therefore rejects the same calls with the
+//! same messages and needs no validation of its own.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -36,31 +36,33 @@ use crate::precision::Precision;
 use crate::tensor::element_count;
 use crate::weight::{self, Weight};
 
-/// A weight that an operation of engine `E` reads: in full, or packed in fewer bits.
+/// Weight argument of an operation of engine `E`: in full, or packed in reduced precision.
 pub type WeightRef<'a, E> = Weight<&'a <E as Engine>::Tensor, &'a <E as Engine>::Packed>;
 
-/// A device that can run every operation of the models, forward and backward. Several threads may use one engine.
+/// Device that can run every operation of the models, forward and backward. An engine can be shared between
+/// threads.
 pub trait Engine: Send + Sync + Sized + 'static {
-    /// A tensor on this device. Cloning one is cheap: it copies a handle.
+    /// Tensor on this device. Cloning is cheap: it copies a handle.
     type Tensor: Clone + Debug + Send + Sync + 'static;
 
-    /// A weight matrix in fewer bits, for inference. Cloning one is cheap: it copies a handle.
+    /// Weight matrix in reduced precision, for inference. Cloning is cheap: it copies a handle.
     type Packed: Clone + Debug + Send + Sync + 'static;
 
-    /// Anchor states at the precision that a bank stores them in.
+    /// Anchor states in storage precision.
     type Stored: Clone + Debug + Send + Sync + 'static;
 
-    /// The device's own methods, which do not check their arguments.
+    /// Device implementation, whose methods do not validate their arguments.
     type Kernels: Kernels<Tensor = Self::Tensor, Packed = Self::Packed, Stored = Self::Stored>;
 
-    /// The device.
+    /// Device implementation of this engine.
     fn kernels(&self) -> &Self::Kernels;
 
-    /// Tokens of a chunk of the recurrences (`gated_delta`, `log_linear_delta`). Chunks start at multiples of this,
-    /// counted from the call's first token: calls that start at multiples of it give the bits of one long call.
+    /// Tokens per chunk of the recurrent operations (`gated_delta`, `log_linear_delta`). Chunks start at multiples
+    /// of this, counted from the call's first token. A sequence split at multiples of this into several calls gives
+    /// results bit-identical to a single call.
     const CHUNK_TOKENS: usize = <Self::Kernels as Kernels>::CHUNK_TOKENS;
 
-    /// Runs `task(0)` to `task(count - 1)`, each once, side by side where the engine has threads. Operations inside a
+    /// Runs `task(0)` to `task(count - 1)`, each once, in parallel if the engine has threads. Operations inside a
     /// task run on the task's own thread. Tasks must be independent of each other.
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         Kernels::side_by_side(self.kernels(), count, task);
@@ -68,74 +70,75 @@ pub trait Engine: Send + Sync + Sized + 'static {
 
     // ---- data in and out ----
 
-    /// A tensor from numbers in row-major order.
+    /// Creates a tensor from values in row-major order.
     fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<Self::Tensor> {
         check_count(data.len(), shape)?;
         Kernels::from_f32(self.kernels(), data, shape)
     }
-    /// A tensor from numbers in row-major order, rounded to the device's type.
+    /// Creates a tensor from values in row-major order, rounded to the device's number type.
     fn from_f64(&self, data: &[f64], shape: &[usize]) -> Result<Self::Tensor> {
         check_count(data.len(), shape)?;
         Kernels::from_f64(self.kernels(), data, shape)
     }
-    /// A tensor of one repeated number.
+    /// Creates a tensor filled with `value`.
     fn full(&self, shape: &[usize], value: f64) -> Result<Self::Tensor> {
         element_count("full", shape)?;
         Kernels::full(self.kernels(), shape, value)
     }
-    /// The dimensions.
+    /// Dimensions of a tensor.
     fn shape<'a>(&self, tensor: &'a Self::Tensor) -> &'a [usize] {
         Kernels::shape(self.kernels(), tensor)
     }
-    /// The numbers in row-major order.
+    /// Values in row-major order, as f32.
     fn to_f32(&self, tensor: &Self::Tensor) -> Vec<f32> {
         Kernels::to_f32(self.kernels(), tensor)
     }
-    /// The numbers in row-major order.
+    /// Values in row-major order, as f64.
     fn to_f64(&self, tensor: &Self::Tensor) -> Vec<f64> {
         Kernels::to_f64(self.kernels(), tensor)
     }
 
-    // ---- weights of inference ----
+    // ---- packed weights ----
 
-    /// A weight [rows, width] in fewer bits, with one scale for each row where the precision has scales. `linear`,
-    /// `embedding` and the losses read it in place of the full weight, without gradients ([`Weight::Packed`]).
+    /// Packs a weight [rows, width] in reduced precision, with one scale per row if the precision has scales.
+    /// `linear`, `embedding` and the losses accept it in place of the full weight, without gradients
+    /// ([`Weight::Packed`]).
     fn pack(&self, weight: &Self::Tensor, precision: Precision) -> Result<Self::Packed> {
         weight::check_shape(self.shape(weight))?;
         Kernels::pack(self.kernels(), weight, precision)
     }
-    /// The numbers that a packed weight stands for, [rows, width].
+    /// Dequantised values of a packed weight, [rows, width].
     fn unpack(&self, packed: &Self::Packed) -> Result<Self::Tensor> {
         Kernels::unpack(self.kernels(), packed)
     }
-    /// The dimensions of a packed weight, [rows, width].
+    /// Dimensions of a packed weight, [rows, width].
     fn packed_shape<'a>(&self, packed: &'a Self::Packed) -> &'a [usize; 2] {
         Kernels::packed_shape(self.kernels(), packed)
     }
-    /// The precision of a packed weight.
+    /// Precision of a packed weight.
     fn packed_precision(&self, packed: &Self::Packed) -> Precision {
         Kernels::packed_precision(self.kernels(), packed)
     }
 
     // ---- gradients and parameters ----
 
-    /// `sum += term`, in place where nobody else holds `sum`.
+    /// `sum += term`, in place if the buffer of `sum` is not shared.
     fn accumulate(&self, sum: &mut Self::Tensor, term: &Self::Tensor) -> Result<()> {
         expect_shape("accumulate", "term", self.shape(term), self.shape(sum), "the shape of the sum")?;
         Kernels::accumulate(self.kernels(), sum, term)
     }
-    /// Adds `rows` to the end of `whole` along dimension `axis`, before which all dimensions are 1; in place where
-    /// nobody else holds `whole` and its buffer has room, so that many small calls cost no more than one large one.
+    /// Appends `rows` to `whole` along dimension `axis`; all dimensions before it must be 1. Works in place if the
+    /// buffer of `whole` is not shared and has capacity, so many small calls cost no more than one large one.
     fn append(&self, whole: &mut Self::Tensor, rows: &Self::Tensor, axis: usize) -> Result<()> {
         layout::appended(self.shape(whole), self.shape(rows), axis)?;
         Kernels::append(self.kernels(), whole, rows, axis)
     }
-    /// Σ x² over all numbers of all tensors, in f64: the sum of each tensor, added in the order of the list. One call
-    /// serves all parameters of a model, so that a device waits for one result and not for one per parameter.
+    /// Σ x² over all elements of all tensors, in f64: per-tensor sums, added in list order. One call covers all
+    /// parameters of a model, so a device synchronises once instead of once per parameter.
     fn squared_norm(&self, tensors: &[&Self::Tensor]) -> Result<f64> {
         Kernels::squared_norm(self.kernels(), tensors)
     }
-    /// One step of AdamW on a parameter and its two moments.
+    /// One AdamW step on a parameter and its two moments.
     fn adamw(
         &self,
         state: AdamW<&mut Self::Tensor>,
@@ -161,14 +164,14 @@ pub trait Engine: Send + Sync + Sized + 'static {
         linear::check(self.shape(x), self.weight_shape(weight), bias_shape)?;
         Kernels::linear(self.kernels(), Linear { x, weight, bias })
     }
-    /// x Wᵀ for each of several W, with the bits of [`Engine::linear`]; for inference.
+    /// x Wᵀ for several weights W, for inference; each result is bit-identical to [`Engine::linear`].
     fn linear_each(&self, x: &Self::Tensor, weights: &[WeightRef<'_, Self>]) -> Result<Vec<Self::Tensor>> {
         for &weight in weights {
             linear::check(self.shape(x), self.weight_shape(weight), None)?;
         }
         Kernels::linear_each(self.kernels(), x, weights)
     }
-    /// Gradients of [`Engine::linear`]; `needs` says which of x, W, bias are wanted.
+    /// Gradients of [`Engine::linear`]; `needs` selects which of x, W, bias are computed.
     fn linear_backward(
         &self,
         input: Linear<&Self::Tensor>,
@@ -217,9 +220,9 @@ pub trait Engine: Send + Sync + Sized + 'static {
         Kernels::gated_rms_norm_backward(self.kernels(), input, eps, gradient)
     }
 
-    // ---- the gated delta rule ----
+    // ---- gated delta rule ----
 
-    /// The gated delta rule; with `keep`, also what its backward pass needs.
+    /// Gated delta rule; with `keep`, also returns what its backward pass needs.
     fn gated_delta(
         &self,
         input: GatedDelta<&Self::Tensor>,
@@ -232,7 +235,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         }
         Kernels::gated_delta(self.kernels(), input, options, keep)
     }
-    /// Gradients of [`Engine::gated_delta`] from what it kept.
+    /// Gradients of [`Engine::gated_delta`], from the values it saved.
     fn gated_delta_backward(
         &self,
         input: GatedDelta<&Self::Tensor>,
@@ -245,9 +248,9 @@ pub trait Engine: Send + Sync + Sized + 'static {
         Kernels::gated_delta_backward(self.kernels(), input, options, kept, gradient)
     }
 
-    // ---- the historical reader ----
+    // ---- anchor reader ----
 
-    /// Reads the anchors that each token sees; with `keep`, also what its backward pass needs.
+    /// Reads the anchors visible to each token; with `keep`, also returns what its backward pass needs.
     fn anchor_read(
         &self,
         input: AnchorRead<&Self::Tensor>,
@@ -257,7 +260,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         anchor_read::check(&input.map(|t| self.shape(t)), options)?;
         Kernels::anchor_read(self.kernels(), input, options, keep)
     }
-    /// Gradients of [`Engine::anchor_read`] from its readout and what it kept.
+    /// Gradients of [`Engine::anchor_read`], from its readout and the values it saved.
     fn anchor_read_backward(
         &self,
         input: AnchorRead<&Self::Tensor>,
@@ -274,7 +277,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         }
         Kernels::anchor_read_backward(self.kernels(), input, options, readout, kept, gradient)
     }
-    /// Stores anchor states [n, value_heads, d_k, d_v].
+    /// Converts anchor states [n, value_heads, d_k, d_v] to storage precision.
     fn store_states(&self, states: &Self::Tensor, storage: Storage) -> Result<Self::Stored> {
         let &[_, _, _, _] = self.shape(states) else {
             let expected = "[anchors, value_heads, d_k, d_v]";
@@ -282,8 +285,8 @@ pub trait Engine: Send + Sync + Sized + 'static {
         };
         Kernels::store_states(self.kernels(), states, storage)
     }
-    /// [`Engine::anchor_read`] on a list of stored states, in the order of the anchors; for inference. Where the list is
-    /// as long as there are anchors, each entry holds one.
+    /// Variant of [`Engine::anchor_read`] for a list of stored states, in anchor order; for inference. If the list
+    /// has as many entries as there are anchors, each entry must hold one anchor.
     fn anchor_read_stored(
         &self,
         input: AnchorRead<&Self::Tensor, &[Arc<Self::Stored>]>,
@@ -303,20 +306,20 @@ pub trait Engine: Send + Sync + Sized + 'static {
         anchor_read::check(&shapes, options)?;
         Kernels::anchor_read_stored(self.kernels(), input, options)
     }
-    /// Stored states as they are in the machine's memory: what a file holds.
+    /// Copies stored states to host memory, in the format that is written to files.
     fn stored_to_host<'a>(&self, states: &'a Self::Stored) -> Result<Cow<'a, StoredStates>> {
         Kernels::stored_to_host(self.kernels(), states)
     }
-    /// Stored states from the machine's memory, or from a source that is read when they are first needed.
+    /// Creates stored states from host memory, or from a source that is read on first use.
     fn stored_from_host(&self, states: StoredStates) -> Result<Self::Stored> {
         Kernels::stored_from_host(self.kernels(), states)
     }
-    /// Bytes of stored states.
+    /// Size of stored states in bytes.
     fn stored_bytes(&self, states: &Self::Stored) -> usize {
         Kernels::stored_bytes(self.kernels(), states)
     }
-    /// The routing weights themselves, [rows, value_heads, anchors], zero where unseen or not chosen: to look at.
-    /// The states are not read; [d_k, d_v] stands in their place.
+    /// Routing weights for inspection, [rows, value_heads, anchors]; zero where an anchor is not visible or not
+    /// selected. The states are not read; their dimensions [d_k, d_v] are passed instead.
     fn routing_weights(
         &self,
         input: AnchorRead<&Self::Tensor, [usize; 2]>,
@@ -334,7 +337,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         Kernels::routing_weights(self.kernels(), input, options)
     }
 
-    /// Each row reads its own state.
+    /// Reads one state per row with that row's query.
     fn state_read(&self, input: StateRead<&Self::Tensor>, key_heads: usize) -> Result<Self::Tensor> {
         state_read::check(self.shape(input.query), self.shape(input.states), key_heads)?;
         Kernels::state_read(self.kernels(), input, key_heads)
@@ -353,9 +356,9 @@ pub trait Engine: Send + Sync + Sized + 'static {
         Kernels::state_read_backward(self.kernels(), input, key_heads, gradient)
     }
 
-    // ---- plain operations ----
+    // ---- basic operations ----
 
-    /// y = f(x) on every element.
+    /// y = f(x) for every element.
     fn map(&self, kind: Map, x: &Self::Tensor) -> Result<Self::Tensor> {
         Kernels::map(self.kernels(), kind, x)
     }
@@ -372,12 +375,12 @@ pub trait Engine: Send + Sync + Sized + 'static {
         }
         Kernels::map_backward(self.kernels(), kind, x, y, gradient)
     }
-    /// y = f(a, b) on every element, broadcasting as numpy does.
+    /// y = f(a, b) for every element, with numpy broadcasting.
     fn zip(&self, kind: Zip, a: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor> {
         broadcast(kind.name(), self.shape(a), self.shape(b))?;
         Kernels::zip(self.kernels(), kind, a, b)
     }
-    /// Gradients of [`Engine::zip`]; `needs` says which of a, b are wanted.
+    /// Gradients of [`Engine::zip`]; `needs` selects which of a, b are computed.
     fn zip_backward(
         &self,
         kind: Zip,
@@ -395,7 +398,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         matmul::check(self.shape(input.a), self.shape(input.b), transpose)?;
         Kernels::matmul(self.kernels(), input, transpose)
     }
-    /// Gradients of [`Engine::matmul`]; `needs` says which of a, b are wanted.
+    /// Gradients of [`Engine::matmul`]; `needs` selects which of a, b are computed.
     fn matmul_backward(
         &self,
         input: MatMul<&Self::Tensor>,
@@ -407,7 +410,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         expect_shape("matmul", "gradient", self.shape(gradient), &expected, "[.., m, n]")?;
         Kernels::matmul_backward(self.kernels(), input, transpose, gradient, needs)
     }
-    /// Softmax over the last dimension; a row of −inf gives zeros.
+    /// Softmax over the last dimension; a row of only −inf gives zeros.
     fn softmax(&self, x: &Self::Tensor) -> Result<Self::Tensor> {
         softmax::check(self.shape(x))?;
         Kernels::softmax(self.kernels(), x)
@@ -423,33 +426,33 @@ pub trait Engine: Send + Sync + Sized + 'static {
         layout::check_slice(self.shape(x), axis, &range)?;
         Kernels::slice(self.kernels(), x, axis, range)
     }
-    /// x from `start` on along dimension `axis` of size `size`, zeros around it.
+    /// Embeds x in zeros: dimension `axis` gets size `size`, with x at `start`.
     fn place(&self, x: &Self::Tensor, axis: usize, start: usize, size: usize) -> Result<Self::Tensor> {
         layout::check_place(self.shape(x), axis, start, size)?;
         Kernels::place(self.kernels(), x, axis, start, size)
     }
-    /// Joins tensors along dimension `axis`.
+    /// Concatenates tensors along dimension `axis`.
     fn concat(&self, parts: &[&Self::Tensor], axis: usize) -> Result<Self::Tensor> {
         let shapes: Vec<&[usize]> = parts.iter().map(|part| self.shape(part)).collect();
         layout::check_concat(&shapes, axis)?;
         Kernels::concat(self.kernels(), parts, axis)
     }
-    /// Dimension i of the result is dimension `axes[i]` of x.
+    /// Permutes dimensions: dimension i of the result is dimension `axes[i]` of x.
     fn permute(&self, x: &Self::Tensor, axes: &[usize]) -> Result<Self::Tensor> {
         layout::check_permute(self.shape(x), axes)?;
         Kernels::permute(self.kernels(), x, axes)
     }
-    /// The numbers of x under another shape; their order stays.
+    /// Changes the shape; elements keep their row-major order.
     fn reshape(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor> {
         layout::check_reshape(self.shape(x), shape)?;
         Kernels::reshape(self.kernels(), x, shape)
     }
-    /// Σ over dimension `axis`, which is gone from the result.
+    /// Σ over dimension `axis`, which is removed from the result.
     fn sum(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor> {
         reduce::check_sum("sum", self.shape(x), axis)?;
         Kernels::sum(self.kernels(), x, axis)
     }
-    /// The mean over dimension `axis`, which is gone from the result and must not be empty.
+    /// Mean over dimension `axis`, which is removed from the result and must not be empty.
     fn mean(&self, x: &Self::Tensor, axis: usize) -> Result<Self::Tensor> {
         reduce::check_mean(self.shape(x), axis)?;
         Kernels::mean(self.kernels(), x, axis)
@@ -459,12 +462,12 @@ pub trait Engine: Send + Sync + Sized + 'static {
         reduce::check_expand(self.shape(x), axis, count)?;
         Kernels::expand(self.kernels(), x, axis, count)
     }
-    /// Sums x over the dimensions that broadcasting `shape` to x's shape repeats.
+    /// Sums x over the dimensions along which broadcasting `shape` to x's shape repeats elements.
     fn sum_to(&self, x: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor> {
         check_broadcasts_to("sum_to", shape, self.shape(x))?;
         Kernels::sum_to(self.kernels(), x, shape)
     }
-    /// The rows of a table that `ids` name. The table is a tensor, or a [`Weight`] that may be packed.
+    /// Rows of a table selected by `ids`. The table is a tensor, or a [`Weight`] that may be packed.
     fn embedding<'a>(&self, input: Embedding<'_, impl Into<WeightRef<'a, Self>>>) -> Result<Self::Tensor> {
         let Embedding { table, ids, shape } = input;
         let table = table.into();
@@ -494,13 +497,13 @@ pub trait Engine: Send + Sync + Sized + 'static {
         swiglu::check_gradient(self.shape(input.gate), self.shape(gradient))?;
         Kernels::swiglu_backward(self.kernels(), input, gradient)
     }
-    /// Depthwise causal convolution, then SiLU; also the tail for the next call.
+    /// Depthwise causal convolution followed by SiLU; also returns the tail for the next call.
     fn short_conv(&self, input: ShortConv<&Self::Tensor>) -> Result<(Self::Tensor, Self::Tensor)> {
         let tail = input.tail.map(|tail| self.shape(tail));
         short_conv::check(self.shape(input.x), self.shape(input.weight), tail)?;
         Kernels::short_conv(self.kernels(), input)
     }
-    /// Gradients of [`Engine::short_conv`]; the tail is a constant.
+    /// Gradients of [`Engine::short_conv`]; the tail is treated as a constant.
     fn short_conv_backward(
         &self,
         input: ShortConv<&Self::Tensor>,
@@ -511,8 +514,8 @@ pub trait Engine: Send + Sync + Sized + 'static {
         short_conv::check_gradient(self.shape(input.x), self.shape(gradient))?;
         Kernels::short_conv_backward(self.kernels(), input, gradient)
     }
-    /// Σ nll / normaliser of softmax(x Wᵀ), together with the gradients of x and W that `needs` asks for. W is a tensor,
-    /// or a [`Weight`]; a packed one has no gradients.
+    /// Σ nll / normaliser of softmax(x Wᵀ), together with the gradients of x and W that `needs` selects. W is a
+    /// tensor or a [`Weight`]; a packed one has no gradient.
     fn linear_cross_entropy<'a>(
         &self,
         input: LinearCrossEntropy<&'a Self::Tensor, impl Into<WeightRef<'a, Self>>>,
@@ -535,7 +538,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
             needs,
         )
     }
-    /// The kept gradients of [`Engine::linear_cross_entropy`] times the gradient of the loss.
+    /// Saved gradients of [`Engine::linear_cross_entropy`], multiplied by the gradient of the loss.
     fn linear_cross_entropy_backward(
         &self,
         kept: [Option<Self::Tensor>; 2],
@@ -544,7 +547,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         cross_entropy::check_gradient(self.shape(gradient))?;
         Kernels::linear_cross_entropy_backward(self.kernels(), kept, gradient)
     }
-    /// The loss of each token and its most probable target, for evaluation.
+    /// Loss and most probable target of each token, for evaluation.
     fn token_losses<'a>(
         &self,
         x: &'a Self::Tensor,
@@ -558,7 +561,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
 
     // ---- attention ----
 
-    /// Each pair of each head of x [B, T, H·d] turned by an angle proportional to the position.
+    /// Rotates each pair of each head of x [B, T, H·d] by an angle proportional to the position.
     fn rotary(&self, x: &Self::Tensor, rotary: Rotary) -> Result<Self::Tensor> {
         rotary::check("x", self.shape(x), &rotary)?;
         Kernels::rotary(self.kernels(), x, rotary)
@@ -568,7 +571,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         rotary::check("gradient", self.shape(gradient), &rotary)?;
         Kernels::rotary_backward(self.kernels(), gradient, rotary)
     }
-    /// Causal softmax attention: the output and, with `keep`, what [`Engine::attention_backward`] reads.
+    /// Causal softmax attention; with `keep`, also returns what [`Engine::attention_backward`] needs.
     fn attention(
         &self,
         input: Attention<&Self::Tensor>,
@@ -578,7 +581,8 @@ pub trait Engine: Send + Sync + Sized + 'static {
         attention::check(input.map(|t| self.shape(t)), heads)?;
         Kernels::attention(self.kernels(), input, heads, keep)
     }
-    /// [`Engine::attention`] of a query [1, Tq, H·d] over a cache in blocks, with the same bits; for inference.
+    /// Attention of a query [1, Tq, H·d] over a key-value cache in blocks, bit-identical to [`Engine::attention`];
+    /// for inference.
     fn attention_blocks(
         &self,
         query: &Self::Tensor,
@@ -589,7 +593,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         attention::check_blocks(self.shape(query), &shapes, heads)?;
         Kernels::attention_blocks(self.kernels(), query, blocks, heads)
     }
-    /// Gradients of [`Engine::attention`]; `saved` is what it kept.
+    /// Gradients of [`Engine::attention`]; `saved` holds the values it saved.
     fn attention_backward(
         &self,
         input: Attention<&Self::Tensor>,
@@ -604,8 +608,8 @@ pub trait Engine: Send + Sync + Sized + 'static {
 
     // ---- log-linear gated delta rule ----
 
-    /// Readouts of the log-linear gated delta rule, the level states after the last token if wanted, and, with
-    /// `keep`, what the backward pass wants to see again.
+    /// Readouts of the log-linear gated delta rule, the level states after the last token if requested, and, with
+    /// `keep`, what the backward pass needs.
     fn log_linear_delta(
         &self,
         input: LogLinear<&Self::Tensor>,
@@ -631,7 +635,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         Kernels::log_linear_delta_backward(self.kernels(), input, options, initial, saved, gradient)
     }
 
-    /// The dimensions of a weight, packed or not.
+    /// Dimensions of a weight, packed or not.
     fn weight_shape<'a>(&self, weight: WeightRef<'a, Self>) -> &'a [usize] {
         match weight {
             Weight::Full(tensor) => self.shape(tensor),
@@ -651,7 +655,7 @@ impl<K: Kernels> Engine for K {
     }
 }
 
-/// Refuses a number of values that does not fill a shape.
+/// Returns an error unless the number of values matches the shape.
 fn check_count(found: usize, shape: &[usize]) -> Result<()> {
     let expected = element_count("tensor", shape)?;
     if found == expected {
@@ -660,7 +664,7 @@ fn check_count(found: usize, shape: &[usize]) -> Result<()> {
     bad_value("tensor", format!("{found} numbers came for shape {shape:?}, which holds {expected}"))
 }
 
-/// Refuses to compute the gradient of a packed weight.
+/// Error for a gradient of a packed weight.
 pub(crate) fn no_gradient<T>(operation: &'static str, precision: Precision) -> Result<T> {
     let message =
         format!("no gradient passes a weight in {precision}: train with f32 weights, or use Tape::inference");

@@ -1,40 +1,40 @@
-//! What can be wrong with a call, said so that the caller can mend it.
+//! Errors for invalid calls, with messages that tell the caller what to fix.
 
-/// An operation was called with arguments that it cannot take.
+/// An operation was called with invalid arguments.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A tensor's shape does not fit the operation.
+    /// A tensor has a shape that the operation does not accept.
     #[error("{operation}: `{argument}` has shape {found:?}, expected {expected}")]
     Shape {
-        /// The operation that was called.
+        /// Operation that was called.
         operation: &'static str,
-        /// Which of its arguments does not fit.
+        /// Argument with the wrong shape.
         argument: &'static str,
-        /// The shape that came.
+        /// Actual shape.
         found: Vec<usize>,
-        /// The shape that was expected, with the names of its dimensions.
+        /// Expected shape, with the names of its dimensions.
         expected: String,
     },
-    /// A value (an index, a size, a setting) does not fit the operation.
+    /// A value (an index, a size, an option) that the operation does not accept.
     #[error("{operation}: {message}")]
     Value {
-        /// The operation that was called.
+        /// Operation that was called.
         operation: &'static str,
-        /// What is wrong and what to do.
+        /// What is wrong and how to fix it.
         message: String,
     },
     /// The engine does not implement the operation.
     #[error("{operation}: this engine does not implement it; use `Fallback` with an engine that does")]
     Unsupported {
-        /// The operation that was called.
+        /// Operation that was called.
         operation: &'static str,
     },
 }
 
-/// The result of every public function of the engine.
+/// Result type of the engine's public functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Refuses `found` unless it equals `expected`; `names` labels the dimensions in the message.
+/// Returns an error unless `found` equals `expected`; `names` labels the dimensions in the message.
 pub(crate) fn expect_shape(
     operation: &'static str,
     argument: &'static str,
@@ -53,7 +53,7 @@ pub(crate) fn expect_shape(
     })
 }
 
-/// A shape error whose expectation is words rather than numbers.
+/// Returns a shape error whose expected shape is described in words.
 pub(crate) fn bad_shape<T>(
     operation: &'static str,
     argument: &'static str,
@@ -63,7 +63,7 @@ pub(crate) fn bad_shape<T>(
     Err(Error::Shape { operation, argument, found: found.to_vec(), expected: expected.into() })
 }
 
-/// A value error.
+/// Returns a value error.
 pub(crate) fn bad_value<T>(operation: &'static str, message: impl Into<String>) -> Result<T> {
     Err(Error::Value { operation, message: message.into() })
 }

@@ -1,9 +1,9 @@
-//! An engine that leaves some of its operations to another engine.
+//! Engine that delegates unimplemented operations to another engine.
 //!
-//! A new device needs some sixty operations before it can run a model. With [`Fallback`] it can begin with a few: each
-//! operation that the device does not implement runs on a complete engine, and its tensors are moved there and back.
-//! A result is therefore correct from the first operation on, and becomes fast as operations are added. Moving copies
-//! every number through the machine's memory, so this is a way to develop a device, not a way to use one.
+//! A new device needs some sixty operations before it can run a model. With [`Fallback`] it can start with a few:
+//! each operation that the device does not implement runs on a complete engine, and its tensors are copied there
+//! and back. Results are therefore correct from the start, and become fast as operations are added. Every transfer
+//! copies all values through host memory, so this is meant for developing a device, not for production.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -29,37 +29,37 @@ use crate::ops::swiglu::SwiGlu;
 use crate::precision::Precision;
 use crate::weight::Weight;
 
-/// Runs an operation on `device` if it implements the operation, else on `rest`. Tensors are those of the device.
+/// Runs an operation on `device` if it implements it, otherwise on `rest`. Tensors are those of the device.
 #[derive(Clone, Debug, Default)]
 pub struct Fallback<D, R> {
-    /// The device with some of the operations.
+    /// Device that implements some of the operations.
     pub device: D,
-    /// The engine that runs all others.
+    /// Engine that runs all other operations.
     pub rest: R,
 }
 
-/// A packed weight of the engine that packed it.
+/// Packed weight of either engine.
 #[derive(Clone, Debug)]
 pub enum FallbackPacked<D, R> {
     /// Packed by the device.
     Device(D),
-    /// Packed by the engine that runs the rest.
+    /// Packed by the fallback engine.
     Rest(R),
 }
 
-/// Stored states of the engine that stored them.
+/// Stored states of either engine.
 #[derive(Clone, Debug)]
 pub enum FallbackStored<D, R> {
     /// Stored by the device.
     Device(Arc<D>),
-    /// Stored by the engine that runs the rest.
+    /// Stored by the fallback engine.
     Rest(Arc<R>),
 }
 
 type Packed<D, R> = FallbackPacked<<D as Kernels>::Packed, <R as Kernels>::Packed>;
 type Stored<D, R> = FallbackStored<<D as Kernels>::Stored, <R as Kernels>::Stored>;
 
-/// What the device answers; none if it does not implement the operation.
+/// Result of the device; `None` if it does not implement the operation.
 fn answer<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -76,7 +76,7 @@ const fn least_common_multiple(a: usize, b: usize) -> usize {
     a / x * b
 }
 
-/// Returns what the device answers, unless it does not implement the operation.
+/// Returns the device's result from the enclosing function, unless the device does not implement the operation.
 macro_rules! try_device {
     ($result:expr) => {
         if let Some(value) = answer($result)? {
@@ -86,17 +86,17 @@ macro_rules! try_device {
 }
 
 impl<D: Kernels, R: Kernels> Fallback<D, R> {
-    /// A device, and the engine that runs what it does not implement.
+    /// Combines a device with the engine that runs what the device does not implement.
     pub fn new(device: D, rest: R) -> Self {
         Self { device, rest }
     }
 
-    /// Moves a tensor to the engine that runs the rest. f64 holds every number of both engines.
+    /// Copies a tensor to the fallback engine, as f64, which represents the values of both engines exactly.
     fn there(&self, tensor: &D::Tensor) -> Result<R::Tensor> {
         self.rest.from_f64(&self.device.to_f64(tensor), self.device.shape(tensor))
     }
 
-    /// Moves a tensor back to the device.
+    /// Copies a tensor back to the device.
     fn back(&self, tensor: &R::Tensor) -> Result<D::Tensor> {
         self.device.from_f64(&self.rest.to_f64(tensor), self.rest.shape(tensor))
     }
@@ -121,7 +121,7 @@ impl<D: Kernels, R: Kernels> Fallback<D, R> {
         Ok(moved)
     }
 
-    /// Runs `operation` on the rest engine with a weight that was moved there if it is full.
+    /// Runs `operation` on the fallback engine; a full weight is copied there first.
     fn with_weight<T>(
         &self,
         weight: WeightOf<'_, Self>,
@@ -137,7 +137,7 @@ impl<D: Kernels, R: Kernels> Fallback<D, R> {
         }
     }
 
-    /// A weight as the device takes it; none if it was packed by the rest engine.
+    /// Weight in the device's form; `None` if it was packed by the fallback engine.
     fn device_weight<'a>(weight: WeightOf<'a, Self>) -> Option<WeightOf<'a, D>> {
         match weight {
             Weight::Full(tensor) => Some(Weight::Full(tensor)),
@@ -146,7 +146,7 @@ impl<D: Kernels, R: Kernels> Fallback<D, R> {
         }
     }
 
-    /// A list of stored states as the device takes it, if it stored all of them.
+    /// List of stored states in the device's form; `None` unless the device stored all of them.
     fn device_states(list: &[Arc<Stored<D, R>>]) -> Option<Vec<Arc<D::Stored>>> {
         let own = |states: &Arc<Stored<D, R>>| match &**states {
             FallbackStored::Device(states) => Some(Arc::clone(states)),
@@ -155,7 +155,8 @@ impl<D: Kernels, R: Kernels> Fallback<D, R> {
         list.iter().map(own).collect()
     }
 
-    /// A list of stored states as the rest engine takes it; what the device stored goes through the machine's memory.
+    /// List of stored states in the fallback engine's form; those that the device stored are copied through host
+    /// memory.
     fn rest_states(&self, list: &[Arc<Stored<D, R>>]) -> Result<Vec<Arc<R::Stored>>> {
         let moved = |states: &Arc<Stored<D, R>>| match &**states {
             FallbackStored::Rest(states) => Ok(Arc::clone(states)),
@@ -218,14 +219,15 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         }
     }
 
-    /// The least common multiple of both engines' chunks, which is right whichever of them runs a recurrence.
+    /// Least common multiple of both engines' chunk sizes, which is valid whichever of them runs a recurrent
+    /// operation.
     const CHUNK_TOKENS: usize = least_common_multiple(D::CHUNK_TOKENS, R::CHUNK_TOKENS);
 
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         self.device.side_by_side(count, task);
     }
 
-    // ---- weights of inference ----
+    // ---- packed weights ----
 
     fn pack(&self, weight: &D::Tensor, precision: Precision) -> Result<Self::Packed> {
         try_device!(self.device.pack(weight, precision).map(FallbackPacked::Device));
@@ -343,7 +345,7 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         Ok(GatedRmsNorm { x: self.back(&d.x)?, gate: self.back(&d.gate)?, weight: self.back(&d.weight)? })
     }
 
-    // ---- the gated delta rule ----
+    // ---- gated delta rule ----
 
     fn gated_delta(
         &self,
@@ -384,7 +386,7 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         d.try_map(|tensor| self.back(&tensor))
     }
 
-    // ---- the historical reader ----
+    // ---- anchor reader ----
 
     fn anchor_read(
         &self,
@@ -488,7 +490,7 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         Ok(StateRead { query: self.back(&d.query)?, states: self.back(&d.states)? })
     }
 
-    // ---- plain operations ----
+    // ---- basic operations ----
 
     fn map(&self, kind: Map, x: &D::Tensor) -> Result<D::Tensor> {
         try_device!(self.device.map(kind, x));

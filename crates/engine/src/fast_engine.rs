@@ -1,4 +1,4 @@
-//! The kernels of [`Cpu`]: each method is the `fast` function of its operation.
+//! Kernels of [`Cpu`]: each method calls the `fast` function of its operation.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -124,7 +124,7 @@ impl Kernels for Cpu {
         rms_norm::fast::gated_backward(self, input, eps, gradient)
     }
 
-    // ---- the gated delta rule ----
+    // ---- gated delta rule ----
 
     fn gated_delta(
         &self,
@@ -144,7 +144,7 @@ impl Kernels for Cpu {
         gated_delta::fast::backward(self, input, options, kept, gradient)
     }
 
-    // ---- the historical reader ----
+    // ---- anchor reader ----
 
     fn anchor_read(
         &self,
@@ -201,7 +201,7 @@ impl Kernels for Cpu {
         state_read::fast::backward(self, input, key_heads, gradient)
     }
 
-    // ---- plain operations ----
+    // ---- basic operations ----
 
     fn map(&self, kind: Map, x: &T) -> Result<T> {
         Ok(elementwise::fast::map(self, kind, x))

@@ -1,23 +1,23 @@
-//! What a device implements: storage for tensors, and the operations that it has.
+//! Interface that a device implements: tensor storage, and the operations it supports.
 //!
-//! Model code never calls these methods. It calls [`crate::Engine`], which checks the arguments of every call in one
-//! place for all devices and then calls the method of the same name here. A device therefore writes no checks: shapes
-//! and values fit. There is one exception. Where `anchor_read_stored` gets one entry for each anchor, a decoding step
-//! may read few of many entries, so the kernel compares the shapes of those that it reads.
+//! Model code never calls these methods. It calls [`crate::Engine`], which validates the arguments of every call in
+//! one place for all devices and then calls the method of the same name here. A device therefore needs no
+//! validation, with one exception: if `anchor_read_stored` gets one entry per anchor, a decoding step may read few
+//! of many entries, so the kernel checks the shapes of those that it reads.
 //!
-//! The CPU's kernels still derive the sizes of a call with the same `check` functions, because their unsafe code must
-//! not depend on what a caller promises.
+//! The CPU kernels still derive the dimensions of a call with the same `check` functions, because the soundness of
+//! their unsafe code must not depend on the caller.
 //!
-//! Only the methods that store tensors are required. Every operation has a default body that returns
-//! [`Error::Unsupported`], so that a new device can begin with a few operations and leave the others to a complete
-//! engine: see [`crate::Fallback`].
+//! Only the methods that store tensors are required. Every operation has a default implementation that returns
+//! [`Error::Unsupported`], so a new device can start with a few operations and leave the others to a complete
+//! engine; see [`crate::Fallback`].
 //!
-//! Two rules hold for operations that belong together:
-//! - A device that implements a forward operation with kept values (`gated_delta`, `anchor_read`, `attention`,
-//!   `log_linear_delta`) also implements its backward operation, because nobody else understands what it kept.
-//! - A device that implements `pack` also implements all operations that read packed weights (`unpack`, `linear`,
-//!   `embedding`, `linear_cross_entropy`, `token_losses`); one that implements `store_states` or `stored_from_host`
-//!   implements all operations on stored states.
+//! Two rules apply to operations that belong together:
+//! - A device that implements a forward operation with saved values (`gated_delta`, `anchor_read`, `attention`,
+//!   `log_linear_delta`) must also implement its backward operation, because the format of saved values is its own.
+//! - A device that implements `pack` must also implement all operations that read packed weights (`unpack`,
+//!   `linear`, `embedding`, `linear_cross_entropy`, `token_losses`); one that implements `store_states` or
+//!   `stored_from_host` must implement all operations on stored states.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -43,22 +43,22 @@ use crate::ops::swiglu::SwiGlu;
 use crate::precision::Precision;
 use crate::weight::Weight;
 
-/// A weight as a kernel of device `K` receives it.
+/// Weight as passed to a kernel of device `K`.
 pub type WeightOf<'a, K> = Weight<&'a <K as Kernels>::Tensor, &'a <K as Kernels>::Packed>;
 
-/// The answer of an operation that a device does not implement.
+/// Result of an operation that a device does not implement.
 fn unsupported<T>(operation: &'static str) -> Result<T> {
     Err(Error::Unsupported { operation })
 }
 
-/// The operations of a device, without checks of their arguments. [`crate::Engine`] documents each of them.
+/// Operations of a device, without argument validation. [`crate::Engine`] documents each of them.
 #[allow(missing_docs, unused_variables)]
 pub trait Kernels: Send + Sync + Sized + 'static {
-    /// A tensor on this device. Cloning one is cheap: it copies a handle.
+    /// Tensor on this device. Cloning is cheap: it copies a handle.
     type Tensor: Clone + Debug + Send + Sync + 'static;
-    /// A weight matrix in fewer bits. Cloning one is cheap.
+    /// Weight matrix in reduced precision. Cloning is cheap.
     type Packed: Clone + Debug + Send + Sync + 'static;
-    /// Anchor states at the precision that a bank stores them in.
+    /// Anchor states in storage precision.
     type Stored: Clone + Debug + Send + Sync + 'static;
 
     // ---- required: tensors in and out ----
@@ -74,15 +74,15 @@ pub trait Kernels: Send + Sync + Sized + 'static {
     fn stored_shape(&self, states: &Self::Stored) -> [usize; 4];
     fn stored_bytes(&self, states: &Self::Stored) -> usize;
 
-    /// Tokens of a chunk of the recurrences; 1 for a device that has no chunks or no recurrences.
+    /// Tokens per chunk of the recurrent operations; 1 for a device that has no chunks or no recurrent operations.
     const CHUNK_TOKENS: usize = 1;
 
-    /// By default one task after the other.
+    /// Runs the tasks sequentially by default.
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         (0..count).for_each(task);
     }
 
-    // ---- weights of inference ----
+    // ---- packed weights ----
 
     fn pack(&self, weight: &Self::Tensor, precision: Precision) -> Result<Self::Packed> {
         unsupported("pack")
@@ -111,7 +111,7 @@ pub trait Kernels: Send + Sync + Sized + 'static {
     fn linear(&self, input: Linear<&Self::Tensor, WeightOf<'_, Self>>) -> Result<Self::Tensor> {
         unsupported("linear")
     }
-    /// By default one call of `linear` for each weight.
+    /// Calls `linear` once per weight by default.
     fn linear_each(&self, x: &Self::Tensor, weights: &[WeightOf<'_, Self>]) -> Result<Vec<Self::Tensor>> {
         weights.iter().map(|&weight| Kernels::linear(self, Linear { x, weight, bias: None })).collect()
     }
@@ -146,7 +146,7 @@ pub trait Kernels: Send + Sync + Sized + 'static {
         unsupported("gated_rms_norm_backward")
     }
 
-    // ---- the gated delta rule ----
+    // ---- gated delta rule ----
 
     fn gated_delta(
         &self,
@@ -166,7 +166,7 @@ pub trait Kernels: Send + Sync + Sized + 'static {
         unsupported("gated_delta_backward")
     }
 
-    // ---- the historical reader ----
+    // ---- anchor reader ----
 
     fn anchor_read(
         &self,
@@ -221,7 +221,7 @@ pub trait Kernels: Send + Sync + Sized + 'static {
         unsupported("state_read_backward")
     }
 
-    // ---- plain operations ----
+    // ---- basic operations ----
 
     fn map(&self, kind: Map, x: &Self::Tensor) -> Result<Self::Tensor> {
         unsupported("map")

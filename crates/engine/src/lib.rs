@@ -1,9 +1,10 @@
-//! Tensors on the CPU, a small reverse-mode tape over coarse fused operations, and the operations themselves,
-//! each with a hand-written backward pass.
+//! Tensor engine on the CPU: a small reverse-mode tape over coarse fused operations, each with a hand-written
+//! backward pass.
 //!
-//! Model code holds a [`Tape`] and calls operations on it; the tape runs them on an [`Engine`]. Two engines
-//! exist: [`Cpu`], f32, SIMD and threads, and [`Reference`], f64, the equations as they stand. A new device implements
-//! [`Kernels`]; it may begin with a few operations and leave the others to another engine ([`Fallback`]).
+//! Model code holds a [`Tape`] and calls operations on it; the tape runs them on an [`Engine`]. There are two
+//! engines: [`Cpu`] (f32, SIMD, multithreaded) and [`Reference`] (f64, a direct transcription of the equations). A
+//! new device implements [`Kernels`]; it may start with a few operations and leave the others to another engine
+//! ([`Fallback`]).
 
 mod bytes;
 mod checksum;

@@ -1,5 +1,5 @@
-//! What the machine itself can do: multiply-adds per second from registers, bytes per second from memory.
-//! Benchmarks are shares of these.
+//! Measured limits of the machine: peak multiply-adds per second from registers, and memory bandwidth. Benchmarks
+//! report their results as fractions of these.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -7,20 +7,20 @@ use std::time::Instant;
 use crate::cpu::{Cpu, Shared};
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Measured limits of the machine on the engine's threads.
+/// Measured limits of the machine with the engine's threads.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
-    /// Floating-point operations per second (a multiply-add is two), in units of 10⁹.
+    /// Floating-point operations per second in units of 10⁹; a multiply-add counts as two.
     pub peak_gflops: f64,
-    /// Bytes read and written per second by a copy between arrays far beyond the caches, in units of 10⁹.
+    /// Bytes read and written per second by a copy between arrays much larger than the caches, in units of 10⁹.
     pub copy_gbs: f64,
-    /// Bytes read per second from such an array, in units of 10⁹.
+    /// Bytes read per second from an array much larger than the caches, in units of 10⁹.
     pub read_gbs: f64,
 }
 
 impl Machine {
-    /// Measures for about a second. `bytes` is the size of each array; the default of 256 MiB is far beyond
-    /// any last-level cache of an ordinary machine.
+    /// Measures for about a second. `bytes` is the size of each array; the default of 256 MiB is much larger than
+    /// the last-level cache of an ordinary machine.
     pub fn measure(cpu: &Cpu, bytes: Option<usize>) -> Self {
         let len = bytes.unwrap_or(256 << 20) / size_of::<f32>();
         let mut from = cpu.zeros(&[len]);
@@ -52,7 +52,7 @@ impl Machine {
     }
 }
 
-/// The shortest of several runs, in seconds.
+/// Shortest time of several runs, in seconds.
 fn best(runs: usize, mut f: impl FnMut()) -> f64 {
     (0..runs)
         .map(|_| {

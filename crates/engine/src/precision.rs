@@ -1,27 +1,27 @@
-//! Numbers in fewer bits, for anchor states and for the weights of inference.
+//! Reduced-precision number formats for anchor states and inference weights.
 //!
 //! ```text
 //! bf16: the upper half of an f32, rounded to nearest, ties to even
-//! int8: v ≈ scale · code, one scale for each row: scale = max |v| / 127, code = round(v / scale)
+//! int8: v ≈ scale · code, one scale per row: scale = max |v| / 127, code = round(v / scale)
 //! ```
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How numbers are stored.
+/// Storage precision of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// Exact.
+    /// 32 bits, exact.
     #[default]
     F32,
-    /// Eight bits of mantissa, half the bytes.
+    /// 8 significant bits; half the size of f32.
     Bf16,
-    /// One byte a number and a scale for each row, about a quarter of the bytes.
+    /// One byte per number plus one scale per row; about a quarter of the size of f32.
     Int8,
 }
 
 impl Precision {
-    /// Bytes of `rows` rows of `width` numbers.
+    /// Size in bytes of `rows` rows of `width` numbers.
     pub fn bytes(self, rows: usize, width: usize) -> usize {
         match self {
             Self::F32 => rows * width * size_of::<f32>(),
@@ -54,23 +54,23 @@ impl fmt::Display for Precision {
     }
 }
 
-/// The nearest bf16 number, as its bits.
+/// Bits of the nearest bf16 number.
 #[inline]
 pub(crate) fn to_bf16(v: f32) -> u16 {
     half::bf16::from_f32(v).to_bits()
 }
 
-/// The number that bits of bf16 stand for.
+/// Converts bf16 bits to f32.
 #[inline(always)]
 pub(crate) fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Writes the codes of a row and returns its scale.
+/// Quantises a row into `codes` and returns its scale.
 pub(crate) fn to_int8(row: &[f32], codes: &mut [i8]) -> f32 {
     let largest = row.iter().fold(0.0f32, |m, v| if v.abs() > m { v.abs() } else { m });
     let scale = largest / 127.0;
-    // Rows of zeros, and rows too small for a scale of their own, become zeros.
+    // Rows of zeros, and rows whose scale would be subnormal, are quantised to zeros.
     let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
     for (code, v) in codes.iter_mut().zip(row) {
         *code = (v * inverse).round().clamp(-127.0, 127.0) as i8;

@@ -1,44 +1,45 @@
-//! Large matrix products: the kernels of `gemm-f32`, cut over the engine's threads.
+//! Large matrix products: the single-threaded kernels of the `gemm-f32` crate, distributed over the engine's
+//! threads.
 
 use gemm_common::Parallelism;
 
 use crate::cpu::{Cpu, Shared};
 
-/// Multiply-adds below which one thread is enough.
+/// Number of multiply-adds below which a single thread is used.
 const SMALL: usize = 64 * 64 * 64;
-/// Rows of C up to which a B that lies in columns is the left side of the library's product.
+/// Maximum number of rows of C for which a column-major B is passed to the library without transposing the product.
 const FEW_ROWS: usize = 32;
 
-/// A matrix of f32 in memory, rows and columns any distance apart.
+/// View of an f32 matrix with arbitrary row and column strides.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     data: &'a [f32],
-    /// Rows and columns.
+    /// Number of rows and columns.
     size: [usize; 2],
-    /// How far apart they are.
+    /// Row and column stride.
     step: [usize; 2],
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows one after the other.
+    /// Row-major matrix.
     pub(crate) fn rows(data: &'a [f32], rows: usize, columns: usize) -> Self {
         assert!(data.len() == rows * columns, "a matrix of {rows} by {columns} in {} numbers", data.len());
         Self { data, size: [rows, columns], step: [columns, 1] }
     }
 
-    /// The transpose, of the same memory.
+    /// Transposed view of the same memory.
     pub(crate) fn t(self) -> Self {
         let Self { data, size: [rows, columns], step: [row, column] } = self;
         Self { data, size: [columns, rows], step: [column, row] }
     }
 
-    /// Where the rows from `row` on and the columns from `column` on begin.
+    /// Pointer to element (`row`, `column`).
     fn at(self, row: usize, column: usize) -> *const f32 {
         self.data[row * self.step[0] + column * self.step[1]..].as_ptr()
     }
 }
 
-/// What becomes of the numbers in C.
+/// How the product is combined with the contents of C.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accum {
     /// C = A·B.
@@ -47,13 +48,13 @@ pub(crate) enum Accum {
     Add,
 }
 
-/// c = a·b or c += a·b, row-major [m, n], on all threads: each takes a share of the longer side of c.
+/// c = a·b or c += a·b, row-major [m, n], on all threads; each takes a share of the longer dimension of c.
 pub(crate) fn product(cpu: &Cpu, c: &mut [f32], accum: Accum, a: Matrix<'_>, b: Matrix<'_>) {
     let ([m, k], n) = (a.size, b.size[1]);
     let by_rows = m >= n;
     let side = m.max(n);
     let parts = if m * n * k < SMALL { 1 } else { cpu.threads().min(side.div_ceil(16)) };
-    // Shares are whole blocks of 16, so that all but the last fill the kernels' tiles.
+    // Shares are multiples of 16, so that all but the last fill the kernels' tiles.
     let share = side.div_ceil(parts).next_multiple_of(16).max(16);
     assert!(c.len() == m * n);
     let c = Shared::new(c);
@@ -61,27 +62,27 @@ pub(crate) fn product(cpu: &Cpu, c: &mut [f32], accum: Accum, a: Matrix<'_>, b: 
         let range = part * share..((part + 1) * share).min(side);
         let [rows, columns] = if by_rows { [range, 0..n] } else { [0..m, range] };
         #[allow(unsafe_code)]
-        // SAFETY: C has m·n numbers; each task has its own rows or columns.
+        // SAFETY: C has m·n elements, and each task has its own rows or columns.
         unsafe {
             block(c.pointer(0), accum, a, b, rows, columns);
         }
     });
 }
 
-/// [`product`] on this thread alone.
+/// Single-threaded variant of [`product`].
 pub(crate) fn product_here(c: &mut [f32], accum: Accum, a: Matrix<'_>, b: Matrix<'_>) {
     let (m, n) = (a.size[0], b.size[1]);
     assert!(c.len() == m * n);
     #[allow(unsafe_code)]
-    // SAFETY: C has m·n numbers, all of which are this call's.
+    // SAFETY: C has m·n elements, all exclusively borrowed by this call.
     unsafe {
         block(c.as_mut_ptr(), accum, a, b, 0..m, 0..n);
     }
 }
 
-/// Some rows and columns of the product.
+/// Computes the given rows and columns of the product.
 /// # Safety
-/// `c` must be valid for as many numbers as C has; nobody else may touch those of these rows and columns.
+/// `c` must be valid for all elements of C, and no other task may access those of these rows and columns.
 #[allow(unsafe_code)]
 unsafe fn block(
     c: *mut f32,
@@ -100,13 +101,13 @@ unsafe fn block(
     let add = accum == Accum::Add;
     if k == 0 {
         for row in rows.filter(|_| !add) {
-            // SAFETY: in C by the assertion and the caller's promise, and this call's alone.
+            // SAFETY: inside C by the assertion and the caller's guarantee; accessed only by this call.
             unsafe { std::slice::from_raw_parts_mut(c.add(row * n + columns.start), width) }.fill(0.0);
         }
         return;
     }
-    // The library's kernels write columns: C's rows, if the product is taken as Cᵀ = Bᵀ Aᵀ, which is the faster
-    // way. Not so for few rows and a B in columns, which would have to be repacked.
+    // The library's kernels store columns of their result, so computing Cᵀ = Bᵀ Aᵀ stores rows of C and is faster.
+    // The exception is few rows with a column-major B, which the library would have to repack.
     let direct = m <= FEW_ROWS && b.step[0] == 1;
     let (size, left, right, c_step) =
         if direct { ([m, width], a, b, [n, 1]) } else { ([width, m], b.t(), a.t(), [1, n]) };
@@ -115,7 +116,7 @@ unsafe fn block(
     let [c_step, left_step, right_step] =
         [c_step, left.step, right.step].map(|step| step.map(|distance| distance as isize));
     let gemm = gemm_f32::gemm::f32::get_gemm_fn();
-    // SAFETY: A and B have these rows and columns, C has room for them, and the strides keep to them.
+    // SAFETY: the rows and columns exist in A, B and C, and the strides stay within them.
     unsafe {
         gemm(
             size[0],

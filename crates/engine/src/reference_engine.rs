@@ -1,4 +1,4 @@
-//! The engine of the equations: every operation as its `reference` states it, in f64.
+//! Reference engine: each method calls the `reference` function of its operation, in f64.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -28,7 +28,8 @@ use crate::precision::Precision;
 use crate::tensor::Tensor;
 use crate::weight::RoundedWeight;
 
-/// Computes in f64 by the equations themselves: slow, exact, the judge of every other engine.
+/// Engine that computes in f64 directly from the equations. It is slow and serves as ground truth for the other
+/// engines.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reference;
 
@@ -115,7 +116,7 @@ impl Kernels for Reference {
         rms_norm::reference::gated_backward(input, eps, gradient)
     }
 
-    // ---- the gated delta rule ----
+    // ---- gated delta rule ----
 
     fn gated_delta(
         &self,
@@ -135,7 +136,7 @@ impl Kernels for Reference {
         gated_delta::reference::backward(input, options, gradient)
     }
 
-    // ---- the historical reader ----
+    // ---- anchor reader ----
 
     fn anchor_read(
         &self,
@@ -192,7 +193,7 @@ impl Kernels for Reference {
         state_read::reference::backward(input, key_heads, gradient)
     }
 
-    // ---- plain operations ----
+    // ---- basic operations ----
 
     fn map(&self, kind: Map, x: &T) -> Result<T> {
         Ok(elementwise::reference::map(kind, x))

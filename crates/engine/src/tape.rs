@@ -1,13 +1,13 @@
-//! The tape: what a forward pass did, so that a backward pass can undo it.
+//! Tape: records a forward pass for reverse-mode differentiation.
 //!
-//! Life of one step. Parameters enter with [`Tape::parameter`], data with [`Tape::constant`]. Every operation
-//! computes its outputs at once and, if an input needs a gradient, leaves a node: the ids of its inputs and
-//! outputs, and a closure that holds exactly the tensors its backward pass reads. [`Tape::backward`] takes the
-//! nodes off the end one by one; a closure is consumed when it runs, so its buffers return to the pool as
-//! soon as their last reader is done. When the sweep has passed the first node that used a parameter, the
-//! parameter's gradient is final and the callback gets it, while earlier layers are still to come.
+//! Parameters enter with [`Tape::parameter`], data with [`Tape::constant`]. Every operation computes its outputs
+//! immediately and, if an input needs a gradient, records a node: the ids of its inputs and outputs, and a closure
+//! that owns exactly the tensors its backward pass reads. [`Tape::backward`] pops the nodes from the end one by
+//! one. A closure is consumed when it runs, so its buffers return to the pool as soon as they are no longer needed.
+//! Once the first node that used a parameter has been processed, that parameter's gradient is final and is passed
+//! to the callback, while earlier layers are still to be processed.
 //!
-//! A tape made with [`Tape::inference`] leaves no nodes and keeps nothing.
+//! A tape created with [`Tape::inference`] records no nodes and keeps no tensors.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::engine::{Engine, WeightRef, no_gradient};
 use crate::error::{Result, bad_value};
 use crate::weight::Weight;
 
-/// A value in a computation: a tensor, and its place on the tape if a gradient flows to it.
+/// Value in a computation: a tensor, and its id on the tape if it needs a gradient.
 #[derive(Clone, Debug)]
 pub struct Var<T> {
     value: T,
@@ -24,17 +24,17 @@ pub struct Var<T> {
 }
 
 impl<T> Var<T> {
-    /// The tensor.
+    /// Tensor of this variable.
     pub fn value(&self) -> &T {
         &self.value
     }
 
-    /// The tensor, by value.
+    /// Converts into the tensor.
     pub fn into_value(self) -> T {
         self.value
     }
 
-    /// A variable of this tensor that is cut off from the tape: no gradient flows through it.
+    /// Variable with the same tensor but detached from the tape: no gradient flows through it.
     pub fn detach(&self) -> Self
     where
         T: Clone,
@@ -43,7 +43,7 @@ impl<T> Var<T> {
     }
 }
 
-/// Gradients of a node's outputs in, gradients of its inputs out; `None` is zero or not needed.
+/// Takes the gradients of a node's outputs and returns those of its inputs; `None` means zero or not needed.
 type Gradients<E> = Vec<Option<<E as Engine>::Tensor>>;
 type Backward<'e, E> = Box<dyn FnOnce(&Tape<'e, E>, Gradients<E>) -> Result<Gradients<E>> + 'e>;
 
@@ -66,19 +66,19 @@ struct Inner<'e, E: Engine> {
     parameters: HashMap<u64, Parameter>,
 }
 
-/// Records operations on an engine. Model code is written once against it, for any engine.
+/// Records operations on an engine. Model code is written once against this type and runs on any engine.
 pub struct Tape<'e, E: Engine> {
     engine: &'e E,
     inner: RefCell<Inner<'e, E>>,
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// A tape that records.
+    /// Creates a recording tape.
     pub fn new(engine: &'e E) -> Self {
         Self::with(engine, true)
     }
 
-    /// A tape that only computes.
+    /// Creates a tape that computes without recording.
     pub fn inference(engine: &'e E) -> Self {
         Self::with(engine, false)
     }
@@ -94,17 +94,17 @@ impl<'e, E: Engine> Tape<'e, E> {
         Self { engine, inner: RefCell::new(inner) }
     }
 
-    /// The engine that computes.
+    /// Engine that runs the operations.
     pub fn engine(&self) -> &'e E {
         self.engine
     }
 
-    /// A value to which no gradient flows.
+    /// Value without a gradient.
     pub fn constant(&self, value: E::Tensor) -> Var<E::Tensor> {
         Var { value, id: None }
     }
 
-    /// A value whose gradient [`Tape::backward`] hands out under `key`.
+    /// Value whose gradient [`Tape::backward`] passes to its callback together with `key`.
     pub fn parameter(&self, key: usize, value: E::Tensor) -> Var<E::Tensor> {
         let mut inner = self.inner.borrow_mut();
         if !inner.recording {
@@ -115,27 +115,27 @@ impl<'e, E: Engine> Tape<'e, E> {
         Var { value, id: Some(id) }
     }
 
-    /// Nodes on the tape.
+    /// Number of recorded nodes.
     pub fn len(&self) -> usize {
         self.inner.borrow().nodes.len()
     }
 
-    /// Whether nothing has been recorded.
+    /// Whether no nodes are recorded.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether an operation on these inputs will be recorded, so that it keeps what its backward needs.
+    /// Whether an operation on these inputs will be recorded and must therefore save data for its backward pass.
     pub(crate) fn records(&self, inputs: &[&Var<E::Tensor>]) -> bool {
         self.inner.borrow().recording && inputs.iter().any(|v| v.id.is_some())
     }
 
-    /// Whether no gradient can flow to any of these inputs: nothing needs to be kept or recorded.
+    /// Whether none of these inputs needs a gradient, so that nothing has to be saved or recorded.
     pub(crate) fn is_constant(&self, inputs: &[&Var<E::Tensor>]) -> bool {
         inputs.iter().all(|v| v.id.is_none())
     }
 
-    /// Refuses packed weights on a tape that records, because no gradient passes them.
+    /// Rejects packed weights on a recording tape, because they are not differentiable.
     pub(crate) fn refuse_packed(&self, operation: &'static str, weights: &[WeightRef<'_, E>]) -> Result<()> {
         if !self.inner.borrow().recording {
             return Ok(());
@@ -146,8 +146,8 @@ impl<'e, E: Engine> Tape<'e, E> {
         })
     }
 
-    /// Puts the outputs of an operation on the tape. `backward` gets the gradients of the outputs, in their
-    /// order, and returns those of the inputs, in theirs.
+    /// Records an operation and returns its outputs as variables. `backward` receives the gradients of the outputs
+    /// and returns those of the inputs, each in order.
     pub(crate) fn record(
         &self,
         inputs: &[&Var<E::Tensor>],
@@ -168,7 +168,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         outputs.into_iter().zip(out).map(|(value, id)| Var { value, id: Some(id) }).collect()
     }
 
-    /// [`Tape::record`] for one output.
+    /// Variant of [`Tape::record`] for operations with a single output.
     pub(crate) fn record_one(
         &self,
         inputs: &[&Var<E::Tensor>],
@@ -187,8 +187,8 @@ impl<'e, E: Engine> Tape<'e, E> {
         vars.remove(0)
     }
 
-    /// Runs `region` and keeps only its inputs; the backward pass runs it again. The gradients have the same
-    /// bits as without the region.
+    /// Runs `region` without recording and keeps only its inputs; the backward pass recomputes it (gradient
+    /// checkpointing). Gradients are bit-identical to those without recomputation.
     pub fn recompute(
         &self,
         inputs: &[&Var<E::Tensor>],
@@ -212,7 +212,7 @@ impl<'e, E: Engine> Tape<'e, E> {
                     inner.accumulate(tape.engine, id, gradient)?;
                 }
             }
-            // The nodes that ran again are now at the end of the tape: the sweep takes them next, and they
+            // The recomputed nodes are now at the end of the tape. The backward loop processes them next, and they
             // pass gradients to the region's inputs themselves.
             Ok(Vec::new())
         };
@@ -220,8 +220,8 @@ impl<'e, E: Engine> Tape<'e, E> {
         Ok(outputs.into_iter().zip(ids).map(|(v, id)| Var { value: v.value, id: Some(id) }).collect())
     }
 
-    /// Gradients of a scalar with respect to all parameters that it depends on. `ready(key, gradient)` is
-    /// called once for each as soon as its gradient is final.
+    /// Computes the gradients of a scalar with respect to all parameters it depends on. `ready(key, gradient)` is
+    /// called once per parameter, as soon as its gradient is final.
     pub fn backward(&self, loss: &Var<E::Tensor>, ready: impl FnMut(usize, E::Tensor)) -> Result<()> {
         let shape = self.engine.shape(&loss.value).to_vec();
         if shape.iter().product::<usize>() != 1 {
@@ -231,7 +231,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         self.backward_from(&[(loss, one)], ready)
     }
 
-    /// Like [`Tape::backward`], from given gradients of several values.
+    /// Variant of [`Tape::backward`] that starts from given gradients of several values.
     pub fn backward_from(
         &self,
         seeds: &[(&Var<E::Tensor>, E::Tensor)],
@@ -277,8 +277,8 @@ impl<E: Engine> Inner<'_, E> {
         self.next_id
     }
 
-    /// The first node that uses a parameter is the last to add to its gradient. Inside a region that will
-    /// run again, that node is the region's.
+    /// Records the use of parameters by the next node. The first node that uses a parameter is the last to
+    /// contribute to its gradient; for uses inside a recomputed region, this is the region's node.
     fn note_use(&mut self, ids: &[Option<u64>]) {
         let here = self.nodes.len();
         for id in ids.iter().flatten() {

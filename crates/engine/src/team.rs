@@ -1,7 +1,9 @@
-//! The engine's threads. A parallel region is often shorter than it takes to wake a sleeping thread, so workers
-//! wait for the next region awake for a millisecond before they sleep; the calling thread works along. When it has
-//! no work left, it closes the region and waits only for workers that have entered it: on a busy machine, where a
-//! worker may not run for milliseconds, the caller does the work alone.
+//! Thread pool of the engine.
+//!
+//! A parallel region is often shorter than the time it takes to wake a sleeping thread. Workers therefore spin for
+//! a millisecond after a region before they sleep, and the calling thread takes part in the work. When the caller
+//! runs out of work, it closes the region and waits only for workers that have entered it. On a busy machine, where
+//! a worker may not be scheduled for milliseconds, the caller thus does the work alone instead of waiting.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -12,12 +14,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker waits awake.
+/// How long an idle worker spins before it sleeps.
 const AWAKE: Duration = Duration::from_millis(1);
 
 type Job = *const (dyn Fn() + Sync);
 
-/// A region in one number: its own in the upper half, then a bit for open, then the workers inside.
+/// State of a parallel region in one word: sequence number (upper 32 bits), an open flag, and the number of workers
+/// inside.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Region(u64);
 
@@ -33,14 +36,13 @@ impl Region {
     fn workers(self) -> u64 {
         self.0 & (Self::OPEN - 1)
     }
-    /// The next region, open and empty.
+    /// The next region: open, with no workers inside.
     fn next(self) -> Self {
         Self((self.number().wrapping_add(1) << 32) | Self::OPEN)
     }
 }
 
-/// A value on cache lines of its own: waiting workers read the region all the time, and what stood beside it would go
-/// back and forth between the processors with it.
+/// A value on cache lines of its own, to avoid false sharing: spinning workers read the region state continuously.
 #[repr(align(128))]
 pub(crate) struct Apart<T>(pub T);
 
@@ -51,9 +53,9 @@ impl<T> std::ops::Deref for Apart<T> {
     }
 }
 
-/// What the caller and the workers share.
+/// State shared by the caller and the workers.
 struct Shared {
-    /// The region's number, whether it is open, and the workers inside: see [`Region`].
+    /// Current region; see [`Region`].
     region: Apart<AtomicU64>,
     job: Apart<UnsafeCell<Option<Job>>>,
     stop: Apart<AtomicBool>,
@@ -62,27 +64,27 @@ struct Shared {
     panic: Apart<Mutex<Option<Box<dyn Any + Send>>>>,
 }
 
-// SAFETY: `job` is written by the caller only while the region is closed and no worker is inside, and read by
-// workers only inside a region, whose opening is published after it.
+// SAFETY: the caller writes `job` only while the region is closed and no worker is inside. Workers read it only
+// inside a region, which is opened after the write with release ordering.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
-/// A caller and its workers.
+/// A calling thread and its workers.
 pub(crate) struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Held by the caller whose region is running.
+    /// Locked by the caller whose region is running.
     busy: Mutex<()>,
 }
 
 thread_local! {
-    /// Whether this thread is inside a region: regions do not nest.
+    /// Whether this thread is inside a region; regions do not nest.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Team {
-    /// A team of `threads`, the caller included.
+    /// Creates a team of `threads` threads, including the caller.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             region: Apart(AtomicU64::new(0)),
@@ -102,14 +104,15 @@ impl Team {
         Ok(team)
     }
 
-    /// Runs `job` on the calling thread and on those workers that come before it is done there, and returns when all
-    /// of them are done. Inside a region, or while another caller's region runs, the calling thread runs it alone.
+    /// Runs `job` on the calling thread and on all workers that enter before the caller is done, and returns when
+    /// all of them are done. If called inside a region, or while another caller's region runs, only the calling
+    /// thread runs it.
     pub(crate) fn run(&self, job: &(dyn Fn() + Sync)) {
         let alone = self.workers.is_empty() || INSIDE.get();
         let busy = match self.busy.try_lock() {
             _ if alone => None,
             Ok(guard) => Some(guard),
-            // A region panicked; its workers are done all the same.
+            // An earlier region panicked, but its workers have left it.
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };
@@ -117,8 +120,8 @@ impl Team {
             return job();
         };
         let shared = &*self.shared;
-        // SAFETY: no worker runs, so nobody reads the job. The pointer's lifetime is cut off, but every worker
-        // is done with it before this function returns, even when the job panics.
+        // SAFETY: no worker is inside a region, so none reads the job. The transmute extends the pointer's
+        // lifetime, but every worker is done with it before this function returns, even if the job panics.
         unsafe {
             let job = std::mem::transmute::<*const (dyn Fn() + Sync + '_), Job>(job);
             *shared.job.get() = Some(job);
@@ -185,7 +188,7 @@ fn work(shared: &Shared) {
     }
 }
 
-/// Enters the region if it is open; gives its number.
+/// Enters the region if it is open, and returns its number.
 fn enter(shared: &Shared) -> Option<u64> {
     let mut region = Region(shared.region.load(Ordering::Relaxed));
     while region.is_open() {
@@ -210,7 +213,7 @@ impl Drop for Team {
             self.shared.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
-            // A worker's panic has already reached the caller of its region.
+            // A panic in a job was already propagated to the caller of its region.
             let _ = worker.join();
         }
     }
@@ -222,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// Tasks that threads take one by one, as the engine shares out its work.
+    /// Runs `count` tasks that threads claim one by one, as the engine does, and returns how often each ran.
     fn tasks(team: &Team, count: usize) -> Vec<usize> {
         let done: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
         let next = AtomicUsize::new(0);
@@ -240,12 +243,12 @@ mod tests {
         for round in 0..2000 {
             assert!(tasks(&team, 1 + round % 7).iter().all(|&times| times == 1));
             if round % 700 == 0 {
-                std::thread::sleep(2 * AWAKE); // the workers sleep and are woken
+                std::thread::sleep(2 * AWAKE); // let the workers fall asleep, so that they must be woken
             }
         }
     }
 
-    /// A worker takes part: the caller waits for it inside the region.
+    /// A worker must take part: the caller waits for it inside the region.
     #[test]
     fn workers_take_part() {
         let team = Team::new(2).unwrap();

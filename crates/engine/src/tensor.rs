@@ -1,8 +1,8 @@
-//! Dense tensors and the pool their buffers come from and return to.
+//! Dense tensors, and the pool that recycles their buffers.
 //!
-//! A tensor is always contiguous and row-major. Cloning one copies a pointer. When the last clone is
-//! dropped, the buffer goes back to its pool, so a training step that repeats the shapes of the step
-//! before it asks the system for no memory.
+//! A tensor is always contiguous and row-major. Cloning copies a pointer. When the last clone is dropped, the
+//! buffer returns to its pool, so a training step with the same shapes as the previous step allocates no memory
+//! from the system.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
 
 use crate::error::{Result, bad_value};
 
-/// The number types that references run in: `f32` and `f64`.
+/// Floating-point types that the reference kernels support: `f32` and `f64`.
 pub trait Real:
     Float
     + FloatConst
@@ -27,9 +27,9 @@ pub trait Real:
     + Sync
     + 'static
 {
-    /// The nearest value of this type.
+    /// Converts to the nearest value of this type.
     fn of(value: f64) -> Self;
-    /// This value as `f64`.
+    /// Converts to `f64`.
     fn as_f64(self) -> f64;
 }
 
@@ -51,10 +51,10 @@ impl Real for f64 {
     }
 }
 
-/// Numbers in memory of their own that starts on a cache line; large ones on pages of 2 MiB, where the system has
-/// them, because rows of one head lie on many small pages.
+/// Owned memory aligned to a cache line. Large allocations use 2 MiB pages where the system supports them, because
+/// the rows of one head are spread over many small pages.
 pub(crate) struct Lines<R> {
-    /// The first number, at or a little behind `base`.
+    /// First element, at `base` or slightly after it.
     start: NonNull<R>,
     bytes: usize,
     base: NonNull<u8>,
@@ -65,20 +65,21 @@ const LINE: usize = 64;
 const LARGE_PAGE: usize = 2 << 20;
 
 #[allow(unsafe_code)]
-// SAFETY: the memory is owned, and numbers may go anywhere.
+// SAFETY: the memory is owned, and its elements are `Send`.
 unsafe impl<R: Real> Send for Lines<R> {}
 #[allow(unsafe_code)]
 // SAFETY: shared access only reads.
 unsafe impl<R: Real> Sync for Lines<R> {}
 
 impl<R: Real> Lines<R> {
-    /// At least `len` zeros.
+    /// Allocates at least `len` zeros.
     #[allow(unsafe_code)]
     pub(crate) fn zeroed(len: usize) -> Self {
         let bytes = (len * size_of::<R>()).next_multiple_of(LINE).max(LINE);
         let large = bytes >= 2 * LARGE_PAGE;
         let align = if large { LARGE_PAGE } else { LINE };
-        // Zeros from the system cost nothing until they are touched, but only where no alignment is asked for.
+        // Zeroed pages from the system cost nothing until touched, but the allocator provides them only for small
+        // alignments; so over-allocate and align manually.
         let layout = Layout::from_size_align(bytes + align, 16).expect("a size that was checked");
         // SAFETY: the size is not zero.
         let memory = unsafe { alloc_zeroed(layout) };
@@ -89,7 +90,7 @@ impl<R: Real> Lines<R> {
         #[cfg(target_os = "linux")]
         if large {
             let whole = bytes / LARGE_PAGE * LARGE_PAGE;
-            // SAFETY: advice on whole pages of our own memory; a refusal changes nothing.
+            // SAFETY: advice on whole pages of owned memory; failure has no effect.
             unsafe { libc::madvise(start.as_ptr().cast(), whole, libc::MADV_HUGEPAGE) };
         }
         Self { start: start.cast(), bytes, base, layout }
@@ -101,7 +102,7 @@ impl<R: Real> Lines<R> {
 
     #[allow(unsafe_code)]
     pub(crate) fn as_slice(&self) -> &[R] {
-        // SAFETY: the memory is initialised (zero bytes are the number zero), aligned and ours.
+        // SAFETY: the memory is initialised (all-zero bytes are the number zero), aligned and owned.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity()) }
     }
 
@@ -120,16 +121,16 @@ impl<R> Drop for Lines<R> {
     }
 }
 
-/// Buffers that are free to be used again, by capacity.
+/// Free buffers by capacity.
 #[derive(Default)]
 pub(crate) struct Pool<R: Real> {
     free: Mutex<BTreeMap<usize, Vec<Lines<R>>>>,
-    /// Bytes that tensors hold.
+    /// Bytes held by live tensors.
     live: AtomicUsize,
 }
 
 impl<R: Real> Pool<R> {
-    /// A buffer of at least `len` numbers with unspecified (but initialised) contents.
+    /// Returns a buffer of at least `len` elements with unspecified (but initialised) contents.
     fn take(&self, len: usize) -> Lines<R> {
         let class = size_class(len);
         let found = {
@@ -147,24 +148,24 @@ impl<R: Real> Pool<R> {
         free.entry(lines.capacity()).or_default().push(lines);
     }
 
-    /// Gives all free buffers back to the system.
+    /// Returns all free buffers to the system.
     pub(crate) fn trim(&self) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Bytes that tensors hold.
+    /// Bytes held by live tensors.
     pub(crate) fn live_bytes(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// Bytes that lie free in the pool.
+    /// Bytes of free buffers in the pool.
     pub(crate) fn free_bytes(&self) -> usize {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.iter().map(|(class, list)| class * size_of::<R>() * list.len()).sum()
     }
 }
 
-/// Rounds a length up so that lengths within an eighth of each other share buffers.
+/// Rounds a length up so that lengths within about an eighth of each other share buffers.
 fn size_class(len: usize) -> usize {
     let step = (len.next_power_of_two() / 16).max(16);
     len.div_ceil(step).max(1) * step
@@ -183,7 +184,7 @@ impl<R: Real> Drop for Buffer<R> {
     }
 }
 
-/// Dimensions, without an allocation for the usual few.
+/// Dimensions, stored inline for ranks up to four.
 #[derive(Clone)]
 enum Shape {
     Few([usize; 4], usize),
@@ -232,12 +233,12 @@ impl<R: Real> std::fmt::Debug for Tensor<R> {
 }
 
 impl<R: Real> Tensor<R> {
-    /// A tensor whose contents are unspecified: the caller writes every element.
+    /// Tensor with unspecified contents; the caller must write every element.
     pub(crate) fn uninit(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
         Self::with_capacity(pool, shape.iter().product(), shape)
     }
 
-    /// A tensor of unspecified contents in a buffer with room for half as many numbers again.
+    /// Tensor with unspecified contents and 50 % spare capacity.
     pub(crate) fn uninit_with_room(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
         let len: usize = shape.iter().product();
         Self::with_capacity(pool, len + len / 2, shape)
@@ -248,7 +249,7 @@ impl<R: Real> Tensor<R> {
         Self { buffer: Arc::new(buffer), shape: shape.into() }
     }
 
-    /// Puts numbers behind the last one and takes the given shape, if nobody else holds the buffer and it has room.
+    /// Appends elements in place and sets the shape. Returns false if the buffer is shared or lacks capacity.
     pub(crate) fn extend(&mut self, more: &Self, shape: &[usize]) -> bool {
         let (old, new) = (self.len(), self.len() + more.len());
         let Some(lines) = Arc::get_mut(&mut self.buffer).and_then(|buffer| buffer.lines.as_mut()) else {
@@ -262,14 +263,14 @@ impl<R: Real> Tensor<R> {
         true
     }
 
-    /// A tensor of zeros.
+    /// Tensor of zeros.
     pub(crate) fn zeros(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
         let mut tensor = Self::uninit(pool, shape);
         tensor.data_mut().fill(R::zero());
         tensor
     }
 
-    /// A tensor with the given contents.
+    /// Tensor with the given contents.
     pub(crate) fn from_slice(pool: &Arc<Pool<R>>, data: &[R], shape: &[usize]) -> Result<Self> {
         let len = element_count("tensor", shape)?;
         if len != data.len() {
@@ -283,7 +284,7 @@ impl<R: Real> Tensor<R> {
         Ok(tensor)
     }
 
-    /// Without a pool: for references and tests.
+    /// Tensor without a pool; for reference kernels and tests.
     pub(crate) fn detached(data: Vec<R>, shape: &[usize]) -> Self {
         debug_assert_eq!(data.len(), shape.iter().product::<usize>());
         let mut lines = Lines::zeroed(data.len());
@@ -292,33 +293,33 @@ impl<R: Real> Tensor<R> {
         Self { buffer: Arc::new(buffer), shape: shape.into() }
     }
 
-    /// The dimensions.
+    /// Dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// How many numbers.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether some dimension is zero.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The last dimension (1 for a scalar).
+    /// Size of the last dimension (1 for a scalar).
     pub(crate) fn width(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// The numbers.
+    /// Elements in row-major order.
     pub fn data(&self) -> &[R] {
         let len = self.len();
         &self.buffer.lines.as_ref().map_or(&[][..], Lines::as_slice)[..len]
     }
 
-    /// The numbers, to be written. Only for a tensor that nobody else holds.
+    /// Elements in row-major order, mutable. The buffer must not be shared.
     pub(crate) fn data_mut(&mut self) -> &mut [R] {
         let len = self.len();
         let buffer =
@@ -326,19 +327,19 @@ impl<R: Real> Tensor<R> {
         &mut buffer.lines.as_mut().map_or(&mut [][..], Lines::as_mut_slice)[..len]
     }
 
-    /// Whether this is the only handle on the buffer.
+    /// Whether this is the only handle to the buffer.
     pub(crate) fn is_unique(&mut self) -> bool {
         Arc::get_mut(&mut self.buffer).is_some()
     }
 
-    /// A handle on the same numbers with another shape of the same size.
+    /// Handle to the same buffer with another shape of equal size.
     pub(crate) fn with_shape(&self, shape: &[usize]) -> Self {
         debug_assert_eq!(self.len(), shape.iter().product::<usize>());
         Self { buffer: Arc::clone(&self.buffer), shape: shape.into() }
     }
 }
 
-/// The number of elements of a shape, refused when it overflows.
+/// Number of elements of a shape; an error if it overflows.
 pub(crate) fn element_count(operation: &'static str, shape: &[usize]) -> Result<usize> {
     let count = shape.iter().try_fold(1usize, |acc, &dim| acc.checked_mul(dim));
     match count {

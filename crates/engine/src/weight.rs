@@ -1,8 +1,8 @@
-//! Weights of inference in fewer bits.
+//! Weights in reduced precision, for inference.
 //!
-//! Packed weights have types of their own, so that only the operations that can read them accept them: products with
-//! weights, embeddings and losses, all without gradients. These take a [`Weight`], which is either a tensor or a packed
-//! weight.
+//! Packed weights have their own types, so that only the operations that can read them accept them: products with
+//! weights, embeddings and losses, all without gradients. These operations take a [`Weight`], which is either a
+//! tensor or a packed weight.
 #![allow(unsafe_code)]
 
 use crate::cpu::{Cpu, Shared};
@@ -10,7 +10,7 @@ use crate::error::{Result, bad_shape, bad_value};
 use crate::precision::{Precision, from_bf16, to_bf16, to_int8};
 use crate::tensor::{Real, Tensor};
 
-/// A weight matrix that an operation reads: in full, or packed in fewer bits.
+/// Weight matrix in full precision or packed in reduced precision.
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<T, P> {
     /// A tensor of the engine.
@@ -36,7 +36,7 @@ impl<T, P> Weight<T, P> {
         }
     }
 
-    /// The tensor of a full weight; none for a packed one.
+    /// Tensor of a full weight; `None` for a packed one.
     pub fn full(&self) -> Option<&T> {
         match self {
             Self::Full(tensor) => Some(tensor),
@@ -45,45 +45,45 @@ impl<T, P> Weight<T, P> {
     }
 }
 
-/// Where a packed weight is accepted, a tensor is accepted as it is.
+/// Lets a plain tensor be passed where a packed weight is accepted.
 impl<T, P> From<T> for Weight<T, P> {
     fn from(tensor: T) -> Self {
         Self::Full(tensor)
     }
 }
 
-/// The numbers of a weight as they lie in memory.
+/// Elements of a weight in storage format.
 #[derive(Clone, Copy)]
 pub(crate) enum RawWeight<'a> {
     F32(&'a [f32]),
     Bf16(&'a [u16]),
-    /// One scale for each row; the codes of a row are in the order of [`place`].
+    /// One scale per row; the codes of a row are in the order of [`place`].
     Int8 {
         codes: &'a [i8],
         scales: &'a [f32],
     },
 }
 
-/// Numbers of a buffer that hold the scales, so that the codes start on a cache line.
+/// Words reserved for the scales, so that the codes start on a cache line.
 fn scale_room(rows: usize) -> usize {
     rows.next_multiple_of(16)
 }
 
-/// Where the code of number `i` stands among the `width` int8 codes of its row. In each whole block of 32, code
-/// 8j + i is byte 4i + j: one read of 32 bytes then gives four vectors in the numbers' order with shifts alone.
+/// Index of element `i` among the `width` int8 codes of its row. In each full block of 32, code 8j + i is byte 4i +
+/// j: one 32-byte load then yields four vectors in element order using only shifts and masks.
 pub(crate) fn place(i: usize, width: usize) -> usize {
     if i < width / BLOCK * BLOCK { i / BLOCK * BLOCK + i % 8 * 4 + i % BLOCK / 8 } else { i }
 }
 
-/// Codes that stand in an order of their own.
+/// Number of codes per reordered block.
 pub(crate) const BLOCK: usize = 32;
 
-/// A packed weight [rows, width] of the CPU engine. Cloning one copies a handle.
+/// Packed weight [rows, width] of the CPU engine. Cloning copies a handle.
 #[derive(Clone)]
 pub struct PackedWeight {
     shape: [usize; 2],
     precision: Precision,
-    /// The memory: f32 numbers; bf16 codes, two in each word; or scales in f32 and then int8 codes, four in each word.
+    /// Storage: f32 values; bf16 codes, two per word; or f32 scales followed by int8 codes, four per word.
     words: Tensor<f32>,
 }
 
@@ -94,17 +94,17 @@ impl std::fmt::Debug for PackedWeight {
 }
 
 impl PackedWeight {
-    /// The dimensions, [rows, width].
+    /// Dimensions, [rows, width].
     pub fn shape(&self) -> &[usize; 2] {
         &self.shape
     }
 
-    /// How the numbers are stored.
+    /// Storage precision.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// The numbers as they lie in memory.
+    /// Elements in storage format.
     pub(crate) fn raw(&self) -> RawWeight<'_> {
         let [rows, width] = self.shape;
         let (len, words) = (rows * width, self.words.data());
@@ -112,20 +112,20 @@ impl PackedWeight {
             Precision::F32 => RawWeight::F32(words),
             Precision::Bf16 => {
                 assert!(words.len() * 2 >= len);
-                // SAFETY: the memory has room for `len` codes, and every bit pattern is a valid code.
+                // SAFETY: the memory holds `len` codes, and every bit pattern is a valid code.
                 RawWeight::Bf16(unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) })
             }
             Precision::Int8 => {
                 let (scales, codes) = words.split_at(scale_room(rows));
                 assert!(codes.len() * 4 >= len);
-                // SAFETY: the memory has room for `len` codes, and every bit pattern is a valid code.
+                // SAFETY: the memory holds `len` codes, and every bit pattern is a valid code.
                 let codes = unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), len) };
                 RawWeight::Int8 { codes, scales: &scales[..rows] }
             }
         }
     }
 
-    /// The numbers that the codes stand for.
+    /// Dequantised values.
     pub(crate) fn numbers(&self) -> Vec<f32> {
         match self.raw() {
             RawWeight::F32(v) => v.to_vec(),
@@ -142,7 +142,7 @@ impl PackedWeight {
 }
 
 impl<'a> Weight<&'a Tensor<f32>, &'a PackedWeight> {
-    /// The numbers as they lie in memory.
+    /// Elements in storage format.
     pub(crate) fn raw(self) -> RawWeight<'a> {
         match self {
             Self::Full(tensor) => RawWeight::F32(tensor.data()),
@@ -150,7 +150,7 @@ impl<'a> Weight<&'a Tensor<f32>, &'a PackedWeight> {
         }
     }
 
-    /// The dimensions.
+    /// Dimensions.
     pub(crate) fn shape(self) -> &'a [usize] {
         match self {
             Self::Full(tensor) => tensor.shape(),
@@ -159,7 +159,7 @@ impl<'a> Weight<&'a Tensor<f32>, &'a PackedWeight> {
     }
 }
 
-/// The rows and width of a weight that can be packed.
+/// Checks that a weight can be packed, and returns its rows and width.
 pub(crate) fn check_shape(shape: &[usize]) -> Result<[usize; 2]> {
     match *shape {
         [rows, width] => Ok([rows, width]),
@@ -167,7 +167,7 @@ pub(crate) fn check_shape(shape: &[usize]) -> Result<[usize; 2]> {
     }
 }
 
-/// The rows and width of a weight; refuses numbers that the precision cannot represent.
+/// Like [`check_shape`], but also rejects values that the precision cannot represent.
 fn check<R: Real>(weight: &Tensor<R>, precision: Precision) -> Result<[usize; 2]> {
     let [rows, width] = check_shape(weight.shape())?;
     if precision == Precision::Int8
@@ -179,7 +179,7 @@ fn check<R: Real>(weight: &Tensor<R>, precision: Precision) -> Result<[usize; 2]
     Ok([rows, width])
 }
 
-/// Packs a weight on all threads.
+/// Packs a weight, using all threads.
 pub(crate) fn pack(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Result<PackedWeight> {
     let shape @ [rows, width] = check(weight, precision)?;
     let (scale_words, code_words) = match precision {
@@ -191,7 +191,7 @@ pub(crate) fn pack(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Res
     let (scales, codes) = words.data_mut().split_at_mut(scale_words);
     let scales = Shared::new(scales);
     let bytes = codes.len() * 4;
-    // SAFETY: the same memory as bytes, which have no alignment and no invalid bit patterns.
+    // SAFETY: the same memory as bytes, which have alignment 1 and no invalid bit patterns.
     let codes =
         Shared::new(unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), bytes) });
     cpu.for_rows(cpu.row_parts(rows, width), |_, range| {
@@ -200,14 +200,14 @@ pub(crate) fn pack(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Res
             match precision {
                 Precision::F32 => {}
                 Precision::Bf16 => {
-                    // SAFETY: each row has its own part.
+                    // SAFETY: each row has its own disjoint part.
                     let to = unsafe { codes.part(2 * r * width, 2 * width) };
                     for (to, &v) in to.chunks_exact_mut(2).zip(row) {
                         to.copy_from_slice(&to_bf16(v).to_ne_bytes());
                     }
                 }
                 Precision::Int8 => {
-                    // SAFETY: each row has its own part.
+                    // SAFETY: each row has its own disjoint part.
                     let (to, scale) = unsafe { (codes.part(r * width, width), scales.part(r, 1)) };
                     let mut codes = vec![0; width];
                     scale[0] = to_int8(row, &mut codes);
@@ -221,7 +221,7 @@ pub(crate) fn pack(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Res
     Ok(PackedWeight { shape, precision, words })
 }
 
-/// A packed weight of the reference engine: rounded as the CPU engine rounds, but the numbers stay f64.
+/// Packed weight of the reference engine: rounded like the CPU engine's, but stored as f64.
 #[derive(Clone, Debug)]
 pub struct RoundedWeight {
     shape: [usize; 2],
@@ -230,7 +230,7 @@ pub struct RoundedWeight {
 }
 
 impl RoundedWeight {
-    /// Rounds a weight.
+    /// Rounds a weight to the given precision.
     pub(crate) fn new(weight: &Tensor<f64>, precision: Precision) -> Result<Self> {
         let shape @ [rows, width] = check(weight, precision)?;
         let mut data = Vec::with_capacity(rows * width);
@@ -249,24 +249,24 @@ impl RoundedWeight {
         Ok(Self { shape, precision, numbers: Tensor::detached(data, &shape) })
     }
 
-    /// The dimensions, [rows, width].
+    /// Dimensions, [rows, width].
     pub fn shape(&self) -> &[usize; 2] {
         &self.shape
     }
 
-    /// The precision that the numbers are rounded to.
+    /// Precision that the values are rounded to.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// The rounded numbers, [rows, width].
+    /// Rounded values, [rows, width].
     pub(crate) fn numbers(&self) -> &Tensor<f64> {
         &self.numbers
     }
 }
 
 impl<'a> Weight<&'a Tensor<f64>, &'a RoundedWeight> {
-    /// The numbers, [rows, width].
+    /// Values, [rows, width].
     pub(crate) fn numbers(self) -> &'a Tensor<f64> {
         match self {
             Self::Full(tensor) => tensor,

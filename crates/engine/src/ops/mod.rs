@@ -1,5 +1,5 @@
-//! The operations. Each folder has `mod` (what it computes, its shapes, its entry on the tape), `reference`
-//! (the equation, in f32 or f64) and `fast` (SIMD, threads, tiles).
+//! Operations. Each folder contains `mod` (definition, shapes, tape entry), `reference` (direct transcription of
+//! the equations, in f32 or f64) and `fast` (SIMD, threads, tiles).
 
 pub mod adamw;
 pub mod anchor_read;

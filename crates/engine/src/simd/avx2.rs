@@ -1,4 +1,5 @@
-//! AVX2 with FMA. Every method is one or a few instructions; `Avx2` exists only where they do.
+//! AVX2 with FMA. Every method maps to one or a few instructions. An `Avx2` value exists only on processors that
+//! support them.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 
@@ -10,15 +11,15 @@ use super::{Kernel, Simd};
 pub(crate) struct Avx2(());
 
 /// # Safety
-/// The processor must have AVX2 and FMA.
+/// The processor must support AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 #[inline(never)]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
 }
 
-// SAFETY of all blocks below: an `Avx2` value is only made in `run`, on processors with AVX2 and FMA; slices
-// are checked for their length, and pointer methods carry their caller's promise.
+// SAFETY of all blocks below: an `Avx2` value is only created in `run`, on processors with AVX2 and FMA; slice
+// lengths are checked, and pointer methods rely on their caller's guarantee.
 impl Simd for Avx2 {
     type V = __m256;
 
@@ -41,12 +42,12 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm256_loadu_ps(p) }
     }
     #[inline(always)]
     unsafe fn store_ptr(self, p: *mut f32, v: __m256) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm256_storeu_ps(p, v) }
     }
     #[inline(always)]
@@ -125,12 +126,12 @@ impl Simd for Avx2 {
     fn sums(self, [a, b, c, d, e, f, g, h]: [__m256; 8]) -> __m256 {
         // SAFETY: see above.
         unsafe {
-            // Lanes 0+4, 1+5, 2+6, 3+7 of two vectors beside each other.
+            // For two vectors side by side: the sums of lanes 0+4, 1+5, 2+6, 3+7.
             let four = |x, y| {
                 let low = _mm256_permute2f128_ps::<0x20>(x, y);
                 _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(x, y))
             };
-            // Of those the first and third, and the second and fourth, of four vectors.
+            // For four vectors: the sums of the first and third, and of the second and fourth of these.
             let two = |x, y| _mm256_add_ps(_mm256_shuffle_ps::<0x44>(x, y), _mm256_shuffle_ps::<0xEE>(x, y));
             let (left, right) = (two(four(a, b), four(c, d)), two(four(e, f), four(g, h)));
             let even = _mm256_shuffle_ps::<0x88>(left, right);
@@ -149,7 +150,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16_ptr(self, p: *const u16) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let half = _mm_loadu_si128(p.cast());
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
@@ -157,7 +158,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_i8_ptr(self, p: *const i8) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let bytes = _mm_loadl_epi64(p.cast());
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
@@ -165,9 +166,10 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_i8_quads(self, p: *const i8) -> [__m256; 4] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            // A byte in the uppermost place is its value times 2^24: shifts and masks, no sign to extend.
+            // A byte in the top position of a 32-bit word is its value times 2^24; this needs shifts and masks but
+            // no sign extension.
             let v = _mm256_loadu_si256(p.cast());
             let top = _mm256_set1_epi32(0xFF00_0000_u32.cast_signed());
             [
@@ -180,7 +182,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize) {
-        // SAFETY: the caller's promise covers all reads and writes.
+        // SAFETY: the caller's guarantee covers all reads and writes.
         unsafe {
             let r: [__m256; 8] = std::array::from_fn(|i| _mm256_loadu_ps(a.add(i * lda)));
             let mut u = r;
@@ -204,12 +206,12 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
-        // SAFETY: a prefetch touches nothing.
+        // SAFETY: a prefetch accesses no memory architecturally, so any address is allowed.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` proves the features.
+        // SAFETY: `self` proves that the processor has the features.
         unsafe { run(kernel) }
     }
 }

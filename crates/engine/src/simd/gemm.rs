@@ -1,17 +1,19 @@
-//! The small matrix product that all chunk and tile kernels share: C ← epilogue(C, A·B).
+//! Small matrix product used by all chunk and tile kernels: C ← epilogue(C, A·B).
 //!
-//! A is read element by element (any two strides, so also transposed for free); B and C are read in panels
-//! of 16 columns. Every element of C is one chain of multiply-adds over k in ascending order, whatever the
-//! tile: a row's bits do not depend on which other rows are in the call.
+//! The kernels multiply small matrices that are already in cache, so the operands are used in the layout they have
+//! instead of being repacked as a general library would. A is read element by element with arbitrary strides, so a
+//! transposed A costs nothing; B and C are accessed in panels of 16 columns. Every element of C is a single chain of
+//! multiply-adds over k in ascending order, independent of the tile: a row's result is bit-identical whatever other
+//! rows are in the call.
 #![allow(unsafe_code)]
 
 use super::{Kernel, LANES, Simd};
 
-/// Columns of a panel.
+/// Columns per panel.
 pub(crate) const PANEL: usize = 16;
 const ROWS: usize = 6;
 
-/// A left operand: element (i, l) is `data[i·row + l·col]`.
+/// Left operand: element (i, l) is `data[i·row + l·col]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Strided<'a> {
     pub data: &'a [f32],
@@ -20,20 +22,20 @@ pub(crate) struct Strided<'a> {
 }
 
 impl<'a> Strided<'a> {
-    /// A row-major matrix.
+    /// Row-major matrix.
     #[inline(always)]
     pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
         Self { data, row: width, col: 1 }
     }
 
-    /// The transpose of a row-major matrix.
+    /// Transpose of a row-major matrix.
     #[inline(always)]
     pub(crate) fn transposed(data: &'a [f32], width: usize) -> Self {
         Self { data, row: 1, col: width }
     }
 }
 
-/// A right operand: element (l, j) is `data[l·row + (j / 16)·panel + j % 16]`.
+/// Right operand: element (l, j) is `data[l·row + (j / 16)·panel + j % 16]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
     pub data: &'a [f32],
@@ -42,20 +44,20 @@ pub(crate) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// A row-major matrix.
+    /// Row-major matrix.
     #[inline(always)]
     pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
         Self { data, row: width, panel: PANEL }
     }
 
-    /// Panels of 16 columns, one after the other, each `rows` × 16.
+    /// Consecutive panels of 16 columns, each `rows` × 16.
     #[inline(always)]
     pub(crate) fn panels(data: &'a [f32], rows: usize) -> Self {
         Self { data, row: PANEL, panel: rows * PANEL }
     }
 }
 
-/// A result, laid out like a [`Block`].
+/// Result, with the layout of a [`Block`].
 pub(crate) struct BlockMut<'a> {
     pub data: &'a mut [f32],
     pub row: usize,
@@ -63,20 +65,20 @@ pub(crate) struct BlockMut<'a> {
 }
 
 impl<'a> BlockMut<'a> {
-    /// A row-major matrix.
+    /// Row-major matrix.
     #[inline(always)]
     pub(crate) fn rows(data: &'a mut [f32], width: usize) -> Self {
         Self { data, row: width, panel: PANEL }
     }
 
-    /// Panels of 16 columns.
+    /// Consecutive panels of 16 columns, each `rows` × 16.
     #[inline(always)]
     pub(crate) fn panels(data: &'a mut [f32], rows: usize) -> Self {
         Self { data, row: PANEL, panel: rows * PANEL }
     }
 }
 
-/// What becomes of the product.
+/// How the product is combined with C.
 #[derive(Clone, Copy)]
 pub(crate) enum Epilogue<'a> {
     /// C = AB
@@ -93,7 +95,7 @@ pub(crate) enum Epilogue<'a> {
     Rescaled(&'a [f32]),
 }
 
-/// Which elements of A are not zero.
+/// Which elements of A are non-zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Band {
     Full,
@@ -163,7 +165,7 @@ impl Kernel for Product<'_> {
             }
             return;
         }
-        // Rows are dealt out evenly, so that 16 rows are 6 + 5 + 5 and no tile is thin.
+        // Distribute rows evenly: 16 rows become tiles of 6 + 5 + 5, so no tile is small.
         let tiles = m.div_ceil(ROWS);
         for p in 0..panels {
             let mut i = 0;
@@ -174,7 +176,7 @@ impl Kernel for Product<'_> {
                     Band::Lower => (0, k.min(i + rows)),
                     Band::Upper => (i.min(k), k),
                 };
-                // SAFETY: the assertions above bound every address the tile touches: rows i..i+rows ≤ m,
+                // SAFETY: the assertions above bound every address accessed by the tile: rows i..i+rows ≤ m,
                 // columns k0..k1 ≤ k, panel p < panels.
                 unsafe {
                     let a = Operand { p: a.data.as_ptr().add(i * a.row), row: a.row, col: a.col };
@@ -221,9 +223,10 @@ unsafe fn tile<S: Simd, const M: usize>(
 ) {
     let zero = s.splat(0.0);
     let mut acc = [[zero; 2]; M];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // Two row pointers, each with rows at +0, +1 and +2 strides: addresses the processor forms for free.
+        // Two row pointers, each used with offsets of 0, 1 and 2 strides, which the addressing modes provide for
+        // free.
         let mut near = a.p.add(k0 * a.col);
         let mut far = a.p.add(k0 * a.col + if M > 3 { 3 * a.row } else { 0 });
         let mut pb = b.0.add(k0 * b.1);
@@ -247,7 +250,7 @@ unsafe fn tile<S: Simd, const M: usize>(
     }
 }
 
-/// One row by P panels at once, so that no sum waits for itself.
+/// One row times P panels at once, to hide the latency of the dependent multiply-adds.
 /// # Safety
 /// All addressed elements must be in bounds.
 #[inline(always)]
@@ -260,7 +263,7 @@ unsafe fn row_tile<S: Simd, const P: usize>(
     epilogue: Epilogue<'_>,
 ) {
     let mut acc = [[s.splat(0.0); 2]; P];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for l in 0..k {
             let (x, row) = (s.splat(*a.0.add(l * a.1)), b.0.add(l * b.1));
@@ -278,12 +281,12 @@ unsafe fn row_tile<S: Simd, const P: usize>(
     }
 }
 
-/// Eight elements of row i of C from those of A·B.
+/// Applies the epilogue to eight elements of row i of C, given those of A·B.
 /// # Safety
-/// `p` must be valid for eight numbers.
+/// `p` must be valid for reads and writes of eight elements.
 #[inline(always)]
 pub(crate) unsafe fn put<S: Simd>(s: S, p: *mut f32, product: S::V, i: usize, epilogue: Epilogue<'_>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let y = match epilogue {
             Epilogue::Set => product,
@@ -297,8 +300,8 @@ pub(crate) unsafe fn put<S: Simd>(s: S, p: *mut f32, product: S::V, i: usize, ep
     }
 }
 
-/// Writes the transpose of the row-major `rows` × `cols` matrix `a` (row stride `lda`) to `b`, whose rows
-/// are `ldb` apart. Both counts are multiples of 8.
+/// Writes the transpose of the row-major `rows` × `cols` matrix `a` (row stride `lda`) to `b` (row stride `ldb`).
+/// `rows` and `cols` are multiples of 8.
 #[inline(always)]
 pub(crate) fn transpose<S: Simd>(
     s: S,

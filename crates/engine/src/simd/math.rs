@@ -1,18 +1,18 @@
-//! Vector exp, sigmoid and softplus, to a few units in the last place.
+//! Vectorised exp, sigmoid and softplus, accurate to a few units in the last place.
 
 use super::Simd;
 
 /// e^x: 0 below −87.3, inf above 88.7, NaN for NaN.
 ///
-/// x = n·ln2 + r with |r| ≤ ln2/2; e^r by a polynomial of degree 6; times 2^n in two steps.
+/// x = n·ln2 + r with |r| ≤ ln2/2; e^r is a polynomial of degree 6, multiplied by 2^n in two steps.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let low = s.splat(-87.336_54);
     let high = s.splat(88.722_83);
-    // `max` and `min` return their second operand where one is NaN, so NaN comes through.
+    // `max` and `min` return their second operand if either is NaN, so NaN propagates.
     let clamped = s.min(high, s.max(low, x));
     let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
-    // ln2 in two parts, so that n·ln2 loses nothing.
+    // ln2 is split into two parts, so that n·ln2 is exact enough.
     let r = s.fma(n, s.splat(-0.693_359_4), clamped);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
     let mut p = s.splat(1.987_569_1e-4);
@@ -33,7 +33,7 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
-/// ln(1 + y) for y in [0, 1], relative error near the last place: 2·atanh(y / (2 + y)).
+/// ln(1 + y) for y in [0, 1] as 2·atanh(y / (2 + y)); the relative error is close to one unit in the last place.
 #[inline(always)]
 fn log1p_exp_neg<S: Simd>(s: S, y: S::V) -> S::V {
     let z = s.div(y, s.add(y, s.splat(2.0)));

@@ -1,12 +1,13 @@
-//! Matrices as panels of 16 columns: element (r, c) of a `rows` × `cols` matrix is at
-//! `(c / 16)·rows·16 + r·16 + c % 16`. Both counts are multiples of 16; what pads them is zero.
-//! A panel is read front to back by the product kernel, whatever the width of the matrix.
+//! Matrices in panels of 16 columns: element (r, c) of a `rows` × `cols` matrix is at `(c / 16)·rows·16 + r·16 + c
+//! % 16`. Both dimensions are multiples of 16, padded with zeros.
+//!
+//! The product kernel reads a panel sequentially, whatever the width of the matrix.
 #![allow(unsafe_code)]
 
 use super::gemm::PANEL;
 use super::{LANES, Simd};
 
-/// `n` rounded up to whole panels.
+/// Rounds `n` up to whole panels.
 pub(crate) const fn padded(n: usize) -> usize {
     n.next_multiple_of(PANEL)
 }
@@ -53,7 +54,7 @@ pub(crate) fn add_rows<S: Simd>(s: S, rows: usize, cols: usize, a: &[f32], panel
     }
 }
 
-/// The transpose of a matrix in panels, in panels. Counts are padded ones.
+/// Transposes a matrix in panels into panels. `rows` and `cols` are padded dimensions.
 #[inline(always)]
 pub(crate) fn transpose_panels<S: Simd>(s: S, rows: usize, cols: usize, a: &[f32], b: &mut [f32]) {
     assert!(rows.is_multiple_of(PANEL) && cols.is_multiple_of(PANEL));
@@ -62,7 +63,7 @@ pub(crate) fn transpose_panels<S: Simd>(s: S, rows: usize, cols: usize, a: &[f32
         for r in (0..rows).step_by(LANES) {
             let from = (c / PANEL) * rows * PANEL + r * PANEL + c % PANEL;
             let to = (r / PANEL) * cols * PANEL + c * PANEL + r % PANEL;
-            // SAFETY: eight rows of eight numbers, 16 apart, lie inside one panel on both sides.
+            // SAFETY: eight rows of eight elements with stride 16 are inside one panel on both sides.
             unsafe { s.transpose8(a.as_ptr().add(from), PANEL, b.as_mut_ptr().add(to), PANEL) };
         }
     }

@@ -1,9 +1,9 @@
-//! The end of a row that does not fill a vector: the same arithmetic as the rest, on lanes padded with zeros.
-//! A number's bits then do not depend on where in a row, or in a thread's part, it lies.
+//! Partial vectors at the end of a row: the vector arithmetic is applied to lanes padded with zeros, not replaced
+//! by scalar code. An element's result is therefore bit-identical wherever it is in a row or in a thread's part.
 
 use super::{LANES, Simd};
 
-/// Reads eight numbers; with `PART`, what is left of `p` and then zeros.
+/// Loads eight elements; with `PART`, the remaining elements of `p` padded with zeros.
 #[inline(always)]
 pub(crate) fn load_or_part<S: Simd, const PART: bool>(s: S, p: &[f32]) -> S::V {
     if !PART || p.len() >= LANES {
@@ -14,7 +14,7 @@ pub(crate) fn load_or_part<S: Simd, const PART: bool>(s: S, p: &[f32]) -> S::V {
     s.load(&lanes)
 }
 
-/// Writes eight numbers; with `PART`, as many as `p` still takes.
+/// Stores eight elements; with `PART`, as many as fit in `p`.
 #[inline(always)]
 pub(crate) fn store_or_part<S: Simd, const PART: bool>(s: S, p: &mut [f32], v: S::V) {
     if !PART || p.len() >= LANES {
@@ -25,12 +25,12 @@ pub(crate) fn store_or_part<S: Simd, const PART: bool>(s: S, p: &mut [f32], v: S
     p.copy_from_slice(&lanes[..p.len()]);
 }
 
-/// σ(x) and e^−x, for use in SiLU: past ±87 both stay as they are there, which saves the ends of the full range.
+/// σ(x) and e^−x for SiLU. x is clamped to ±87, which avoids handling the ends of the full range.
 #[inline(always)]
 fn gate<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
-    // `max` and `min` return their second operand where one is NaN, so NaN comes through.
+    // `max` and `min` return their second operand if either is NaN, so NaN propagates.
     let x = s.max(s.splat(-87.0), s.min(s.splat(87.0), s.sub(s.splat(0.0), x)));
-    // As `exp`, but 2^n in one step.
+    // Like `exp`, but multiplies by 2^n in one step.
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let r = s.fma(n, s.splat(-0.693_359_4), x);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
@@ -49,7 +49,8 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     s.mul(x, gate(s, x).0)
 }
 
-/// SiLU(x) and its slope σ(x) (1 + x (1 − σ(x))), where 1 − σ(x) = e^−x σ(x) does not cancel.
+/// SiLU(x) and its derivative σ(x) (1 + x (1 − σ(x))); 1 − σ(x) is computed as e^−x σ(x), which avoids
+/// cancellation.
 #[inline(always)]
 pub(crate) fn silu_and_slope<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let one = s.splat(1.0);

@@ -1,4 +1,4 @@
-//! Eight lanes as a plain array, for processors without a level of their own.
+//! Eight lanes as a plain array, for architectures without a specific implementation.
 #![allow(unsafe_code)]
 
 use super::{Kernel, Simd};
@@ -30,12 +30,12 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { p.cast::<V>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store_ptr(self, p: *mut f32, v: V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { p.cast::<V>().write_unaligned(v) }
     }
     #[inline(always)]
@@ -68,7 +68,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn fma(self, a: V, b: V, c: V) -> V {
-        // On AArch64 a fused instruction is always there; elsewhere `mul_add` could be a slow library call.
+        // AArch64 always has a fused instruction; elsewhere `mul_add` could be a slow library call.
         if cfg!(target_arch = "aarch64") {
             each(|i| a[i].mul_add(b[i], c[i]))
         } else {
@@ -77,7 +77,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn round(self, a: V) -> V {
-        // Adding and taking away 1.5·2^23 rounds |x| < 2^22 to the nearest integer, ties to even.
+        // Adding and subtracting 1.5·2^23 rounds |x| < 2^22 to the nearest integer, ties to even.
         const SHIFT: f32 = 12_582_912.0;
         each(|i| (a[i] + SHIFT) - SHIFT)
     }
@@ -107,19 +107,19 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load_bf16_ptr(self, p: *const u16) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let p = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         each(|i| f32::from_bits(u32::from(p[i]) << 16))
     }
     #[inline(always)]
     unsafe fn load_i8_ptr(self, p: *const i8) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let p = unsafe { p.cast::<[i8; 8]>().read_unaligned() };
         each(|i| f32::from(p[i]))
     }
     #[inline(always)]
     unsafe fn load_i8_quads(self, p: *const i8) -> [V; 4] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let p = unsafe { p.cast::<[i8; 32]>().read_unaligned() };
         std::array::from_fn(|j| each(|i| f32::from(p[4 * i + j]) * 16_777_216.0))
     }
@@ -127,14 +127,14 @@ impl Simd for Portable {
     unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize) {
         for i in 0..8 {
             for j in 0..8 {
-                // SAFETY: the caller's promise covers eight rows of eight numbers on both sides.
+                // SAFETY: the caller guarantees eight rows of eight elements on both sides.
                 unsafe { *b.add(j * ldb + i) = *a.add(i * lda + j) };
             }
         }
     }
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}
-    /// Not inlined: one copy of each kernel is enough, and saves minutes of compilation.
+    /// Not inlined: one copy of each kernel suffices and saves minutes of compile time.
     #[inline(never)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)

@@ -1,4 +1,4 @@
-//! Operations on one row: dot products, scaled sums, reductions. Any length; the tail is done last.
+//! Operations on a single row of any length: dot products, scaled sums, reductions. The tail is processed last.
 
 use super::{LANES, Simd};
 
@@ -51,7 +51,7 @@ pub(crate) fn scale_to<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
     ys.into_remainder().iter_mut().zip(rest).for_each(|(y, x)| *y = factor * x);
 }
 
-/// z = a·x + b·y, or z += with `add`.
+/// z = a·x + b·y, or z += a·x + b·y with `add`.
 #[inline(always)]
 pub(crate) fn blend<S: Simd>(s: S, z: &mut [f32], add: bool, (a, x): (f32, &[f32]), (b, y): (f32, &[f32])) {
     let n = z.len().min(x.len()).min(y.len());
@@ -68,7 +68,7 @@ pub(crate) fn blend<S: Simd>(s: S, z: &mut [f32], add: bool, (a, x): (f32, &[f32
     }
 }
 
-/// y = x: short rows, without a call.
+/// y = x for short rows, inline instead of calling `memcpy`.
 #[inline(always)]
 pub(crate) fn copy<S: Simd>(s: S, y: &mut [f32], x: &[f32]) {
     let n = y.len().min(x.len());
@@ -95,7 +95,7 @@ pub(crate) fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
     }
 }
 
-/// The largest element (−inf for none).
+/// Maximum element (−inf if empty).
 #[inline(always)]
 pub(crate) fn largest<S: Simd>(s: S, x: &[f32]) -> f32 {
     let mut best = s.splat(f32::NEG_INFINITY);
@@ -107,7 +107,7 @@ pub(crate) fn largest<S: Simd>(s: S, x: &[f32]) -> f32 {
     tail.iter().fold(s.largest(best), |m, &v| if v > m { v } else { m })
 }
 
-/// x ← e^(x − shift), and the sum of the results. The length is a multiple of 8 (pad with −inf).
+/// x ← e^(x − shift); returns the sum of the results. The length must be a multiple of 8 (pad with −inf).
 #[inline(always)]
 pub(crate) fn exp_minus<S: Simd>(s: S, x: &mut [f32], shift: f32) -> f32 {
     let m = s.splat(shift);
@@ -122,8 +122,8 @@ pub(crate) fn exp_minus<S: Simd>(s: S, x: &mut [f32], shift: f32) -> f32 {
     s.sum(acc)
 }
 
-/// Asks for `count` rows of `width` numbers, `stride` apart, the first at element `at`. Rows of one head lie far
-/// apart, which the processor does not foresee by itself.
+/// Prefetches `count` rows of `width` elements with stride `stride`, the first at index `at`. The rows of one head
+/// are far apart, so the hardware prefetcher does not predict them.
 #[inline(always)]
 pub(crate) fn prefetch_rows<S: Simd>(
     s: S,
@@ -136,7 +136,7 @@ pub(crate) fn prefetch_rows<S: Simd>(
     prefetch_at(s, data.as_ptr(), at, stride, count, width);
 }
 
-/// [`prefetch_rows`] for memory that will be written.
+/// Variant of [`prefetch_rows`] that takes a pointer, for memory that will be written.
 #[inline(always)]
 pub(crate) fn prefetch_at<S: Simd>(
     s: S,

@@ -1,5 +1,6 @@
-//! One pass over the four arrays, in place, parts over threads. The norm is summed in f32 within blocks of
-//! 4,096 numbers and in f64 over the blocks, in order.
+//! Optimised AdamW step. It is limited by memory bandwidth, so it makes one in-place pass over the four arrays, in
+//! parts distributed over threads. The norm is summed in f32 within blocks of 4,096 elements and in f64 over the
+//! blocks, in order.
 
 use super::{AdamW, Step, check};
 use crate::cpu::{Cpu, Shared};

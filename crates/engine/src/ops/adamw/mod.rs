@@ -1,4 +1,4 @@
-//! One step of AdamW, and the norm that clipping needs.
+//! One step of the AdamW optimiser, and the gradient norm needed for clipping.
 //!
 //! ```text
 //! g ← clip · g
@@ -11,35 +11,35 @@ pub(crate) mod reference;
 
 use crate::error::{Result, bad_value, expect_shape};
 
-/// A parameter and its moments.
+/// Parameter and its moments.
 #[derive(Debug)]
 pub struct AdamW<T> {
-    /// The parameter, p.
+    /// Parameter p.
     pub parameter: T,
-    /// The first moment, m.
+    /// First moment m.
     pub first_moment: T,
-    /// The second moment, v.
+    /// Second moment v.
     pub second_moment: T,
 }
 
-/// What one step does, the same for all parameters but for the decay.
+/// Hyperparameters of one step; all but the weight decay are the same for all parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// Learning rate.
     pub learning_rate: f64,
     /// β₁ and β₂.
     pub betas: [f64; 2],
-    /// Added to the root of the second moment.
+    /// Epsilon added to the square root of the second moment.
     pub eps: f64,
-    /// Weight decay, not scaled by anything but the learning rate.
+    /// Weight decay, scaled only by the learning rate.
     pub weight_decay: f64,
-    /// Factor on the gradient, from the global-norm clip (see [`clip_factor`]).
+    /// Factor applied to the gradient, from global-norm clipping (see [`clip_factor`]).
     pub clip: f64,
-    /// The step's number, from 1.
+    /// Step number, starting at 1.
     pub step: u64,
 }
 
-/// The factor that brings a global norm down to `limit`; 1 where it is below.
+/// Factor that reduces a global norm to `limit`; 1 if the norm is not above it.
 pub fn clip_factor(squared_norm: f64, limit: f64) -> f64 {
     let norm = squared_norm.sqrt();
     if norm > limit { limit / norm } else { 1.0 }
@@ -57,7 +57,7 @@ pub(crate) fn check(shapes: [&[usize]; 3], gradient: &[usize], step: &Step) -> R
 }
 
 impl Step {
-    /// 1 − βᵗ for both moments.
+    /// Bias corrections 1 − βᵗ of both moments.
     pub(crate) fn corrections(&self) -> [f64; 2] {
         self.betas.map(|beta| 1.0 - beta.powf(self.step as f64))
     }

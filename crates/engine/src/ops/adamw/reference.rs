@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of AdamW: a direct transcription of the equations.
 
 use super::{AdamW, Step, check};
 use crate::error::Result;

@@ -1,13 +1,16 @@
-//! The dense reader, forward: two streaming passes over the anchors of a tile. The first finds the softmax's
-//! maximum and sum, the second forms weights and adds diag(π_m) (Q A_m) to the tile's readout, one anchor after
-//! the other. Scores exist for 64 anchors and 96 tokens at a time, readouts for one anchor.
+//! Dense anchor reader, forward pass: every token of a tile reads all visible anchors.
+//!
+//! The number of anchors is unbounded, so scores are never stored for all of them: two passes stream over the
+//! anchors. The first finds the maximum and the sum of the softmax; the second recomputes the scores, forms the
+//! weights and adds diag(π_m) (Q A_m) to the tile's readout, one anchor at a time. At any time there are scores for
+//! at most 64 anchors and 96 tokens.
 
 use super::Segment;
 use super::tile::{ANCHORS, Call, PACK_FROM, TOKENS};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
-/// Tokens `first..first + count` of a segment, one head.
+/// Tokens `first..first + count` of a segment, for one head.
 pub(super) struct DenseTile<'a> {
     pub call: &'a Call<'a>,
     pub segment: &'a Segment,
@@ -94,7 +97,7 @@ impl Kernel for DenseTile<'_> {
                 if let Some(all) = self.weights {
                     for t in 0..count {
                         let at = ((first + t) * sizes.value_heads + head) * sizes.anchors + anchor;
-                        // SAFETY: one number of this token and head, which belong to this task alone.
+                        // SAFETY: this element belongs to this token and head, which belong to this task only.
                         unsafe { all.set(at, weights[t]) };
                     }
                 }
@@ -102,7 +105,7 @@ impl Kernel for DenseTile<'_> {
         }
         for t in 0..count {
             let at = (first + t) * sizes.value_heads + head;
-            // SAFETY: this token and head belong to this task alone.
+            // SAFETY: this token and head belong to this task only.
             let to = unsafe { self.readout.part(at * sizes.value_dim, sizes.value_dim) };
             for (p, to) in to.chunks_mut(PANEL).enumerate() {
                 to.copy_from_slice(&out[p * width * PANEL + t * PANEL..][..to.len()]);
@@ -115,7 +118,7 @@ impl Kernel for DenseTile<'_> {
     }
 }
 
-/// Takes rows of scores into a running maximum and the sum of exponentials relative to it.
+/// Updates the running maximum and the sum of exponentials relative to it with rows of scores.
 #[inline(always)]
 fn online_softmax<S: Simd>(s: S, scores: &[f32], width: usize, largest: &mut [f32], sum: &mut [f32]) {
     for t in (0..width).step_by(LANES) {
@@ -124,7 +127,7 @@ fn online_softmax<S: Simd>(s: S, scores: &[f32], width: usize, largest: &mut [f3
         for row in scores.chunks_exact(width) {
             best = s.max(best, s.load(&row[t..]));
         }
-        // exp(−inf − best) is 0, and the sum is then 0 as well: nothing has been seen yet.
+        // Initially `old` is −inf and the sum is 0; exp(−inf − best) is 0, so the sum stays 0.
         let mut total = s.mul(s.load(&sum[t..]), simd::exp(s, s.sub(old, best)));
         for row in scores.chunks_exact(width) {
             total = s.add(total, simd::exp(s, s.sub(s.load(&row[t..]), best)));

@@ -1,5 +1,8 @@
-//! The backward pass of one group of segments and one head: all its tiles, then all its sparse blocks, in order,
-//! because they add to the same anchors. One product dO A_mᵀ serves both the scores' and the queries' gradients.
+//! Backward pass of the anchor reader for one group of segments and one head.
+//!
+//! All dense tiles and then all sparse blocks of a group are processed in order by one task, because they
+//! accumulate into the gradients of the same anchors. One product dO A_mᵀ serves both the score gradients and the
+//! query gradients.
 
 use std::ops::Range;
 
@@ -9,17 +12,17 @@ use super::tile::{ANCHORS, Call, TOKENS};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
-/// Gradients, each written by the task that owns its head and group.
+/// Gradient outputs; each element is written only by the task that owns its head and group.
 pub(super) struct Outputs<'a> {
     pub query: Shared<'a>,
     pub routing_query: Shared<'a>,
     pub routing_keys: Shared<'a>,
-    /// [N, value_heads, padded state], panels.
+    /// [N, value_heads, padded state], in panels.
     pub states: Shared<'a>,
     pub null_score: Option<Shared<'a>>,
 }
 
-/// What the backward pass reads besides the call.
+/// Inputs of the backward pass in addition to the call's tensors.
 #[derive(Clone, Copy)]
 pub(super) struct Given<'a> {
     pub readout: &'a [f32],
@@ -30,15 +33,15 @@ pub(super) struct Given<'a> {
     pub top_k: usize,
 }
 
-/// One head of one group.
+/// Backward task of one head and one group of segments.
 pub(super) struct Backward<'a> {
     pub call: &'a Call<'a>,
     pub given: Given<'a>,
     pub head: usize,
     pub segments: &'a [Segment],
-    /// Segments that are read densely.
+    /// Indices of segments that read all their visible anchors.
     pub dense: &'a [usize],
-    /// Blocks of the others, with their choices by anchor.
+    /// Blocks of the top-K segments, with their selections grouped by anchor.
     pub blocks: &'a [(Vec<Range<usize>>, Groups)],
     pub out: &'a Outputs<'a>,
     pub scratch: &'a mut [f32],
@@ -62,7 +65,7 @@ struct Work<'a> {
     keys: &'a mut [f32],
     dkeys: &'a mut [f32],
     gathered: &'a mut [f32],
-    /// Scores, weights, then their gradients: rows of tokens.
+    /// Rows of tokens: scores, then weights, then their gradients.
     scores: &'a mut [f32],
     delta: &'a mut [f32],
     log_sum: &'a mut [f32],
@@ -116,7 +119,7 @@ impl Kernel for Backward<'_> {
 }
 
 impl Backward<'_> {
-    /// dO of a token into a row and into row `t` of panels of `rows` rows; returns δ = <dO, O>.
+    /// Loads dO of a token into a row, and into row `t` of panels with `rows` rows; returns δ = <dO, O>.
     #[inline(always)]
     fn load_gradient<S: Simd>(&self, s: S, row: usize, t: usize, rows: usize, work: &mut Work<'_>) -> f32 {
         let (sizes, pad) = (self.call.sizes, self.call.pad);
@@ -131,14 +134,14 @@ impl Backward<'_> {
         simd::dot(s, dout, &self.given.readout[at..at + sizes.value_dim])
     }
 
-    /// Writes A_m into `panels`, and its transpose.
+    /// Loads A_m into `panels` and its transpose into `panels_t`.
     #[inline(always)]
     fn load_state<S: Simd>(&self, s: S, anchor: usize, work: &mut Work<'_>) {
         self.call.pack_state(s, anchor, self.head, work.panels);
         simd::transpose_panels(s, self.call.pad.key, self.call.pad.value, work.panels, work.panels_t);
     }
 
-    /// dO A_mᵀ of `count` rows.
+    /// Computes dO A_mᵀ for `count` rows.
     #[inline(always)]
     fn read_back<S: Simd>(&self, s: S, count: usize, work: &mut Work<'_>) {
         let pad = self.call.pad;
@@ -153,13 +156,13 @@ impl Backward<'_> {
         );
     }
 
-    /// dA_m += (π_m q)ᵀ dO over `count` rows, laid out in panels of `rows` rows.
+    /// dA_m += (π_m q)ᵀ dO over `count` rows, with dO in panels of `rows` rows.
     #[inline(always)]
     #[allow(unsafe_code)]
     fn add_state<S: Simd>(&self, s: S, anchor: usize, count: usize, rows: usize, work: &Work<'_>) {
         let (sizes, pad) = (self.call.sizes, self.call.pad);
         let at = (anchor * sizes.value_heads + self.head) * pad.state();
-        // SAFETY: this head and the anchors of this group belong to this task alone.
+        // SAFETY: this head and the anchors of this group belong to this task only.
         let state = unsafe { self.out.states.part(at, pad.state()) };
         gemm(
             s,
@@ -172,14 +175,14 @@ impl Backward<'_> {
         );
     }
 
-    /// Adds the gradient of a query: through q ← s q / |q|.
+    /// Adds the gradient of a query, backpropagated through q ← s q / |q|.
     #[inline(always)]
     #[allow(unsafe_code)]
     fn add_query<S: Simd>(&self, s: S, row: usize, factor: f32, q: &[f32], dq: &[f32]) {
         let sizes = self.call.sizes;
         let (dk, scale) = (sizes.key_dim, self.call.scale());
         let at = (row * sizes.key_heads + self.head / sizes.group()) * dk;
-        // SAFETY: this token's columns of this key head belong to this task alone.
+        // SAFETY: this token's columns of this key head belong to this task only.
         let out = unsafe { self.out.query.part(at, dk) };
         simd::add_scaled(s, out, factor * scale, &dq[..dk]);
         simd::add_scaled(s, out, -factor * simd::dot(s, &dq[..dk], &q[..dk]) / scale, &q[..dk]);
@@ -190,12 +193,12 @@ impl Backward<'_> {
     fn write_null(&self, row: usize, log_sum: f32, delta: f32) {
         let at = row * self.call.sizes.value_heads + self.head;
         if let (Some(out), Some(null)) = (&self.out.null_score, self.call.null_score) {
-            // SAFETY: this token and head belong to this task alone.
+            // SAFETY: this token and head belong to this task only.
             unsafe { out.set(at, -(null[at] - log_sum).exp() * delta) };
         }
     }
 
-    /// A dense tile.
+    /// Backward step of a dense tile.
     #[inline(always)]
     #[allow(unsafe_code)]
     fn tile<S: Simd>(&self, s: S, segment: &Segment, first: usize, count: usize, work: &mut Work<'_>) {
@@ -244,7 +247,7 @@ impl Backward<'_> {
                 keys[..sizes.routing_dim].copy_from_slice(&call.routing_keys[at..at + sizes.routing_dim]);
                 keys[sizes.routing_dim..].fill(0.0);
             }
-            // dκ = da ρ and dρ = daᵀ κ over the tile's anchors.
+            // dκ = da ρ and dρ = daᵀ κ over the anchors of this iteration.
             gemm(
                 s,
                 [anchors, pad.routing, count],
@@ -265,7 +268,7 @@ impl Backward<'_> {
             );
             for i in 0..anchors {
                 let at = (visible.get(from + i) * sizes.value_heads + head) * sizes.routing_dim;
-                // SAFETY: this head and the anchors of this group belong to this task alone.
+                // SAFETY: this head and the anchors of this group belong to this task only.
                 let to = unsafe { self.out.routing_keys.part(at, sizes.routing_dim) };
                 simd::add_scaled(s, to, 1.0, &work.dkeys[i * pad.routing..][..sizes.routing_dim]);
             }
@@ -274,13 +277,13 @@ impl Backward<'_> {
             let span = t * pad.key..(t + 1) * pad.key;
             self.add_query(s, first + t, factors[t], &work.q[span.clone()], &work.dq[span]);
             let at = ((first + t) * sizes.value_heads + head) * sizes.routing_dim;
-            // SAFETY: this token and head belong to this task alone.
+            // SAFETY: this token and head belong to this task only.
             let to = unsafe { self.out.routing_query.part(at, sizes.routing_dim) };
             simd::scale_to(s, to, call.routing_scale, &work.drho[t * pad.routing..][..sizes.routing_dim]);
         }
     }
 
-    /// A sparse block: the tokens that chose an anchor at once, anchors in ascending order.
+    /// Backward step of a sparse block: anchors in ascending order, each with all tokens that selected it.
     #[inline(always)]
     #[allow(unsafe_code)]
     fn block<S: Simd>(&self, s: S, ranges: &[Range<usize>], groups: &Groups, work: &mut Work<'_>) {
@@ -301,7 +304,7 @@ impl Backward<'_> {
             self.load_state(s, anchor, work);
             let key_at = (anchor * heads + head) * dr;
             let key = &call.routing_keys[key_at..key_at + dr];
-            // SAFETY: this head and the anchors of this group belong to this task alone.
+            // SAFETY: this head and the anchors of this group belong to this task only.
             let dkey = unsafe { self.out.routing_keys.part(key_at, dr) };
             for part in group.chunks(TOKENS) {
                 let count = part.len();
@@ -322,7 +325,7 @@ impl Backward<'_> {
                     self.add_query(s, row, factors[t], q, &work.dq[span]);
                     let rho = &call.routing_query[at * dr..(at + 1) * dr];
                     simd::add_scaled(s, dkey, dscore, rho);
-                    // SAFETY: this token and head belong to this task alone.
+                    // SAFETY: this token and head belong to this task only.
                     simd::add_scaled(s, unsafe { self.out.routing_query.part(at * dr, dr) }, dscore, key);
                 }
                 self.add_state(s, anchor, count, count, work);
@@ -331,7 +334,7 @@ impl Backward<'_> {
     }
 }
 
-/// weighted_q = weight·q and dq += weight·back in one pass; returns <back, q>. Widths are multiples of 8.
+/// weighted_q = weight·q and dq += weight·back in a single pass; returns <back, q>. Lengths are multiples of 8.
 #[inline(always)]
 fn weigh<S: Simd>(s: S, weight: f32, q: &[f32], back: &[f32], weighted_q: &mut [f32], dq: &mut [f32]) -> f32 {
     let w = s.splat(weight);

@@ -1,6 +1,9 @@
-//! Tiles of tokens against anchors one at a time, so that each anchor is a dense [tokens, d_k] × [d_k, d_v]
-//! product; softmax by streaming; top-K by grouping the tokens that chose an anchor. Forward: tiles over threads.
-//! Backward: (group of segments, key head) over threads, because later tokens add to earlier anchors.
+//! Entry points of the optimised anchor reader.
+//!
+//! Reading one anchor for a whole tile of tokens is a dense [tokens, d_k] × [d_k, d_v] product, which is much
+//! faster than reading token by token. Dense segments use a streaming softmax; with top-K, the tokens that selected
+//! an anchor are gathered first. The forward pass distributes tiles over threads. The backward pass distributes
+//! pairs of segment group and key head, because all tokens that see an anchor add to its gradient.
 
 use std::sync::Arc;
 
@@ -34,7 +37,7 @@ pub(crate) fn forward(
     Ok((readout, kept))
 }
 
-/// π for every token, head and anchor: [rows, value_heads, N], zero where unseen or not chosen.
+/// Softmax weights π for every token, head and anchor, [rows, value_heads, N]; zero if not visible or not selected.
 pub(crate) fn weights(
     cpu: &Cpu,
     input: AnchorRead<&T, [usize; 2]>,
@@ -54,7 +57,7 @@ pub(crate) fn weights(
     Ok(weights.unwrap_or_else(|| cpu.zeros(&[sizes.rows, sizes.value_heads, sizes.anchors])))
 }
 
-/// Reads stored states that stand one after the other.
+/// Forward pass over a list of stored states, concatenated along N.
 pub(crate) fn forward_stored(
     cpu: &Cpu,
     input: AnchorRead<&T, &[Arc<StoredStates>]>,
@@ -63,7 +66,8 @@ pub(crate) fn forward_stored(
     let states = input.anchor_states;
     let shape = stored_list_shape(input.routing_keys.shape(), states, StoredStates::shape)?;
     let mut list = Vec::new();
-    // A decoding step may read few of many states: with one anchor in each, only those that it reads are looked at.
+    // A decoding step may read few of many anchors; with one anchor per entry, only the entries it reads are
+    // checked.
     let single = input.routing_keys.shape().first() == Some(&states.len());
     if !single {
         let mut first = 0;
@@ -88,8 +92,8 @@ pub(crate) fn forward_stored(
 }
 
 impl Call<'_> {
-    /// Checks the sizes of stored states that hold one anchor each, before they are read, and fetches those that are
-    /// not in memory yet, on all threads.
+    /// Checks the dimensions of single-anchor entries before they are read, and loads those that are not in memory
+    /// yet, using all threads.
     fn prepare(&self, cpu: &Cpu, anchors: impl Iterator<Item = usize>) -> Result<()> {
         let States::Single(list) = self.states else { return Ok(()) };
         let like = [self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim];
@@ -104,19 +108,19 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Refuses those of them that were damaged, after they were read.
+    /// After the given single-anchor entries were read: returns an error if one could not be loaded or was corrupt.
     fn check_sound(&self, mut anchors: impl Iterator<Item = usize>) -> Result<()> {
         let States::Single(list) = self.states else { return Ok(()) };
         anchors.try_for_each(|anchor| list[anchor].check())
     }
 }
 
-/// Whether a segment reads all that it sees.
+/// Whether a segment reads all its visible anchors.
 fn is_dense(segment: &Segment, options: &AnchorReadOptions) -> bool {
     options.top_k.is_none_or(|k| k >= segment.visible.len())
 }
 
-/// (segment, first token, tokens) of every tile.
+/// All tiles as (segment, first token, number of tokens).
 fn tiles<'a>(segments: impl Iterator<Item = &'a Segment>) -> Vec<(&'a Segment, usize, usize)> {
     segments
         .flat_map(|segment| {
@@ -153,7 +157,7 @@ fn read(
         let all = all.as_mut().map(|t| Shared::new(t.data_mut()));
         let list = tiles(dense.iter().map(|&i| &segments[i]));
         dense.iter().try_for_each(|&i| call.prepare(cpu, segments[i].visible.iter()))?;
-        // The longest lists come last in a sequence; they start first.
+        // Later tiles of a sequence see more anchors; start the longest tasks first to balance the load.
         cpu.parallel(list.len() * heads, |task| {
             let (segment, first, count) = list[list.len() - 1 - task / heads];
             let (head, readout, weights) = (task % heads, &readout, all.as_ref());
@@ -197,7 +201,7 @@ fn read(
                     if count == 1 {
                         let (row, head) = (first, task % heads);
                         let at = (row * heads + head) * top_k;
-                        // SAFETY: this token and head belong to this task alone.
+                        // SAFETY: this token and head belong to this task only.
                         let (chosen, weights) = unsafe { (chosen.part(at, top_k), weights.part(at, top_k)) };
                         with_scratch(ChooseOne::scratch(call, segment), |scratch| {
                             let log_sum = &log_sum;
@@ -367,7 +371,7 @@ pub(crate) fn backward(
     let size = sizes.state();
     cpu.for_rows(cpu.row_parts(anchors * heads, size), |_, range| {
         for i in range {
-            // SAFETY: each anchor and head has its own part.
+            // SAFETY: each pair of anchor and head has its own disjoint part.
             let to = unsafe { out.part(i * size, size) };
             simd::unpack(sizes.key_dim, sizes.value_dim, &states.data()[i * pad.state()..], to);
         }

@@ -1,20 +1,24 @@
-//! The historical reader: every token takes a softmax over the anchors it sees (and the null), reads them with
-//! its own query and adds up.
+//! Anchor reader: attention over saved recurrent states.
+//!
+//! An anchor is a snapshot of the recurrent state (see `gated_delta`) with a routing key. Each token computes a
+//! softmax over the routing scores of the anchors visible to it, plus an optional null entry that reads zero,
+//! applies its query to each of these states and sums the results with the softmax weights.
 //!
 //! ```text
-//! per value head h (key head h / (value_heads / key_heads)), s = d_k^-½, anchors m that token t sees
+//! per value head h (key head h / (value_heads / key_heads)), s = d_k^-½, anchors m visible to token t
 //! q ← s q / sqrt(Σq² + 1e-6);   a_m = scale · ρ_t·κ_m;   π = softmax([a_m …, null])
-//! o_t = Σ_m π_m A_mᵀ q                                  (the null reads zero; without it, softmax over anchors only)
-//! top-K: the K best a_m, ties to the newer, and the null
+//! o_t = Σ_m π_m A_mᵀ q                  (the null reads zero; without it, softmax over anchors only)
+//! top-K: the K highest a_m (the newer anchor wins ties) and the null
 //!
-//! query [.., key_heads·d_k]           routing_query [.., value_heads·d_r]     null_score [.., value_heads] or none
+//! query [.., key_heads·d_k]       routing_query [.., value_heads·d_r]   null_score [.., value_heads] or None
 //! routing_keys [N, value_heads·d_r]   anchor_states [N, value_heads, d_k, d_v]
 //! readout [.., value_heads·d_v]
 //!
 //! δ = <do, o>;   da_m = π_m (<do, A_mᵀq> − δ);   d null = −π_∅ δ
 //! dρ = scale Σ_m da_m κ_m;   dκ_m = scale Σ_t da_m ρ_t;   dq = Σ_m π_m A_m do;   dA_m = Σ_t π_m q doᵀ
 //! ```
-//! Tokens come in segments that share a list of anchors ([`ReadPlan`]); tokens without a segment read zero.
+//! Tokens are grouped into segments that share a list of visible anchors ([`ReadPlan`]). The readout of a token
+//! that belongs to no segment is zero.
 
 mod dense;
 mod dense_backward;
@@ -37,62 +41,62 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::tape::{Tape, Var};
 
-/// Inputs of [`Tape::anchor_read`], or their gradients.
+/// Inputs of [`Tape::anchor_read`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct AnchorRead<T, A = T> {
-    /// Queries before normalisation, [.., key_heads·d_k].
+    /// Unnormalised queries, [.., key_heads·d_k].
     pub query: T,
-    /// ρ, [.., value_heads·d_r].
+    /// Routing queries ρ, [.., value_heads·d_r].
     pub routing_query: T,
-    /// κ, [N, value_heads·d_r].
+    /// Routing keys κ, [N, value_heads·d_r].
     pub routing_keys: T,
-    /// A, [N, value_heads, d_k, d_v]: a tensor, or for inference a list of [`StoredStates`] that stand one
-    /// after the other.
+    /// Anchor states A, [N, value_heads, d_k, d_v]: a tensor, or for inference a list of [`StoredStates`] that are
+    /// concatenated along N.
     pub anchor_states: A,
-    /// The null's score, [.., value_heads]; none leaves the null out.
+    /// Score of the null entry, [.., value_heads]; `None` omits the null entry.
     pub null_score: Option<T>,
 }
 
-/// What does not carry a gradient.
+/// Non-differentiable options of [`Tape::anchor_read`].
 #[derive(Clone, Debug)]
 pub struct AnchorReadOptions {
-    /// Heads of queries.
+    /// Number of query heads.
     pub key_heads: usize,
-    /// Heads of values; a multiple of `key_heads`.
+    /// Number of value heads; must be a multiple of `key_heads`.
     pub value_heads: usize,
-    /// How many anchors a token reads; none is all that it sees.
+    /// Maximum number of anchors a token reads; `None` reads all visible anchors.
     pub top_k: Option<usize>,
-    /// Factor on every score but the null's.
+    /// Factor applied to every score except the null's.
     pub routing_scale: f64,
-    /// What every token sees.
+    /// Anchors visible to each token.
     pub plan: Arc<ReadPlan>,
 }
 
-/// What [`Engine::anchor_read`] keeps for its backward pass.
+/// Intermediate results that [`Engine::anchor_read`] saves for its backward pass.
 #[derive(Clone, Debug)]
 pub struct AnchorReadKept<T> {
-    /// log Σ exp of the scores of each token and head, [rows·value_heads].
+    /// log Σ exp of the scores for each token and head, [rows·value_heads].
     pub log_sum: T,
-    /// The anchors that each token and head chose, ascending, [rows·value_heads·K]. Empty where all tokens read
-    /// everything that they see; meaningless for tokens that do. [`NO_ANCHOR`] stands for none.
+    /// Anchors selected by each token and head in ascending order, [rows·value_heads·K], padded with [`NO_ANCHOR`].
+    /// Empty if every token reads all its visible anchors; otherwise the entries of such tokens are unspecified.
     pub chosen: Vec<u32>,
-    /// The weights of the chosen anchors, in the same order.
+    /// Softmax weights of the selected anchors, in the order of `chosen`.
     pub weights: T,
 }
 
 impl<T> AnchorReadKept<T> {
-    /// Applies `f` to every tensor; the first error ends it.
+    /// Applies `f` to every tensor and stops at the first error.
     pub(crate) fn try_map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<AnchorReadKept<U>> {
         let (log_sum, weights) = (f(&self.log_sum)?, f(&self.weights)?);
         Ok(AnchorReadKept { log_sum, chosen: self.chosen.clone(), weights })
     }
 }
 
-/// Stands for "no anchor" in [`AnchorReadKept::chosen`].
+/// Marks an unused entry of [`AnchorReadKept::chosen`].
 pub const NO_ANCHOR: u32 = u32::MAX;
 
 impl<T, A> AnchorRead<T, A> {
-    /// Replaces the states.
+    /// Returns the inputs with `anchor_states` replaced.
     pub(crate) fn with_states<B>(self, anchor_states: B) -> AnchorRead<T, B> {
         let Self { query, routing_query, routing_keys, null_score, .. } = self;
         AnchorRead { query, routing_query, routing_keys, anchor_states, null_score }
@@ -110,7 +114,7 @@ impl<T> AnchorRead<T> {
         }
     }
 
-    /// Applies `f` to every input; the first error ends it.
+    /// Applies `f` to every input and stops at the first error.
     pub(crate) fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<AnchorRead<U>> {
         Ok(AnchorRead {
             query: f(self.query)?,
@@ -138,7 +142,7 @@ impl<T> AnchorRead<T> {
     }
 }
 
-/// Sizes of a call, once they are known to fit.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub rows: usize,
@@ -226,7 +230,7 @@ pub(crate) fn check(input: &AnchorRead<&[usize]>, options: &AnchorReadOptions) -
     })
 }
 
-/// [`check`] for a call that wants only the weights and has [d_k, d_v] in place of the states.
+/// Variant of [`check`] for calls that only compute the weights and pass [d_k, d_v] instead of the states.
 pub(crate) fn check_weights(
     input: AnchorRead<&[usize], [usize; 2]>,
     options: &AnchorReadOptions,
@@ -237,9 +241,10 @@ pub(crate) fn check_weights(
     check(&input.with_states(&states[..]), options)
 }
 
-/// The shape that a list of stored states has as a whole; `shape` gives that of an entry. Refuses entries of different
-/// sizes. Where the list is as long as there are routing keys, each entry holds one anchor; then only the first is
-/// looked at, because a decoding step may read few of many, and the kernel compares those that it reads.
+/// Shape of a list of stored states concatenated along N; `shape` returns the shape of one entry. Rejects entries
+/// of different sizes. If the list has as many entries as there are routing keys, each entry holds one anchor and
+/// only the first is checked here: a decoding step may read few of many anchors, and the kernel checks those that
+/// it reads.
 pub(crate) fn stored_list_shape<S>(
     routing_keys: &[usize],
     list: &[Arc<S>],
@@ -259,7 +264,7 @@ pub(crate) fn stored_list_shape<S>(
     Ok([anchors, heads, key_dim, value_dim])
 }
 
-/// Refuses stored states of other sizes than the first have, or of another number of anchors.
+/// Rejects stored states whose dimensions differ from `sizes`, or whose number of anchors differs from `anchors`.
 pub(crate) fn check_stored(found: [usize; 4], anchors: Option<usize>, sizes: [usize; 3]) -> Result<()> {
     if found[1..] == sizes && anchors.is_none_or(|anchors| found[0] == anchors) {
         return Ok(());
@@ -269,7 +274,7 @@ pub(crate) fn check_stored(found: [usize; 4], anchors: Option<usize>, sizes: [us
     bad_shape("anchor_read", "anchor_states", &found, expected)
 }
 
-/// The shape of the readout.
+/// Shape of the readout.
 pub(crate) fn output_shape(query: &[usize], sizes: &Sizes) -> Vec<usize> {
     let mut shape = query.to_vec();
     if let Some(last) = shape.last_mut() {
@@ -279,7 +284,7 @@ pub(crate) fn output_shape(query: &[usize], sizes: &Sizes) -> Vec<usize> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Reads the anchors that the plan shows to each token.
+    /// Reads the anchors that the plan makes visible to each token.
     pub fn anchor_read(
         &self,
         input: AnchorRead<&Var<E::Tensor>>,

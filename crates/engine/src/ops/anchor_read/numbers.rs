@@ -1,4 +1,4 @@
-//! Numbers in memory, or elsewhere until they are first read: then they are fetched, checked and kept.
+//! Arrays that are either in memory or loaded lazily: on first read they are fetched, verified and cached.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -9,26 +9,26 @@ use crate::bytes::{Plain, plain_bytes, plain_bytes_mut};
 use crate::checksum::checksum;
 use crate::error::{Result, bad_value};
 
-/// Where numbers are until they are read, such as a file.
+/// Backing storage of lazily loaded arrays, such as a file.
 pub trait Source: Debug + Send + Sync {
-    /// Fills `bytes` with those from `start` on and compares them with their checksum; or says what is wrong.
+    /// Fills `bytes` with the data at offset `start` and verifies the checksum; returns a message on failure.
     fn fetch(&self, start: usize, checksum: u64, bytes: &mut [u8]) -> Result<(), String>;
 }
 
-/// Numbers, owned or of a source.
+/// Array of numbers, either owned or loaded lazily from a [`Source`].
 #[derive(Clone, Debug)]
 pub(super) enum Numbers<T: Plain> {
     Own(Vec<T>),
     Distant(Arc<Distant<T>>),
 }
 
-/// Numbers of a source.
+/// Lazily loaded array.
 #[derive(Debug)]
 pub(super) struct Distant<T> {
     source: Arc<dyn Source>,
     range: Range<usize>,
     checksum: u64,
-    /// The numbers, or what is wrong with them; empty until the first read.
+    /// The loaded numbers or the error message; empty until the first read.
     fetched: OnceLock<Result<Vec<T>, String>>,
 }
 
@@ -51,7 +51,7 @@ impl<T: Plain> Distant<T> {
 }
 
 impl<T: Plain> Numbers<T> {
-    /// `count` numbers of a source, little-endian. Refused where the range does not hold so many.
+    /// Array of `count` little-endian numbers in `range` of a source. Fails if the range has a different size.
     pub fn distant(
         source: &Arc<dyn Source>,
         range: Range<usize>,
@@ -66,7 +66,7 @@ impl<T: Plain> Numbers<T> {
         Ok(Self::Distant(Arc::new(distant)))
     }
 
-    /// How many.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::Own(own) => own.len(),
@@ -74,7 +74,7 @@ impl<T: Plain> Numbers<T> {
         }
     }
 
-    /// The numbers; none if they could not be fetched, which [`Numbers::check`] then reports.
+    /// The numbers, loaded if necessary; `None` if loading failed, which [`Numbers::check`] then reports.
     #[inline]
     pub fn get(&self) -> Option<&[T]> {
         match self {
@@ -83,7 +83,7 @@ impl<T: Plain> Numbers<T> {
         }
     }
 
-    /// Whether reading them fetches nothing.
+    /// Whether the numbers can be read without loading.
     #[inline]
     pub fn is_here(&self) -> bool {
         match self {
@@ -92,7 +92,7 @@ impl<T: Plain> Numbers<T> {
         }
     }
 
-    /// Of their bytes in a file.
+    /// Checksum of the little-endian bytes.
     pub fn checksum(&self) -> u64 {
         match self {
             Self::Own(own) => checksum(&plain_bytes(own)),
@@ -100,7 +100,7 @@ impl<T: Plain> Numbers<T> {
         }
     }
 
-    /// Refuses numbers that were to be read and could not be fetched, or were found to be damaged.
+    /// Returns an error if loading was attempted and failed or the data was corrupt.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Distant(distant) => match distant.fetched.get() {
@@ -111,14 +111,14 @@ impl<T: Plain> Numbers<T> {
         }
     }
 
-    /// The numbers, or why they cannot be read.
+    /// The numbers, loaded if necessary, or the reason why they cannot be read.
     pub fn read(&self) -> Result<&[T]> {
         let numbers = self.get();
         self.check()?;
         Ok(numbers.unwrap_or_default())
     }
 
-    /// Their bytes in a file. What was not fetched yet is fetched for this once and not kept.
+    /// The little-endian bytes. Data that is not loaded yet is fetched for this call only and not cached.
     pub fn bytes(&self) -> Result<Cow<'_, [u8]>> {
         match self {
             Self::Distant(distant) if !self.is_here() => {

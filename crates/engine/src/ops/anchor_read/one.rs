@@ -1,5 +1,8 @@
-//! A tile of one token, as in a decoding step: anchors in the lanes instead of tokens. Every sum has the terms and the
-//! order that it has in a larger tile, so that the bits are the same; states are read where they lie.
+//! Anchor reader for a single token, as in a decoding step.
+//!
+//! With one token, a tile with tokens in the SIMD lanes would be almost empty, so here the lanes hold anchors.
+//! Every sum has the same terms in the same order as in a larger tile, so results are bit-identical. States are
+//! read in place.
 
 use std::cmp::Ordering;
 
@@ -9,7 +12,7 @@ use super::{NO_ANCHOR, Segment, Visible};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, put};
 
-/// Reads all that token `row` sees, one head.
+/// Reads all visible anchors for token `row` and one head.
 pub(super) struct DenseOne<'a> {
     pub call: &'a Call<'a>,
     pub segment: &'a Segment,
@@ -23,7 +26,7 @@ pub(super) struct DenseOne<'a> {
     pub scratch: &'a mut [f32],
 }
 
-/// Numbers that scoring `seen` anchors takes: ρ, keys, and the scores.
+/// Scratch elements needed to score `seen` anchors: ρ, keys, and the scores.
 fn scoring(call: &Call<'_>, seen: usize) -> usize {
     (1 + LANES) * call.pad.routing + Carve::size(seen)
 }
@@ -62,7 +65,7 @@ impl Kernel for DenseOne<'_> {
             for (from, to) in block.chunks_exact(LANES).zip(exps.chunks_exact_mut(LANES)) {
                 s.store(to, exp(s.load(from)));
             }
-            // Past the last anchor there are zeros.
+            // Lanes past the last anchor are zero.
             exps[..block.len()].iter().for_each(|e| sum += e);
         }
         for block in scores.chunks_exact_mut(LANES) {
@@ -79,12 +82,12 @@ impl Kernel for DenseOne<'_> {
             call.read_one(s, anchor, head, q, panels, out, weight);
         }
         let at = row * sizes.value_heads + head;
-        // SAFETY: this token and head belong to this task alone.
+        // SAFETY: this token and head belong to this task only.
         let to = unsafe { self.readout.part(at * sizes.value_dim, sizes.value_dim) };
         to.copy_from_slice(&out[..sizes.value_dim]);
         if let Some(all) = self.weights {
             for (i, &weight) in scores[..seen].iter().enumerate() {
-                // SAFETY: numbers of this token and head, which belong to this task alone.
+                // SAFETY: this element belongs to this token and head, which belong to this task only.
                 unsafe { all.set(at * sizes.anchors + segment.visible.get(i), weight) };
             }
         }
@@ -95,7 +98,7 @@ impl Kernel for DenseOne<'_> {
     }
 }
 
-/// The scores of all anchors that a token sees, and −inf up to a multiple of eight.
+/// Scores of all anchors visible to a token, padded with −inf to a multiple of eight.
 #[inline(always)]
 #[allow(unsafe_code)]
 fn scores<'a, S: Simd>(
@@ -116,7 +119,7 @@ fn scores<'a, S: Simd>(
     let at = |i: usize| segment.visible.get(i) * stride + head * width;
     let mut done = 0;
     if width.is_multiple_of(LANES) && matches!(segment.visible, Visible::Run(_)) {
-        // Whole keys of anchors that stand one after the other are read where they lie.
+        // Keys of consecutive anchors are read in place if the key length is a multiple of the lane count.
         let keys = |first: usize, count: usize| &call.routing_keys[at(first)..at(first + count - 1) + width];
         while done + MANY * LANES <= seen {
             let to = &mut scores[done..done + MANY * LANES];
@@ -137,7 +140,8 @@ fn scores<'a, S: Simd>(
         let mut acc = s.splat(0.0);
         for k in (0..width).step_by(LANES) {
             let mut turned = [0.0; LANES * LANES];
-            // SAFETY: eight rows of `wide` numbers, of which k + 8 exist; what is past a key is not used.
+            // SAFETY: eight rows of `wide` elements with k + 8 ≤ `wide`; elements past the end of a key are not
+            // used.
             unsafe { s.transpose8(rows.as_ptr().add(k), wide, turned.as_mut_ptr(), LANES) };
             for (j, &rho) in rho[k..width.min(k + LANES)].iter().enumerate() {
                 acc = s.fma(s.load(&turned[j * LANES..]), s.splat(rho), acc);
@@ -149,10 +153,10 @@ fn scores<'a, S: Simd>(
     scores
 }
 
-/// Blocks of eight anchors that are scored side by side, so that no sum waits for itself.
+/// Number of eight-anchor blocks scored in parallel, to hide the latency of the dependent multiply-adds.
 const MANY: usize = 4;
 
-/// The scores of B blocks of eight anchors whose keys are `stride` apart.
+/// Scores of B blocks of eight anchors; `stride` is the distance between keys.
 #[inline(always)]
 #[allow(unsafe_code)]
 fn score_blocks<S: Simd, const B: usize>(s: S, keys: &[f32], stride: usize, rho: &[f32], to: &mut [f32]) {
@@ -161,7 +165,7 @@ fn score_blocks<S: Simd, const B: usize>(s: S, keys: &[f32], stride: usize, rho:
     let mut turned = [[0.0; LANES * LANES]; B];
     for (k, rho) in rho.chunks_exact(LANES).enumerate() {
         for b in 0..B {
-            // SAFETY: the assertion bounds eight rows of eight numbers.
+            // SAFETY: the assertion bounds eight rows of eight elements.
             unsafe {
                 let from = keys.as_ptr().add(b * LANES * stride + k * LANES);
                 s.transpose8(from, stride, turned[b].as_mut_ptr(), LANES);
@@ -179,15 +183,15 @@ fn score_blocks<S: Simd, const B: usize>(s: S, keys: &[f32], stride: usize, rho:
     }
 }
 
-/// Chooses for token `row`, one head.
+/// Selects the top-K anchors for token `row` and one head.
 pub(super) struct ChooseOne<'a> {
     pub call: &'a Call<'a>,
     pub segment: &'a Segment,
     pub row: usize,
     pub head: usize,
-    /// Anchors of this token and head, [K], ascending.
+    /// Selected anchors of this token and head in ascending order, [K].
     pub chosen: &'a mut [u32],
-    /// Their weights.
+    /// Weights of the selected anchors.
     pub weights: &'a mut [f32],
     pub log_sum: &'a Shared<'a>,
     pub scratch: &'a mut [f32],
@@ -216,7 +220,7 @@ impl Kernel for ChooseOne<'_> {
             }
             let first = block * LANES;
             for (i, &score) in eight.iter().enumerate().take(seen - first) {
-                // Among equals the later comes first; what is not a number comes before all.
+                // The later anchor wins ties. A NaN score is inserted at the front.
                 let (mut score, mut anchor) = (score, segment.visible.get(first + i) as u32);
                 for (best, chosen) in weights.iter_mut().zip(chosen.iter_mut()) {
                     if score.partial_cmp(best) != Some(Ordering::Less) {
@@ -229,19 +233,19 @@ impl Kernel for ChooseOne<'_> {
         let mut null = [0.0];
         call.load_null(row, 1, head, &mut null);
         let log_sum = super::sparse::weigh(chosen, weights, null[0]);
-        // SAFETY: this token and head belong to this task alone.
+        // SAFETY: this token and head belong to this task only.
         unsafe { self.log_sum.set(row * call.sizes.value_heads + head, log_sum) };
     }
 }
 
-/// Adds the readouts of the anchors that token `row` chose, one head.
+/// Sums the readouts of the anchors selected by token `row`, for one head.
 pub(super) struct ReadOne<'a> {
     pub call: &'a Call<'a>,
     pub row: usize,
     pub head: usize,
     pub chosen: &'a [u32],
     pub weights: &'a [f32],
-    /// Zero before.
+    /// Must be zero on entry; the result is added.
     pub readout: &'a Shared<'a>,
     pub scratch: &'a mut [f32],
 }
@@ -265,7 +269,7 @@ impl Kernel for ReadOne<'_> {
         let panels = carve.take(pad.state());
         call.load_query(s, row, head, q);
         let at = (row * sizes.value_heads + head) * sizes.value_dim;
-        // SAFETY: this token and head belong to this task alone.
+        // SAFETY: this token and head belong to this task only.
         let out = unsafe { self.readout.part(at, sizes.value_dim) };
         let chosen = self.chosen.iter().zip(self.weights).filter(|(anchor, _)| **anchor != NO_ANCHOR);
         for (&anchor, &weight) in chosen {
@@ -278,7 +282,8 @@ impl Kernel for ReadOne<'_> {
 }
 
 impl Call<'_> {
-    /// Asks for the state of an anchor that is read next. States lie apart, which the processor does not foresee.
+    /// Prefetches the state of the anchor that is read next. States are scattered in memory, so the hardware
+    /// prefetcher cannot predict the address.
     #[inline(always)]
     fn ask<S: Simd>(&self, s: S, anchor: usize, head: usize) {
         const MOST: usize = 2048;
@@ -290,7 +295,7 @@ impl Call<'_> {
         }
     }
 
-    /// Aᵀq of one anchor and head, into `pad.value` numbers.
+    /// Computes Aᵀq for one anchor and head into `pad.value` elements.
     #[inline(always)]
     fn read_one<S: Simd>(
         &self,
@@ -312,11 +317,11 @@ impl Call<'_> {
     }
 }
 
-/// Aᵀq where A is decoded as it is read: the bits of a product with what was decoded before.
+/// Aᵀq with A decoded on the fly; bit-identical to decoding first and multiplying then.
 struct ReadCodes<'a> {
     q: &'a [f32],
     codes: Codes<'a>,
-    /// As many numbers as a row of the state, a multiple of 16.
+    /// As many elements as a row of the state, a multiple of 16.
     out: &'a mut [f32],
     epilogue: Epilogue<'a>,
 }
@@ -328,12 +333,12 @@ impl Kernel for ReadCodes<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { q, codes, out, epilogue } = self;
         let (width, len) = (out.len(), q.len() * out.len());
-        // `columns` asks for eight numbers at places below `len`, and for rows below the number of scales.
+        // `columns` loads eight elements at indices below `len`, and uses row indices below the number of scales.
         match codes {
             Codes::F32(a) => {
                 assert!(a.len() == len);
                 let load = |_: usize, at: usize| {
-                    // SAFETY: the numbers exist, as said above.
+                    // SAFETY: the elements are in bounds, as stated above.
                     unsafe { s.load_ptr(a.as_ptr().add(at)) }
                 };
                 columns(s, q, width, out, epilogue, load);
@@ -360,7 +365,8 @@ impl Kernel for ReadCodes<'_> {
     }
 }
 
-/// qᵀA, A `width` wide, where `load(row, at)` gives eight numbers from number `at` of A on, which are of that row.
+/// Computes qᵀA with rows of `width` elements; `load(row, at)` returns eight elements of A from index `at` on, all
+/// of which are in row `row`.
 #[inline(always)]
 fn columns<S: Simd>(
     s: S,
@@ -381,7 +387,7 @@ fn columns<S: Simd>(
     }
 }
 
-/// Columns `from..from + 8 V` of it.
+/// Columns `from..from + 8 V` of qᵀA; see [`columns`].
 #[inline(always)]
 #[allow(unsafe_code)]
 fn some_columns<S: Simd, const V: usize>(
@@ -402,7 +408,7 @@ fn some_columns<S: Simd, const V: usize>(
     }
     let out = &mut out[from..from + V * LANES];
     for v in 0..V {
-        // SAFETY: the line before gives room for V times eight numbers.
+        // SAFETY: the preceding line bounds V times eight elements.
         unsafe { put(s, out.as_mut_ptr().add(v * LANES), acc[v], 0, epilogue) };
     }
 }

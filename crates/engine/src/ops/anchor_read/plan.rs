@@ -1,20 +1,20 @@
-//! Which anchors each token may read: segments of tokens that share one list.
+//! Read plan: which anchors each token may read, as segments of tokens that share one list of visible anchors.
 
 use std::ops::Range;
 
 use crate::error::{Result, bad_value};
 
-/// The anchors that a segment sees, oldest first.
+/// Anchors visible to a segment, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Visible {
-    /// A run of consecutive anchors.
+    /// A range of consecutive anchors.
     Run(Range<usize>),
-    /// Any anchors, ascending.
+    /// Arbitrary anchors in ascending order.
     List(Vec<usize>),
 }
 
 impl Visible {
-    /// How many.
+    /// Number of visible anchors.
     pub fn len(&self) -> usize {
         match self {
             Self::Run(run) => run.len(),
@@ -22,17 +22,17 @@ impl Visible {
         }
     }
 
-    /// Whether there are none.
+    /// Whether no anchor is visible.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them, oldest first.
+    /// Iterates over the visible anchors, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// The `i`-th oldest, as a row of the anchor tensors.
+    /// The `i`-th oldest visible anchor, as a row index into the anchor tensors.
     pub fn get(&self, i: usize) -> usize {
         match self {
             Self::Run(run) => run.start + i,
@@ -41,27 +41,27 @@ impl Visible {
     }
 }
 
-/// Consecutive tokens that see the same anchors.
+/// Consecutive tokens with the same visible anchors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The first token, as a row of the (flattened) token tensors.
+    /// First token, as a row index into the flattened token tensors.
     pub start: usize,
-    /// How many tokens.
+    /// Number of tokens.
     pub len: usize,
-    /// What they see.
+    /// Anchors visible to these tokens.
     pub visible: Visible,
 }
 
-/// What every token of a call sees. Tokens that no segment names see nothing.
+/// Visible anchors of every token of a call. Tokens outside all segments see no anchors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadPlan {
-    /// In ascending order of tokens, without overlap.
+    /// Non-overlapping segments in ascending token order.
     pub segments: Vec<Segment>,
 }
 
 impl ReadPlan {
-    /// Every token sees all earlier anchors of its batch row. `boundaries` holds a list for each row, as
-    /// `gated_delta` takes it; anchors are numbered as it returns them.
+    /// Plan in which every token sees all earlier anchors of its batch row. `boundaries` holds one list per row in
+    /// the format that `gated_delta` takes, and anchors are numbered in the order in which it returns them.
     pub fn from_boundaries(tokens: usize, boundaries: &[Vec<usize>]) -> Self {
         let mut segments = Vec::new();
         let mut first = 0;
@@ -78,7 +78,7 @@ impl ReadPlan {
         Self { segments }
     }
 
-    /// Refuses segments out of order or bounds, and anchors out of order or bounds.
+    /// Rejects segments or anchors that are out of order or out of bounds.
     pub(crate) fn check(&self, operation: &'static str, rows: usize, anchors: usize) -> Result<()> {
         let mut end = 0;
         for (i, segment) in self.segments.iter().enumerate() {
@@ -109,8 +109,8 @@ impl ReadPlan {
         Ok(())
     }
 
-    /// Groups of segments that share no anchor with another group (the rows of a batch, in training).
-    /// Groups and the segments in them are in order.
+    /// Partitions the segments into groups such that no anchor is visible to two groups (in training, the batch
+    /// rows). Groups, and the segments within a group, are in ascending order.
     pub(crate) fn groups(&self, anchors: usize) -> Vec<Vec<usize>> {
         let mut owner: Vec<Option<usize>> = vec![None; anchors];
         let mut root: Vec<usize> = (0..self.segments.len()).collect();

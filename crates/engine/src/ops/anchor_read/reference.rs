@@ -1,4 +1,4 @@
-//! The equations as they stand, token by token.
+//! Reference implementation of the anchor reader: a direct transcription of the equations, token by token.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::error::{Result, expect_shape};
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
 use crate::tensor::{Real, Tensor};
 
-/// The anchors that a token reads with their weights, and the null's weight.
+/// Anchors that a token reads with their weights, and the weight of the null entry.
 struct Routing<R> {
     chosen: Vec<(usize, R)>,
     null: R,
 }
 
-/// Softmax over the chosen anchors and the null of one token and head.
+/// Softmax over the selected anchors and the null, for one token and head.
 fn route<R: Real, A>(
     sizes: &Sizes,
     input: &AnchorRead<&Tensor<R>, A>,
@@ -36,7 +36,7 @@ fn route<R: Real, A>(
         })
         .collect();
     if let Some(k) = options.top_k {
-        // Best first; among equals the newer first.
+        // Highest score first; the newer anchor wins ties.
         scores.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(b.0.cmp(&a.0)));
         scores.truncate(k);
         scores.sort_by_key(|&(m, _)| m);
@@ -59,7 +59,7 @@ fn for_tokens(options: &AnchorReadOptions, mut f: impl FnMut(usize, &[usize])) {
     }
 }
 
-/// s q / |q|, q / |q| and 1 / |q|.
+/// Returns s q / |q|, q / |q| and 1 / |q|.
 fn query<R: Real>(
     sizes: &Sizes,
     input: &AnchorRead<&Tensor<R>>,
@@ -152,7 +152,7 @@ pub(crate) fn backward<R: Real>(
     })
 }
 
-/// [`forward`] on stored states, dequantised first.
+/// Variant of [`forward`] for stored states, which it dequantises first.
 pub(crate) fn forward_stored<R: Real>(
     input: AnchorRead<&Tensor<R>, &[Arc<StoredStates>]>,
     options: &AnchorReadOptions,
@@ -170,7 +170,7 @@ pub(crate) fn forward_stored<R: Real>(
     forward(AnchorRead { query, routing_query, routing_keys, anchor_states: &states, null_score }, options)
 }
 
-/// π for every token, head and anchor: [rows, value_heads, N], zero where unseen or not chosen.
+/// Softmax weights π for every token, head and anchor, [rows, value_heads, N]; zero if not visible or not selected.
 pub(crate) fn weights<R: Real>(
     input: AnchorRead<&Tensor<R>, [usize; 2]>,
     options: &AnchorReadOptions,

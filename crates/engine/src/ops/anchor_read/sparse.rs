@@ -1,6 +1,10 @@
-//! The top-K reader. First every tile chooses: a running list of the K best scores, with a token in each lane.
-//! Then, over blocks of 8,192 tokens, the tokens that chose an anchor are gathered and multiplied by it at once,
-//! anchors in ascending order, so that the cost falls by visible / K and a token's sum has the dense order.
+//! Top-K anchor reader.
+//!
+//! Reading only K of the visible anchors reduces the cost by a factor of visible / K, provided that each anchor is
+//! still read with a matrix product. First, every tile selects its anchors with a running list of the K best
+//! scores, one token per lane. Then, in blocks of 8,192 tokens, all tokens that selected an anchor are gathered and
+//! multiplied by it at once. Anchors are processed in ascending order, so a token's sum has the same order as in
+//! the dense reader.
 
 use std::ops::Range;
 
@@ -9,10 +13,10 @@ use super::{NO_ANCHOR, Segment};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
-/// Tokens whose choices are grouped by anchor at a time.
+/// Maximum number of tokens whose selections are grouped by anchor at a time.
 pub(super) const BLOCK: usize = 8192;
 
-/// Chooses for tokens `first..first + count` of a segment, one head.
+/// Selects the top-K anchors for tokens `first..first + count` of a segment and one head.
 pub(super) struct Choose<'a> {
     pub call: &'a Call<'a>,
     pub segment: &'a Segment,
@@ -20,9 +24,9 @@ pub(super) struct Choose<'a> {
     pub count: usize,
     pub head: usize,
     pub top_k: usize,
-    /// Anchors, [rows, value_heads, K], ascending.
+    /// Selected anchors in ascending order, [rows, value_heads, K].
     pub chosen: &'a Shared<'a, u32>,
-    /// Their weights.
+    /// Weights of the selected anchors.
     pub weights: &'a Shared<'a>,
     pub log_sum: &'a Shared<'a>,
     pub scratch: &'a mut [f32],
@@ -52,7 +56,8 @@ impl Kernel for Choose<'_> {
         call.load_routing(s, first, count, head, rho, rho_t);
         call.load_null(first, count, head, null);
         best.fill(f32::NEG_INFINITY);
-        // Anchor numbers travel through f32 lanes as bit patterns: they are selected and stored, never computed with.
+        // Anchor indices are kept in f32 lanes as bit patterns; they are only selected and stored, never used in
+        // arithmetic.
         index.fill(f32::from_bits(NO_ANCHOR));
         let seen = segment.visible.len();
         for from in (0..seen).step_by(ANCHORS) {
@@ -67,7 +72,7 @@ impl Kernel for Choose<'_> {
         }
         for t in 0..count {
             let at = ((first + t) * call.sizes.value_heads + head) * top_k;
-            // SAFETY: this token and head belong to this task alone.
+            // SAFETY: this token and head belong to this task only.
             let (chosen, weights) = unsafe { (self.chosen.part(at, top_k), self.weights.part(at, top_k)) };
             for k in 0..top_k {
                 chosen[k] = index[k * width + t].to_bits();
@@ -80,7 +85,7 @@ impl Kernel for Choose<'_> {
     }
 }
 
-/// Puts a token's choices in the order of anchors and turns their scores into weights; returns the log of the sum.
+/// Sorts a token's selections by anchor and converts their scores to weights; returns log Σ exp.
 #[inline(always)]
 pub(super) fn weigh(chosen: &mut [u32], weights: &mut [f32], null: f32) -> f32 {
     sort_by_anchor(chosen, weights);
@@ -94,7 +99,7 @@ pub(super) fn weigh(chosen: &mut [u32], weights: &mut [f32], null: f32) -> f32 {
     largest + sum.ln()
 }
 
-/// Puts a score into the sorted lists of eight tokens; among equals the later comes first.
+/// Inserts one score per lane into the sorted lists of eight tokens; the later anchor wins ties.
 #[inline(always)]
 fn insert<S: Simd>(
     s: S,
@@ -121,7 +126,7 @@ fn insert<S: Simd>(
     }
 }
 
-/// Insertion sort of a short list.
+/// Sorts a token's selections by anchor; insertion sort, because the list is short.
 #[inline(always)]
 fn sort_by_anchor(chosen: &mut [u32], weights: &mut [f32]) {
     for i in 1..chosen.len() {
@@ -134,7 +139,7 @@ fn sort_by_anchor(chosen: &mut [u32], weights: &mut [f32]) {
     }
 }
 
-/// Sparse segments cut into blocks of consecutive tokens.
+/// Splits top-K segments into blocks of consecutive tokens.
 pub(super) fn blocks(segments: &[Segment], list: impl Iterator<Item = usize>) -> Vec<Vec<Range<usize>>> {
     let mut blocks: Vec<Vec<Range<usize>>> = Vec::new();
     let mut filled = BLOCK;
@@ -157,10 +162,10 @@ pub(super) fn blocks(segments: &[Segment], list: impl Iterator<Item = usize>) ->
     blocks
 }
 
-/// The choices of a block, grouped by anchor: entries `start[a]..start[a + 1]` belong to anchor a.
+/// Selections of a block grouped by anchor: entries `start[a]..start[a + 1]` belong to anchor a.
 pub(super) struct Groups {
     pub start: Vec<usize>,
-    /// Token (row) and place among its K.
+    /// Token (row) and index among its K selections.
     pub entries: Vec<(usize, usize)>,
 }
 
@@ -201,14 +206,14 @@ impl Groups {
     }
 }
 
-/// Adds the readouts of a block's chosen anchors, one head.
+/// Sums the readouts of a block's selected anchors, for one head.
 pub(super) struct ReadBlock<'a> {
     pub call: &'a Call<'a>,
     pub groups: &'a Groups,
     pub head: usize,
     pub top_k: usize,
     pub weights: &'a [f32],
-    /// Zero before.
+    /// Must be zero on entry; results are added.
     pub readout: &'a Shared<'a>,
     pub scratch: &'a mut [f32],
 }
@@ -260,7 +265,7 @@ impl Kernel for ReadBlock<'_> {
                 for (t, &(row, k)) in part.iter().enumerate() {
                     let at = row * sizes.value_heads + head;
                     let weight = self.weights[at * top_k + k];
-                    // SAFETY: this token and head belong to this task alone.
+                    // SAFETY: this token and head belong to this task only.
                     let to = unsafe { self.readout.part(at * sizes.value_dim, sizes.value_dim) };
                     for (p, to) in to.chunks_mut(PANEL).enumerate() {
                         simd::add_scaled(s, to, weight, &read[p * count * PANEL + t * PANEL..][..PANEL]);

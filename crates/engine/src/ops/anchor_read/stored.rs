@@ -1,5 +1,8 @@
-//! Anchor states as a bank stores them: f32, bf16, or int8 with one scale a row. Dequantised a tile at a time.
-//! They are in memory, or in a file until a state is first read: then it is fetched, compared with its checksum and kept.
+//! Anchor states in storage precision: f32, bf16, or int8 with one scale per row.
+//!
+//! Many anchors must stay available for a long time, so they are stored compactly and dequantised one tile at a
+//! time. They are in memory, or in a file until first read; then a state is loaded, verified against its checksum
+//! and cached.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,10 +15,10 @@ use crate::error::{Result, bad_shape, bad_value};
 use crate::precision::{to_bf16, to_int8};
 use crate::simd::{self, LANES, Simd};
 
-/// The precision of stored anchor states, with a scale for each row of d_v.
+/// Precision of stored anchor states; int8 has one scale for each row of d_v elements.
 pub use crate::precision::Precision as Storage;
 
-/// Stored states [n, value_heads, d_k, d_v].
+/// Stored anchor states, [n, value_heads, d_k, d_v].
 #[derive(Clone, Debug)]
 pub struct StoredStates {
     shape: [usize; 4],
@@ -30,7 +33,7 @@ enum Data {
 }
 
 impl StoredStates {
-    /// Stores states [n, value_heads, d_k, d_v].
+    /// Converts states [n, value_heads, d_k, d_v] to the given storage precision.
     pub fn new(data: &[f32], shape: &[usize], storage: Storage) -> Result<Self> {
         let &[n, heads, key_dim, value_dim] = shape else {
             return bad_shape("store_states", "states", shape, "[anchors, value_heads, d_k, d_v]");
@@ -50,8 +53,8 @@ impl StoredStates {
         Ok(Self { shape, data })
     }
 
-    /// States that lie elsewhere, with a range of the source's bytes and their checksum for each of
-    /// [`StoredStates::parts`]. Nothing is fetched yet.
+    /// Lazily loaded states, with the byte range in the source and the checksum of each of [`StoredStates::parts`].
+    /// Nothing is loaded yet.
     pub fn distant(
         source: &Arc<dyn Source>,
         shape: [usize; 4],
@@ -80,8 +83,8 @@ impl StoredStates {
         Ok(Self { shape, data })
     }
 
-    /// The numbers as a file holds them: f32 or bf16; or int8, then the rows' scales as f32. Refused if they
-    /// cannot be fetched; what was not fetched before is not kept.
+    /// File representation: one part of f32 or bf16 values, or int8 values followed by a part with the f32 row
+    /// scales. Fails if the data cannot be loaded; data loaded only for this call is not cached.
     pub fn parts(&self) -> Result<Vec<Cow<'_, [u8]>>> {
         Ok(match &self.data {
             Data::F32(v) => vec![v.bytes()?],
@@ -90,7 +93,7 @@ impl StoredStates {
         })
     }
 
-    /// Whether reading them fetches nothing.
+    /// Whether the states can be read without loading.
     #[inline]
     pub(crate) fn is_here(&self) -> bool {
         match &self.data {
@@ -100,7 +103,7 @@ impl StoredStates {
         }
     }
 
-    /// Fetches what is not in memory yet; a failure is reported by [`StoredStates::check`].
+    /// Loads what is not in memory yet; [`StoredStates::check`] reports a failure.
     pub(crate) fn fetch(&self) {
         match &self.data {
             Data::F32(v) => _ = v.get(),
@@ -109,7 +112,8 @@ impl StoredStates {
         }
     }
 
-    /// The checksums of [`StoredStates::parts`]; of a file's the ones that are written there, so that nothing is read.
+    /// Checksums of [`StoredStates::parts`]. For states in a file these are the recorded checksums, so nothing is
+    /// loaded.
     pub fn checksums(&self) -> Vec<u64> {
         match &self.data {
             Data::F32(v) => vec![v.checksum()],
@@ -118,8 +122,8 @@ impl StoredStates {
         }
     }
 
-    /// Refuses states that were to be read and could not be fetched, or are damaged; what was computed from them is
-    /// nothing.
+    /// Returns an error if loading was attempted and failed or the data was corrupt. Results computed from such
+    /// states are invalid.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.data {
             Data::F32(v) => v.check(),
@@ -128,12 +132,12 @@ impl StoredStates {
         }
     }
 
-    /// [n, value_heads, d_k, d_v].
+    /// Shape, [n, value_heads, d_k, d_v].
     pub fn shape(&self) -> [usize; 4] {
         self.shape
     }
 
-    /// The precision.
+    /// Storage precision.
     pub fn storage(&self) -> Storage {
         match self.data {
             Data::F32(_) => Storage::F32,
@@ -142,7 +146,7 @@ impl StoredStates {
         }
     }
 
-    /// Bytes of the numbers and scales.
+    /// Size of values and scales in bytes.
     pub fn bytes(&self) -> usize {
         match &self.data {
             Data::F32(v) => v.len() * 4,
@@ -151,7 +155,7 @@ impl StoredStates {
         }
     }
 
-    /// All states as f32. Refused if they are of a file and damaged.
+    /// All states converted to f32. Fails if they cannot be loaded or are corrupt.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let width = self.shape[3].max(1);
         Ok(match &self.data {
@@ -166,7 +170,7 @@ impl StoredStates {
         })
     }
 
-    /// State (`n`, `head`) where it lies, if it is not damaged.
+    /// State (`n`, `head`) in place, in storage precision; `None` if it could not be loaded.
     #[inline(always)]
     pub(crate) fn codes(&self, n: usize, head: usize) -> Option<Codes<'_>> {
         let [_, heads, rows, cols] = self.shape;
@@ -181,7 +185,8 @@ impl StoredStates {
         })
     }
 
-    /// Writes state (`n`, `head`) into panels; zeros if it is damaged, which [`StoredStates::check`] then reports.
+    /// Writes state (`n`, `head`) into panels; zeros if it could not be loaded, which [`StoredStates::check`] then
+    /// reports.
     #[inline(always)]
     pub(crate) fn pack<S: Simd>(&self, s: S, n: usize, head: usize, panels: &mut [f32]) {
         let [_, _, rows, cols] = self.shape;
@@ -217,17 +222,17 @@ impl StoredStates {
     }
 }
 
-/// The numbers of one state as they are stored, [d_k, d_v].
+/// Elements of one state in storage precision, [d_k, d_v].
 #[derive(Clone, Copy)]
 pub(crate) enum Codes<'a> {
     F32(&'a [f32]),
     Bf16(&'a [u16]),
-    /// With the rows' scales.
+    /// Quantised values and row scales.
     Int8(&'a [i8], &'a [f32]),
 }
 
 impl Codes<'_> {
-    /// Where they lie, and how many bytes.
+    /// Address and size in bytes.
     pub(crate) fn place(&self) -> (*const f32, usize) {
         match self {
             Self::F32(v) => (v.as_ptr(), size_of_val(*v)),

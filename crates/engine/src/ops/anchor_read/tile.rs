@@ -1,9 +1,9 @@
-//! What the forward and backward kernels share: the call's tensors, tiles of tokens, and the one scoring routine.
+//! Shared parts of the forward and backward kernels: the call's tensors, tiles of tokens, and the scoring routine.
 //!
-//! A tile is up to 96 tokens of one segment and one head. Scores are formed transposed, [anchors, tokens], so
-//! that the softmax runs down the anchors with a token in every lane, and an anchor's weights lie together.
-//! Every score is one chain of multiply-adds over d_r, whatever the tile: training, prefill and a decoding step
-//! choose the same anchors.
+//! A tile is up to 96 tokens of one segment and one head. Scores are computed transposed, [anchors, tokens], so
+//! that the softmax over anchors runs vectorised with one token per lane, and the weights of one anchor are
+//! contiguous. Every score is a single chain of multiply-adds over d_r, independent of the tile shape. Training,
+//! prefill and decoding therefore compute bit-identical scores and select the same anchors.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::ops::gated_delta::L2_EPS;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, PANEL, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
-/// Tokens of a tile: what a backward tile touches stays in the second-level cache.
+/// Maximum tokens per tile, chosen so that the working set of a backward tile fits in the L2 cache.
 pub(super) const TOKENS: usize = 96;
-/// Anchors that are scored at a time.
+/// Number of anchors scored at a time.
 pub(super) const ANCHORS: usize = 64;
-/// Fewer tokens than this read an anchor where it lies; more are worth laying it out in panels.
+/// Number of tokens from which packing an anchor state into panels pays off; fewer tokens read the state in place.
 pub(super) const PACK_FROM: usize = 12;
 
-/// Widths rounded up to whole panels.
+/// Dimensions rounded up to whole panels.
 #[derive(Clone, Copy)]
 pub(super) struct Padded {
     pub key: usize,
@@ -41,19 +41,19 @@ impl Padded {
     }
 }
 
-/// Where anchor states come from.
+/// Source of the anchor states.
 #[derive(Clone, Copy)]
 pub(super) enum States<'a> {
     Tensor(&'a [f32]),
-    /// With the number of the first anchor of each.
+    /// Each entry with the index of its first anchor.
     Stored(&'a [(usize, &'a StoredStates)]),
-    /// One anchor in each.
+    /// One anchor per entry.
     Single(&'a [Arc<StoredStates>]),
-    /// Only the weights are wanted.
+    /// No states: only the weights are computed.
     Absent,
 }
 
-/// The tensors and settings of a call.
+/// Tensors and options of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub sizes: Sizes,
@@ -85,7 +85,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// s = d_k^-½
+    /// Query scale s = d_k^-½.
     pub(super) fn scale(&self) -> f32 {
         1.0 / (self.sizes.key_dim as f32).sqrt()
     }
@@ -109,7 +109,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// State (`anchor`, `head`) as it lies in memory, if the product can read it from there.
+    /// State (`anchor`, `head`) in place, if the product can read it in that layout.
     #[inline(always)]
     pub(super) fn state(&self, anchor: usize, head: usize) -> Option<Codes<'a>> {
         if !self.sizes.value_dim.is_multiple_of(PANEL) {
@@ -129,7 +129,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The numbers of a state in place, if they are f32.
+    /// State (`anchor`, `head`) in place, if it is stored as f32.
     #[inline(always)]
     pub(super) fn plain_state(&self, anchor: usize, head: usize) -> Option<&'a [f32]> {
         match self.state(anchor, head) {
@@ -138,7 +138,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// s q / |q| of one token, into a row of `pad.key` numbers; returns 1 / |q|.
+    /// Writes s q / |q| of one token to a row of `pad.key` elements; returns 1 / |q|.
     #[inline(always)]
     pub(super) fn load_query<S: Simd>(&self, s: S, row: usize, head: usize, to: &mut [f32]) -> f32 {
         let Sizes { key_dim, key_heads, .. } = self.sizes;
@@ -149,8 +149,8 @@ impl<'a> Call<'a> {
         factor
     }
 
-    /// Rows `first..first + count` of ρ, scaled, into rows of `pad.routing` numbers; rows up to a multiple of 16
-    /// are zero. Then their transposes, one panel for 16 tokens.
+    /// Loads rows `first..first + count` of ρ, scaled, into rows of `pad.routing` elements, with zero rows up to a
+    /// multiple of 16; then transposes them into one panel per 16 tokens.
     #[inline(always)]
     pub(super) fn load_routing<S: Simd>(
         &self,
@@ -180,7 +180,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Scores of anchors `from..to` of the list against a tile: rows of `width` (a multiple of 16) tokens.
+    /// Scores of visible anchors `from..to` for a tile, as rows of `width` tokens (`width` is a multiple of 16).
     #[inline(always)]
     pub(super) fn scores<S: Simd>(
         &self,
@@ -221,7 +221,7 @@ impl<'a> Call<'a> {
         );
     }
 
-    /// The null's scores of a tile, or −inf; lanes past `count` are 0.
+    /// Loads the null scores of a tile, or −inf without a null; lanes from `count` on are 0.
     #[inline(always)]
     pub(super) fn load_null(&self, first: usize, count: usize, head: usize, to: &mut [f32]) {
         for (t, to) in to.iter_mut().enumerate() {

@@ -1,14 +1,15 @@
-//! Tiles of keys with a running softmax: no [Tq, Tk] matrix exists.
+//! Optimised causal attention, forward pass: tiles of keys with a running (online) softmax.
 //!
-//! A task takes a head and a chunk of its queries and goes over the keys in tiles. A tile's Kᵀ and V are
-//! packed into panels once for all queries of the chunk; each block of queries then forms its scores, turns
-//! them into weights relative to its largest score so far, and adds weights·V to its sum. Powers are of 2:
-//! queries are scaled by d^-½ log2 e.
+//! The [Tq, Tk] score matrix would dominate memory for long sequences, so it is never stored. A task processes one
+//! head and a chunk of its queries, and iterates over the keys in tiles. Kᵀ and V of a tile are packed into panels
+//! once for all queries of the chunk. Each block of queries then computes its scores, converts them to weights
+//! relative to its maximum score so far, and adds weights·V to its running sum. Exponentials use base 2, so queries
+//! are scaled by d^-½ log2 e.
 //!
-//! Tiles lie on the grid of key 0, and everything else is per query in one order, so a query's bits depend
-//! on the query and the keys it sees, not on the other queries of the call.
+//! Tiles are aligned to key 0, and each query's operations have a fixed order. A query's result is therefore
+//! bit-identical whatever other queries are in the call.
 //!
-//! Bytes beyond the outputs: scratch of a fixed size per thread.
+//! Memory besides the outputs: scratch of a fixed size per thread.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -19,22 +20,22 @@ use crate::error::Result;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
 use crate::tensor::Tensor;
 
-/// Keys of a tile.
+/// Number of keys per tile.
 pub(crate) const TILE: usize = 128;
-/// Numbers from one row of scores to the next: nine cache lines, so that rows spread over the cache's sets.
+/// Row stride of the score buffer: nine cache lines, so that rows map to different cache sets.
 pub(super) const STRIDE: usize = TILE + 16;
-/// Queries of a product.
+/// Number of queries per matrix product.
 pub(super) const BLOCK: usize = 48;
-/// Queries of a task, at most.
+/// Maximum number of queries per task.
 const CHUNK: usize = 8 * BLOCK;
-/// Columns of a panel.
+/// Columns per panel.
 pub(super) const PANEL: usize = 16;
 
 pub(super) fn shapes(input: Attention<&Tensor<f32>>) -> Attention<&[usize]> {
     Attention { query: input.query.shape(), key: input.key.shape(), value: input.value.shape() }
 }
 
-/// The output and, with `keep`, what the backward pass reads: the output and L [B, Tq, H].
+/// Returns the output and, with `keep`, what the backward pass needs: the output and L [B, Tq, H].
 pub(crate) fn forward(
     cpu: &Cpu,
     input: Attention<&Tensor<f32>>,
@@ -64,7 +65,8 @@ pub(crate) fn forward(
     Ok((output, saved))
 }
 
-/// [`forward`] over a cache in blocks, for inference: the same tiles in the same order, so the same bits.
+/// Forward pass over a key-value cache in blocks, for inference. It processes the same tiles in the same order as
+/// [`forward`], so results are bit-identical.
 pub(crate) fn forward_blocks(
     cpu: &Cpu,
     query: &Tensor<f32>,
@@ -91,7 +93,7 @@ pub(crate) fn forward_blocks(
     Ok(output)
 }
 
-/// Queries, and keys and values that may lie in several blocks.
+/// Queries, and keys and values that may be split over several blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
     pub query: &'a Tensor<f32>,
@@ -99,7 +101,8 @@ pub(super) struct Inputs<'a> {
     pub value: Source<'a>,
 }
 
-/// Rows of keys or values in tensors of `per_block` tokens each, a multiple of [`TILE`] where there are several.
+/// Rows of keys or values in tensors of `per_block` tokens each; `per_block` is a multiple of [`TILE`] if there are
+/// several.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     blocks: &'a [&'a Tensor<f32>],
@@ -107,7 +110,7 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The head's rows of the block that holds row `first`, and the number of that row in the block.
+    /// The head's rows of the block that contains row `first`, and the index of that row within the block.
     #[inline(always)]
     pub(super) fn head(&self, heads: usize, b: usize, h: usize, first: usize) -> (Head<'a>, usize) {
         let block = self.blocks[first / self.per_block];
@@ -117,11 +120,11 @@ impl<'a> Source<'a> {
 
 fn run(cpu: &Cpu, z: Sizes, input: Inputs<'_>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
     let heads = z.batch * z.heads;
-    // Short calls with few heads are cut finer, so that every thread has work.
+    // Use smaller chunks for short calls with few heads, so that every thread has work.
     let chunk = (z.queries * heads / (4 * cpu.threads())).next_multiple_of(BLOCK).clamp(BLOCK, CHUNK);
     let chunks = z.queries.div_ceil(chunk);
     let task = |t: usize| {
-        // The last chunks see the most keys: they go first, so that no thread is left with one.
+        // The last chunks see the most keys; start the longest tasks first to balance the load.
         let (c, head) = (chunks - 1 - t / heads, t % heads);
         let rows = c * chunk..((c + 1) * chunk).min(z.queries);
         let (b, h) = (head / z.heads, head % z.heads);
@@ -136,10 +139,10 @@ fn run(cpu: &Cpu, z: Sizes, input: Inputs<'_>, out: &Shared<'_>, sums: Option<&S
     }
 }
 
-/// 2^x for x ≤ 127: 0 below −126.5. 2^x = 2^n (1 + r·p(r)) with n = round(x), |r| ≤ ½.
+/// 2^x for x ≤ 127; 0 below −126.5. Uses 2^x = 2^n (1 + r·p(r)) with n = round(x), |r| ≤ ½.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
-    // `max` returns its second operand where one is NaN, so NaN comes through; 2^−127 comes out as 0.
+    // `max` returns its second operand if either is NaN, so NaN propagates; 2^−127 evaluates to 0.
     let x = s.max(s.splat(-127.0), x);
     let n = s.round(x);
     let r = s.sub(x, n);
@@ -150,13 +153,13 @@ pub(super) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
     s.mul(s.fma(p, r, s.splat(1.0)), s.pow2(n))
 }
 
-/// [`exp2`] of one number.
+/// Scalar version of [`exp2`].
 #[inline(always)]
 fn exp2_one<S: Simd>(s: S, x: f32) -> f32 {
     s.largest(exp2(s, s.splat(x)))
 }
 
-/// Rows of head `h` of x [B, T, H·width]: row t of batch entry b is at `start + t·stride`.
+/// Rows of head `h` of x [B, T, H·width]; row t of batch entry b starts at `start + t·stride`.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     pub data: &'a [f32],
@@ -176,8 +179,8 @@ impl<'a> Head<'a> {
         &self.data[t * self.stride..][..self.width]
     }
 
-    /// Copies rows `first..first + count`, times `factor`, to rows of `to` that are `padded` ≥ width apart;
-    /// the rest of a row becomes 0.
+    /// Copies rows `first..first + count`, multiplied by `factor`, to rows of `to` with stride `padded` ≥ width;
+    /// the padding is set to 0.
     #[inline(always)]
     pub(super) fn copy_rows<S: Simd>(
         &self,
@@ -194,8 +197,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Rows `first..first + count` as panels of 16 columns with TILE rows each; columns beyond the width
-    /// are 0.
+    /// Packs rows `first..first + count` into panels of 16 columns with TILE rows each; columns past the width are
+    /// 0.
     #[inline(always)]
     pub(super) fn pack_panels(&self, first: usize, count: usize, to: &mut [f32]) {
         for (p, panel) in to.chunks_exact_mut(TILE * PANEL).enumerate() {
@@ -212,8 +215,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The transpose of rows `first..first + count` as panels of 16 columns (16 rows of x), each panel
-    /// `width` × 16; columns beyond `count` are 0.
+    /// Packs the transpose of rows `first..first + count` into panels of 16 columns (16 rows of x), each `width` ×
+    /// 16; columns past `count` are 0.
     #[inline(always)]
     pub(super) fn pack_transposed<S: Simd>(&self, s: S, first: usize, count: usize, to: &mut [f32]) {
         let whole = self.width / LANES * LANES;
@@ -260,8 +263,8 @@ impl Kernel for Forward<'_> {
         let Self { z, input, b, h, rows, .. } = self;
         let (dk, wide, offset) = (z.dk, z.dv.next_multiple_of(PANEL), z.offset());
         let mut carve = Carve(self.scratch);
-        // Scaled queries, weighted sums of values, largest scores, sums of weights of the chunk's rows;
-        // the tile's Kᵀ and V; the scores of a block.
+        // Per row of the chunk: scaled query, weighted sum of values, maximum score, sum of weights. Per tile: Kᵀ
+        // and V. Per block: scores.
         let q = carve.take(rows.len() * dk);
         let o = carve.take(rows.len() * wide);
         let largest = carve.take(rows.len());
@@ -282,7 +285,7 @@ impl Kernel for Forward<'_> {
             let (value, first_value) = input.value.head(z.heads, b, h, k0);
             key.pack_transposed(s, first_key, count, kt);
             value.pack_panels(first_value, count, v);
-            // Rows of the chunk before this one are before the tile.
+            // Earlier rows of the chunk precede the tile and see none of its keys.
             let first = k0.saturating_sub(offset + rows.start);
             for r0 in (first / BLOCK * BLOCK..rows.len()).step_by(BLOCK) {
                 let (r0, r1) = (r0.max(first), (r0 + BLOCK).min(rows.len()));
@@ -307,14 +310,14 @@ impl Kernel for Forward<'_> {
 
         for (r, i) in rows.enumerate() {
             let at = (b * z.queries + i) * z.heads + h;
-            // SAFETY: this task alone has head h of rows `rows` of batch entry b.
+            // SAFETY: head h of rows `rows` of batch entry b belongs to this task only.
             let (y, sum) = unsafe { (self.out.part(at * z.dv, z.dv), self.sums.map(|l| l.part(at, 1))) };
             finish(s, &o[r * wide..], largest[r], total[r], y, sum);
         }
     }
 }
 
-/// O = weighted sum / sum of weights, and L.
+/// Writes O = weighted sum / sum of weights, and L.
 #[inline(always)]
 pub(super) fn finish<S: Simd>(
     s: S,
@@ -330,8 +333,8 @@ pub(super) fn finish<S: Simd>(
     }
 }
 
-/// One row of a tile: scores become weights 2^(score − largest), `largest` and `total` take them in. Returns
-/// the factor by which the earlier weights shrink. The length is a multiple of 16.
+/// Processes one row of a tile: replaces scores by weights 2^(score − largest) and updates `largest` and `total`.
+/// Returns the factor by which earlier weights must be multiplied. The length is a multiple of 16.
 #[inline(always)]
 pub(super) fn weights<S: Simd>(s: S, scores: &mut [f32], largest: &mut f32, total: &mut f32) -> f32 {
     let found = simd::largest(s, scores);

@@ -1,10 +1,13 @@
-//! The weights are formed again from the saved L, tile by tile.
+//! Optimised causal attention, backward pass. The weights are recomputed from the saved L, tile by tile, because
+//! storing them would need a [Tq, Tk] matrix.
 //!
-//! Positions are cut into spans; the pair of a span of keys and a span of queries is a task. The tasks run
-//! in waves: wave w holds the pairs (c, c + w) for all c. No two tasks of a wave share keys or queries, so
-//! every gradient row has one writer, and it takes its terms in the order of the waves, whatever the threads.
+//! dK and dV sum over queries, dQ sums over keys, so a naive split over threads would have several writers per row.
+//! Instead, positions are divided into spans, and a task is a pair of a key span and a query span. Tasks run in
+//! waves: wave w contains the pairs (c, c + w) for all c. No two tasks of a wave share keys or queries, so every
+//! gradient row has a single writer at a time and sums its terms in wave order, independent of the number of
+//! threads.
 //!
-//! Bytes beyond the outputs: D [B, Tq, H], and scratch of a fixed size per thread.
+//! Memory besides the outputs: D [B, Tq, H], and scratch of a fixed size per thread.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -15,7 +18,7 @@ use crate::error::{Result, bad_value, expect_shape};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
 use crate::tensor::Tensor;
 
-/// Positions of a span, at most.
+/// Maximum number of positions per span.
 const SPAN: usize = 4 * TILE;
 
 pub(crate) fn backward(
@@ -43,7 +46,8 @@ pub(crate) fn backward(
         let (query, key, value) =
             (Shared::new(query.data_mut()), Shared::new(key.data_mut()), Shared::new(value.data_mut()));
         let into = Attention { query: &query, key: &key, value: &value };
-        // Short calls with few heads are cut finer, so that there is work for threads; by the shape alone.
+        // Use smaller spans for short calls with few heads, so that every thread has work. The size depends only on
+        // the shape, so results do not depend on the number of threads.
         let size = (z.keys * z.batch * heads / 16).next_multiple_of(TILE).clamp(TILE, SPAN);
         let spans = z.keys.div_ceil(size);
         for wave in 0..spans {
@@ -52,7 +56,7 @@ pub(crate) fn backward(
                 let (b, h) = (head / heads, head % heads);
                 let span = |i: usize| i * size..((i + 1) * size).min(z.keys);
                 let (keys, positions) = (span(c), span(c + wave));
-                // Queries are the last positions.
+                // The queries are the last positions.
                 let queries =
                     positions.start.max(z.offset()) - z.offset()..positions.end.max(z.offset()) - z.offset();
                 if queries.is_empty() {
@@ -80,7 +84,7 @@ pub(crate) fn backward(
     Ok(Attention { query, key, value })
 }
 
-/// D = Σ dO ∘ O of every query and head, [B, Tq, H].
+/// D = Σ dO ∘ O for every query and head, [B, Tq, H].
 #[allow(unsafe_code)]
 fn overlap(cpu: &Cpu, z: Sizes, gradient: &Tensor<f32>, output: &Tensor<f32>) -> Tensor<f32> {
     let mut overlap = cpu.uninit(&[z.batch, z.queries, z.heads]);
@@ -114,7 +118,7 @@ impl Kernel for Dots<'_> {
     }
 }
 
-/// Adds what the queries of one span give to the gradients of the keys of another, and the other way round.
+/// Task for one key span and one query span: adds their contributions to dK and dV, and to dQ.
 struct Pair<'a> {
     z: Sizes,
     input: Attention<&'a Tensor<f32>>,
@@ -146,7 +150,7 @@ impl Kernel for Pair<'_> {
         let Self { z, input, b, h, .. } = self;
         let (wk, wv, offset) = (z.dk.next_multiple_of(PANEL), z.dv.next_multiple_of(PANEL), z.offset());
         let mut carve = Carve(self.scratch);
-        // Of the tile: Kᵀ, Vᵀ and K as panels, dK and dV. Of the block: Q (scaled), dO, dQ, P and dS.
+        // Per tile: Kᵀ, Vᵀ and K as panels, dK and dV. Per block: Q (scaled), dO, dQ, P and dS.
         let kt = carve.take(TILE * z.dk);
         let vt = carve.take(TILE * z.dv);
         let k = carve.take(TILE * wk);
@@ -165,7 +169,7 @@ impl Kernel for Pair<'_> {
 
         for k0 in self.keys.clone().step_by(TILE) {
             let first = self.queries.start.max(k0.saturating_sub(offset));
-            // The last query sees the tile, or no query of the span does.
+            // Skip the tile if no query of the span sees it.
             if first >= self.queries.end {
                 continue;
             }
@@ -203,17 +207,17 @@ impl Kernel for Pair<'_> {
                 gemm(s, [rows, wk, seen], Band::Full, a, Block::panels(k, TILE), c, Epilogue::Set);
                 for (i, dq) in dq.chunks_exact(wk).enumerate().take(rows) {
                     let at = (b * z.queries + i0 + i) * z.heads + h;
-                    // SAFETY: no other task of the wave has these queries of head h.
+                    // SAFETY: no other task of the wave writes these queries of head h.
                     let to = unsafe { self.into.query.part(at * z.dk, z.dk) };
                     simd::add_scaled(s, to, z.scale() as f32, dq);
                 }
             }
             for (j, (dk, dv)) in dk.chunks_exact(wk).zip(dv.chunks_exact(wv)).enumerate().take(count) {
                 let at = (b * z.keys + k0 + j) * z.heads + h;
-                // SAFETY: no other task of the wave has these keys of head h.
+                // SAFETY: no other task of the wave writes these keys of head h.
                 let (key, value) =
                     unsafe { (self.into.key.part(at * z.dk, z.dk), self.into.value.part(at * z.dv, z.dv)) };
-                // The scaled queries carry d^-½ log2 e.
+                // The queries were scaled by d^-½ log2 e; multiplying by ln 2 leaves the factor d^-½.
                 simd::add_scaled(s, key, LN_2 as f32, dk);
                 simd::add_scaled(s, value, 1.0, dv);
             }
@@ -221,7 +225,7 @@ impl Kernel for Pair<'_> {
     }
 }
 
-/// One row: scores become P = 2^(score − sum), dP becomes dS = P ∘ (dP − overlap); 0 from `sees` on.
+/// Processes one row: replaces scores by P = 2^(score − sum), and dP by dS = P ∘ (dP − overlap); 0 from `sees` on.
 #[inline(always)]
 fn slopes<S: Simd>(s: S, p: &mut [f32], ds: &mut [f32], sees: usize, sum: f32, overlap: f32) {
     p[sees..].fill(f32::NEG_INFINITY);

@@ -1,6 +1,8 @@
-//! One query: what decoding does with a cache. The same sums in the same order as for many queries, so that
-//! the bits agree, but arranged for reading the cache once, at the speed of memory: a task takes neighbouring
-//! heads, tile by tile, so that it reads long runs; values are used where they are.
+//! Causal attention for a single query, as in decoding with a key-value cache.
+//!
+//! With one query the cost is reading the cache from memory, so the work is arranged to read it once and
+//! sequentially: a task processes neighbouring heads tile by tile, which gives long contiguous reads, and values
+//! are used in place. Sums have the same terms in the same order as for many queries, so results are bit-identical.
 
 use std::f64::consts::LOG2_E;
 
@@ -53,8 +55,8 @@ impl Kernel for Decode<'_> {
         let Self { z, input, b, heads, .. } = self;
         let (dk, wide) = (z.dk, z.dv.next_multiple_of(PANEL));
         let mut carve = Carve(self.scratch);
-        // Scaled query, weighted sum of values, largest score, sum of weights of each head; the tile's Kᵀ,
-        // V (where it must be packed) and scores.
+        // Per head: scaled query, weighted sum of values, maximum score, sum of weights. Per tile: Kᵀ, V (if it
+        // must be packed) and scores.
         let q = carve.take(heads.len() * dk);
         let o = carve.take(heads.len() * wide);
         let largest = carve.take(heads.len());
@@ -91,15 +93,15 @@ impl Kernel for Decode<'_> {
         }
         for (r, h) in heads.enumerate() {
             let at = b * z.heads + h;
-            // SAFETY: this task alone has head h of batch entry b.
+            // SAFETY: head h of batch entry b belongs to this task only.
             let (y, sum) = unsafe { (self.out.part(at * z.dv, z.dv), self.sums.map(|l| l.part(at, 1))) };
             finish(s, &o[r * wide..], largest[r], total[r], y, sum);
         }
     }
 }
 
-/// y ← epilogue(y, a B) for one row: the sums of [`gemm`] in its order, but up to eight vectors of them side
-/// by side, so that they do not wait for one another. The length of y is a multiple of 16.
+/// y ← epilogue(y, a B) for one row. Sums have the order of [`gemm`], but up to eight vectors are computed in
+/// parallel to hide the latency of the multiply-adds. The length of y is a multiple of 16.
 #[inline(always)]
 fn row_product<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32], epilogue: Epilogue<'_>) {
     let mut p = 0;
@@ -115,7 +117,7 @@ fn row_product<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32], epilogue: 
     }
 }
 
-/// y (+)= a B for 64 columns.
+/// y = a B, or y += a B with `add`, for 64 columns.
 #[inline(always)]
 fn four_panels<S: Simd>(s: S, a: &[f32], b: Block<'_>, y: &mut [f32; 4 * PANEL], add: bool) {
     let mut sums = [[s.splat(0.0); 2]; 4];

@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value};
 use crate::tape::{Tape, Var};
 
-/// Inputs of [`Tape::attention`], or their gradients.
+/// Inputs of [`Tape::attention`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<T> {
     /// Queries, [B, Tq, H·d].
@@ -36,53 +36,54 @@ impl<T> Attention<T> {
     }
 }
 
-/// Keys and values of consecutive tokens, [1, tokens, H·d] and [1, tokens, H·e]: a part of a decoding cache.
+/// Keys and values of consecutive tokens, [1, tokens, H·d] and [1, tokens, H·e]: one block of a decoding cache.
 ///
-/// A cache is a list of these, each of [`BLOCK_TOKENS`] tokens but the last. Two sequences that share a beginning then
-/// share its blocks, and appending to one of them copies at most its last block.
+/// A cache is a list of blocks, each with [`BLOCK_TOKENS`] tokens except the last. Sequences with a common prefix
+/// can share its blocks, and appending to a sequence copies at most its last block.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyValues<T> {
-    /// Keys after their rotation.
+    /// Keys, already rotated.
     pub key: T,
     /// Values.
     pub value: T,
 }
 
 impl<T> KeyValues<T> {
-    /// The results of `f` on both.
+    /// Applies `f` to keys and values.
     pub(crate) fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> KeyValues<U> {
         KeyValues { key: f(&self.key), value: f(&self.value) }
     }
 }
 
-/// Tokens of a full block of [`KeyValues`]: whole tiles of the fast engine's kernel, so that no tile crosses a block.
+/// Tokens per full block of [`KeyValues`]: a multiple of the fast engine's tile size, so that no tile crosses
+/// blocks.
 pub const BLOCK_TOKENS: usize = 2 * fast::TILE;
 
-/// The sizes of a checked call.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub batch: usize,
     pub queries: usize,
     pub keys: usize,
     pub heads: usize,
-    /// Width of a query and a key.
+    /// Width of a query or key.
     pub dk: usize,
     /// Width of a value.
     pub dv: usize,
 }
 
 impl Sizes {
-    /// The position of the first query among the keys.
+    /// Position of the first query among the keys.
     pub(crate) fn offset(&self) -> usize {
         self.keys - self.queries
     }
 
-    /// [B, Tq, H·e]
+    /// Output shape, [B, Tq, H·e].
     pub(crate) fn output(&self) -> [usize; 3] {
         [self.batch, self.queries, self.heads * self.dv]
     }
 
-    /// d^-½
+    /// Score scale d^-½.
     pub(crate) fn scale(&self) -> f64 {
         1.0 / (self.dk as f64).sqrt()
     }
@@ -118,7 +119,7 @@ pub(crate) fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
     }
 }
 
-/// Checks a query [1, Tq, H·d] against the blocks of a cache.
+/// Validates a query [1, Tq, H·d] against the blocks of a cache.
 pub(crate) fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], heads: usize) -> Result<Sizes> {
     const NAME: &str = "attention_blocks";
     let width = query.last().copied().unwrap_or(0);
@@ -139,7 +140,7 @@ pub(crate) fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], head
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Causal softmax attention, `heads` heads side by side in the last dimension.
+    /// Causal softmax attention; the `heads` heads are concatenated in the last dimension.
     pub fn attention(&self, input: Attention<&Var<E::Tensor>>, heads: usize) -> Result<Var<E::Tensor>> {
         let inputs = [input.query, input.key, input.value];
         let [query, key, value] = inputs.map(|v| v.value().clone());

@@ -1,4 +1,4 @@
-//! The equations as they stand, one query at a time.
+//! Reference implementation of attention: a direct transcription of the equations, one query at a time.
 
 use super::{Attention, Sizes, check};
 use crate::error::{Result, expect_shape};
@@ -12,7 +12,7 @@ fn dot<R: Real>(a: &[R], b: &[R]) -> R {
     a.iter().zip(b).map(|(&a, &b)| a * b).sum()
 }
 
-/// P_i: the probabilities of the keys that query `i` sees.
+/// Attention weights P_i of the keys visible to query `i`.
 fn probabilities<R: Real>(input: Attention<&Tensor<R>>, z: Sizes, b: usize, h: usize, i: usize) -> Vec<R> {
     let q = row(input.query, z.queries, z.heads, b, i, h);
     let scores: Vec<R> = (0..=z.offset() + i)

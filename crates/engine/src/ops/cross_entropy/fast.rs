@@ -1,6 +1,9 @@
-//! Tokens that have a target are taken in blocks whose logits stay in cache: one product for the logits, the
-//! softmax in place, and two products for the gradients, all before the next block. Rows of a block go to
-//! threads for the softmax; sums over the vocabulary and over tokens are in f64, in order.
+//! Optimised output layer with cross-entropy loss.
+//!
+//! The logits of all tokens would need far more memory than all other tensors, so the tokens that have a target are
+//! processed in blocks whose logits stay in cache: one product for the logits, softmax in place, and two products
+//! for the gradients, all before the next block. The softmax of a block's rows is distributed over threads; sums
+//! over the vocabulary and over tokens are in f64, in a fixed order.
 
 use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
 use crate::cpu::{Cpu, Shared};
@@ -13,12 +16,12 @@ use crate::weight::{PackedWeight, Weight};
 
 type AnyWeight<'a> = Weight<&'a Tensor<f32>, &'a PackedWeight>;
 
-/// Numbers of logits in a block: 16 MB.
+/// Maximum number of logits per block: 16 MB.
 const BLOCK: usize = 4 * 1024 * 1024;
-/// Tokens of a block at most: the inner dimension of dLᵀ x, which is fastest about here.
+/// Maximum number of tokens per block: the inner dimension of dLᵀ x, which is fastest at about this size.
 const TOKENS: usize = 256;
 
-/// Tokens per block: as many as fit, the same in all blocks but the last.
+/// Number of tokens per block: as many as fit, the same for all blocks except the last.
 fn block_tokens(call: &Call) -> usize {
     let most = (BLOCK / call.vocabulary.max(1)).clamp(1, TOKENS);
     let blocks = call.counted.len().div_ceil(most).max(1);
@@ -129,7 +132,7 @@ pub(crate) fn token_losses(
     Ok(result)
 }
 
-/// Some rows of x, one after another.
+/// Copies the selected rows of x into a contiguous tensor.
 fn gather(cpu: &Cpu, x: &Tensor<f32>, width: usize, rows: &[usize]) -> Tensor<f32> {
     let mut block = cpu.uninit(&[rows.len(), width]);
     let out = block.data_mut();
@@ -139,14 +142,14 @@ fn gather(cpu: &Cpu, x: &Tensor<f32>, width: usize, rows: &[usize]) -> Tensor<f3
     block
 }
 
-/// What one row of logits says of its target.
+/// Result of one row of logits for its target.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     nll: f64,
     greedy: u32,
 }
 
-/// The loss of each row of a block. With `scale`, the logits become scale · (softmax − onehot).
+/// Computes the loss of each row of a block. With `scale`, the logits are replaced by scale · (softmax − onehot).
 #[allow(unsafe_code)]
 fn softmax_rows(
     cpu: &Cpu,
@@ -185,8 +188,8 @@ impl Kernel for SoftmaxRow<'_> {
         let top = simd::largest(s, logits);
         let hit = logits[target];
         let best = if greedy { logits.iter().position(|&v| v == top).unwrap_or(0) } else { 0 };
-        // Σ over all but the target: neither p − 1 nor a small loss is then a difference of near equals. A sum
-        // of each 1024 numbers in f32, of these sums in f64.
+        // Sum over all logits except the target's, so that neither p − 1 nor a small loss suffers from
+        // cancellation. Groups of 1024 are summed in f32, and the group sums in f64.
         logits[target] = f32::NEG_INFINITY;
         let mut others = 0.0;
         for chunk in logits.chunks_mut(1024) {
@@ -209,7 +212,7 @@ impl Kernel for SoftmaxRow<'_> {
     }
 }
 
-/// Σ e^(x − top) over at most 1024 numbers; with `KEEP`, x becomes e^(x − top).
+/// Σ e^(x − top) over at most 1024 elements; with `KEEP`, x is replaced by e^(x − top).
 #[inline(always)]
 fn exps<S: Simd, const KEEP: bool>(s: S, x: &mut [f32], top: f32) -> f32 {
     let shift = s.splat(top);

@@ -1,4 +1,4 @@
-//! The output layer and its loss in one operation, so that the logits of all tokens never exist at once.
+//! Output layer and cross-entropy loss in one operation, so that the logits of all tokens never exist at once.
 //!
 //! ```text
 //! L = x Wᵀ,   nll_t = ln Σ_v exp(L_tv) − L_t,target          x [.., D]   W [V, D]   one target per row of x
@@ -6,9 +6,10 @@
 //! dL = (softmax(L) − onehot(target)) / n,   dx = dL W,   dW = dLᵀ x
 //! ```
 //!
-//! n is the given normaliser or, without one, the number of tokens that have a target ([`IGNORE`] is none).
-//! Where no token has one, the loss and all gradients are 0. The gradients need nothing from later layers but
-//! one factor, so the forward pass computes them while it has the logits, and the backward pass scales them.
+//! n is the given normaliser or, without one, the number of tokens that have a target ([`IGNORE`] marks those
+//! without). If no token has a target, the loss and all gradients are 0. The gradients depend on later layers only
+//! through a scalar factor, so the forward pass computes them while it has the logits, and the backward pass scales
+//! them.
 
 pub(crate) mod fast;
 pub(crate) mod reference;
@@ -18,37 +19,37 @@ use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::tape::{Tape, Var};
 use crate::weight::Weight;
 
-/// The target of a token that has none.
+/// Target value that marks a token without a target.
 pub const IGNORE: u32 = u32::MAX;
 
 /// Inputs of [`Tape::linear_cross_entropy`].
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy<T, W = T> {
-    /// The last layer's outputs, [.., D].
+    /// Outputs of the last layer, [.., D].
     pub x: T,
-    /// The output layer's weights, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
+    /// Weights of the output layer, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
     pub weight: W,
 }
 
-/// What [`Engine::linear_cross_entropy`] computes.
+/// Result of [`Engine::linear_cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct CrossEntropy<T> {
-    /// The loss, a scalar.
+    /// Loss, a scalar.
     pub loss: T,
-    /// Its gradients with respect to x and the weights, where they were asked for.
+    /// Gradients of the loss with respect to x and the weights, if requested.
     pub gradients: [Option<T>; 2],
 }
 
-/// What [`Engine::token_losses`] says of each token.
+/// Result of [`Engine::token_losses`], one entry per token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLosses {
-    /// −ln of the target's probability; 0 for a token without a target.
+    /// Negative log-probability of the target; 0 for a token without a target.
     pub nll: Vec<f32>,
-    /// The most probable target, of equals the first; [`IGNORE`] for a token without a target.
+    /// Most probable target (the first one in case of a tie); [`IGNORE`] for a token without a target.
     pub greedy: Vec<u32>,
 }
 
-/// A call, once it is known to fit.
+/// Validated call.
 pub(crate) struct Call {
     pub width: usize,
     pub vocabulary: usize,
@@ -82,7 +83,7 @@ pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize], targ
     Ok(Call { width, vocabulary, counted })
 }
 
-/// 1 / n.
+/// Loss scale 1 / n.
 pub(crate) fn factor(call: &Call, normaliser: Option<f64>) -> Result<f64> {
     match normaliser {
         Some(n) if n.is_finite() && n > 0.0 => Ok(1.0 / n),
@@ -93,14 +94,14 @@ pub(crate) fn factor(call: &Call, normaliser: Option<f64>) -> Result<f64> {
     }
 }
 
-/// Refuses an upstream gradient that is not one number.
+/// Rejects an upstream gradient that is not a scalar.
 pub(crate) fn check_gradient(gradient: &[usize]) -> Result<()> {
     expect_shape("linear_cross_entropy", "gradient", gradient, &[], "a scalar")
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Σ nll / normaliser over the tokens that have a target; the normaliser is their number when not given. A tape that
-    /// records refuses a packed weight.
+    /// Σ nll / normaliser over the tokens that have a target; the normaliser defaults to their number. A recording
+    /// tape rejects a packed weight.
     pub fn linear_cross_entropy<'a>(
         &self,
         input: LinearCrossEntropy<&'a Var<E::Tensor>, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,

@@ -1,10 +1,10 @@
-//! The equations as they stand.
+//! Reference implementation of the cross-entropy loss: a direct transcription of the equations.
 
 use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
 use crate::error::Result;
 use crate::tensor::{Real, Tensor};
 
-/// The logits of one row.
+/// Logits of one row.
 fn logits<R: Real>(call: &Call, x: &[R], weight: &[R], row: usize) -> Vec<R> {
     let x = &x[row * call.width..][..call.width];
     let dot = |v: usize| x.iter().zip(&weight[v * call.width..]).map(|(&a, &b)| a * b).sum();

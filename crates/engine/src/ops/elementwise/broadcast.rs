@@ -1,10 +1,10 @@
-//! Shapes that meet: how two tensors line up as numpy's broadcasting says, dimension by dimension from the
-//! last, where a dimension of one (or a missing one) is repeated.
+//! Numpy-style broadcasting: dimensions are aligned from the last, and a dimension of size one (or a missing one)
+//! is repeated.
 
 use crate::error::{Result, bad_shape};
 use crate::tensor::element_count;
 
-/// The shape that two shapes make together.
+/// Common shape of two broadcast shapes.
 pub(crate) fn broadcast(operation: &'static str, a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
     let rank = a.len().max(b.len());
     let mut shape = Vec::with_capacity(rank);
@@ -20,12 +20,12 @@ pub(crate) fn broadcast(operation: &'static str, a: &[usize], b: &[usize]) -> Re
     Ok(shape)
 }
 
-/// Dimension `i` of `shape` once ones are put before it up to `rank` dimensions.
+/// Dimension `i` of `shape` after prepending ones up to rank `rank`.
 fn aligned(shape: &[usize], rank: usize, i: usize) -> usize {
     (i + shape.len()).checked_sub(rank).map_or(1, |at| shape[at])
 }
 
-/// Refuses `shape` unless broadcasting it with `full` gives `full`.
+/// Rejects `shape` unless it broadcasts to `full`.
 pub(crate) fn check_broadcasts_to(operation: &'static str, shape: &[usize], full: &[usize]) -> Result<()> {
     let rank = full.len();
     let fits = shape.len() <= rank && (0..rank).all(|i| [1, full[i]].contains(&aligned(shape, rank, i)));
@@ -36,7 +36,7 @@ pub(crate) fn check_broadcasts_to(operation: &'static str, shape: &[usize], full
     }
 }
 
-/// One dimension of the result, with the steps that two operands take along it (0: repeated).
+/// One dimension of the result, with the strides of both operands along it (0 if repeated).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dim {
     pub size: usize,
@@ -44,8 +44,8 @@ pub(crate) struct Dim {
     pub b: usize,
 }
 
-/// The fewest dimensions that describe the walk over `shape` by operands of shapes `a` and `b`: neighbours
-/// that both operands pass through alike are one. At least one dimension.
+/// Minimal list of dimensions for iterating over `shape` with operands of shapes `a` and `b`: neighbouring
+/// dimensions that both operands traverse uniformly are merged. Returns at least one dimension.
 pub(crate) fn dims(shape: &[usize], a: &[usize], b: &[usize]) -> Vec<Dim> {
     let rank = shape.len();
     let mut found: Vec<Dim> = Vec::with_capacity(rank);
@@ -71,7 +71,7 @@ pub(crate) fn dims(shape: &[usize], a: &[usize], b: &[usize]) -> Vec<Dim> {
     found
 }
 
-/// Where the operands stand at index `at` of the row-major walk over `dims`.
+/// Offsets of both operands at index `at` of the row-major iteration over `dims`.
 #[inline(always)]
 pub(crate) fn offsets(dims: &[Dim], mut at: usize) -> [usize; 2] {
     let mut found = [0, 0];

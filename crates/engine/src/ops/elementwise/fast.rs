@@ -1,6 +1,6 @@
-//! Eight elements at a time, the flat result split over threads. The last few elements go through the same
-//! vector code in a padded vector, so an element's bits do not depend on where it stands. Gradients of
-//! repeated operands are formed whole and then summed as `reduce` sums.
+//! Optimised elementwise operations: eight elements at a time, with the flat result split over threads. The last
+//! elements use the same vector code with padding, so an element's result is bit-identical wherever it is.
+//! Gradients of broadcast operands are computed in full and then summed by `reduce`.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ impl Kernel for MapForward<'_> {
     }
 }
 
-/// Fewer than eight numbers as a vector; ones fill it, which every function takes.
+/// Pads fewer than eight elements to a vector with ones, which are a valid input of every function.
 #[inline(always)]
 fn padded(x: &[f32]) -> [f32; LANES] {
     let mut vector = [1.0; LANES];
@@ -70,7 +70,7 @@ fn value<S: Simd>(s: S, kind: Map, x: S::V) -> S::V {
         Map::Sigmoid => simd::sigmoid(s, x),
         Map::Silu => s.mul(x, simd::sigmoid(s, x)),
         Map::Tanh => tanh(s, x),
-        // In this order NaN comes through.
+        // With this operand order NaN propagates.
         Map::Relu => s.max(zero, x),
         Map::Softplus => simd::softplus(s, x),
         Map::Square => s.mul(x, x),
@@ -81,7 +81,7 @@ fn value<S: Simd>(s: S, kind: Map, x: S::V) -> S::V {
     }
 }
 
-/// tanh x: an odd polynomial of degree 11 below 0.625, 1 − 2 / (e^2|x| + 1) with the sign of x above.
+/// tanh x: an odd polynomial of degree 11 for |x| < 0.625, otherwise 1 − 2 / (e^2|x| + 1) with the sign of x.
 #[inline(always)]
 fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
@@ -98,7 +98,7 @@ fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     s.select_lt(abs, s.splat(0.625), small, large)
 }
 
-/// A function that has no vector form here.
+/// Applies a scalar function to each lane, for functions without a vectorised implementation.
 #[inline(always)]
 fn scalar<S: Simd>(s: S, x: S::V, f: fn(f32) -> f32) -> S::V {
     let mut lanes = [0.0; LANES];
@@ -164,7 +164,7 @@ impl Kernel for MapBackward<'_> {
     }
 }
 
-/// dy f', from what the function's backward reads: x or y.
+/// dy f', from the tensor that the backward pass reads: x or y.
 #[inline(always)]
 fn slope<S: Simd>(s: S, kind: Map, kept: S::V, dy: S::V) -> S::V {
     let one = s.splat(1.0);
@@ -244,7 +244,7 @@ fn meet<S: Simd>(s: S, kind: Zip, a: S::V, b: S::V) -> S::V {
     }
 }
 
-// The four operations round the same in scalar and vector form, so the last few elements may be scalar.
+// The four operations round identically in scalar and vector form, so the last elements may be scalar.
 #[inline(always)]
 fn meet_one(kind: Zip, a: f32, b: f32) -> f32 {
     match kind {
@@ -318,7 +318,7 @@ pub(crate) fn zip_backward(
         let whole = match kind {
             Zip::Add | Zip::Sub => gradient.clone(),
             Zip::Mul => zip(cpu, Zip::Mul, gradient, a)?,
-            // dy a / b², in an order in which b² cannot overflow.
+            // dy a / b², ordered so that b² cannot overflow.
             Zip::Div => zip(cpu, Zip::Div, &zip(cpu, Zip::Mul, &zip(cpu, Zip::Div, gradient, b)?, a)?, b)?,
         };
         let sum = reduce::fast::sum_to(cpu, &whole, b.shape())?;

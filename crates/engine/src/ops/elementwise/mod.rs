@@ -1,4 +1,4 @@
-//! Functions of one number or of two, on every element.
+//! Elementwise functions of one or two tensors.
 //!
 //! ```text
 //! map:  y = f(x)                 dx = dy f'(x)                            x, y of one shape
@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::tape::{Tape, Var};
 
-/// A function of one number.
+/// Function of one number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Map {
     /// −x
@@ -45,7 +45,7 @@ pub enum Map {
     Shift(f64),
 }
 
-/// What a backward pass reads besides the gradient.
+/// Tensors that a backward pass reads besides the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reads {
     Nothing,
@@ -54,7 +54,7 @@ pub(crate) enum Reads {
 }
 
 impl Map {
-    /// What [`Engine::map_backward`] reads; the rest may be anything of the right shape.
+    /// Which tensor [`Engine::map_backward`] reads; the other may have any contents of the right shape.
     pub(crate) fn reads(self) -> Reads {
         match self {
             Self::Neg | Self::Scale(_) | Self::Shift(_) => Reads::Nothing,
@@ -64,7 +64,7 @@ impl Map {
     }
 }
 
-/// A function of two numbers.
+/// Function of two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zip {
     /// a + b
@@ -78,7 +78,7 @@ pub enum Zip {
 }
 
 impl Zip {
-    /// The operation's name in messages.
+    /// Name of the operation in error messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Add => "add",
@@ -89,7 +89,7 @@ impl Zip {
     }
 }
 
-/// Methods of one name each for the kinds of `map` and `zip`.
+/// Generates one method per kind of `map` and `zip`.
 macro_rules! methods {
     ($($doc:literal $name:ident $kind:ident),+; $($doc2:literal $name2:ident $kind2:ident),+) => {
         $(
@@ -126,10 +126,11 @@ impl<'e, E: Engine> Tape<'e, E> {
         self.map(Map::Shift(term), x)
     }
 
-    /// y = f(x) on every element.
+    /// y = f(x) for every element.
     pub fn map(&self, kind: Map, x: &Var<E::Tensor>) -> Result<Var<E::Tensor>> {
         let y = self.engine().map(kind, x.value())?;
-        // One tensor is kept at most; it stands in for the other, which the backward pass does not read.
+        // At most one tensor is saved; it is also passed in place of the other, which the backward pass does not
+        // read.
         let kept = match kind.reads() {
             Reads::Nothing => None,
             Reads::Input => Some(x.value().clone()),
@@ -141,7 +142,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         }))
     }
 
-    /// y = f(a, b) on every element; shapes broadcast as in numpy.
+    /// y = f(a, b) for every element, with numpy broadcasting.
     pub fn zip(&self, kind: Zip, a: &Var<E::Tensor>, b: &Var<E::Tensor>) -> Result<Var<E::Tensor>> {
         let y = self.engine().zip(kind, a.value(), b.value())?;
         if self.is_constant(&[a, b]) {
@@ -149,7 +150,8 @@ impl<'e, E: Engine> Tape<'e, E> {
         }
         let needs = [self.records(&[a]), self.records(&[b])];
         if matches!(kind, Zip::Add | Zip::Sub) {
-            // Only shapes matter: a residual stream keeps nothing, and its gradient is handed on as it is.
+            // Only the shapes matter: a residual connection saves no tensors, and its gradient is passed on
+            // unchanged.
             let shapes = [a, b].map(|v| self.engine().shape(v.value()).to_vec());
             return Ok(self.record_one(&[a, b], y, move |tape, dy| {
                 let engine = tape.engine();

@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of the elementwise operations: a direct transcription of the equations.
 
 use super::broadcast::{broadcast, dims, offsets};
 use super::{Map, Zip};
@@ -35,7 +35,7 @@ fn value<R: Real>(kind: Map, x: R) -> R {
     }
 }
 
-/// f'(x), from x or from y = f(x).
+/// f'(x), computed from x or from y = f(x).
 fn slope<R: Real>(kind: Map, x: R, y: R) -> R {
     let one = R::one();
     match kind {
@@ -87,7 +87,7 @@ pub(crate) fn zip<R: Real>(kind: Zip, a: &Tensor<R>, b: &Tensor<R>) -> Result<Te
     })
 }
 
-/// f of every pair of elements that meet.
+/// Applies f to every pair of broadcast elements.
 fn pairs<R: Real>(kind: Zip, a: &Tensor<R>, b: &Tensor<R>, f: impl Fn(R, R) -> R) -> Result<Tensor<R>> {
     let shape = broadcast(kind.name(), a.shape(), b.shape())?;
     let dims = dims(&shape, a.shape(), b.shape());

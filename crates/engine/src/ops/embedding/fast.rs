@@ -1,6 +1,9 @@
-//! Rows copied on all threads. The gradient first sorts the positions by id, keeping their order; then ranges
-//! of table rows with about equal work, cut into strips of columns, are dealt out to threads. Each table row
-//! adds its positions in ascending order, so the bits do not depend on the split.
+//! Optimised embedding: rows are copied by all threads.
+//!
+//! Several positions may add to the same row of the table's gradient. The backward pass therefore first sorts the
+//! positions by id (stably), then distributes ranges of table rows with about equal work, split into strips of
+//! columns, over threads. Each table row sums its positions in ascending order, so the result does not depend on
+//! the split.
 
 use super::{Embedding, check, check_backward};
 use crate::cpu::{Cpu, Shared};
@@ -44,7 +47,7 @@ pub(crate) fn forward(
 }
 
 pub(crate) fn backward(cpu: &Cpu, ids: &[u32], rows: usize, gradient: &Tensor<f32>) -> Result<Tensor<f32>> {
-    /// Columns of a strip: one frequent id then occupies no thread alone.
+    /// Columns per strip; splitting columns distributes the work of a very frequent id over several threads.
     const STRIP: usize = 512;
     let width = check_backward(ids, rows, gradient.shape())?;
     let mut sums = cpu.uninit(&[rows, width]);
@@ -64,7 +67,7 @@ pub(crate) fn backward(cpu: &Cpu, ids: &[u32], rows: usize, gradient: &Tensor<f3
     Ok(sums)
 }
 
-/// Positions by id: those of id v are `positions[starts[v]..starts[v + 1]]`, ascending.
+/// Positions grouped by id: those of id v are `positions[starts[v]..starts[v + 1]]`, ascending.
 struct Sorted {
     starts: Vec<usize>,
     positions: Vec<usize>,
@@ -86,7 +89,7 @@ impl Sorted {
         Self { starts, positions }
     }
 
-    /// At most `count` ranges of ids, with about as many rows to write plus rows to add in each.
+    /// Splits the ids into at most `count` ranges with about equal work (rows to write plus rows to add).
     fn even_ranges(&self, count: usize) -> Vec<std::ops::Range<usize>> {
         let rows = self.starts.len() - 1;
         let target = (rows + self.positions.len()).div_ceil(count);
@@ -119,7 +122,7 @@ impl Kernel for Gather<'_> {
     fn run<S: Simd>(self, s: S) {
         let Sorted { starts, positions } = self.sorted;
         for v in self.rows {
-            // SAFETY: these rows and columns belong to this task alone.
+            // SAFETY: these rows and columns belong to this task only.
             let sum = unsafe { self.sums.part(v * self.width + self.columns.start, self.columns.len()) };
             let row = |i: usize| &self.dy[i * self.width..][self.columns.clone()];
             match &positions[starts[v]..starts[v + 1]] {

@@ -1,4 +1,4 @@
-//! Rows of a table, by number.
+//! Embedding: selects rows of a table by id.
 //!
 //! ```text
 //! y[i..] = table[ids[i..]]        table [V, D]   ids of any shape, each below V   y [ids' shape, D]
@@ -17,15 +17,15 @@ use crate::weight::Weight;
 /// Inputs of [`Tape::embedding`].
 #[derive(Clone, Copy, Debug)]
 pub struct Embedding<'a, T> {
-    /// The rows, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
+    /// Table rows, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
     pub table: T,
-    /// Which rows, in row-major order.
+    /// Ids of the rows to select, in row-major order.
     pub ids: &'a [u32],
-    /// The shape of the ids.
+    /// Shape of `ids`.
     pub shape: &'a [usize],
 }
 
-/// The shape of the result.
+/// Validates a call and returns the shape of the result.
 pub(crate) fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec<usize>> {
     let &[rows, width] = table else {
         return bad_shape("embedding", "table", table, "two dimensions [V, D]");
@@ -46,7 +46,7 @@ pub(crate) fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec
     Ok(result)
 }
 
-/// Refuses gradients and ids that do not fit a table of `rows` rows; gives the width of a row.
+/// Rejects gradients and ids that do not match a table of `rows` rows; returns the row width.
 pub(crate) fn check_backward(ids: &[u32], rows: usize, gradient: &[usize]) -> Result<usize> {
     let Some((&width, shape)) = gradient.split_last() else {
         return bad_shape("embedding", "gradient", gradient, "[ids' shape, D]");
@@ -58,8 +58,8 @@ pub(crate) fn check_backward(ids: &[u32], rows: usize, gradient: &[usize]) -> Re
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// The rows of a table that `ids` name. The table is a variable, or a [`Weight`] that may be packed; a tape that
-    /// records refuses a packed one.
+    /// Rows of a table selected by `ids`. The table is a variable, or a [`Weight`] that may be packed; a recording
+    /// tape rejects packed tables.
     pub fn embedding<'a>(
         &self,
         input: Embedding<'_, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,

@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of the embedding: a direct transcription of the equations.
 
 use super::{Embedding, check, check_backward};
 use crate::error::Result;

@@ -1,30 +1,33 @@
-//! What a chunk of up to 16 tokens of one head needs before it meets the state: gates, normalised keys and
-//! queries, and the triangles
+//! State-independent precomputation for one chunk (up to 16 tokens) of one head.
+//!
+//! The recurrence is sequential in tokens, but within a chunk it can be rewritten as a small triangular system plus
+//! matrix products with the incoming state. Everything in this file depends only on the chunk's own tokens: gates,
+//! normalised keys and queries, and these triangular matrices:
 //!
 //! ```text
 //! G = cumsum(log α),  e = exp G,  d = exp(G_B − G),  tot = exp G_B,  Γ_ij = exp(G_i − G_j) for i ≥ j
 //! N = (I + strict_tril(diag(β) K Kᵀ ∘ Γ))⁻¹,   P = s · tril(Q Kᵀ ∘ Γ)
 //! ```
-//! Every exponent is ≤ 0: the upper triangle is masked before it can overflow.
+//! Exponents are clamped to ≤ 0, so the entries above the diagonal, which are masked out, cannot overflow.
 
 use super::L2_EPS;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, LANES, PANEL, Simd, Strided, gemm, transpose};
 
-/// Tokens of a full chunk.
+/// Number of tokens in a full chunk.
 pub(crate) const CHUNK: usize = 16;
-/// Numbers in a triangle.
+/// Number of elements in a 16 × 16 matrix.
 pub(crate) const SQUARE: usize = CHUNK * CHUNK;
 
-/// A run of tokens that ends on the grid of 16, at a boundary, or with the sequence.
+/// Consecutive tokens that end at a multiple of 16, at a boundary, or at the end of the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub start: usize,
     pub len: usize,
-    /// The boundary that the chunk ends on, as an index into its row's list.
+    /// Boundary at the end of this chunk, as an index into its row's boundary list.
     pub boundary: Option<usize>,
 }
 
-/// Cuts `tokens` tokens into chunks. The first token stands `offset` tokens behind a point of the grid.
+/// Splits `tokens` tokens into chunks. The first token is `offset` tokens after a multiple of 16.
 pub(crate) fn chunks(tokens: usize, boundaries: &[usize], offset: usize) -> Vec<Chunk> {
     let mut list = Vec::with_capacity(tokens / CHUNK + boundaries.len() + 1);
     let (mut start, mut next) = (0, 0);
@@ -44,16 +47,17 @@ pub(crate) fn chunks(tokens: usize, boundaries: &[usize], offset: usize) -> Vec<
     list
 }
 
-/// Gates of a chunk's tokens.
+/// Gate values of the tokens of one chunk.
 #[derive(Clone, Copy)]
 pub(crate) struct Gates {
     /// β
     pub write: [f32; CHUNK],
     /// log α
     pub log_retention: [f32; CHUNK],
-    /// G, rounded
+    /// G, rounded to f32
     pub total_log: [f32; CHUNK],
-    /// What rounding took from G: after strong decays G is large, and differences of G alone would be coarse.
+    /// Rounding error of `total_log` (compensated summation). After strong decay G is large, and differences of the
+    /// rounded values alone would be inaccurate.
     pub total_rest: [f32; CHUNK],
     /// e = exp G
     pub since_start: [f32; CHUNK],
@@ -63,7 +67,8 @@ pub(crate) struct Gates {
     pub whole: f32,
 }
 
-/// One head's gate inputs: numbers `offset + t·stride` of both arrays.
+/// Gate inputs of one head: element `at + t·stride` of both slices belongs to token t, where `at` is chosen by the
+/// caller.
 #[derive(Clone, Copy)]
 pub(crate) struct GateInput<'a> {
     pub retention: &'a [f32],
@@ -72,11 +77,11 @@ pub(crate) struct GateInput<'a> {
     /// exp(a_log)
     pub rate: f32,
     pub dt_bias: f32,
-    /// 1, or 2 with negative eigenvalues.
+    /// 1, or 2 if negative eigenvalues are allowed.
     pub write_scale: f32,
 }
 
-/// The gates of `len` tokens, the first at element `at` of the inputs.
+/// Computes the gates of `len` tokens; the first token's inputs are at index `at`.
 #[inline(always)]
 pub(crate) fn gates<S: Simd>(s: S, input: GateInput<'_>, at: usize, len: usize) -> Gates {
     let mut g = Gates {
@@ -124,8 +129,8 @@ pub(crate) fn gates<S: Simd>(s: S, input: GateInput<'_>, at: usize, len: usize) 
     g
 }
 
-/// Reads `len` rows of `width` numbers, `stride` apart, normalises them into rows of `padded(width)` numbers
-/// and returns their factors 1 / sqrt(Σx² + 1e-6).
+/// Loads `len` rows of `width` elements with stride `stride`, normalises them into rows of `padded(width)` elements
+/// and returns the normalisation factors 1 / sqrt(Σx² + 1e-6).
 #[inline(always)]
 pub(crate) fn load_normalised<S: Simd>(
     s: S,
@@ -136,7 +141,7 @@ pub(crate) fn load_normalised<S: Simd>(
     to: &mut [f32],
 ) -> [f32; CHUNK] {
     let wide = simd::padded(width);
-    // The sums of all rows first: no row waits for another's root.
+    // Compute all squared norms first, so that the square roots and divisions run vectorised over rows.
     let mut factors = [0.0; CHUNK];
     for t in 0..len {
         let x = &from[t * stride..][..width];
@@ -154,7 +159,7 @@ pub(crate) fn load_normalised<S: Simd>(
     factors
 }
 
-/// Copies `len` rows of `width` numbers, `stride` apart, into rows of `padded(width)` numbers.
+/// Copies `len` rows of `width` elements with stride `stride` into zero-padded rows of `padded(width)` elements.
 #[inline(always)]
 pub(crate) fn load_rows<S: Simd>(
     s: S,
@@ -172,23 +177,23 @@ pub(crate) fn load_rows<S: Simd>(
     }
 }
 
-/// The triangles of a chunk, rows of 16.
+/// Triangular matrices of a chunk, stored as rows of 16.
 pub(crate) struct Prepared<'a> {
-    /// K Kᵀ (rows 0..len), then Q Kᵀ of the tokens that ask.
+    /// K Kᵀ (rows 0..len), followed by Q Kᵀ for the tokens that have a query.
     pub products: &'a mut [f32],
     /// Γ, zero above the diagonal.
     pub decay: &'a mut [f32],
     /// N
     pub inverse: &'a mut [f32],
-    /// P, rows of the tokens that ask.
+    /// P, only the rows of tokens that have a query.
     pub scores: &'a mut [f32],
     /// Kᵀ [padded(d_k), 16]
     pub key_t: &'a mut [f32],
 }
 
 impl Prepared<'_> {
-    /// Fills the triangles from `kq`: `len` rows of keys, then `asking` rows of queries of the last tokens, each
-    /// `padded(key_dim)` wide, in a buffer of at least 16 rows.
+    /// Computes the matrices from `kq`, which holds `len` rows of keys followed by `asking` rows of queries (those
+    /// of the chunk's last tokens). Rows are `padded(key_dim)` wide and the buffer has at least 16 rows.
     #[inline(always)]
     pub(crate) fn fill<S: Simd>(
         &mut self,
@@ -200,7 +205,8 @@ impl Prepared<'_> {
         scale: f32,
     ) {
         let wide = simd::padded(key_dim);
-        // Columns past `len` of Kᵀ hold whatever follows the keys; nothing reads the products they make.
+        // Columns of Kᵀ from `len` on contain whatever follows the keys; the products computed from them are never
+        // used.
         transpose(s, CHUNK, wide, kq, wide, self.key_t, PANEL);
         gemm(
             s,
@@ -219,7 +225,7 @@ impl Prepared<'_> {
             let strength = s.splat(gates.write[i]);
             let asks = i + asking >= len;
             let mut lower = [0.0f32; CHUNK];
-            // Rows of the upper half have nothing in the right half.
+            // In rows 0 to 7 of a lower triangle, columns 8 to 15 are zero.
             let halves = if i < LANES { 1 } else { 2 };
             for h in 0..halves {
                 let o = h * LANES;
@@ -230,7 +236,7 @@ impl Prepared<'_> {
                 let kk = s.load(&self.products[i * CHUNK + o..]);
                 if asks {
                     let qk = s.load(&self.products[(asking + i) * CHUNK + o..]);
-                    // A product past the diagonal may be anything: choose zero, do not multiply by it.
+                    // Products right of the diagonal may be inf or NaN: select zero instead of multiplying by zero.
                     let p = s.mul(s.mul(s.splat(scale), qk), fade);
                     s.store(&mut self.scores[i * CHUNK + o..], s.select_lt(zero, mask, p, zero));
                 }
@@ -255,16 +261,16 @@ impl Prepared<'_> {
     }
 }
 
-/// Gradients of one head's gate inputs in a chunk.
+/// Gradients of one head's gate inputs for one chunk.
 pub(crate) struct GateGradients {
     pub retention_input: [f32; CHUNK],
     pub write_input: [f32; CHUNK],
-    /// Sums over the chunk.
+    /// Summed over the chunk's tokens.
     pub a_log: f32,
     pub dt_bias: f32,
 }
 
-/// From d log α and dβ to the gates' inputs: dz = −d log α · exp(a_log) · σ(z).
+/// Backpropagates d log α and dβ to the gate inputs: dz = −d log α · exp(a_log) · σ(z).
 #[inline(always)]
 pub(crate) fn gate_gradients<S: Simd>(
     s: S,
@@ -295,13 +301,14 @@ pub(crate) fn gate_gradients<S: Simd>(
     d
 }
 
-/// A gradient that goes through the L2 norm y = r x: out = r (dy − y <dy, y>), or out += with `add`.
+/// Backpropagates through the L2 normalisation y = r x: out = r (dy − y <dy, y>), or out += … if `add` is set.
 #[inline(always)]
 pub(crate) fn through_norm<S: Simd>(s: S, out: &mut [f32], add: bool, r: f32, y: &[f32], dy: &[f32]) {
     simd::blend(s, out, add, (r, dy), (-r * simd::dot(s, y, dy), y));
 }
 
-/// Sixteen ones, then zeros: read from 15 − i, ones up to and with column i; from 16 − i, without it.
+/// Sixteen ones followed by zeros. Read from index 15 − i it is a mask of columns 0..=i; from 16 − i, of columns
+/// 0..i.
 pub(crate) static MASK: [f32; 2 * CHUNK] = {
     let mut mask = [0.0; 2 * CHUNK];
     let mut i = 0;
@@ -312,7 +319,7 @@ pub(crate) static MASK: [f32; 2 * CHUNK] = {
     mask
 };
 
-/// One one: read from 15 − i, it stands in column i.
+/// A single one at index 15. Read from index 15 − i it is the unit vector of column i.
 static UNIT: [f32; 2 * CHUNK] = {
     let mut unit = [0.0; 2 * CHUNK];
     unit[CHUNK - 1] = 1.0;

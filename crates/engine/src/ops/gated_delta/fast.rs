@@ -1,11 +1,14 @@
-//! Chunks of 16 tokens instead of single tokens, so that the state meets matrices and not vectors:
+//! Optimised forward pass of the gated delta rule, in chunks of 16 tokens.
+//!
+//! Token by token, the recurrence passes over the whole state for every token and multiplies it by one vector at a
+//! time. Processing 16 tokens at once turns this into matrix products with one pass over the state per chunk:
 //!
 //! ```text
 //! Vn = N diag(β) (V − diag(e) K S)        (U − W S of the usual form, with one product by N instead of two)
 //! O  = s diag(e) Q S + P Vn,   S' = tot S + (diag(d) K)ᵀ Vn
 //! ```
-//! K S and Q S are one product. The state lies in panels of 16 columns. Heads go over threads. For the backward
-//! pass every 64 tokens a state is kept, and Vn.
+//! K S and Q S are computed as one product. The state is stored in panels of 16 columns. Heads are distributed over
+//! threads. For the backward pass, Vn and the state at every 64th token are saved.
 
 use super::chunk::{CHUNK, Chunk, GateInput, Prepared, SQUARE, chunks, gates, load_normalised};
 use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check, check_differentiable};
@@ -16,10 +19,10 @@ use crate::tensor::Tensor;
 
 pub(crate) use super::fast_backward::backward;
 
-/// Tokens between the states that are kept for the backward pass.
+/// Interval in tokens between the states saved for the backward pass.
 pub(crate) const KEPT_EVERY: usize = 64;
 
-/// Sizes of a head's matrices in panels.
+/// Key and value dimension of a head, rounded up to whole panels.
 #[derive(Clone, Copy)]
 pub(crate) struct Padded {
     pub key: usize,
@@ -35,7 +38,7 @@ impl Padded {
     }
 }
 
-/// The rows of chunks and the number of boundaries before each batch row.
+/// Chunks of each batch row, and the number of boundaries in the rows before it.
 pub(crate) struct Plan {
     pub chunks: Vec<Vec<Chunk>>,
     pub first_boundary: Vec<usize>,
@@ -55,7 +58,7 @@ impl Plan {
     }
 }
 
-/// The gate inputs of a head in batch row `b`, from that row's first token.
+/// Gate inputs of head `h` in batch row `b`, starting at that row's first token.
 pub(crate) fn gate_input<'a>(
     sizes: &Sizes,
     input: &GatedDelta<&'a Tensor<f32>>,
@@ -123,7 +126,7 @@ struct Outputs<'a> {
     states: Shared<'a>,
 }
 
-/// One head of one batch row, over all its tokens.
+/// Forward pass of one head of one batch row over all tokens.
 struct Head<'a> {
     sizes: Sizes,
     pad: Padded,
@@ -173,7 +176,7 @@ impl Kernel for Head<'_> {
             Some(t) => {
                 let at = (b * value_heads + h) * sizes.state();
                 let initial = &t.data()[at..at + sizes.state()];
-                // A state that is read once and not written is read where it lies.
+                // A state that is read only once and never updated is read in place instead of being packed.
                 let once = self.kept == 0 && plan.chunks[b].first().is_some_and(last);
                 if once && value_dim.is_multiple_of(PANEL) {
                     lying = Some(Block::rows(initial, value_dim));
@@ -189,13 +192,14 @@ impl Kernel for Head<'_> {
             let row = b * tokens + chunk.start;
             if self.kept > 0 && chunk.start % KEPT_EVERY == 0 {
                 let at = ((b * value_heads + h) * self.kept + chunk.start / KEPT_EVERY) * pad.state();
-                // SAFETY: each head and each kept place has its own part.
+                // SAFETY: each head and each saved position has its own disjoint part.
                 unsafe { outputs.states.part(at, pad.state()) }.copy_from_slice(state);
             }
             let g = gates(s, self.gates, chunk.start * value_heads, len);
             let key_at = row * key_stride + sizes.key_head(h) * key_dim;
             load_normalised(s, len, key_dim, &input.key.data()[key_at..], key_stride, kq);
-            // The chunk's last tokens, from `first` on, ask; they are `silent` fewer in each batch row.
+            // Only the chunk's tokens from `first` on have a query. Query and readout rows exclude the tokens
+            // without a query, `sizes.silent()` per batch row, so their row index is smaller by `silent`.
             let first = sizes.silent().saturating_sub(chunk.start).min(len);
             let (asking, silent) = (len - first, (b + 1) * sizes.silent());
             let queries = &mut kq[len * pad.key..];
@@ -204,7 +208,8 @@ impl Kernel for Head<'_> {
                 load_normalised(s, asking, key_dim, from, key_stride, queries);
             }
             let value_at = row * value_stride + h * value_dim;
-            // The next chunk's rows, asked for in portions: the processor tracks only so many at a time.
+            // Prefetch the next chunk's rows in portions between the products, because the number of outstanding
+            // cache misses is limited.
             let (next_key, next_value) = (key_at + len * key_stride, value_at + len * value_stride);
             let ask_keys =
                 |data: &[f32], at: usize| simd::prefetch_rows(s, data, at, key_stride, CHUNK, key_dim);
@@ -230,7 +235,7 @@ impl Kernel for Head<'_> {
                 let row = t * pad.value..(t + 1) * pad.value;
                 let value = &input.value.data()[value_at + t * value_stride..][..value_dim];
                 let (b, e) = (g.write[t], g.since_start[t]);
-                // The padding of `rhs` is zero from the start and stays so.
+                // The padding of `rhs` is zeroed once above and never written.
                 simd::blend(s, &mut rhs[row.clone()], false, (b, value), (-b * e, &held[row.clone()]));
             }
             let triangle = [len, pad.value, len];
@@ -255,7 +260,7 @@ impl Kernel for Head<'_> {
             );
             for t in first..len {
                 let to = value_at + t * value_stride - silent * value_stride;
-                // SAFETY: this head's columns of this token belong to this task alone.
+                // SAFETY: this head's columns of this token are written by this task only.
                 let out = unsafe { outputs.readout.part(to, value_dim) };
                 simd::copy(s, out, &current[(t - first) * pad.value..][..value_dim]);
                 if let Some(writes) = &outputs.writes {
@@ -270,7 +275,7 @@ impl Kernel for Head<'_> {
                 simd::prefetch_at(s, writes.pointer(0), next_value, value_stride, CHUNK, value_dim);
             }
             if last(chunk) {
-                return; // nobody reads the state after it
+                return; // the state after this chunk is not used
             }
             // S = tot S + (diag(d) K)ᵀ Vn
             for t in 0..len {
@@ -287,14 +292,14 @@ impl Kernel for Head<'_> {
             );
             if let Some(m) = chunk.boundary {
                 let at = ((plan.first_boundary[b] + m) * value_heads + h) * sizes.state();
-                // SAFETY: each boundary and head has its own part.
+                // SAFETY: each pair of boundary and head has its own disjoint part.
                 let out = unsafe { outputs.boundary_states.part(at, sizes.state()) };
                 simd::unpack(key_dim, value_dim, state, out);
             }
         }
         if sizes.final_state {
             let at = (b * value_heads + h) * sizes.state();
-            // SAFETY: each batch row and head has its own part.
+            // SAFETY: each pair of batch row and head has its own disjoint part.
             let out = unsafe { outputs.final_state.part(at, sizes.state()) };
             simd::unpack(key_dim, value_dim, state, out);
         }

@@ -1,6 +1,8 @@
-//! The backward pass by chunks, last to first. Blocks of 64 tokens start from a kept state; inside a block the
-//! states are formed again (transposed, which is how they are read here). With Vn kept and H = Nᵀ dVn, the
-//! inverse's own gradient never appears:
+//! Optimised backward pass of the gated delta rule, chunk by chunk from last to first.
+//!
+//! Saving every chunk's state would need too much memory, so the forward pass saves one state per block of 64
+//! tokens; here the states inside a block are recomputed from it (transposed, which is the layout the products
+//! below need). Because Vn is saved too, and with H = Nᵀ dVn, the gradient of the inverse N never has to be formed:
 //!
 //! ```text
 //! dVn = Pᵀ dO + diag(d) K dS';   H = Nᵀ dVn;   X = −strict_tril(H Vnᵀ ∘ Γ);   R = s · tril(dO Vnᵀ ∘ Γ)
@@ -53,7 +55,7 @@ pub(crate) fn backward(
     };
     let plan = Plan::new(&sizes, options);
     let mut d = input.map(|t| cpu.uninit(t.shape()));
-    // Sums over tokens of one batch row; the rows are added in order below.
+    // Per-batch-row sums over tokens; the rows are summed in order below, so the result is deterministic.
     let mut sums = cpu.uninit(&[2, sizes.batch, sizes.value_heads]);
     {
         let out = Outputs {
@@ -66,7 +68,8 @@ pub(crate) fn backward(
             sums: Shared::new(sums.data_mut()),
         };
         let group = sizes.value_heads / sizes.key_heads;
-        // A task is a key head: the value heads that share it add to the same gradients, in order.
+        // One task per key head: the value heads that share it accumulate into the same gradients, in a fixed
+        // order.
         cpu.parallel(sizes.batch * sizes.key_heads, |task| {
             let (b, key_head) = (task / sizes.key_heads, task % sizes.key_heads);
             let most = most_chunks(&plan.chunks[b]);
@@ -106,7 +109,7 @@ pub(crate) fn backward(
     Ok(d)
 }
 
-/// The most chunks that a block of 64 tokens has.
+/// Maximum number of chunks in any block of 64 tokens.
 fn most_chunks(chunks: &[Chunk]) -> usize {
     chunks
         .chunk_by(|a, b| a.start / KEPT_EVERY == b.start / KEPT_EVERY)
@@ -143,7 +146,7 @@ struct Head<'a> {
     scratch: &'a mut [f32],
 }
 
-/// What a chunk keeps between the replay of its block and its own backward step.
+/// Values of a chunk that are computed when its block is recomputed and used again in its backward step.
 #[derive(Clone, Copy)]
 struct Step {
     chunk: Chunk,
@@ -232,7 +235,7 @@ impl Kernel for Head<'_> {
     }
 }
 
-/// Scratch of one head's backward pass.
+/// Scratch buffers for one head's backward pass.
 struct Work<'a> {
     /// dS', panels of [d_k, d_v]
     dstate: &'a mut [f32],
@@ -249,7 +252,7 @@ struct Work<'a> {
     dq: &'a mut [f32],
     dk: &'a mut [f32],
     vn_t: &'a mut [f32],
-    /// [H; dO] Vnᵀ, then X and R
+    /// [H; dO] Vnᵀ, later overwritten by X and R
     hv: &'a mut [f32],
     /// βX + (βX)ᵀ
     mixed: &'a mut [f32],
@@ -260,7 +263,8 @@ struct Work<'a> {
 }
 
 impl Head<'_> {
-    /// Reads a chunk's keys, queries and Vn, and forms the transposed state after it from the one before.
+    /// Loads a chunk's keys, queries and Vn, and recomputes the transposed state after the chunk from the one
+    /// before.
     #[inline(always)]
     fn replay<S: Simd>(
         &self,
@@ -304,7 +308,7 @@ impl Head<'_> {
         Step { chunk, gates, key_factors, query_factors }
     }
 
-    /// One chunk: from dS' to dS, and all gradients of its tokens.
+    /// Backward step of one chunk: propagates dS' to dS and computes all gradients of the chunk's tokens.
     #[inline(always)]
     #[allow(unsafe_code)]
     fn step<S: Simd>(&self, s: S, step: &Step, kq: &[f32], vn: &[f32], state_t: &[f32], work: &mut Work<'_>) {
@@ -320,7 +324,7 @@ impl Head<'_> {
             let at = ((self.first_boundary + m) * value_heads + h) * sizes.state();
             simd::add_rows(s, key_dim, value_dim, &g.data()[at..at + sizes.state()], work.dstate);
         }
-        // The chunk before this one, and the same chunk of the block before.
+        // Prefetch positions: the previous chunk, and the chunk at this position in the previous block.
         let (before, block_before) = (row.saturating_sub(CHUNK), row.saturating_sub(KEPT_EVERY));
         self.ask_values(s, input.value.data().as_ptr(), before, CHUNK);
         work.prepared.fill(s, gates, [len, len], key_dim, kq, scale);
@@ -496,14 +500,14 @@ impl Head<'_> {
         self.write_gates(s, gates, chunk, &dlog, &dwrite, work);
         self.write_rows(s, step, kq, work);
         for t in 0..len {
-            // SAFETY: this head's columns of this token belong to this task alone.
+            // SAFETY: this head's columns of this token are written by this task only.
             let dv = unsafe { self.out.value.part(value_at + t * value_stride, value_dim) };
             simd::scale_to(s, dv, gates.write[t], &work.h_do[t * pad.value..][..value_dim]);
         }
     }
 
-    /// Asks for rows of a chunk that begins at `row`: of values, of keys. A step asks in portions, between its
-    /// products: the processor tracks only so many requests at a time.
+    /// Prefetches this head's value columns of `count` rows from `row` on. Prefetches are spread between the
+    /// products of a step, because the number of outstanding cache misses is limited.
     #[inline(always)]
     fn ask_values<S: Simd>(&self, s: S, p: *const f32, row: usize, count: usize) {
         let Sizes { value_heads, value_dim, .. } = self.sizes;
@@ -518,7 +522,7 @@ impl Head<'_> {
         simd::prefetch_at(s, p, row * stride + self.sizes.key_head(self.h) * key_dim, stride, count, key_dim);
     }
 
-    /// Gradients of the gates' inputs.
+    /// Writes the gradients of the gate inputs.
     #[inline(always)]
     #[allow(unsafe_code)]
     fn write_gates<S: Simd>(
@@ -535,7 +539,7 @@ impl Head<'_> {
         let d = gate_gradients(s, gates, self.gates, at, chunk.len, dlog, dwrite);
         for t in 0..chunk.len {
             let at = (self.b * self.sizes.tokens + chunk.start + t) * heads + self.h;
-            // SAFETY: one number that belongs to this head and token alone.
+            // SAFETY: this element belongs to this head and token only.
             unsafe {
                 self.out.retention_input.set(at, d.retention_input[t]);
                 self.out.write_input.set(at, d.write_input[t]);
@@ -545,7 +549,7 @@ impl Head<'_> {
         work.a_log += d.a_log;
     }
 
-    /// Gradients of queries and keys, through the L2 norm: dx = r (dy − y <dy, y>).
+    /// Writes the gradients of queries and keys, backpropagated through the L2 norm: dx = r (dy − y <dy, y>).
     #[inline(always)]
     #[allow(unsafe_code)]
     fn write_rows<S: Simd>(&self, s: S, step: &Step, kq: &[f32], work: &Work<'_>) {
@@ -564,7 +568,7 @@ impl Head<'_> {
                 ),
             ];
             for (out, y, dy, r) in pairs {
-                // SAFETY: this key head's columns of this token belong to this task alone.
+                // SAFETY: this key head's columns of this token are written by this task only.
                 let out = unsafe { out.part(at + t * stride, dk) };
                 through_norm(s, out, !self.first_of_group, r, y, dy);
             }
@@ -575,7 +579,7 @@ impl Head<'_> {
     fn finish(&self, work: &Work<'_>) {
         let sizes = &self.sizes;
         let at = self.b * sizes.value_heads + self.h;
-        // SAFETY: each batch row and head has its own places.
+        // SAFETY: each pair of batch row and head has its own elements.
         unsafe {
             self.out.sums.set(at, work.a_log);
             self.out.sums.set(sizes.batch * sizes.value_heads + at, work.dt_bias);
@@ -587,7 +591,7 @@ impl Head<'_> {
     }
 }
 
-/// A token's rows of width d_k, padded, read and written in one pass.
+/// One token's rows of padded width d_k, which [`Row::run`] reads and writes in a single pass.
 struct Row<'a> {
     key: &'a [f32],
     query: &'a [f32],
@@ -595,17 +599,17 @@ struct Row<'a> {
     h_state: &'a [f32],
     /// (dO Sᵀ)_t
     do_state: &'a [f32],
-    /// In: (Vn dS'ᵀ)_t. Out: its multiple, and what H gives back.
+    /// In: (Vn dS'ᵀ)_t. Out: d · (Vn dS'ᵀ)_t − βe (H Sᵀ)_t.
     dkey: &'a mut [f32],
     dquery: &'a mut [f32],
-    /// Out: −βe k, the row that carries H into the earlier state.
+    /// Out: −βe k, the row that multiplies H in dS.
     back: &'a mut [f32],
-    /// Out: s e q, the row that carries dO.
+    /// Out: s e q, the row that multiplies dO in dS.
     forth: &'a mut [f32],
 }
 
 impl Row<'_> {
-    /// dk ← d dk + back·hs, dq ← forth·ds; returns <dk before, k>, <hs, k>, <ds, q>.
+    /// dk ← d dk + back·hs, dq ← forth·ds; returns <old dk, k>, <hs, k>, <ds, q>.
     #[inline(always)]
     fn run<S: Simd>(self, s: S, until_end: f32, back: f32, forth: f32) -> [f32; 3] {
         let [d, b, f] = [until_end, back, forth].map(|v| s.splat(v));
@@ -628,8 +632,8 @@ impl Row<'_> {
     }
 }
 
-/// From [H; dO] Vnᵀ in `hv`: X and R in its place, βX + (βX)ᵀ in `mixed`, Σ_j X_ij (K Kᵀ)_ij in `dwrite`, and
-/// Σ_{i≥t>j} Y_ij in `dlog`.
+/// Processes [H; dO] Vnᵀ in `hv`: replaces it by X and R, and writes βX + (βX)ᵀ to `mixed`, Σ_j X_ij (K Kᵀ)_ij to
+/// `dwrite` and Σ_{i≥t>j} Y_ij to `dlog`.
 #[inline(always)]
 fn triangle_gradients<S: Simd>(
     s: S,
@@ -646,14 +650,14 @@ fn triangle_gradients<S: Simd>(
     let zero = s.splat(0.0);
     let (x, r) = hv.split_at_mut(len * CHUNK);
     mixed[len * CHUNK..].fill(0.0);
-    // Σ of the rows of Y from the last one up.
+    // Running sum of the rows of Y, from the last row upwards.
     let mut below = [zero; 2];
     for i in (0..len).rev() {
         let mut kk_sum = zero;
         let mut y_sum = zero;
         for (h, o) in [0, LANES].into_iter().enumerate() {
             let at = i * CHUNK + o;
-            // Past the diagonal the products may be anything: choose zero, do not multiply by it.
+            // Products right of the diagonal may be inf or NaN: select zero instead of multiplying by zero.
             let (strict, with_diagonal) =
                 (s.load(&MASK[CHUNK - i + o..]), s.load(&MASK[CHUNK - 1 - i + o..]));
             let fade = s.load(&p.decay[at..]);

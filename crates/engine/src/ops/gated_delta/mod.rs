@@ -1,4 +1,8 @@
-//! The gated delta rule with its L2 norms and gates, and the states at chosen boundaries.
+//! Gated delta rule: a recurrent layer whose state S is a matrix that decays and is corrected at every token.
+//!
+//! The operation includes the L2 normalisation of queries and keys and the gate activations, so that their results
+//! need not be stored as tensors. It can also return the state at chosen token positions ("boundaries"); the anchor
+//! reader (`anchor_read`) reads these snapshots.
 //!
 //! ```text
 //! per value head h (key head h / (value_heads / key_heads)), S [d_k, d_v], s = d_k^-½
@@ -8,12 +12,12 @@
 //! S ← α S,   S ← S + β k (v − Sᵀk)ᵀ,   o = s Sᵀq
 //!
 //! key [B, T, key_heads·d_k]          value [B, T, value_heads·d_v]   retention_input, write_input [B, T, value_heads]
-//! query [B, n, key_heads·d_k] of the last n tokens: all of them, or where no gradient is wanted fewer
-//! a_log, dt_bias [value_heads]       initial_state [B, value_heads, d_k, d_v] or none (zero)
+//! query [B, n, key_heads·d_k] of the last n tokens; n = T when gradients are needed, n ≤ T otherwise
+//! a_log, dt_bias [value_heads]       initial_state [B, value_heads, d_k, d_v], or None for zero
 //! readout [B, n, value_heads·d_v]    final_state [B, value_heads, d_k, d_v]
-//! boundary_states [N, value_heads, d_k, d_v]: the boundaries of row 0, then of row 1, …
+//! boundary_states [N, value_heads, d_k, d_v]: all boundaries of row 0, then those of row 1, …
 //! ```
-//! A boundary b of a row is the state after b of the call's tokens, 1 ≤ b ≤ T.
+//! Boundary b of a batch row is the state after the first b tokens of the call, 1 ≤ b ≤ T.
 
 pub(crate) mod chunk;
 pub(crate) mod fast;
@@ -26,77 +30,79 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::tape::{Tape, Var};
 
-/// Tokens of a chunk. Chunks start at multiples of this, counted from the call's first token, and end at boundaries
-/// too. A token's readout has the same bits wherever its chunk ends, so calls that start at multiples of this, with
-/// the same boundaries, give the bits of one long call.
+/// Number of tokens in a full chunk. Chunks start at multiples of this, counted from the call's first token; a
+/// boundary also ends a chunk. A token's readout is bit-identical wherever its chunk ends. A long sequence may
+/// therefore be split at multiples of this into several calls with the same boundaries, and the results are
+/// bit-identical to those of a single call.
 pub const CHUNK_TOKENS: usize = chunk::CHUNK;
 
-/// Added to the squared length of queries and keys before the root.
+/// Epsilon added to the squared L2 norm of queries and keys before the square root.
 pub const L2_EPS: f64 = 1e-6;
 
-/// Inputs of [`Tape::gated_delta`], or their gradients.
+/// Inputs of [`Tape::gated_delta`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedDelta<T> {
-    /// Queries before normalisation, of the last n ≤ T tokens, [B, n, key_heads·d_k].
+    /// Unnormalised queries of the last n ≤ T tokens, [B, n, key_heads·d_k].
     pub query: T,
-    /// Keys before normalisation, [B, T, key_heads·d_k].
+    /// Unnormalised keys, [B, T, key_heads·d_k].
     pub key: T,
     /// Values, [B, T, value_heads·d_v].
     pub value: T,
-    /// W_a x, [B, T, value_heads].
+    /// Input of the decay gate, W_a x, [B, T, value_heads].
     pub retention_input: T,
-    /// W_b x, [B, T, value_heads].
+    /// Input of the write gate, W_b x, [B, T, value_heads].
     pub write_input: T,
-    /// Logarithm of the decay's rate, [value_heads].
+    /// Logarithm of the decay rate, [value_heads].
     pub a_log: T,
-    /// Added to `retention_input`, [value_heads].
+    /// Bias added to `retention_input`, [value_heads].
     pub dt_bias: T,
-    /// The state before the first token, [B, value_heads, d_k, d_v]; none is zero.
+    /// State before the first token, [B, value_heads, d_k, d_v]; `None` means zero.
     pub initial_state: Option<T>,
 }
 
-/// What does not carry a gradient.
+/// Non-differentiable options of [`Tape::gated_delta`].
 #[derive(Clone, Debug)]
 pub struct GatedDeltaOptions {
-    /// Heads of queries and keys.
+    /// Number of query and key heads.
     pub key_heads: usize,
-    /// Heads of values; a multiple of `key_heads`.
+    /// Number of value heads; must be a multiple of `key_heads`.
     pub value_heads: usize,
-    /// Write strengths up to 2, which allow negative eigenvalues.
+    /// Doubles the write strength β to the range 0 to 2, which allows negative eigenvalues of the state transition.
     pub allow_neg_eigval: bool,
-    /// For each batch row the boundaries, ascending; empty for none at all.
+    /// Boundaries of each batch row, strictly ascending. An empty outer list means no boundaries in any row.
     pub boundaries: Arc<Vec<Vec<usize>>>,
-    /// Whether the state after the last token is wanted.
+    /// Whether to return the state after the last token.
     pub final_state: bool,
-    /// Tokens from the last point of the chunk grid to the call's first token. A call that continues a text in the
-    /// middle of a chunk passes it to get the bits of one long call; 0 otherwise. No gradient flows where it is not 0.
+    /// Position of the call's first token within its chunk: its distance from the previous multiple of
+    /// [`CHUNK_TOKENS`]. A call that resumes a sequence in the middle of a chunk sets this so that results are
+    /// bit-identical to a single long call; otherwise it is 0. Calls with a non-zero offset are not differentiable.
     pub chunk_offset: usize,
 }
 
 /// Results of [`Tape::gated_delta`].
 #[derive(Clone, Debug)]
 pub struct GatedDeltaOutput<T> {
-    /// o of the tokens that have a query, [B, n, value_heads·d_v].
+    /// Outputs o of the tokens that have a query, [B, n, value_heads·d_v].
     pub readout: T,
-    /// The state after the last token, [B, value_heads, d_k, d_v]; [0, ..] where it is not wanted.
+    /// State after the last token, [B, value_heads, d_k, d_v]; shape [0, ..] if it was not requested.
     pub final_state: T,
-    /// The states at the boundaries, [N, value_heads, d_k, d_v].
+    /// States at the boundaries, [N, value_heads, d_k, d_v].
     pub boundary_states: T,
 }
 
-/// Gradients that arrive at the outputs; none is zero.
+/// Gradients with respect to the outputs; `None` means zero.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedDeltaGradient<T> {
-    /// Of `readout`.
+    /// Gradient of `readout`.
     pub readout: Option<T>,
-    /// Of `final_state`.
+    /// Gradient of `final_state`.
     pub final_state: Option<T>,
-    /// Of `boundary_states`.
+    /// Gradient of `boundary_states`.
     pub boundary_states: Option<T>,
 }
 
 impl<T> GatedDeltaGradient<T> {
-    /// Applies `f` to every gradient that there is.
+    /// Applies `f` to every gradient that is present.
     pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDeltaGradient<U> {
         GatedDeltaGradient {
             readout: self.readout.map(&mut f),
@@ -121,7 +127,7 @@ impl<T> GatedDelta<T> {
         }
     }
 
-    /// Applies `f` to every input; the first error ends it.
+    /// Applies `f` to every input and stops at the first error.
     pub(crate) fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<GatedDelta<U>> {
         Ok(GatedDelta {
             query: f(self.query)?,
@@ -163,12 +169,12 @@ impl<T> GatedDelta<T> {
     }
 }
 
-/// Sizes of a call, once they are known to fit.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub batch: usize,
     pub tokens: usize,
-    /// How many of the last tokens have a query.
+    /// Number of trailing tokens that have a query.
     pub asking: usize,
     pub key_heads: usize,
     pub value_heads: usize,
@@ -180,15 +186,15 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// The key head of a value head.
+    /// Key head that value head `value_head` uses.
     pub(crate) fn key_head(&self, value_head: usize) -> usize {
         value_head / (self.value_heads / self.key_heads)
     }
-    /// Tokens before the first that has a query.
+    /// Number of leading tokens that have no query.
     pub(crate) fn silent(&self) -> usize {
         self.tokens - self.asking
     }
-    /// Numbers in a state.
+    /// Number of elements in one head's state.
     pub(crate) fn state(&self) -> usize {
         self.key_dim * self.value_dim
     }
@@ -208,7 +214,7 @@ impl Sizes {
     }
 }
 
-/// Checks what `gated_delta` and `log_linear_delta` share.
+/// Validates the input shapes that `gated_delta` and `log_linear_delta` have in common.
 pub(crate) fn check_heads(
     operation: &'static str,
     input: &GatedDelta<&[usize]>,
@@ -307,7 +313,7 @@ pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -
     Ok(sizes)
 }
 
-/// Refuses what has no backward pass.
+/// Rejects calls that have no backward pass.
 pub(crate) fn check_differentiable(sizes: &Sizes) -> Result<()> {
     if sizes.chunk_offset != 0 {
         let message =
@@ -346,7 +352,7 @@ pub(crate) fn check_gradient(sizes: &Sizes, gradient: &GatedDeltaGradient<&[usiz
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// The gated delta rule over a sequence, with the states at the boundaries.
+    /// Applies the gated delta rule to a sequence and returns the readouts and the requested states.
     pub fn gated_delta(
         &self,
         input: GatedDelta<&Var<E::Tensor>>,

@@ -1,4 +1,4 @@
-//! The recurrence, token by token, and its reverse.
+//! Reference implementation of the gated delta rule: the recurrence token by token, and its reverse.
 
 use super::{
     GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput, L2_EPS, Sizes, check, check_gradient,
@@ -14,13 +14,13 @@ pub(crate) fn softplus<R: Real>(x: R) -> R {
     x.max(R::zero()) + (-x.abs()).exp().ln_1p()
 }
 
-/// x / sqrt(Σx² + eps), and the factor.
+/// Returns x / sqrt(Σx² + eps) and the factor 1 / sqrt(Σx² + eps).
 pub(crate) fn l2_norm<R: Real>(x: &[R]) -> (Vec<R>, R) {
     let r = R::one() / (x.iter().map(|&v| v * v).sum::<R>() + R::of(L2_EPS)).sqrt();
     (x.iter().map(|&v| r * v).collect(), r)
 }
 
-/// dx = r (dy − y <dy, y>), added to `dx`.
+/// Adds dx = r (dy − y <dy, y>), the gradient through the L2 norm, to `dx`.
 pub(crate) fn l2_norm_backward<R: Real>(y: &[R], r: R, dy: &[R], dx: &mut [R]) {
     let along = y.iter().zip(dy).map(|(&y, &d)| y * d).sum::<R>();
     for i in 0..y.len() {
@@ -28,7 +28,7 @@ pub(crate) fn l2_norm_backward<R: Real>(y: &[R], r: R, dy: &[R], dx: &mut [R]) {
     }
 }
 
-/// One head's token: normalised query and key, value, and gates.
+/// Inputs of one token for one head: normalised query and key, value, and gates.
 struct Token<R> {
     q: Vec<R>,
     q_factor: R,
@@ -52,7 +52,7 @@ fn token<R: Real>(
     let (dk, dv) = (sizes.key_dim, sizes.value_dim);
     let at = b * sizes.tokens + t;
     let of_head = |row: usize| (row * sizes.key_heads + sizes.key_head(head)) * dk;
-    // A token that does not ask has no query.
+    // The leading tokens may have no query.
     let (q, q_factor) = match t.checked_sub(sizes.silent()) {
         Some(t) => l2_norm(&input.query.data()[of_head(b * sizes.asking + t)..][..dk]),
         None => (Vec::new(), R::zero()),

@@ -1,6 +1,6 @@
-//! Copies of whole runs, split over threads. A reordering first merges dimensions that stay neighbours; if
-//! the last one then stays last it copies runs, else it transposes blocks of 64×64, so that whole
-//! cache lines are read and written. A new shape copies nothing.
+//! Optimised layout operations: contiguous runs are copied, split over threads. A permutation first merges
+//! dimensions that stay adjacent. If the last dimension stays last, it copies runs; otherwise it transposes blocks
+//! of 64×64, so that whole cache lines are read and written. Reshaping copies nothing.
 
 use std::ops::Range;
 
@@ -64,14 +64,14 @@ pub(crate) fn concat(cpu: &Cpu, parts: &[&Tensor<f32>], axis: usize) -> Result<T
     Ok(y)
 }
 
-/// Run i of some memory begins at `start + i·step`.
+/// Positions of contiguous runs: run i starts at `start + i·step`.
 #[derive(Clone, Copy)]
 struct Runs {
     start: usize,
     step: usize,
 }
 
-/// Copies `count` runs of `len` numbers.
+/// Copies `count` runs of `len` elements.
 #[allow(unsafe_code)]
 fn copy(cpu: &Cpu, count: usize, len: usize, x: &[f32], from: Runs, y: &Shared<'_>, to: Runs) {
     if len == 0 {
@@ -82,7 +82,7 @@ fn copy(cpu: &Cpu, count: usize, len: usize, x: &[f32], from: Runs, y: &Shared<'
         while at < range.end {
             let (run, skip) = (at / len, at % len);
             let n = (len - skip).min(range.end - at);
-            // SAFETY: the runs are disjoint, and parts are disjoint ranges of what they hold.
+            // SAFETY: the runs are disjoint, and the parts are disjoint ranges within them.
             let y = unsafe { y.part(to.start + run * to.step + skip, n) };
             y.copy_from_slice(&x[from.start + run * from.step + skip..][..n]);
             at += n;
@@ -95,7 +95,7 @@ pub(crate) fn reshape(x: &Tensor<f32>, shape: &[usize]) -> Result<Tensor<f32>> {
     Ok(x.with_shape(shape))
 }
 
-/// A dimension of the result: its size, and the steps along it in x and in y.
+/// Dimension of the result: its size, and its strides in x and y.
 #[derive(Clone, Copy)]
 struct Dim {
     size: usize,
@@ -122,7 +122,7 @@ pub(crate) fn permute(cpu: &Cpu, x: &Tensor<f32>, axes: &[usize]) -> Result<Tens
     }
     let mut y = cpu.uninit(&shape);
     let out = Shared::new(y.data_mut());
-    // One of the dimensions has step 1 in x: rows of x run along it, rows of y along the last.
+    // One dimension has stride 1 in x: rows of x run along it, rows of y along the last dimension.
     match dims.iter().position(|d| d.x == 1) {
         Some(row) if row + 1 < dims.len() => {
             let row = dims.remove(row);
@@ -133,7 +133,7 @@ pub(crate) fn permute(cpu: &Cpu, x: &Tensor<f32>, axes: &[usize]) -> Result<Tens
     Ok(y)
 }
 
-/// Steps in x and y at index `at` of the walk over `dims`.
+/// Offsets in x and y at index `at` of the iteration over `dims`.
 #[inline(always)]
 fn offsets(dims: &[Dim], mut at: usize) -> [usize; 2] {
     let mut found = [0, 0];
@@ -145,7 +145,7 @@ fn offsets(dims: &[Dim], mut at: usize) -> [usize; 2] {
     found
 }
 
-/// The last dimension of y is the last of x.
+/// Permutation in which the last dimension of y is the last of x.
 #[allow(unsafe_code)]
 fn runs(cpu: &Cpu, dims: &[Dim], x: &[f32], y: &Shared<'_>) {
     let Some((last, outer)) = dims.split_last() else { return };
@@ -160,7 +160,7 @@ fn runs(cpu: &Cpu, dims: &[Dim], x: &[f32], y: &Shared<'_>) {
     });
 }
 
-/// The last of `dims` is the last dimension of y, `row` the last of x.
+/// Permutation in which the last of `dims` is the last dimension of y, and `row` the last of x.
 fn blocks(cpu: &Cpu, dims: &[Dim], row: Dim, x: &[f32], y: &Shared<'_>) {
     let Some((&last, outer)) = dims.split_last() else { return };
     let count: usize = outer.iter().map(|d| d.size).product();
@@ -182,7 +182,7 @@ fn blocks(cpu: &Cpu, dims: &[Dim], row: Dim, x: &[f32], y: &Shared<'_>) {
     });
 }
 
-/// Rows and columns of y that are written together.
+/// Rows and columns of y per block.
 const STRIP: usize = 64;
 
 /// y[to + r·step + c] = x[r + c·last.x], r < rows ≤ 64, c < last.size.
@@ -214,7 +214,7 @@ impl Kernel for Strip<'_> {
                 }
             }
             for r in 0..rows {
-                // SAFETY: each element of y is written by one task, once.
+                // SAFETY: each element of y is written once, by one task.
                 let y = unsafe { y.part(to + r * step + c, columns) };
                 y.copy_from_slice(&block[r * STRIP..][..columns]);
             }

@@ -1,4 +1,4 @@
-//! Where numbers stand: cutting out, joining, reordering and renaming dimensions.
+//! Layout operations: slicing, concatenating, permuting and reshaping.
 //!
 //! ```text
 //! slice:    y = x[.., start..end, ..]                               dx = place(dy) among zeros
@@ -18,7 +18,7 @@ use crate::error::{Result, bad_shape, bad_value};
 use crate::tape::{Tape, Var};
 use crate::tensor::element_count;
 
-/// A shape as seen from one of its dimensions: [outer, size, inner].
+/// View of a shape around one of its dimensions: [outer, size, inner].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Around {
     pub outer: usize,
@@ -38,14 +38,14 @@ impl Around {
     }
 }
 
-/// `shape` with another size at `axis`.
+/// `shape` with the size of dimension `axis` replaced.
 pub(crate) fn resized(shape: &[usize], axis: usize, size: usize) -> Vec<usize> {
     let mut shape = shape.to_vec();
     shape[axis] = size;
     shape
 }
 
-/// The shape of `whole` with `rows` behind it along `axis`.
+/// Shape of `whole` after appending `rows` along `axis`.
 pub(crate) fn appended(whole: &[usize], rows: &[usize], axis: usize) -> Result<Vec<usize>> {
     let around = Around::new("append", whole, axis)?;
     let size = rows.get(axis).copied().unwrap_or(0);
@@ -67,7 +67,7 @@ pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) ->
     Ok(around)
 }
 
-/// `around` is that of the result.
+/// Validates a `place`; the returned [`Around`] describes the result.
 pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usize) -> Result<Around> {
     let around = Around::new("place", shape, axis)?;
     if start.checked_add(around.size).is_none_or(|end| end > size) {
@@ -80,7 +80,7 @@ pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usiz
     Ok(Around { size, ..around })
 }
 
-/// The shape of the result.
+/// Validates a `concat` and returns the shape of the result.
 pub(crate) fn check_concat(shapes: &[&[usize]], axis: usize) -> Result<Vec<usize>> {
     let Some(&first) = shapes.first() else {
         return bad_value("concat", "there is nothing to join");
@@ -98,7 +98,7 @@ pub(crate) fn check_concat(shapes: &[&[usize]], axis: usize) -> Result<Vec<usize
     Ok(shape)
 }
 
-/// The shape of the result.
+/// Validates a `permute` and returns the shape of the result.
 pub(crate) fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize>> {
     let mut sorted = axes.to_vec();
     sorted.sort_unstable();
@@ -128,7 +128,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         }))
     }
 
-    /// Joins tensors along dimension `axis`; their other dimensions are equal.
+    /// Concatenates tensors along dimension `axis`; their other dimensions must be equal.
     pub fn concat(&self, parts: &[&Var<E::Tensor>], axis: usize) -> Result<Var<E::Tensor>> {
         let values: Vec<&E::Tensor> = parts.iter().map(|v| v.value()).collect();
         let y = self.engine().concat(&values, axis)?;
@@ -148,7 +148,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         }))
     }
 
-    /// Dimension i of the result is dimension `axes[i]` of x.
+    /// Permutes dimensions: dimension i of the result is dimension `axes[i]` of x.
     pub fn permute(&self, x: &Var<E::Tensor>, axes: &[usize]) -> Result<Var<E::Tensor>> {
         let y = self.engine().permute(x.value(), axes)?;
         let mut inverse = vec![0; axes.len()];
@@ -156,7 +156,7 @@ impl<'e, E: Engine> Tape<'e, E> {
         Ok(self.record_one(&[x], y, move |tape, dy| Ok(vec![Some(tape.engine().permute(&dy, &inverse)?)])))
     }
 
-    /// Gives the numbers another shape; their order stays.
+    /// Changes the shape; elements keep their row-major order.
     pub fn reshape(&self, x: &Var<E::Tensor>, shape: &[usize]) -> Result<Var<E::Tensor>> {
         let y = self.engine().reshape(x.value(), shape)?;
         let before = self.engine().shape(x.value()).to_vec();

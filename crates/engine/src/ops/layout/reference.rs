@@ -1,4 +1,4 @@
-//! The definitions as they stand.
+//! Reference implementation of the layout operations: a direct transcription of the definitions.
 
 use std::ops::Range;
 

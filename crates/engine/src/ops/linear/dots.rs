@@ -1,11 +1,13 @@
-//! Dot products of rows of x with rows of W in one fixed order, for weights of any precision:
+//! Dot products of rows of x with rows of W in a fixed summation order, for weights of any precision.
+//!
+//! Inference must give the same bits for a token whether it is computed alone or in a batch, so the order of
+//! summation must not depend on the number of rows:
 //!
 //! ```text
-//! lane i of eight sums x_l w_l over l = i, i + 8, …;   then the lanes;   then the l past the last eight;   then · scale
+//! lane i of eight sums x_l w_l over l = i, i + 8, …;   then the lanes;   then the remaining l;   then · scale
 //! ```
-//! The order does not depend on how many rows there are. For a few rows, W streams by once, widened in registers, and
-//! what comes next is asked for early. For many, W is laid out as f32 a piece at a time, which stays in the
-//! first-level cache while blocks of rows go by.
+//! For few rows, W is streamed from memory once, widened in registers, with software prefetch. For many rows, a
+//! piece of W is converted to f32 at a time; it stays in the L1 cache while blocks of rows are multiplied by it.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -16,16 +18,16 @@ use crate::precision::from_bf16;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weight::{BLOCK, RawWeight};
 
-/// Rows of W that go by together.
+/// Number of rows of W processed together.
 pub(super) const COLUMNS: usize = 8;
-/// Up to as many rows of x, W is read where it lies.
+/// Maximum number of rows of x for which W is read in place.
 const FEW: usize = 8;
-/// Cache lines past the rows of a step that are asked for early.
+/// Prefetch distance, in cache lines past the current rows.
 const AHEAD: usize = 32;
-/// Numbers of a row that are laid out at a time: whole blocks.
+/// Elements of a row converted at a time; a multiple of the block size.
 const PIECE: usize = 512;
 
-/// Columns `columns` of y = x Wᵀ.
+/// Task that computes columns `columns` of y = x Wᵀ.
 pub(super) struct Dots<'a> {
     pub sizes: Sizes,
     pub x: &'a [f32],
@@ -35,7 +37,7 @@ pub(super) struct Dots<'a> {
     pub scratch: &'a mut [f32],
 }
 
-/// Rows of x that stay in the second-level cache while W goes by: a multiple of 3.
+/// Number of rows of x that fit in the L2 cache while W is streamed; a multiple of 3.
 fn block_rows(inner: usize) -> usize {
     (64 * 1024 / inner.max(1)).clamp(3, 512) / 3 * 3
 }
@@ -56,7 +58,7 @@ impl Kernel for Dots<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { sizes, x, weight, y, columns, scratch } = self;
         let Sizes { rows, inner, outer } = sizes;
-        // What the unchecked reads below rely on.
+        // The unchecked reads below rely on this.
         assert!(x.len() == rows * inner && columns.end <= outer);
         let call = Call { sizes, x, y, columns };
         match weight {
@@ -76,17 +78,17 @@ impl Kernel for Dots<'_> {
     }
 }
 
-/// Where numbers of W come from, by their place in the whole.
+/// Access to the elements of W by their index in the whole matrix.
 trait Source: Copy {
-    /// Numbers in a cache line.
+    /// Elements per cache line.
     const LINE: usize;
-    /// Eight numbers, widened.
+    /// Loads eight elements, widened to f32.
     /// # Safety
-    /// Numbers `at..at + 8` must exist.
+    /// Elements `at..at + 8` must exist.
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V;
-    /// A block of 32 numbers of one row, which begins at a multiple of 32 there.
+    /// Loads 32 elements of one row, starting at a multiple of 32 within that row.
     /// # Safety
-    /// Numbers `at..at + 32` must exist.
+    /// Elements `at..at + 32` must exist.
     #[inline(always)]
     unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
         // SAFETY: the caller's promise.
@@ -94,15 +96,15 @@ trait Source: Copy {
     }
     fn get(self, at: usize) -> f32;
     fn prefetch<S: Simd>(self, s: S, at: usize);
-    /// A row's sum, in the units of W.
+    /// Applies the scale of row `_row` of W to a sum.
     #[inline(always)]
     fn scaled(self, sum: f32, _row: usize) -> f32 {
         sum
     }
 }
 
-/// What a code of 1 counts while sums are formed: int8 codes are widened from the uppermost byte. A power of two, so no
-/// bit of a sum depends on it.
+/// Value of int8 code 1 while sums are formed, because codes are widened from the top byte of a 32-bit word. As a
+/// power of two, it does not affect the rounding of the sums.
 const UNIT: f32 = 16_777_216.0;
 
 #[derive(Clone, Copy)]
@@ -190,7 +192,7 @@ impl Call<'_> {
             2 => self.stream::<S, W, 2, 4>(s, w),
             3 => self.stream::<S, W, 3, 4>(s, w),
             4 => self.stream::<S, W, 4, 2>(s, w),
-            // One row of W at a time: eight sums and what they are made of fill the registers.
+            // One row of W at a time: eight accumulators and their operands fill the registers.
             5 => self.stream::<S, W, 5, 1>(s, w),
             6 => self.stream::<S, W, 6, 1>(s, w),
             7 => self.stream::<S, W, 7, 1>(s, w),
@@ -199,7 +201,7 @@ impl Call<'_> {
         }
     }
 
-    /// All M rows against each row of W as it comes from memory.
+    /// Multiplies all M rows of x by each row of W as it is read from memory.
     #[inline(always)]
     fn stream<S: Simd, W: Source, const M: usize, const N: usize>(&self, s: S, w: W) {
         let mut c = self.columns.start;
@@ -220,14 +222,14 @@ impl Call<'_> {
         let at: [usize; N] = std::array::from_fn(|j| (c + j) * inner);
         let mut acc = [[s.splat(0.0); N]; M];
         let whole = inner / LANES * LANES;
-        // As much as a step reads, in the order of memory, from beyond these rows on.
+        // Prefetch in memory order as much as an iteration reads, starting past the current rows.
         let ahead = at[0] + N * inner + AHEAD * W::LINE;
         let mut l = 0;
         while l + BLOCK <= whole {
             for line in (0..N * BLOCK).step_by(W::LINE) {
                 w.prefetch(s, ahead + N * l + line);
             }
-            // SAFETY: l + 32 ≤ inner; rows c + j of W are within it, as `run` has seen.
+            // SAFETY: l + 32 ≤ inner, and rows c + j are within W, as checked by `run`.
             unsafe {
                 for j in 0..N {
                     let ws = w.block(s, at[j] + l);
@@ -242,7 +244,7 @@ impl Call<'_> {
             l += BLOCK;
         }
         while l < whole {
-            // SAFETY: l + 8 ≤ inner; rows c + j of W are within it, as `run` has seen.
+            // SAFETY: l + 8 ≤ inner, and rows c + j are within W, as checked by `run`.
             unsafe {
                 let xs: [S::V; M] = std::array::from_fn(|i| s.load_ptr(x[i].as_ptr().add(l)));
                 for j in 0..N {
@@ -257,7 +259,8 @@ impl Call<'_> {
         self.finish(s, w, &acc, 0, c);
     }
 
-    /// Blocks of rows against eight rows of W, a piece at a time. Sums rest in `sums` between pieces.
+    /// Multiplies blocks of rows of x by eight rows of W, one piece at a time. `sums` holds the partial sums
+    /// between pieces.
     #[inline(always)]
     fn blocks<S: Simd, W: Source>(&self, s: S, w: W, scratch: &mut [f32]) {
         let Sizes { rows, inner, .. } = self.sizes;
@@ -269,13 +272,13 @@ impl Call<'_> {
             let r1 = (r0 + block).min(rows);
             for c in self.columns.clone().step_by(COLUMNS) {
                 let wide = (self.columns.end - c).min(COLUMNS);
-                // At least one piece, so that a row of fewer than eight numbers gets its sum.
+                // At least one piece, so that rows of fewer than eight elements are processed too.
                 for from in (0..whole.max(1)).step_by(PIECE) {
                     let piece = Piece { from, to: (from + PIECE).min(whole), last: from + PIECE >= whole };
                     for j in 0..wide {
                         let mut l = from;
                         while l + BLOCK <= piece.to {
-                            // The next rows of W, which arrive while blocks of x go by.
+                            // Prefetch the next rows of W; they arrive while blocks of x are processed.
                             for line in (0..BLOCK).step_by(W::LINE) {
                                 w.prefetch(s, (c + j + COLUMNS) * inner + l + line);
                             }
@@ -378,7 +381,7 @@ impl Call<'_> {
         }
     }
 
-    /// The lanes' sum, what is left of the rows, the scale.
+    /// Sums the lanes, adds the remaining elements of the rows and applies the scale.
     #[inline(always)]
     fn finish<S: Simd, W: Source, const M: usize, const N: usize>(
         &self,
@@ -390,9 +393,9 @@ impl Call<'_> {
     ) {
         let Sizes { inner, outer, .. } = self.sizes;
         for i in 0..M {
-            // SAFETY: row r + i, columns c..c + N belong to this task alone.
+            // SAFETY: row r + i, columns c..c + N belong to this task only.
             let out = unsafe { self.y.part((r + i) * outer + c, N) };
-            // Of fewer than eight vectors some are summed twice, which the compiler sees.
+            // With fewer than eight vectors, some are summed repeatedly; the compiler eliminates the duplicates.
             let mut eight = [acc[i][0]; LANES];
             for j in 0..LANES {
                 eight[j] = acc[i][j % N];
@@ -409,7 +412,7 @@ impl Call<'_> {
     }
 }
 
-/// Part of the inner dimension.
+/// Range of the inner dimension.
 struct Piece {
     from: usize,
     to: usize,

@@ -1,5 +1,8 @@
-//! `gemm-f32`'s matrix product for training. For inference, and for weights in fewer bits, dot products in one fixed order
-//! ([`super::dots`]), so that a row's bits depend on nothing but the row.
+//! Optimised linear layer.
+//!
+//! Training uses the fastest matrix product (`gemm-f32`). Inference, and any weight in reduced precision, uses dot
+//! products in a fixed summation order ([`super::dots`]), so that the result for a row does not depend on the other
+//! rows.
 
 use super::dots::{COLUMNS, Dots};
 use super::{Linear, Sizes, check, output_shape};
@@ -11,7 +14,7 @@ use crate::weight::{PackedWeight, RawWeight, Weight};
 
 type AnyWeight<'a> = Weight<&'a Tensor<f32>, &'a PackedWeight>;
 
-/// Multiply-adds below which one thread is enough.
+/// Number of multiply-adds below which a single thread is used.
 const SMALL: usize = 32 * 1024;
 
 pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>, AnyWeight<'_>>) -> Result<Tensor<f32>> {
@@ -35,7 +38,7 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>, AnyWeight<'_>>) -> 
     Ok(y)
 }
 
-/// Several products with one x, which threads share as if they were one.
+/// Several products with the same x, distributed over threads as a single product.
 pub(crate) fn forward_each(
     cpu: &Cpu,
     x: &Tensor<f32>,
@@ -91,21 +94,21 @@ pub(crate) fn backward(
     Ok([dx, dw, db])
 }
 
-/// One y = x Wᵀ.
+/// One product y = x Wᵀ.
 struct Job<'a> {
     sizes: Sizes,
     weight: RawWeight<'a>,
     y: Shared<'a>,
 }
 
-/// y = x Wᵀ for each job, all of one x, with bits of a row that do not depend on the other rows.
+/// Computes y = x Wᵀ for each job, all with the same x. Each row's result is independent of the other rows.
 fn invariant(cpu: &Cpu, x: &[f32], jobs: &[Job<'_>]) {
     let outer: usize = jobs.iter().map(|job| job.sizes.outer).sum();
     let work = jobs.first().map_or(0, |job| job.sizes.rows * job.sizes.inner);
     if jobs.first().is_none_or(|job| job.sizes.rows == 0) {
         return;
     }
-    // Each task takes some rows of W, so that W is read once by all threads together; no task is tiny.
+    // Each task takes some rows of W, so that all threads together read W once; tasks have a minimum size.
     let share = outer.div_ceil(cpu.threads() * 4);
     let per_task = share.max(8 * 1024 / work.max(1)).next_multiple_of(COLUMNS).max(COLUMNS);
     let tasks = |job: &Job<'_>| job.sizes.outer.div_ceil(per_task);

@@ -1,10 +1,10 @@
-//! A product with a weight matrix.
+//! Linear layer: product with a weight matrix.
 //!
 //! ```text
-//! y = x Wᵀ + b        x [.., in]   W [out, in]   b [out] or none   y [.., out]
+//! y = x Wᵀ + b    x [.., in]   W [out, in]   b [out] or None   y [.., out]
 //! dx = dy W,   dW = dyᵀ x,   db = Σ dy
 //! ```
-//! W may be packed in fewer bits ([`Engine::pack`]); then there are no gradients.
+//! W may be packed in reduced precision ([`Engine::pack`]); then the layer is not differentiable.
 
 mod dots;
 pub(crate) mod fast;
@@ -18,15 +18,15 @@ use crate::weight::Weight;
 /// Inputs of [`Tape::linear`].
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<T, W = T> {
-    /// Rows to multiply, [.., in].
+    /// Input rows, [.., in].
     pub x: T,
     /// Weights, [out, in]: a tensor, or for inference a [`Weight`] that may be packed.
     pub weight: W,
-    /// Added to every row, [out].
+    /// Bias added to every row, [out].
     pub bias: Option<T>,
 }
 
-/// Sizes of a call, once they are known to fit.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub rows: usize,
@@ -50,7 +50,7 @@ pub(crate) fn check(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Re
     Ok(Sizes { rows: rows.iter().product(), inner, outer })
 }
 
-/// The shape of the result.
+/// Shape of the result.
 pub(crate) fn output_shape(x: &[usize], sizes: Sizes) -> Vec<usize> {
     let mut shape = x.to_vec();
     if let Some(last) = shape.last_mut() {
@@ -60,7 +60,7 @@ pub(crate) fn output_shape(x: &[usize], sizes: Sizes) -> Vec<usize> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// x Wᵀ for each of several W.
+    /// Computes x Wᵀ for several weights W.
     pub fn linear_each<const N: usize>(
         &self,
         x: &Var<E::Tensor>,
@@ -81,7 +81,8 @@ impl<'e, E: Engine> Tape<'e, E> {
         Ok(outputs)
     }
 
-    /// y = x Wᵀ (+ bias). W is a variable, or a [`Weight`] that may be packed; a tape that records refuses a packed one.
+    /// Computes y = x Wᵀ (+ bias). W is a variable, or a [`Weight`] that may be packed; a recording tape rejects
+    /// packed weights.
     pub fn linear<'a>(
         &self,
         input: Linear<&'a Var<E::Tensor>, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,

@@ -1,10 +1,14 @@
-//! What forward and backward share: the cut of a sequence into chunks of the absolute grid, which levels meet a
-//! chunk, and what a chunk needs before it meets them:
+//! Chunking and per-chunk precomputation shared by the forward and backward passes.
+//!
+//! Chunks are aligned to multiples of 16 in the whole sequence, not in the call, because levels are merged at fixed
+//! positions of the sequence. This file splits a call into such chunks, determines which levels a chunk reads, and
+//! computes what depends only on the chunk's own tokens:
 //!
 //! ```text
 //! −W = −N diag(βe) K,   pQ = diag(e) Q − P W,   U = N diag(β) V,   M = P N,   Λ_ij = λ_i[level(i, j)]
 //! ```
-//! States are panels of 16 columns; `wq` holds −W and pQ in one matrix.
+//! N, P and e are those of `gated_delta::chunk`. States are stored in panels of 16 columns; `wq` holds −W and pQ as
+//! one matrix.
 
 use super::{LogLinear, LogLinearOptions, Sizes, bit_length};
 use crate::cpu::Carve;
@@ -15,34 +19,34 @@ use crate::ops::gated_delta::fast::{Padded, gate_input};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, LANES, Simd, Strided, gemm};
 use crate::tensor::Tensor;
 
-/// The highest level inside a chunk, log2 16.
+/// Highest level within a chunk, log2 16.
 const INNER: usize = 4;
 
-/// Tokens that lie in one cell of the absolute grid of 16.
+/// Consecutive tokens between two multiples of 16 of the sequence position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// The first token, counted in the call.
+    /// Index of the first token within the call.
     pub start: usize,
     pub len: usize,
-    /// The first token's position in the whole sequence.
+    /// Position of the first token in the whole sequence.
     pub position: usize,
 }
 
 impl Chunk {
-    /// The level that takes the chunk's writes and all levels below, if the chunk ends on the grid.
+    /// Level that receives the chunk's writes and all lower levels, if the chunk ends at a multiple of 16.
     pub(crate) fn target(&self) -> Option<usize> {
         let end = self.position + self.len;
         end.is_multiple_of(CHUNK).then(|| end.trailing_zeros() as usize + 1)
     }
 
-    /// The level at which row `i` sees the state that is level `m` before the chunk.
+    /// Level at which row `i` reads the state that was level `m` before the chunk.
     #[inline(always)]
     fn seen(&self, m: usize, i: usize) -> usize {
         if m > INNER { m } else { bit_length((self.position + i) ^ (self.position >> m << m)) }
     }
 }
 
-/// Cuts `tokens` tokens from `position` on.
+/// Splits `tokens` tokens, the first at `position`, into chunks.
 pub(crate) fn chunks(position: usize, tokens: usize) -> Vec<Chunk> {
     let mut list = Vec::with_capacity(tokens / CHUNK + 2);
     let mut start = 0;
@@ -55,27 +59,27 @@ pub(crate) fn chunks(position: usize, tokens: usize) -> Vec<Chunk> {
     list
 }
 
-/// The levels that are filled before the token at `position`, ascending.
+/// Non-empty levels before the token at `position`, ascending.
 #[inline(always)]
 pub(crate) fn filled(position: usize) -> impl Iterator<Item = usize> {
     (1..=bit_length(position)).filter(move |m| position >> (m - 1) & 1 == 1)
 }
 
-/// Chunks of a block, whose start states the forward pass keeps for the backward pass: about the root of their
-/// number, so that kept states and those formed again are about as many.
+/// Number of chunks per block. The forward pass saves the states at the start of each block for the backward pass;
+/// about √count chunks per block balance the memory of saved states and recomputed states.
 pub(crate) fn block_chunks(count: usize) -> usize {
     1 << (bit_length(count) / 2).min(5)
 }
 
-/// A run of chunks in one cell of the grid of blocks.
+/// Consecutive chunks that belong to one block.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub chunks: std::ops::Range<usize>,
-    /// States kept before this block's.
+    /// Number of states saved by the preceding blocks.
     pub kept: usize,
 }
 
-/// The blocks of a sequence and the number of all kept states.
+/// Splits a sequence into blocks; also returns the total number of saved states.
 pub(crate) fn segments(chunks: &[Chunk]) -> (Vec<Segment>, usize) {
     let size = block_chunks(chunks.len()) * CHUNK;
     let (mut list, mut from, mut kept) = (Vec::new(), 0, 0);
@@ -87,7 +91,7 @@ pub(crate) fn segments(chunks: &[Chunk]) -> (Vec<Segment>, usize) {
     (list, kept)
 }
 
-/// One value head of one batch row.
+/// Inputs of one value head of one batch row.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub sizes: Sizes,
@@ -110,7 +114,7 @@ impl<'a> Source<'a> {
         Self { sizes, pad: Padded::of(&sizes.heads), input, gates, b, h }
     }
 
-    /// Where token `t`'s keys, values and level inputs begin.
+    /// Offsets of token `t` in the keys, values and level inputs.
     #[inline(always)]
     pub(crate) fn at(&self, t: usize) -> [usize; 3] {
         let n = &self.sizes.heads;
@@ -128,14 +132,14 @@ impl<'a> Source<'a> {
         &self.input.level_scale.data()[self.h * self.sizes.scales..][..self.sizes.scales]
     }
 
-    /// λ's index of a level.
+    /// Index into λ for a level; levels from NL − 1 on share the last entry.
     #[inline(always)]
     pub(crate) fn scale_of(&self, level: usize) -> usize {
         level.min(self.sizes.scales - 1)
     }
 }
 
-/// A chunk before it meets the states.
+/// State-independent values of a chunk.
 pub(crate) struct Prep<'a> {
     pub gates: Gates,
     pub key_factors: [f32; CHUNK],
@@ -154,7 +158,7 @@ pub(crate) struct Prep<'a> {
     pub u: &'a mut [f32],
     /// λ, [NL][16]
     pub lambda: &'a mut [f32],
-    /// W_l x, [NL][16], zero past the chunk
+    /// Level inputs W_l x, [NL][16], zero for rows past the chunk's end
     pub level: &'a mut [f32],
     /// M
     pub m: &'a mut [f32],
@@ -201,7 +205,7 @@ impl<'a> Prep<'a> {
         }
     }
 
-    /// Reads `len` tokens: gates, normalised keys and queries, values, λ.
+    /// Loads `len` tokens: computes gates, normalised keys and queries, values and λ.
     #[inline(always)]
     pub(crate) fn load<S: Simd>(&mut self, s: S, source: &Source<'_>, start: usize, len: usize) {
         let Source { sizes, pad, input, .. } = source;
@@ -229,7 +233,7 @@ impl<'a> Prep<'a> {
         }
     }
 
-    /// Forms everything else.
+    /// Computes all remaining fields from the loaded tokens.
     #[inline(always)]
     pub(crate) fn fill<S: Simd>(&mut self, s: S, source: &Source<'_>, chunk: &Chunk) {
         let pad = source.pad;
@@ -242,7 +246,7 @@ impl<'a> Prep<'a> {
             let row = i * pad.key..(i + 1) * pad.key;
             let k = &self.kq[row.clone()];
             simd::scale_to(s, &mut self.faded[row.clone()], g.until_end[i], k);
-            // The rows of pQ first hold −diag(βe) K.
+            // The rows of pQ temporarily hold −diag(βe) K.
             let q_row = (len + i) * pad.key..(len + i + 1) * pad.key;
             simd::scale_to(s, &mut self.wq[q_row], -g.write[i] * g.since_start[i], k);
             let row = i * pad.value..(i + 1) * pad.value;
@@ -300,21 +304,21 @@ impl<'a> Prep<'a> {
         }
     }
 
-    /// λ of the chunk's rows for the state that is level `m` before the chunk.
+    /// λ for each row of the chunk, for the state that was level `m` before the chunk.
     #[inline(always)]
     pub(crate) fn weights(&self, source: &Source<'_>, chunk: &Chunk, m: usize) -> [f32; CHUNK] {
         std::array::from_fn(|i| self.lambda[source.scale_of(chunk.seen(m, i)) * CHUNK + i])
     }
 }
 
-/// Where λ[level(i, j)] of rows i and j of one chunk begins.
+/// Offset in `lambda` of level(i, j) for rows i and j of one chunk.
 #[inline(always)]
 pub(crate) fn inner_scale(source: &Source<'_>, chunk: &Chunk, i: usize, j: usize) -> usize {
     let from = chunk.position % CHUNK;
     source.scale_of(bit_length((from + i) ^ (from + j))) * CHUNK
 }
 
-/// Adds each row's number to its place in dλ, [NL][16], for the state that is level `m` before the chunk.
+/// Adds one value per row to dλ, [NL][16], for the state that was level `m` before the chunk.
 #[inline(always)]
 pub(crate) fn add_to_levels(
     source: &Source<'_>,

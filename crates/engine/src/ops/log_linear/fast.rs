@@ -1,12 +1,17 @@
-//! Chunks of 16 tokens on the absolute grid, heads over threads. Only filled levels are held and touched:
+//! Optimised forward pass of the log-linear gated delta rule, in chunks of 16 tokens.
+//!
+//! As in the plain gated delta rule, chunks turn vector operations on the states into matrix products. Only
+//! non-empty levels are stored and processed; a sequence of T tokens has at most about log2 T of them. Heads are
+//! distributed over threads.
 //!
 //! ```text
 //! O = (M ∘ Λ) diag(β) V + Σ_m diag(λ_m) pQ S^m
 //! level m above the target:  S^m ← tot S^m + (diag(d) K)ᵀ (−W S^m)
 //! target:  T = Σ of the levels below it,   S = tot T + (diag(d) K)ᵀ (U − W T)
 //! ```
-//! The target of a chunk is the level that the chunk's end fills. Tokens that do not reach the grid go one by one
-//! where the states after them are wanted. For the backward pass the states at the start of each block are kept.
+//! The target of a chunk is the level that becomes non-empty at the end of the chunk. A last chunk that does not
+//! end at a multiple of 16 has no target; if the states after it are requested, its tokens are processed one by
+//! one. For the backward pass, the states at the start of each block are saved.
 
 use super::chunk::{Chunk, Prep, Segment, Source, chunks, filled, segments};
 use super::{LogLinear, LogLinearOptions, LogLinearOutput, bit_length, check};
@@ -19,7 +24,7 @@ use crate::tensor::Tensor;
 
 pub(crate) use super::fast_backward::backward;
 
-/// Shorter chunks go token by token where the states after them are wanted.
+/// Chunks shorter than this are processed token by token if the states after them are requested.
 const FEW: usize = 4;
 
 pub(crate) fn forward(
@@ -65,7 +70,7 @@ pub(crate) fn forward(
     Ok(LogLinearOutput { readouts, state, saved: keep.then_some(saved) })
 }
 
-/// One value head of one batch row, over all its tokens.
+/// Forward pass of one value head of one batch row over all tokens.
 struct Head<'a> {
     source: Source<'a>,
     chunks: &'a [Chunk],
@@ -108,7 +113,7 @@ impl Kernel for Head<'_> {
             if let Some(segment) = next_segment.next_if(|segment| segment.chunks.start == index) {
                 for (i, m) in filled(chunk.position).enumerate() {
                     let at = (task * self.kept + segment.kept + i) * pad.state();
-                    // SAFETY: every kept state has its own place.
+                    // SAFETY: each saved state has its own disjoint part.
                     unsafe { self.saved.part(at, pad.state()) }.copy_from_slice(states.of(m));
                 }
             }
@@ -125,7 +130,7 @@ impl Kernel for Head<'_> {
             }
             for t in 0..chunk.len {
                 let [_, at, _] = source.at(chunk.start + t);
-                // SAFETY: this head's columns of this token belong to this task alone.
+                // SAFETY: this head's columns of this token are written by this task only.
                 let to = unsafe { self.readouts.part(at, n.value_dim) };
                 to.copy_from_slice(&out[t * pad.value..][..n.value_dim]);
             }
@@ -133,7 +138,7 @@ impl Kernel for Head<'_> {
         if let Some(state) = self.state {
             let end = sizes.position + n.tokens;
             for m in 0..sizes.levels[1] {
-                // SAFETY: every level of every head has its own place.
+                // SAFETY: each level of each head has its own disjoint part.
                 let to = unsafe { state.part((task * sizes.levels[1] + m) * n.state(), n.state()) };
                 if filled(end).any(|f| f == m) {
                     simd::unpack(n.key_dim, n.value_dim, states.of(m), to);
@@ -145,7 +150,7 @@ impl Kernel for Head<'_> {
     }
 }
 
-/// One state in panels for each level.
+/// States of all levels, each in panels.
 pub(crate) struct Levels<'a> {
     pub data: &'a mut [f32],
     pub size: usize,
@@ -162,14 +167,14 @@ impl Levels<'_> {
         &mut self.data[m * self.size..][..self.size]
     }
 
-    /// Level `low` and level `high` > `low`.
+    /// Mutable access to the states of levels `low` and `high`, where `low` < `high`.
     #[inline(always)]
     pub(crate) fn pair(&mut self, low: usize, high: usize) -> (&mut [f32], &mut [f32]) {
         let (a, b) = self.data.split_at_mut(high * self.size);
         (&mut a[low * self.size..][..self.size], &mut b[..self.size])
     }
 
-    /// The state of `target` becomes the sum of the `levels`; false and untouched if there is none.
+    /// Sets the state of `target` to the sum of `levels`; if there are none, returns false and leaves it unchanged.
     #[inline(always)]
     fn merge<S: Simd>(&mut self, s: S, levels: impl Iterator<Item = usize>, target: usize) -> bool {
         let mut any = false;
@@ -186,7 +191,7 @@ impl Levels<'_> {
     }
 }
 
-/// The filled levels before the first token, merged for it.
+/// Loads the non-empty levels before the first token, merged for its position.
 #[inline(always)]
 fn load_initial<S: Simd>(s: S, source: &Source<'_>, initial: Option<&Tensor<f32>>, states: &mut Levels<'_>) {
     let sizes = &source.sizes;
@@ -208,7 +213,7 @@ fn load_initial<S: Simd>(s: S, source: &Source<'_>, initial: Option<&Tensor<f32>
     }
 }
 
-/// C ← epilogue(C, A S) with a state in panels; `rows` of A are `pad.key` wide, those of C `pad.value`.
+/// C ← epilogue(C, A S) with S in panels; rows of A have `pad.key` elements, rows of C `pad.value`.
 #[inline(always)]
 pub(crate) fn times_state<S: Simd>(
     s: S,
@@ -231,7 +236,7 @@ pub(crate) fn times_state<S: Simd>(
     );
 }
 
-/// State ← epilogue(state, Aᵀ B), with `rows` rows of A and B.
+/// State ← epilogue(state, Aᵀ B), where A and B have `rows` rows.
 #[inline(always)]
 pub(crate) fn into_state<S: Simd>(
     s: S,
@@ -253,7 +258,7 @@ pub(crate) fn into_state<S: Simd>(
     );
 }
 
-/// Readouts of a chunk, and the states after it if it ends on the grid.
+/// Computes the readouts of a chunk, and the states after it if it ends at a multiple of 16.
 #[inline(always)]
 fn chunk_step<S: Simd>(
     s: S,
@@ -295,8 +300,8 @@ fn chunk_step<S: Simd>(
     }
 }
 
-/// One token: decay and delta update of the filled levels, readout, and the new write merged with the levels
-/// below the one that the next position fills.
+/// Processes one token: decay and delta update of the non-empty levels, the readout, and the merge of the new write
+/// and lower levels into the level that the next position fills.
 #[inline(always)]
 fn token_step<S: Simd>(
     s: S,

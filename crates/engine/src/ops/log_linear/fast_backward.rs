@@ -1,14 +1,16 @@
-//! The backward pass by chunks, last to first. A block starts from its kept states; inside it the states are
-//! formed again and held, with −W S (`fast_levels`, which gives dW, dpQ, dKs, dU, τ and part of dλ). Then inside
-//! a chunk:
+//! Optimised backward pass of the log-linear gated delta rule, chunk by chunk from last to first.
+//!
+//! To limit memory, the forward pass saves states only at the start of each block; inside a block the states and −W
+//! S are recomputed and kept until the block is done. `fast_levels` handles the part that involves states and
+//! yields dW, dpQ, dKs, dU, τ and part of dλ. This file computes the rest, which stays within a chunk:
 //!
 //! ```text
 //! dW −= Pᵀ dpQ;   dKbe = Nᵀ dW;   Hu = Nᵀ dU;   dVb = (M ∘ Λ)ᵀ dO + Hu
 //! E = tril(dO (diag(β) V)ᵀ);   dλ_i[level(i, j)] += (E ∘ M)_ij;   F = (E ∘ Λ) Nᵀ
 //! R = tril(F − dpQ Wᵀ) ∘ Γ;   X = −strict_tril(dKbe Wᵀ + Hu Uᵀ + Mᵀ F) ∘ Γ
 //! ```
-//! (dN never appears: Nᵀ dN Nᵀ is the bracket of X.) The rest is as in the plain gated delta rule, with
-//! a_i = e_i <dpQ_i, Q_i> + β_i e_i <dKbe_i, K_i> and τ for tot <S, dS'>.
+//! dN is never formed: the sum in parentheses in X is Nᵀ dN Nᵀ. The remaining equations are those of the plain
+//! gated delta rule, with a_i = e_i <dpQ_i, Q_i> + β_i e_i <dKbe_i, K_i>, and τ in place of tot <S, dS'>.
 
 use super::chunk::{Chunk, Prep, Segment, Source, chunks, inner_scale, segments};
 use super::fast::Levels;
@@ -43,7 +45,7 @@ pub(crate) fn backward(
     };
     let plan = Plan { sizes, chunks: &chunks, segments: &segments };
     let mut d = input.each(|t| cpu.uninit(t.shape()));
-    // Sums over the tokens of one batch row: L, then a_log and dt_bias. The rows are added in order below.
+    // Per-batch-row sums over tokens: L, then a_log and dt_bias. The rows are summed in order below.
     let width = sizes.scales + 2;
     let mut sums = cpu.uninit(&[tasks, width]);
     {
@@ -57,7 +59,8 @@ pub(crate) fn backward(
             sums: Shared::new(sums.data_mut()),
         };
         let group = n.value_heads / n.key_heads;
-        // A task is a key head: the value heads that share it add to the same gradients, in order.
+        // One task per key head: the value heads that share it accumulate into the same gradients, in a fixed
+        // order.
         cpu.parallel(n.batch * n.key_heads, |task| {
             let (b, key_head) = (task / n.key_heads, task % n.key_heads);
             for h in key_head * group..(key_head + 1) * group {
@@ -97,7 +100,7 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// The most slots and the most chunks of a block.
+    /// Maximum number of state slots and of chunks in any block.
     fn most(&self) -> (usize, usize) {
         let runs = self.segments.iter().map(|segment| &self.chunks[segment.chunks.clone()]);
         runs.fold((0, 0), |(a, b), run| (a.max(run.iter().map(slots).sum()), b.max(run.len())))
@@ -170,13 +173,13 @@ impl Kernel for Head<'_> {
             }
         }
         let at = (source.b * source.sizes.heads.value_heads + source.h) * (scales + 2);
-        // SAFETY: each batch row and head has its own places.
+        // SAFETY: each pair of batch row and head has its own disjoint part.
         let sums = unsafe { self.out.sums.part(at, scales + 2) };
         sums.copy_from_slice(&work.sums[..scales + 2]);
     }
 }
 
-/// C ← epilogue(C, A B) with a triangle A and `rows` rows of B and C, `width` wide.
+/// C ← epilogue(C, A B) with a triangular A; B and C have `rows` rows of `width` elements.
 #[inline(always)]
 fn triangle<S: Simd>(
     s: S,
@@ -190,7 +193,7 @@ fn triangle<S: Simd>(
     gemm(s, [rows, width, rows], band, a, Block::rows(b, width), BlockMut::rows(c, width), epilogue);
 }
 
-/// C ← epilogue(C, A B) with Bᵀ [depth, 16] given; rows of A are `stride` wide.
+/// C ← epilogue(C, A B) with B given as its transpose [depth, 16]; rows of A are `stride` apart.
 #[inline(always)]
 fn by_rows_t<S: Simd>(
     s: S,
@@ -213,7 +216,7 @@ fn by_rows_t<S: Simd>(
 }
 
 impl Head<'_> {
-    /// What happens inside a chunk, and the gradients of its tokens.
+    /// Backward step within a chunk, including all gradients of its tokens.
     #[inline(always)]
     fn inner_step<S: Simd>(&mut self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &mut Work<'_>) {
         let source = &self.source;
@@ -269,7 +272,7 @@ impl Head<'_> {
             work.f,
             Epilogue::Set,
         );
-        // [dKbe; dpQ] (−W)ᵀ, then the other terms of −X and R
+        // [dKbe; dpQ] (−W)ᵀ, then the remaining terms of −X and R
         transpose(s, CHUNK, pad.key, prep.wq, pad.key, work.rows_t, PANEL);
         by_rows_t(s, [2 * len, key_dim, pad.key], work.back, work.rows_t, work.xr, Epilogue::Set);
         if work.writes {
@@ -292,13 +295,13 @@ impl Head<'_> {
             let mut before = 0.0;
             for j in 0..CHUNK {
                 let at = i * CHUNK + j;
-                // Past the diagonal the products may be anything.
+                // Products right of the diagonal may be inf or NaN: assign zero instead of multiplying by it.
                 x[at] = if j < i { x[at] * p.decay[at] } else { 0.0 };
                 r[at] = if j <= i { (r[at] + work.f[at]) * p.decay[at] } else { 0.0 };
                 if j < i {
                     let kk = x[at] * p.products[at];
                     dwrite[i] += kk;
-                    // Σ_{i≥t>j} Y_ij: row i gives to t = j+1..=i.
+                    // Σ_{i≥t>j} Y_ij: row i contributes to t = j+1..=i.
                     before += r[at] * p.products[(len + i) * CHUNK + j] + g.write[i] * kk;
                     dlog[j + 1] += before;
                 }
@@ -346,7 +349,7 @@ impl Head<'_> {
         self.write_rows(s, chunk, prep, work);
     }
 
-    /// Gradients of the gates' and the levels' inputs.
+    /// Writes the gradients of the gate and level inputs.
     #[inline(always)]
     #[allow(unsafe_code)]
     fn write_gates<S: Simd>(
@@ -363,7 +366,7 @@ impl Head<'_> {
         let d = gate_gradients(s, &prep.gates, input, chunk.start * heads, len, dlog, dwrite);
         for t in 0..len {
             let at = (b * sizes.heads.tokens + chunk.start + t) * heads + h;
-            // SAFETY: one number that belongs to this head and token alone.
+            // SAFETY: this element belongs to this head and token only.
             unsafe {
                 self.out.retention_input.set(at, d.retention_input[t]);
                 self.out.write_input.set(at, d.write_input[t]);
@@ -385,7 +388,7 @@ impl Head<'_> {
         }
         for t in 0..len {
             let [_, _, at] = self.source.at(chunk.start + t);
-            // SAFETY: this head's levels of this token belong to this task alone.
+            // SAFETY: this head's levels of this token are written by this task only.
             let to = unsafe { self.out.level_input.part(at, scales) };
             for (l, to) in to.iter_mut().enumerate() {
                 *to = work.dlambda[l * CHUNK + t];
@@ -393,7 +396,7 @@ impl Head<'_> {
         }
     }
 
-    /// Gradients of values, and of queries and keys through the L2 norm: dx = r (dy − y <dy, y>).
+    /// Writes the gradients of values, and of queries and keys through the L2 norm: dx = r (dy − y <dy, y>).
     #[inline(always)]
     #[allow(unsafe_code)]
     fn write_rows<S: Simd>(&self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &Work<'_>) {
@@ -416,11 +419,11 @@ impl Head<'_> {
                 ),
             ];
             for (out, y, dy, r) in pairs {
-                // SAFETY: this key head's columns of this token belong to this task alone.
+                // SAFETY: this key head's columns of this token are written by this task only.
                 let out = unsafe { out.part(key_at, dk) };
                 through_norm(s, out, !self.first_of_group, r, y, dy);
             }
-            // SAFETY: this head's columns of this token belong to this task alone.
+            // SAFETY: this head's columns of this token are written by this task only.
             let dv = unsafe { self.out.value.part(value_at, n.value_dim) };
             simd::scale_to(s, dv, prep.gates.write[t], &work.dv[t * pad.value..][..n.value_dim]);
         }

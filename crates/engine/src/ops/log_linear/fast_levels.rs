@@ -1,5 +1,7 @@
-//! The states' part of the backward pass: they are formed again block by block, and their gradients go from chunk
-//! to chunk. D is the gradient of a state after the chunk:
+//! State-dependent part of the log-linear backward pass.
+//!
+//! The states of a block are recomputed first; then their gradients are propagated from the last chunk to the
+//! first. D is the gradient of a state after the chunk:
 //!
 //! ```text
 //! level m above the target:  Vn = −W S^m,   Y = diag(d) K D,   dS^m = tot D − Wᵀ Y + pQᵀ diag(λ_m) dO
@@ -16,17 +18,17 @@ use crate::ops::gated_delta::chunk::{CHUNK, SQUARE, load_rows};
 use crate::ops::gated_delta::fast::Padded;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Simd, Strided, gemm};
 
-/// Numbers that a state takes in the replay: the state and −W S.
+/// Elements per state slot of the recomputation: the state and −W S.
 pub(crate) fn slot(pad: Padded) -> usize {
     pad.state() + CHUNK * pad.value
 }
 
-/// States that a chunk takes in the replay: its filled levels and T.
+/// Number of state slots a chunk needs: its non-empty levels and T.
 pub(crate) fn slots(chunk: &Chunk) -> usize {
     chunk.position.count_ones() as usize + 1
 }
 
-/// Forms −W S of a chunk's states (for T: U − W T), T itself, and the states of the next chunk.
+/// Recomputes −W S for a chunk's states (U − W T for T), T itself, and the states of the next chunk.
 #[inline(always)]
 pub(crate) fn replay<S: Simd>(
     s: S,
@@ -77,31 +79,31 @@ pub(crate) fn replay<S: Simd>(
     }
 }
 
-/// Scratch of one head's backward pass.
+/// Scratch buffers for one head's backward pass.
 pub(crate) struct Work<'a> {
-    /// Y of a level, then diag(λ) dO
+    /// Y of a level, followed by diag(λ) dO
     pub y_do: &'a mut [f32],
     /// dO
     pub dout: &'a mut [f32],
     /// Sᵀ and Dᵀ
     pub state_t: &'a mut [f32],
     pub gradient_t: &'a mut [f32],
-    /// dW, then dpQ
+    /// dW, followed by dpQ
     pub dwq: &'a mut [f32],
-    /// dKbe, then dpQ
+    /// dKbe, followed by dpQ
     pub back: &'a mut [f32],
     /// Z
     pub z: &'a mut [f32],
     pub dk: &'a mut [f32],
     pub dq: &'a mut [f32],
-    /// dU, then Hu
+    /// dU and Hu
     pub du: &'a mut [f32],
     pub hu: &'a mut [f32],
     /// dVb
     pub dv: &'a mut [f32],
-    /// A chunk's rows transposed, [d, 16]
+    /// Rows of a chunk, transposed, [d, 16]
     pub rows_t: &'a mut [f32],
-    /// E, E ∘ Λ, Nᵀ, F, [X; R], βX + (βX)ᵀ
+    /// 16 × 16 matrices: E, E ∘ Λ, Nᵀ, F, [X; R], βX + (βX)ᵀ
     pub e: &'a mut [f32],
     pub dm: &'a mut [f32],
     pub inverse_t: &'a mut [f32],
@@ -114,7 +116,7 @@ pub(crate) struct Work<'a> {
     pub sums: &'a mut [f32],
     /// Σ <S, D>
     pub through: f32,
-    /// Whether dU is there.
+    /// Whether `du` is valid for the current chunk.
     pub writes: bool,
 }
 
@@ -159,7 +161,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The states' share: dW, dpQ, dKs / d (in `dk`), dU, dλ, τ, and the states' own gradients.
+/// Computes the state-dependent gradients: dW, dpQ, dKs / d (in `dk`), dU, dλ, τ, and the gradients of the states.
 #[inline(always)]
 pub(crate) fn levels_step<S: Simd>(
     s: S,
@@ -181,7 +183,7 @@ pub(crate) fn levels_step<S: Simd>(
     work.dk[..len * pad.key].fill(0.0);
     work.dlambda.fill(0.0);
     work.through = 0.0;
-    // After the last chunk nothing depends on a state.
+    // Nothing depends on the states after the last chunk.
     let target = chunk.target().filter(|_| !last);
     work.writes = target.is_some();
     let below = target.map_or(0, |target| filled(chunk.position).take_while(|&m| m < target).count());
@@ -236,7 +238,7 @@ pub(crate) fn levels_step<S: Simd>(
     }
 }
 
-/// C ← epilogue(C, A Sᵀ) with a transposed state in panels; rows of A are `pad.value` wide.
+/// C ← epilogue(C, A Sᵀ) with Sᵀ in panels; rows of A have `pad.value` elements.
 #[inline(always)]
 fn by_state_t<S: Simd>(
     s: S,

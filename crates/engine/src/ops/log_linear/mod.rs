@@ -1,23 +1,28 @@
-//! Log-linear gated delta rule: every token reads a logarithmic number of states, each its own weight.
+//! Log-linear gated delta rule: every token reads a logarithmic number of states, each with its own weight.
 //!
-//! A token at position t sees an earlier (or its own) position s through level bit_length(t XOR s): level 0 is
-//! the token itself, level m ≥ 1 the 2^(m−1) tokens of one finished block. Per value head h, which uses key head
-//! h / (Hv / Hk), with states S⁰, S¹, … [d_k, d_v]:
+//! A single recurrent state treats the whole past alike. Here the past is split into blocks of power-of-two size,
+//! each with its own state, so recent tokens keep a finer resolution while time and memory grow only
+//! logarithmically.
+//!
+//! A token at position t sees an earlier (or its own) position s through level bit_length(t XOR s): level 0 is the
+//! token itself, level m ≥ 1 is a completed block of 2^(m−1) tokens. For each value head h, which uses key head h /
+//! (Hv / Hk), with states S⁰, S¹, … [d_k, d_v]:
 //!
 //! ```text
 //! q, k ← x / sqrt(Σx² + 1e-6)  (q unscaled),   β = σ(write)  (· 2 with allow_neg_eigval)
 //! log α = −exp(a_log) · softplus(retention + dt_bias),   λ = softplus(L ∘ level)
 //! before token t > 0, z = trailing zeros of t:   S^(z+1) += S⁰ + … + S^z,   S⁰ = … = S^z = 0
-//! m ≥ 1:  S^m ← α S^m,   S^m ← S^m − β k (S^mᵀ k)ᵀ;        S⁰ = β k vᵀ
+//! m ≥ 1:  S^m ← α S^m,   S^m ← S^m − β k (S^mᵀ k)ᵀ;    S⁰ = β k vᵀ
 //! o_t = Σ_m λ_t[min(m, NL − 1)] S^mᵀ q
 //! ```
 //!
 //! Shapes: query, key [B, T, Hk·d_k]; value and readouts [B, T, Hv·d_v]; retention, write [B, T, Hv]; a_log,
 //! dt_bias [Hv]; level [B, T, Hv·NL]; L [Hv, NL].
 //!
-//! Level states between calls are [B, Hv, LV, d_k, d_v], merged for the token at `position`: LV =
-//! bit_length(position) + 1, level m ≥ 1 is filled where bit m − 1 of `position` is set, all others are 0 (level 0
-//! always). States as they are right after the last token, not yet merged, mean the same and are taken too.
+//! Level states passed between calls are [B, Hv, LV, d_k, d_v], merged for the token at `position`: LV =
+//! bit_length(position) + 1, level m ≥ 1 is non-empty if bit m − 1 of `position` is set, and all other levels are 0
+//! (level 0 always). States from immediately after the last token, before merging, are equivalent and also
+//! accepted.
 
 mod chunk;
 pub(crate) mod fast;
@@ -32,26 +37,26 @@ use crate::tape::{Tape, Var};
 
 const NAME: &str = "log_linear_delta";
 
-/// Inputs of [`Tape::log_linear_delta`], or their gradients.
+/// Inputs of [`Tape::log_linear_delta`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct LogLinear<T> {
-    /// Queries before normalisation, [B, T, Hk·d_k].
+    /// Unnormalised queries, [B, T, Hk·d_k].
     pub query: T,
-    /// Keys before normalisation, [B, T, Hk·d_k].
+    /// Unnormalised keys, [B, T, Hk·d_k].
     pub key: T,
     /// Values, [B, T, Hv·d_v].
     pub value: T,
-    /// W_a x, [B, T, Hv].
+    /// Input of the decay gate, W_a x, [B, T, Hv].
     pub retention_input: T,
-    /// W_b x, the write strength before the sigmoid, [B, T, Hv].
+    /// Input of the write gate, W_b x (before the sigmoid), [B, T, Hv].
     pub write_input: T,
     /// Logarithm of the decay rate, [Hv].
     pub a_log: T,
-    /// Added to `retention_input`, [Hv].
+    /// Bias added to `retention_input`, [Hv].
     pub dt_bias: T,
-    /// W_l x, [B, T, Hv·NL].
+    /// Level inputs W_l x, [B, T, Hv·NL].
     pub level_input: T,
-    /// L, the factor of `level_input`, [Hv, NL].
+    /// Factor L of `level_input`, [Hv, NL].
     pub level_scale: T,
 }
 
@@ -61,7 +66,7 @@ impl<T> LogLinear<T> {
         self.each(|t| t)
     }
 
-    /// Applies `f` to every input.
+    /// Applies `f` to a reference to every input.
     pub fn each<'a, U>(&'a self, mut f: impl FnMut(&'a T) -> U) -> LogLinear<U> {
         LogLinear {
             query: f(&self.query),
@@ -76,7 +81,7 @@ impl<T> LogLinear<T> {
         }
     }
 
-    /// Applies `f` to every input; the first error ends it.
+    /// Applies `f` to every input and stops at the first error.
     pub(crate) fn try_each<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<LogLinear<U>> {
         Ok(LogLinear {
             query: f(&self.query)?,
@@ -91,7 +96,7 @@ impl<T> LogLinear<T> {
         })
     }
 
-    /// The inputs that the plain gated delta rule has too.
+    /// Inputs shared with the plain gated delta rule.
     pub(crate) fn gated_delta(&self) -> GatedDelta<T>
     where
         T: Copy,
@@ -108,7 +113,7 @@ impl<T> LogLinear<T> {
         }
     }
 
-    /// The inputs in the order of the fields.
+    /// Inputs in field order.
     pub fn into_array(self) -> [T; 9] {
         [
             self.query,
@@ -124,47 +129,47 @@ impl<T> LogLinear<T> {
     }
 }
 
-/// Settings of [`Tape::log_linear_delta`].
+/// Options of [`Tape::log_linear_delta`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLinearOptions {
-    /// Heads of queries and keys, Hk.
+    /// Number of query and key heads, Hk.
     pub key_heads: usize,
-    /// Heads of values, Hv, a multiple of Hk.
+    /// Number of value heads, Hv; must be a multiple of Hk.
     pub value_heads: usize,
-    /// Write strengths up to 2 instead of 1.
+    /// Doubles the write strength β to the range 0 to 2.
     pub allow_neg_eigval: bool,
-    /// Tokens before this call.
+    /// Number of tokens of the sequence before this call.
     pub position: usize,
-    /// Return the level states after the last token.
+    /// Whether to return the level states after the last token.
     pub want_state: bool,
 }
 
-/// What [`Tape::log_linear_delta`] returns: the readouts, and the level states if they were wanted.
+/// Result of [`Tape::log_linear_delta`]: the readouts, and the level states if requested.
 pub type LogLinearReadouts<T> = (Var<T>, Option<T>);
 
-/// What an engine returns from the forward pass.
+/// Result of an engine's forward pass.
 #[derive(Clone, Debug)]
 pub struct LogLinearOutput<T> {
-    /// o, [B, T, Hv·d_v].
+    /// Readouts o, [B, T, Hv·d_v].
     pub readouts: T,
-    /// Level states for position + T, [B, Hv, LV, d_k, d_v], if they were wanted.
+    /// Level states for position + T, [B, Hv, LV, d_k, d_v], if requested.
     pub state: Option<T>,
-    /// What the engine's own backward pass wants to see again, if it was asked to keep anything.
+    /// Data for the engine's own backward pass, if requested.
     pub saved: Option<T>,
 }
 
-/// Sizes of a call, once they are known to fit.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub heads: gated_delta::Sizes,
-    /// NL, the columns of L.
+    /// Number of level scales NL, the columns of L.
     pub scales: usize,
     pub position: usize,
-    /// Levels of the state before the first and after the last token.
+    /// Number of levels before the first token and after the last.
     pub levels: [usize; 2],
 }
 
-/// bit_length(x)
+/// Number of bits needed to represent `x`; 0 for 0.
 pub(crate) fn bit_length(x: usize) -> usize {
     (usize::BITS - x.leading_zeros()) as usize
 }
@@ -199,14 +204,14 @@ pub(crate) fn check(
     Ok(Sizes { heads, scales, position, levels })
 }
 
-/// Refuses a gradient of the readouts that does not have their shape.
+/// Rejects a gradient whose shape differs from the readouts'.
 pub(crate) fn check_gradient(input: LogLinear<&[usize]>, gradient: &[usize]) -> Result<()> {
     expect_shape(NAME, "gradient", gradient, input.value, "the shape of value")
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// The readouts o, and the level states after the last token if the options want them. `initial` are the
-    /// level states before the first token (none: 0). No gradient flows through states.
+    /// Returns the readouts o, and the level states after the last token if the options request them. `initial`
+    /// holds the level states before the first token (`None` means 0). States are not differentiable.
     pub fn log_linear_delta(
         &self,
         input: LogLinear<&Var<E::Tensor>>,

@@ -1,10 +1,10 @@
-//! The token recurrence as it stands, and its derivative token by token from the last to the first.
+//! Reference implementation: the recurrence token by token, and its derivative from the last token to the first.
 
 use super::{LogLinear, LogLinearOptions, LogLinearOutput, Sizes, check, check_gradient};
 use crate::error::Result;
 use crate::tensor::{Real, Tensor};
 
-/// y = r x with r = 1 / sqrt(Σx² + 1e-6), and r.
+/// Returns y = r x with r = 1 / sqrt(Σx² + 1e-6), and r.
 fn l2_norm<R: Real>(x: &[R]) -> (Vec<R>, R) {
     let r = R::one() / (x.iter().map(|&v| v * v).sum::<R>() + R::of(1e-6)).sqrt();
     (x.iter().map(|&v| r * v).collect(), r)
@@ -18,7 +18,7 @@ fn softplus<R: Real>(x: R) -> R {
     x.max(R::zero()) + (-x.abs()).exp().ln_1p()
 }
 
-/// Where the numbers of one token of one value head lie.
+/// Offsets of the inputs of one token of one value head.
 struct Place {
     key: usize,
     value: usize,
@@ -39,7 +39,7 @@ impl Sizes {
     }
 }
 
-/// What one token does to the states.
+/// Inputs of one token for one head: query, key, value, gates and level weights.
 struct Token<R> {
     q: Vec<R>,
     k: Vec<R>,
@@ -83,7 +83,7 @@ impl<R: Real> Head<'_, R> {
         }
     }
 
-    /// The states before the first token, room for all levels of the call, [level][d_k·d_v].
+    /// States before the first token, with space for all levels of the call, [level][d_k·d_v].
     fn start(&self, initial: Option<&Tensor<R>>) -> Vec<Vec<R>> {
         let n = &self.sizes;
         let size = n.heads.key_dim * n.heads.value_dim;
@@ -97,7 +97,7 @@ impl<R: Real> Head<'_, R> {
         states
     }
 
-    /// Decay and delta update of all levels, the new write, and the readout.
+    /// Processes one token: decay and delta update of all levels, the new write, and the readout.
     fn step(&self, token: &Token<R>, states: &mut [Vec<R>], out: &mut [R]) {
         let (dk, dv) = (self.sizes.heads.key_dim, self.sizes.heads.value_dim);
         for (m, s) in states.iter_mut().enumerate() {
@@ -117,12 +117,12 @@ impl<R: Real> Head<'_, R> {
     }
 }
 
-/// Sᵀ x
+/// Computes Sᵀ x.
 fn transposed_times<R: Real>(s: &[R], x: &[R], width: usize) -> Vec<R> {
     (0..width).map(|j| x.iter().enumerate().map(|(i, &x)| s[i * width + j] * x).sum()).collect()
 }
 
-/// S y
+/// Computes S y.
 fn times<R: Real>(s: &[R], y: &[R]) -> Vec<R> {
     s.chunks_exact(y.len()).map(|row| dot(row, y)).collect()
 }
@@ -131,7 +131,7 @@ fn dot<R: Real>(a: &[R], b: &[R]) -> R {
     a.iter().zip(b).map(|(&a, &b)| a * b).sum()
 }
 
-/// Merges the levels below the one that position `t` fills.
+/// Merges all levels below the one that position `t` fills into it.
 fn merge<R: Real>(t: usize, states: &mut [Vec<R>]) {
     if t == 0 {
         return;
@@ -213,7 +213,8 @@ pub(crate) fn backward<R: Real>(
     Ok(d.each(|v| Tensor::detached(v.clone(), shapes.next().unwrap_or(&[]))))
 }
 
-/// `before`: the merged states before the token. `ds`: on entry of the states after it, on return of `before`.
+/// Backward step of one token. `before` holds the merged states before the token. `ds` is the gradient of the
+/// states after it on entry, and of `before` on return.
 fn token_backward<R: Real>(
     head: &Head<'_, R>,
     t: usize,

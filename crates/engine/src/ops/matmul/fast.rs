@@ -1,7 +1,9 @@
-//! `gemm-f32`'s matrix product. A shared B makes one product of the whole batch; small or many products are dealt
-//! out to threads, each on one; few large ones use all threads each. For inference, every element is one
-//! chain of multiply-adds over k in ascending order, so that its bits depend on nothing but its row of A and
-//! column of B: from packed columns of B, or for a row or two from B as it lies.
+//! Optimised batched matrix product, based on `gemm-f32`.
+//!
+//! With a shared B, the whole batch becomes one product. Small or numerous products are distributed over threads,
+//! one thread each; few large ones use all threads each. For inference, every element is a single chain of
+//! multiply-adds over k in ascending order, so that it depends only on its row of A and column of B, not on the
+//! batch: it reads packed columns of B or, for one or two rows, B in place.
 
 use std::ops::Range;
 
@@ -12,11 +14,11 @@ use crate::product::{Accum, Matrix, product, product_here};
 use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm, transpose};
 use crate::tensor::Tensor;
 
-/// A batch of equal matrices in memory, one after the other, or one matrix for all.
+/// Batch of contiguous matrices of equal size, or one matrix for all entries.
 #[derive(Clone, Copy)]
 struct Batch<'a> {
     data: &'a [f32],
-    /// Rows and columns as stored.
+    /// Rows and columns in storage order.
     size: [usize; 2],
     transposed: bool,
     shared: bool,
@@ -33,13 +35,14 @@ impl<'a> Batch<'a> {
         if self.transposed { matrix.t() } else { matrix }
     }
 
-    /// The transpose, of the same memory.
+    /// Transposed view of the same memory.
     fn t(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
 }
 
-/// A, B and C (or its gradient) of a call. A shared B and an A with rows in order are one tall product.
+/// Views of A, B and C (or its gradient) of a call. With a shared B and a non-transposed A, the batch becomes one
+/// tall product.
 fn batches<'a>(
     sizes: Sizes,
     transpose: Transpose,
@@ -82,7 +85,7 @@ pub(crate) fn backward(
     expect_shape("matmul", "gradient", gradient.shape(), &shape, "[.., m, n]")?;
     let (sizes, [a, b, dc]) = batches(sizes, transpose, input.a.data(), input.b.data(), gradient.data());
     let Sizes { batch, m, n, k, shared } = sizes;
-    // dA = dC Bᵀ or, as A is stored, its transpose B dCᵀ; dB likewise.
+    // dA = dC Bᵀ or, if A is stored transposed, its transpose B dCᵀ; likewise for dB.
     let da = needs[0].then(|| {
         let mut da = cpu.uninit(input.a.shape());
         match transpose.a {
@@ -104,10 +107,10 @@ pub(crate) fn backward(
     Ok([da, db])
 }
 
-/// cᵢ = aᵢ bᵢ for `count` entries of `size` = [rows, columns, inner], one after the other in c.
+/// cᵢ = aᵢ bᵢ for `count` entries of `size` = [rows, columns, inner], contiguous in c.
 #[allow(unsafe_code)]
 fn products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: Batch<'_>, b: Batch<'_>) {
-    /// Multiply-adds for which a second thread pays.
+    /// Number of multiply-adds from which several threads pay off.
     const LARGE: usize = 128 * 128 * 128;
     let [rows, columns, inner] = size;
     if c.is_empty() || inner == 0 {
@@ -131,7 +134,7 @@ fn products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: Batch<'
     }
 }
 
-/// c = Σᵢ aᵢ bᵢ, in order.
+/// c = Σᵢ aᵢ bᵢ, summed in order.
 fn sum_of_products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: Batch<'_>, b: Batch<'_>) {
     if count == 0 || size[2] == 0 || c.is_empty() {
         c.fill(0.0);
@@ -143,11 +146,11 @@ fn sum_of_products(cpu: &Cpu, count: usize, c: &mut [f32], size: [usize; 3], a: 
     }
 }
 
-/// Columns of B that are packed together.
+/// Number of columns of B packed together.
 const COLUMNS: usize = 32;
-/// Rows of A that one packing serves.
+/// Number of rows of A that use one packed block.
 const ROWS: usize = 256;
-/// Rows of C that are formed before they are copied out.
+/// Rows of C computed before they are copied to the result.
 const TILE: usize = 24;
 
 fn invariant(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32]) {
@@ -203,10 +206,10 @@ fn pack_transposed<S: Simd>(s: S, k: usize, used: usize, b: &[f32], panel: &mut 
     }
 }
 
-/// Columns that one task forms when B is read as it lies.
+/// Columns per task when B is read in place.
 const SPAN: usize = 512;
 
-/// Few rows: each row of B is added to the sums as it goes by, so B is read once and in order.
+/// Product for few rows of A: each row of B is added to the sums as it is read, so B is read once and sequentially.
 #[allow(unsafe_code)]
 fn few_rows(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32]) {
     let Sizes { batch, m, n, k, .. } = sizes;
@@ -218,7 +221,7 @@ fn few_rows(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32]) 
             let width = SPAN.min(n - first);
             let (a_data, b) = (a.entry(entry), &b.entry(entry)[first..]);
             for i in 0..m {
-                // SAFETY: these rows and columns belong to this task alone.
+                // SAFETY: these rows and columns belong to this task only.
                 let c = unsafe { out.part((entry * m + i) * n + first, width) };
                 let a = match a.transposed {
                     false => Strided { data: &a_data[i * k..], row: k, col: 1 },
@@ -230,7 +233,7 @@ fn few_rows(cpu: &Cpu, sizes: Sizes, a: Batch<'_>, b: Batch<'_>, c: &mut [f32]) 
     });
 }
 
-/// c = Σ_l a_l b_l, rows b_l `step` apart.
+/// c = Σ_l a_l b_l, where the rows b_l have stride `step`.
 struct Row<'a> {
     k: usize,
     a: Strided<'a>,
@@ -245,7 +248,7 @@ impl Kernel for Row<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { k, a, b, step, c } = self;
         let whole = c.len() / LANES * LANES;
-        // The last columns in a vector of their own: fused like all others.
+        // The last columns use a partial vector, so that they are fused like all others.
         let (c, rest) = c.split_at_mut(whole);
         let mut last = s.splat(0.0);
         c.fill(0.0);
@@ -282,7 +285,7 @@ struct Chains<'a> {
     packed: &'a mut [f32],
     tile: &'a mut [f32],
     c: &'a Shared<'a>,
-    /// Where this product's C begins.
+    /// Offset of this product's C.
     at: usize,
 }
 
@@ -293,7 +296,7 @@ impl Kernel for Chains<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { k, n, rows, columns, a, b, b_transposed, packed, tile, c, at } = self;
         let width = columns.len().next_multiple_of(16);
-        // Panels of 16 columns, zeros beyond the last.
+        // Panels of 16 columns, zero-padded.
         for (p, panel) in packed[..k * width].chunks_exact_mut(k * 16).enumerate() {
             let first = columns.start + p * 16;
             let used = (columns.end - first).min(16);
@@ -323,7 +326,7 @@ impl Kernel for Chains<'_> {
                 Epilogue::Set,
             );
             for i in 0..count {
-                // SAFETY: these rows and columns belong to this task alone.
+                // SAFETY: these rows and columns belong to this task only.
                 let c = unsafe { c.part(at + (first + i) * n + columns.start, columns.len()) };
                 c.copy_from_slice(&tile[i * width..][..columns.len()]);
             }

@@ -1,4 +1,4 @@
-//! Products of matrices, one for each index of the leading dimensions.
+//! Batched matrix product: one product per index of the leading dimensions.
 //!
 //! ```text
 //! C = A B           A [.., m, k] (stored [.., k, m] if `transpose.a`)        C [.., m, n]
@@ -19,7 +19,7 @@ use crate::tensor::element_count;
 pub struct MatMul<T> {
     /// Left operand, [.., m, k].
     pub a: T,
-    /// Right operand, [.., k, n] with the leading dimensions of `a`, or [k, n] for all of them.
+    /// Right operand, [.., k, n] with the leading dimensions of `a`, or [k, n] shared by all.
     pub b: T,
 }
 
@@ -32,18 +32,18 @@ pub struct Transpose {
     pub b: bool,
 }
 
-/// Sizes of a call, once they are known to fit.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub batch: usize,
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// One B for the whole batch.
+    /// Whether one B is shared by the whole batch.
     pub shared: bool,
 }
 
-/// The sizes, and the shape of the result.
+/// Validates a call; returns its dimensions and the shape of the result.
 pub(crate) fn check(a: &[usize], b: &[usize], transpose: Transpose) -> Result<(Sizes, Vec<usize>)> {
     let ([leading @ .., a0, a1], [others @ .., b0, b1]) = (a, b) else {
         let (argument, found) = if a.len() < 2 { ("a", a) } else { ("b", b) };

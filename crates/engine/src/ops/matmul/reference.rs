@@ -1,10 +1,10 @@
-//! The equations as they stand.
+//! Reference implementation of the matrix product: a direct transcription of the equations.
 
 use super::{MatMul, Sizes, Transpose, check};
 use crate::error::{Result, expect_shape};
 use crate::tensor::{Real, Tensor};
 
-/// Where A(i, l) and B(l, j) of batch entry `e` are stored.
+/// Offsets of A(i, l) and B(l, j) of batch entry `e`.
 fn place(sizes: Sizes, transpose: Transpose, e: usize, i: usize, l: usize, j: usize) -> [usize; 2] {
     let Sizes { m, n, k, shared, .. } = sizes;
     let a = if transpose.a { l * m + i } else { i * k + l };

@@ -1,6 +1,6 @@
-//! A long sum is cut into parts, each part added up on its own, and the parts added in order. The cuts depend
-//! on the summed dimension and what lies inside it, not on threads nor on how many such sums there are. Sums
-//! of neighbouring numbers run in four vectors side by side.
+//! Optimised reductions. A long sum is split into parts, each part is summed separately, and the parts are added in
+//! order. The split depends only on the summed dimension and the dimensions inside it, not on the number of threads
+//! or of such sums, so results are reproducible. Sums of contiguous elements use four vector accumulators.
 
 use super::{check_expand, check_mean, check_sum};
 use crate::cpu::{Cpu, Shared};
@@ -29,7 +29,7 @@ pub(crate) fn sum_to(cpu: &Cpu, x: &Tensor<f32>, shape: &[usize]) -> Result<Tens
     if x.len() == shape.iter().product::<usize>() {
         return Ok(x.with_shape(shape));
     }
-    // Neighbouring dimensions that are all summed or all kept are one; sum them away from the last.
+    // Adjacent dimensions that are all summed or all kept are merged; sum them starting from the last.
     let dims = dims(x.shape(), x.shape(), shape);
     let mut sizes: Vec<usize> = dims.iter().map(|d| d.size).collect();
     let mut rest = x.clone();
@@ -75,7 +75,7 @@ fn sums(cpu: &Cpu, x: &[f32], around: Around, factor: f32, y: &mut [f32]) {
     }
 }
 
-/// y = factor · the sum of the rows of x, which are as wide as y.
+/// y = factor · (sum of the rows of x); rows have the length of y.
 struct Sum<'a> {
     x: &'a [f32],
     y: &'a mut [f32],
@@ -95,7 +95,7 @@ impl Kernel for Sum<'_> {
         let whole = width / LANES * LANES;
         let block = 4 * LANES;
         let mut j = 0;
-        // Four vectors of columns stay in registers while the rows go by.
+        // Keep four vectors of columns in registers while iterating over the rows.
         while j + block <= width {
             let mut acc = [s.splat(0.0); 4];
             for row in x.chunks_exact(width) {

@@ -1,4 +1,4 @@
-//! Sums and means over one dimension, and their counterpart, which repeats.
+//! Sums and means over one dimension, and their adjoint, which repeats elements.
 //!
 //! ```text
 //! sum:     y[.., ..]    = Σ_i x[.., i, ..]        the dimension `axis` is gone;      dx = expand(dy)
@@ -17,7 +17,7 @@ use crate::ops::layout::Around;
 use crate::tape::{Tape, Var};
 use crate::tensor::element_count;
 
-/// The shape without `axis`, and the sizes around it.
+/// Validates a sum; returns the shape without `axis`, and the sizes around it.
 pub(crate) fn check_sum(
     operation: &'static str,
     shape: &[usize],
@@ -29,7 +29,7 @@ pub(crate) fn check_sum(
     Ok((result, around))
 }
 
-/// Like [`check_sum`], refusing to divide by nothing.
+/// Like [`check_sum`], but rejects an empty dimension.
 pub(crate) fn check_mean(shape: &[usize], axis: usize) -> Result<(Vec<usize>, Around)> {
     let found = check_sum("mean", shape, axis)?;
     if found.1.size == 0 {
@@ -38,7 +38,8 @@ pub(crate) fn check_mean(shape: &[usize], axis: usize) -> Result<(Vec<usize>, Ar
     Ok(found)
 }
 
-/// The shape with a dimension of `count` before `axis`, and the sizes around it.
+/// Validates an `expand`; returns the shape with a new dimension of size `count` at `axis`, and the sizes around
+/// it.
 pub(crate) fn check_expand(shape: &[usize], axis: usize, count: usize) -> Result<(Vec<usize>, Around)> {
     if axis > shape.len() {
         return bad_value(
@@ -54,14 +55,14 @@ pub(crate) fn check_expand(shape: &[usize], axis: usize, count: usize) -> Result
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Σ over dimension `axis`, which is gone from the result.
+    /// Σ over dimension `axis`, which is removed from the result.
     pub fn sum(&self, x: &Var<E::Tensor>, axis: usize) -> Result<Var<E::Tensor>> {
         let y = self.engine().sum(x.value(), axis)?;
         let count = self.engine().shape(x.value())[axis];
         Ok(self.record_one(&[x], y, move |tape, dy| Ok(vec![Some(tape.engine().expand(&dy, axis, count)?)])))
     }
 
-    /// The mean over dimension `axis`, which is gone from the result and must not be empty.
+    /// Mean over dimension `axis`, which is removed from the result and must not be empty.
     pub fn mean(&self, x: &Var<E::Tensor>, axis: usize) -> Result<Var<E::Tensor>> {
         let y = self.engine().mean(x.value(), axis)?;
         let count = self.engine().shape(x.value())[axis];

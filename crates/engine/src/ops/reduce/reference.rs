@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of the reductions: a direct transcription of the equations.
 
 use super::{check_expand, check_mean, check_sum};
 use crate::error::Result;

@@ -1,5 +1,6 @@
-//! One pass over each row, rows over threads. Weight gradients are summed per part of the rows and then over
-//! the parts in order; the parts depend on the shape only, so the bits do not depend on the thread count.
+//! Optimised RMS normalisation, with rows distributed over threads. Weight gradients are summed per part of the
+//! rows, then over the parts in order; the parts depend only on the shape, so results do not depend on the number
+//! of threads.
 
 use super::{GatedRmsNorm, RmsNorm, check, check_gated};
 use crate::cpu::{Cpu, Shared};
@@ -183,7 +184,7 @@ impl Kernel for Backward<'_> {
             let w = self.weight;
             let r = inverse_rms(s, x, self.eps);
             let rv = s.splat(r);
-            // First pass: dn (kept in dx), the gate's gradient, dw, and Σ dn·w·x.
+            // First pass: dn (stored in dx), the gradient of the gate, dw, and Σ dn·w·x.
             let mut acc = s.splat(0.0);
             let mut i = 0;
             while i < whole {

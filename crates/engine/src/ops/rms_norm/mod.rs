@@ -16,27 +16,27 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, expect_shape};
 use crate::tape::{Tape, Var};
 
-/// Inputs of [`Tape::rms_norm`], or their gradients.
+/// Inputs of [`Tape::rms_norm`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm<T> {
     /// Rows to normalise, [.., D].
     pub x: T,
-    /// Weights, [d]; d divides D.
+    /// Weights, [d]; d must divide D.
     pub weight: T,
 }
 
-/// Inputs of [`Tape::gated_rms_norm`], or their gradients.
+/// Inputs of [`Tape::gated_rms_norm`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedRmsNorm<T> {
     /// Rows to normalise, [.., D].
     pub x: T,
-    /// Gates before SiLU, [.., D].
+    /// Gates before the SiLU activation, [.., D].
     pub gate: T,
-    /// Weights, [d]; d divides D.
+    /// Weights, [d]; d must divide D.
     pub weight: T,
 }
 
-/// The width of a row.
+/// Validates the shapes and returns the row width d.
 pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize]) -> Result<usize> {
     let &[width] = weight else {
         return bad_shape(operation, "weight", weight, "one dimension [d]");

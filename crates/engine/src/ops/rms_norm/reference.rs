@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of RMS normalisation: a direct transcription of the equations.
 
 use super::{GatedRmsNorm, RmsNorm, check, check_gated};
 use crate::error::{Result, expect_shape};

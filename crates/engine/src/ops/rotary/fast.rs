@@ -1,7 +1,9 @@
-//! Cosines and sines of all positions go into one table, then every row is turned in one pass.
+//! Optimised rotary embedding: a table of cosines and sines of all positions is computed first, then every row is
+//! rotated in a single pass.
 //!
-//! The table is f32 rounded from f64. Position p = 64a + b: e^(ip) = e^(i64a)·e^(ib), so that cosines are
-//! evaluated for the a and the b only; a position's bits depend on the position alone.
+//! The table is computed in f64 and rounded to f32. To save evaluations of sine and cosine, a position p = 64a + b
+//! uses e^(ip) = e^(i64a)·e^(ib), so they are evaluated only for each a and each b. An entry depends only on its
+//! position, so it is bit-identical in every call.
 
 use super::{Rotary, Sizes, check};
 use crate::cpu::{Cpu, Shared};
@@ -9,7 +11,7 @@ use crate::error::Result;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::tensor::Tensor;
 
-/// Positions that share one coarse angle.
+/// Number of positions that share one coarse angle.
 const SPAN: usize = 64;
 
 pub(crate) fn forward(cpu: &Cpu, x: &Tensor<f32>, rotary: Rotary) -> Result<Tensor<f32>> {
@@ -46,7 +48,7 @@ fn turn(
     Ok(y)
 }
 
-/// [T, d]: the cosines of a position's d/2 angles, then their sines.
+/// Table [T, d]: the cosines of a position's d/2 angles, followed by their sines.
 #[allow(unsafe_code)]
 fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) -> Tensor<f32> {
     let half = head / 2;
@@ -79,7 +81,7 @@ fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) 
 struct Turn<'a> {
     width: usize,
     head: usize,
-    /// The table's row of the first row of x.
+    /// Table row of the first row of x.
     first: usize,
     table: &'a [f32],
     x: &'a [f32],

@@ -1,4 +1,4 @@
-//! Rotary position embedding over half-split pairs.
+//! Rotary position embedding; element i of a head is paired with element i + d/2.
 //!
 //! ```text
 //! x [B, T, H·d], d even;  token t is at position p = offset + t;  pair i < d/2 of each head is (x[i], x[i + d/2])
@@ -16,25 +16,25 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value};
 use crate::tape::{Tape, Var};
 
-/// Settings of [`Tape::rotary`].
+/// Options of [`Tape::rotary`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rotary {
-    /// Heads, each turned alike.
+    /// Number of heads; all are rotated alike.
     pub heads: usize,
-    /// The base of the wavelengths.
+    /// Base of the geometric progression of frequencies.
     pub theta: f64,
     /// Position of the first token.
     pub offset: usize,
 }
 
 impl Rotary {
-    /// The angle of pair `i` of a head of width `head` per step of position.
+    /// Angle per position of pair `i` of a head of width `head`.
     pub(crate) fn frequency(&self, i: usize, head: usize) -> f64 {
         self.theta.powf(-((2 * i) as f64) / head as f64)
     }
 }
 
-/// The sizes of a checked call.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub tokens: usize,
@@ -53,7 +53,7 @@ pub(crate) fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Res
     if !(theta.is_finite() && theta > 0.0) {
         return bad_value("rotary", format!("theta is {theta}; it must be a positive number"));
     }
-    // f64 holds every position exactly up to 2^53.
+    // f64 represents positions up to 2^53 exactly.
     if offset.checked_add(tokens).is_none_or(|end| end > 1 << 53) {
         return bad_value("rotary", format!("offset {offset} with {tokens} tokens is beyond position 2^53"));
     }
@@ -61,7 +61,7 @@ pub(crate) fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Res
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Turns each pair of each head by an angle proportional to the token's position.
+    /// Rotates each pair of each head by an angle proportional to the token's position.
     pub fn rotary(&self, x: &Var<E::Tensor>, rotary: Rotary) -> Result<Var<E::Tensor>> {
         let y = self.engine().rotary(x.value(), rotary)?;
         Ok(self

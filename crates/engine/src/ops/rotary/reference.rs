@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of the rotary embedding: a direct transcription of the equations.
 
 use super::{Rotary, Sizes, check};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! The convolution for any kernel width: loops over the taps instead of registers.
+//! Short convolution for any kernel width: loops over the taps instead of keeping them in registers.
 
 use super::fast::Span;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
@@ -6,13 +6,13 @@ use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
 pub(super) struct AnyForward<'a> {
     pub width: usize,
     pub kernel: usize,
-    /// K − 1 rows before the block, then its rows.
+    /// K − 1 rows before the block, followed by its rows.
     pub rows: &'a [&'a [f32]],
     pub packed: &'a [f32],
     pub y: &'a mut [f32],
 }
 
-/// Σ_j w_j x_j of channels c .. c + 8, j upwards; `rows` starts with what tap 0 reads.
+/// Σ_j w_j x_j for channels c .. c + 8, in ascending order of j; `rows` starts with the row of tap 0.
 #[inline(always)]
 fn taps<S: Simd>(s: S, kernel: usize, packed: &[f32], rows: &[&[f32]], c: usize) -> S::V {
     let w = &packed[c * kernel..][..kernel * LANES];
@@ -40,7 +40,7 @@ impl Kernel for AnyForward<'_> {
 pub(super) struct AnyBackward<'a> {
     pub span: Span<'a>,
     pub kernel: usize,
-    /// dz of the block and of the tokens after it that it needs, each row padded to whole vectors.
+    /// dz of the block and of the following tokens that it needs, each row padded to whole vectors.
     pub dz: &'a mut [f32],
     pub dx: &'a mut [f32],
     pub dw: &'a mut [f32],

@@ -1,10 +1,12 @@
-//! Eight channels at a time. Weights are packed so that the K taps of eight channels lie together; tokens go
-//! by in groups whose inputs are in registers, so that a group reads each input once. Blocks of tokens go to
-//! threads. The backward pass recomputes z, carries the last K − 1 values of dz from group to group, and
-//! computes those that a block needs from the next block a second time. Weight gradients are summed per part
-//! and then over the parts in order; parts depend on the shape only.
+//! Optimised short convolution, eight channels at a time.
 //!
-//! K = 4 is compiled for; other kernels use the loops of [`super::any_kernel`].
+//! Weights are packed so that the K taps of eight channels are contiguous. Tokens are processed in groups whose
+//! inputs are kept in registers, so that a group reads each input once. Blocks of tokens are distributed over
+//! threads. The backward pass recomputes z, carries the last K − 1 values of dz from group to group, and recomputes
+//! those that a block needs from the next block. Weight gradients are summed per part and then over the parts in
+//! order; the parts depend only on the shape.
+//!
+//! This file is specialised for K = 4; other kernel widths use the loops of [`super::any_kernel`].
 
 use super::any_kernel::{AnyBackward, AnyForward};
 use super::{ShortConv, ShortConvGradients, Sizes, check, check_gradient};
@@ -13,11 +15,11 @@ use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
 use crate::tensor::Tensor;
 
-/// The kernel width that is compiled for.
+/// Kernel width that this file is specialised for.
 const K: usize = 4;
-/// Tokens that go by together.
+/// Number of tokens processed together.
 const GROUP: usize = 4;
-/// Inputs that a group reads.
+/// Number of inputs that a group reads.
 const SEEN: usize = GROUP + K - 1;
 
 #[allow(unsafe_code)]
@@ -74,11 +76,11 @@ pub(crate) fn backward(
         let inputs = Inputs::new(sizes, input, zeros);
         let (out, sums) = (Shared::new(dx.data_mut()), Shared::new(partial.data_mut()));
         cpu.parallel(blocks.parts(), |part| {
-            // SAFETY: each part has sums of its own.
+            // SAFETY: each part has its own sums.
             let dw = unsafe { sums.part(part * len, len) };
             for item in blocks.of_part(part) {
                 let Block { b, start, end } = blocks.get(item);
-                // dx of the block's last tokens reads dz of K − 1 tokens after it, where they exist.
+                // dx of the block's last tokens needs dz of the K − 1 tokens after the block, if they exist.
                 let ahead = (end + kernel - 1).min(tokens) - start;
                 let rows = inputs.rows(b, start, ahead);
                 let at = (b * tokens + start) * width;
@@ -101,14 +103,14 @@ pub(crate) fn backward(
     Ok(ShortConvGradients { x: dx, weight: dw })
 }
 
-/// A range of tokens of one sequence.
+/// Range of tokens of one sequence.
 struct Block {
     b: usize,
     start: usize,
     end: usize,
 }
 
-/// The split of a call into blocks of tokens, and of the blocks into at most 64 parts.
+/// Split of a call into blocks of tokens, and of the blocks into at most 64 parts.
 #[derive(Clone, Copy)]
 struct Blocks {
     sizes: Sizes,
@@ -145,7 +147,7 @@ impl Blocks {
     }
 }
 
-/// The tail and the tokens of each sequence as one run of rows.
+/// The tail and the tokens of each sequence as one list of rows.
 struct Inputs<'a> {
     sizes: Sizes,
     x: &'a [f32],
@@ -158,7 +160,7 @@ impl<'a> Inputs<'a> {
         Self { sizes, x: input.x.data(), tail: input.tail.map(Tensor::data), zeros }
     }
 
-    /// Row i of the K − 1 rows of the tail and then the tokens.
+    /// Row i of the K − 1 tail rows followed by the tokens.
     fn row(&self, b: usize, i: usize) -> &'a [f32] {
         let Sizes { tokens, width, kernel, .. } = self.sizes;
         if i >= kernel - 1 {
@@ -167,13 +169,13 @@ impl<'a> Inputs<'a> {
         self.tail.map_or(self.zeros, |tail| &tail[(b * (kernel - 1) + i) * width..][..width])
     }
 
-    /// The rows that tokens start .. start + count read: K − 1 before the first, then they themselves.
+    /// Rows that tokens start .. start + count read: the K − 1 rows before the first, and the tokens themselves.
     fn rows(&self, b: usize, start: usize, count: usize) -> Vec<&'a [f32]> {
         (start..start + count + self.sizes.kernel - 1).map(|i| self.row(b, i)).collect()
     }
 }
 
-/// The length of packed weights: [⌈D / 8⌉, K, 8].
+/// Number of packed weight elements: [⌈D / 8⌉, K, 8].
 fn packed_len(sizes: Sizes) -> usize {
     sizes.width.next_multiple_of(LANES) * sizes.kernel
 }
@@ -181,7 +183,7 @@ fn packed_len(sizes: Sizes) -> usize {
 fn pack(sizes: Sizes, weight: &[f32], packed: &mut [f32]) {
     let eight = sizes.kernel * LANES;
     if sizes.kernel == K && sizes.width.is_multiple_of(LANES) {
-        // A decoding step packs as much as a long text: with the sizes known here it is a few shuffles.
+        // A decoding step packs as many weights as a long sequence; constant sizes reduce this to a few shuffles.
         let (packed, _) = packed.as_chunks_mut::<{ K * LANES }>();
         let (weight, _) = weight.as_chunks::<{ K * LANES }>();
         for (packed, weight) in packed.iter_mut().zip(weight) {
@@ -212,14 +214,14 @@ fn unpack_add(sizes: Sizes, packed: &[f32], weight: &mut [f32]) {
 
 struct Forward<'a> {
     width: usize,
-    /// K − 1 rows before the block, then its rows.
+    /// K − 1 rows before the block, followed by its rows.
     rows: &'a [&'a [f32]],
     packed: &'a [f32],
     y: &'a mut [f32],
 }
 
 impl Forward<'_> {
-    /// G tokens from `start`, all channels.
+    /// Processes G tokens from `start` on, all channels.
     #[inline(always)]
     fn group<S: Simd, const G: usize>(&mut self, s: S, start: usize) {
         let width = self.width;
@@ -237,7 +239,7 @@ impl Forward<'_> {
     }
 }
 
-/// The outputs of G tokens in eight channels; `rows` begins with what tap 0 of the first token reads.
+/// Outputs of G tokens in eight channels; `rows` starts with the row of tap 0 of the first token.
 #[inline(always)]
 fn strip<S: Simd, const G: usize, const PART: bool>(
     s: S,
@@ -263,7 +265,7 @@ fn load_taps<S: Simd>(s: S, packed: &[f32]) -> [S::V; K] {
     std::array::from_fn(|j| s.load(&packed[j * LANES..]))
 }
 
-/// Σ_j w_j x_(t + j), j upwards.
+/// Σ_j w_j x_(t + j), in ascending order of j.
 #[inline(always)]
 fn taps<S: Simd>(s: S, w: &[S::V; K], x: &[S::V; SEEN], t: usize) -> S::V {
     let mut z = s.mul(w[0], x[t]);
@@ -290,12 +292,12 @@ impl Kernel for Forward<'_> {
     }
 }
 
-/// What the backward pass of one block reads.
+/// Inputs of the backward pass of one block.
 pub(super) struct Span<'a> {
     pub width: usize,
-    /// Tokens of the block; rows and dy go on for up to K − 1 tokens more.
+    /// Number of tokens in the block; `rows` and `dy` extend up to K − 1 tokens further.
     pub own: usize,
-    /// K − 1 rows before the block, then rows as far as dy goes.
+    /// K − 1 rows before the block, followed by as many rows as `dy` covers.
     pub rows: &'a [&'a [f32]],
     pub packed: &'a [f32],
     pub dy: &'a [f32],
@@ -303,15 +305,15 @@ pub(super) struct Span<'a> {
 
 struct Backward<'a> {
     span: Span<'a>,
-    /// The last K − 1 values of dz of every channel between groups, [⌈D / 8⌉, K − 1, 8].
+    /// Last K − 1 values of dz of every channel, carried between groups, [⌈D / 8⌉, K − 1, 8].
     carry: &'a mut [f32],
     dx: &'a mut [f32],
     dw: &'a mut [f32],
 }
 
 impl Backward<'_> {
-    /// dz of tokens start .. start + GROUP, their part of dw, and dx of the tokens that they complete: those
-    /// K − 1 earlier. `WHOLE`: all these tokens are the block's own.
+    /// Computes dz of tokens start .. start + GROUP, their contribution to dw, and dx of the tokens they complete,
+    /// which are K − 1 earlier. `WHOLE` means that all these tokens belong to the block.
     #[inline(always)]
     fn group<S: Simd, const WHOLE: bool>(&mut self, s: S, start: usize) {
         let width = self.span.width;
@@ -339,7 +341,7 @@ impl Backward<'_> {
         let known = all.len() - (K - 1);
         let w = load_taps(s, &packed[c * K..]);
         let x: [S::V; SEEN] = std::array::from_fn(|i| load_or_part::<S, PART>(s, &rows[i][c..]));
-        // dz[i] is that of token start − K + 1 + i.
+        // dz[i] belongs to token start − K + 1 + i.
         let mut dz = [s.splat(0.0); SEEN];
         let carry = &mut self.carry[c * (K - 1)..][..(K - 1) * LANES];
         for i in 0..K - 1 {

@@ -1,4 +1,4 @@
-//! Depthwise causal convolution over a short kernel, then SiLU.
+//! Depthwise causal convolution with a short kernel, followed by SiLU.
 //!
 //! ```text
 //! z[t, d] = Σ_j w[d, j] x[t − K + 1 + j, d],   y = SiLU(z)        x, y [B, T, D]   w [D, K] or [D, 1, K]
@@ -8,9 +8,9 @@
 //! dw[d, j] = Σ_t dz[t, d] x[t − K + 1 + j, d]
 //! ```
 //!
-//! Besides y comes the new tail, the last K − 1 inputs with the old tail before them: text that is cut into
-//! several calls, each given the tail of the one before, has the bits of one call. The tail is a constant:
-//! no gradient flows through it into an earlier call.
+//! The operation also returns the new tail: the last K − 1 inputs, including those of the old tail if needed. A
+//! sequence split into several calls, each given the previous call's tail, gives results bit-identical to a single
+//! call. The tail is a constant: no gradient flows through it into an earlier call.
 
 mod any_kernel;
 pub(crate) mod fast;
@@ -23,27 +23,27 @@ use crate::tape::{Tape, Var};
 /// Inputs of [`Tape::short_conv`].
 #[derive(Clone, Copy, Debug)]
 pub struct ShortConv<T> {
-    /// Tokens, [B, T, D].
+    /// Input tokens, [B, T, D].
     pub x: T,
-    /// The kernel of each channel, oldest token first, [D, K] or [D, 1, K].
+    /// Kernel of each channel, oldest token first, [D, K] or [D, 1, K].
     pub weight: T,
-    /// The last K − 1 inputs before this call, [B, K − 1, D]; none means zeros.
+    /// Last K − 1 inputs before this call, [B, K − 1, D]; `None` means zeros.
     pub tail: Option<T>,
 }
 
 /// Gradients of [`Tape::short_conv`].
 #[derive(Clone, Debug)]
 pub struct ShortConvGradients<T> {
-    /// Of `x`.
+    /// Gradient of `x`.
     pub x: T,
-    /// Of `weight`.
+    /// Gradient of `weight`.
     pub weight: T,
 }
 
-/// y, and the tail for the next call.
+/// Output y, and the tail for the next call.
 pub type OutputAndTail<T> = (Var<T>, Var<T>);
 
-/// Sizes of a call, once they are known to fit.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub batch: usize,
@@ -74,7 +74,7 @@ pub(crate) fn check_gradient(x: &[usize], gradient: &[usize]) -> Result<()> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// y = SiLU(w ∗ x), and the tail for the next call. No gradient flows through either tail.
+    /// y = SiLU(w ∗ x), and the tail for the next call. Neither tail is differentiable.
     pub fn short_conv(&self, input: ShortConv<&Var<E::Tensor>>) -> Result<OutputAndTail<E::Tensor>> {
         let (x, weight) = (input.x.value().clone(), input.weight.value().clone());
         let tail = input.tail.map(|tail| tail.value().clone());

@@ -1,10 +1,10 @@
-//! The equations as they stand.
+//! Reference implementation of the short convolution: a direct transcription of the equations.
 
 use super::{ShortConv, ShortConvGradients, Sizes, check, check_gradient};
 use crate::error::Result;
 use crate::tensor::{Real, Tensor};
 
-/// The call's numbers by token and channel; tokens −K + 1 .. 0 are the tail.
+/// Inputs by token and channel; tokens −K + 1 .. 0 are the tail.
 struct Call<'a, R> {
     sizes: Sizes,
     x: &'a [R],

@@ -1,5 +1,5 @@
-//! Rows over threads, each in three passes: the largest, the exponentials and their sum, the division (as one
-//! multiplication by the inverse).
+//! Optimised softmax, with rows distributed over threads. Each row takes three passes: maximum, exponentials and
+//! their sum, multiplication by the inverse of the sum.
 
 use super::check;
 use crate::cpu::{Cpu, Shared};
@@ -37,7 +37,7 @@ impl Kernel for Forward<'_> {
         let whole = self.width / LANES * LANES;
         for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
             let max = simd::largest(s, x);
-            // With nothing to subtract, a masked row is e^−inf = 0 throughout.
+            // Without a shift, a fully masked row is e^−inf = 0 everywhere.
             let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
             y.copy_from_slice(x);
             let (body, tail) = y.split_at_mut(whole);

@@ -4,8 +4,7 @@
 //! y_i = e^(x_i − max x) / Σ_j e^(x_j − max x)          x, y [.., n]
 //! dx = y ∘ (dy − Σ_j y_j dy_j)
 //! ```
-//! An element of −inf gets weight 0. A row that is −inf throughout (everything masked) gives zeros, and its
-//! gradient is zero; it never gives NaN.
+//! An element of −inf gets weight 0. A row of only −inf (fully masked) gives zeros and a zero gradient, never NaN.
 
 pub(crate) mod fast;
 pub(crate) mod reference;
@@ -14,7 +13,7 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape};
 use crate::tape::{Tape, Var};
 
-/// The width of a row.
+/// Validates the shape and returns the row width.
 pub(crate) fn check(x: &[usize]) -> Result<usize> {
     match x.last() {
         Some(&width) => Ok(width),
@@ -23,7 +22,7 @@ pub(crate) fn check(x: &[usize]) -> Result<usize> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Softmax over the last dimension; a row of −inf gives zeros.
+    /// Softmax over the last dimension; a row of only −inf gives zeros.
     pub fn softmax(&self, x: &Var<E::Tensor>) -> Result<Var<E::Tensor>> {
         let y = self.engine().softmax(x.value())?;
         let kept = y.clone();

@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of softmax: a direct transcription of the equations.
 
 use super::check;
 use crate::error::{Result, expect_shape};
@@ -9,7 +9,7 @@ pub(crate) fn forward<R: Real>(x: &Tensor<R>) -> Result<Tensor<R>> {
     let mut y = x.data().to_vec();
     for row in y.chunks_exact_mut(width.max(1)) {
         let max = row.iter().fold(R::neg_infinity(), |m, &v| if v > m { v } else { m });
-        // With nothing to subtract, a masked row is e^−inf = 0 throughout.
+        // Without a shift, a fully masked row is e^−inf = 0 everywhere.
         let shift = if max == R::neg_infinity() { R::zero() } else { max };
         row.iter_mut().for_each(|v| *v = (*v - shift).exp());
         let sum = row.iter().copied().sum::<R>();

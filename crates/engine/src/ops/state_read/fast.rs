@@ -1,4 +1,5 @@
-//! One pass over each state, rows over threads. The states are read once; nothing else weighs.
+//! Optimised state read, with rows distributed over threads. Reading the states dominates the cost, so each is read
+//! once.
 
 use super::{Sizes, StateRead, check, output_shape};
 use crate::cpu::{Cpu, Shared};
@@ -27,7 +28,7 @@ pub(crate) fn forward(cpu: &Cpu, input: StateRead<&Tensor<f32>>, key_heads: usiz
     Ok(out)
 }
 
-/// The query of a head, its factor 1 / |q|, and d_k^-½.
+/// Offset and values of a head's query, its factor 1 / |q|, and d_k^-½.
 #[inline(always)]
 fn query<'a, S: Simd>(
     s: S,
@@ -119,7 +120,7 @@ impl Kernel for Backward<'_> {
                 let dout = &self.gradient[(row * value_heads + head) * value_dim..][..value_dim];
                 let from = (row * value_heads + head) * key_dim * value_dim;
                 let to = from - self.range.start * value_heads * key_dim * value_dim;
-                // y = q / |q|: dx = r (dy − y <dy, y>), in two steps: the sum first.
+                // y = q / |q|: dx = r (dy − y <dy, y>), in two steps, the sum first.
                 let mut along = 0.0;
                 for k in 0..key_dim {
                     let span = k * value_dim..(k + 1) * value_dim;

@@ -1,4 +1,4 @@
-//! Each row reads its own state: how an anchor position reads its checkpoint.
+//! State read: each row reads its own state. This is how an anchor position reads its checkpoint.
 //!
 //! ```text
 //! q ← s q / sqrt(Σq² + 1e-6),  s = d_k^-½;   o_n = A_nᵀ q_n      per value head, with its key head's query
@@ -13,16 +13,16 @@ use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value};
 use crate::tape::{Tape, Var};
 
-/// Inputs of [`Tape::state_read`], or their gradients.
+/// Inputs of [`Tape::state_read`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct StateRead<T> {
-    /// Queries before normalisation, [.., key_heads·d_k].
+    /// Unnormalised queries, [.., key_heads·d_k].
     pub query: T,
-    /// One state for each row, [N, value_heads, d_k, d_v].
+    /// One state per row, [N, value_heads, d_k, d_v].
     pub states: T,
 }
 
-/// Sizes of a call, once they are known to fit.
+/// Validated dimensions of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub rows: usize,
@@ -64,7 +64,7 @@ pub(crate) fn output_shape(query: &[usize], sizes: &Sizes) -> Vec<usize> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Each row reads its own state.
+    /// Reads one state per row with that row's query.
     pub fn state_read(&self, input: StateRead<&Var<E::Tensor>>, key_heads: usize) -> Result<Var<E::Tensor>> {
         let (query, states) = (input.query.value().clone(), input.states.value().clone());
         let out = self.engine().state_read(StateRead { query: &query, states: &states }, key_heads)?;

@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of the state read: a direct transcription of the equations.
 
 use super::{Sizes, StateRead, check, output_shape};
 use crate::error::{Result, expect_shape};

@@ -1,4 +1,5 @@
-//! One pass, forward and backward, eight numbers at a time, parts over threads.
+//! Optimised SwiGLU: a single pass, forward and backward, eight elements at a time, in parts distributed over
+//! threads.
 
 use super::{SwiGlu, check, check_gradient};
 use crate::cpu::{Cpu, Shared};

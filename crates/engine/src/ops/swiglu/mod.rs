@@ -1,4 +1,4 @@
-//! The gate of a feed-forward layer.
+//! SwiGLU: the gated activation of a feed-forward layer.
 //!
 //! ```text
 //! y = SiLU(gate) ∘ up,   SiLU(g) = g σ(g)                    gate, up, y of one shape
@@ -12,12 +12,12 @@ use crate::engine::Engine;
 use crate::error::{Result, expect_shape};
 use crate::tape::{Tape, Var};
 
-/// Inputs of [`Tape::swiglu`], or their gradients.
+/// Inputs of [`Tape::swiglu`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct SwiGlu<T> {
-    /// Gates before SiLU, any shape.
+    /// Gates before the SiLU activation, any shape.
     pub gate: T,
-    /// What the gates multiply, of the same shape.
+    /// Values that are multiplied by the gates, with the same shape.
     pub up: T,
 }
 

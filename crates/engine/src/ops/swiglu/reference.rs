@@ -1,4 +1,4 @@
-//! The equations as they stand.
+//! Reference implementation of SwiGLU: a direct transcription of the equations.
 
 use super::{SwiGlu, check, check_gradient};
 use crate::error::Result;
