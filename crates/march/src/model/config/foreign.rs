@@ -104,7 +104,7 @@ const HARMLESS: &[&str] = &[
     "fuse_norm",
     "fuse_swiglu",
     "use_l2warp",
-    // flash-linear-attention: the initial length of the table of rotary angles; never read; determines
+    // flash-linear-attention: the initial length of the table of rotary angles; never read; only used to derive
     // `intermediate_size`.
     "max_position_embeddings",
     "elementwise_affine",
