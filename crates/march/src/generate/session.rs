@@ -18,7 +18,7 @@ pub struct Text<E: Engine> {
     pub(super) bank: StateBank<E>,
     /// The last tokens of the text, which the bank has not read yet.
     pub(super) unread: Vec<u32>,
-    /// The logits after what the bank has read; `None` if it has read nothing in this process.
+    /// The logits after what the bank has read; `None` if it has read nothing since it was created or loaded.
     pub(super) logits: Option<Vec<f32>>,
     /// The last tokens, including unread ones.
     pub(super) recent: VecDeque<u32>,
