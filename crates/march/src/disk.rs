@@ -1,5 +1,4 @@
-//! Files that are written whole or not at all, locks that keep a second process out, JSON that carries a checksum, and
-//! files mapped into memory.
+//! Atomic file writes, locks against a second process, JSON with a checksum, and memory-mapped files.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
@@ -15,16 +14,16 @@ mod seal;
 pub use mapped::{Mapped, file_bytes};
 pub use seal::{Seal, read_sealed, seal, unseal};
 
-/// Writes a file beside its place, to the disk, and renames it into its place. An existing file keeps its mode, and a
-/// symbolic link stays one: the file that it points to is replaced. What a process that died left beside the file is
-/// overwritten.
+/// Writes a file atomically: to a temporary file next to it, synced to the disk, then renamed. An existing file keeps
+/// its mode, and a symbolic link stays one: the file that it points to is replaced. A temporary file left by a dead
+/// process is overwritten.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     replace_with(path, |file| file.write_all(bytes).map_err(Error::io(path, "write")))
 }
 
-/// [`replace`] with what `write` puts into the file.
+/// Same as [`replace`], with contents produced by `write`.
 pub(crate) fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    // Renaming over a link would replace the link.
+    // Renaming over a link would replace the link itself.
     let target = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_symlink() => {
             fs::canonicalize(path).map_err(Error::io(path, "follow the link to"))?
@@ -48,7 +47,7 @@ pub(crate) fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> Result<
     };
     let renamed = attempt();
     if renamed.is_err() {
-        // The error is the one to report.
+        // Report the original error instead.
         let _ = fs::remove_file(&partial);
     }
     renamed?;
@@ -60,13 +59,13 @@ pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Waits until a folder's list of names is on the disk.
+/// Waits until a folder's entries are on the disk.
 pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     if cfg!(not(unix)) {
         return Ok(());
     }
     match File::open(folder).and_then(|folder| folder.sync_all()) {
-        // Some network file systems cannot do this.
+        // Some network file systems do not support this.
         Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
             Ok(())
         }
@@ -82,7 +81,7 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// A file that one process at a time can hold. It is removed when it is let go.
+/// A lock file that one process at a time can hold. It is removed when it is released.
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
@@ -90,8 +89,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock, or gives none where another process holds it. On a file system without locks nobody is kept
-    /// out.
+    /// Takes the lock; returns `None` if another process holds it. On a file system without locks, it always succeeds.
     pub fn take(path: &Path) -> Result<Option<Self>> {
         loop {
             let file = File::options().create(true).append(true).open(path);
@@ -99,7 +97,7 @@ impl Lock {
             if let Err(TryLockError::WouldBlock) = file.try_lock() {
                 return Ok(None);
             }
-            // Whoever held it may have removed the file after it was opened here: then the lock is on a file that
+            // The previous holder may have removed the file after it was opened here; then the lock is on a file that
             // nobody else will find.
             if is_at(&file, path) {
                 return Ok(Some(Self { path: path.into(), _file: file }));
@@ -108,7 +106,7 @@ impl Lock {
     }
 }
 
-/// Whether an open file is still the one that its path names.
+/// Whether an open file is still the one at its path.
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -127,12 +125,12 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // What stays of it does no harm.
+        // If it cannot be removed, that is harmless.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Whether two paths lead to the same file, also by links.
+/// Whether two paths lead to the same file, also through links.
 pub fn same_file(a: &Path, b: &Path) -> bool {
     #[cfg(unix)]
     {

@@ -1,11 +1,11 @@
-//! What can go wrong, said so that it can be put right.
+//! Errors of the library. Every message says what is wrong and what to do about it.
 
 use std::path::{Path, PathBuf};
 
 /// An error of the library.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A configuration that contradicts itself, lacks a key, or has one that nobody knows.
+    /// A configuration that contradicts itself, lacks a required key, or has an unknown key.
     #[error("{origin}: `{key}` {message}")]
     Config {
         /// The file or preset.
@@ -15,7 +15,7 @@ pub enum Error {
         /// What is wrong and what to do.
         message: String,
     },
-    /// A file whose contents are not what they should be.
+    /// A file whose contents are not as expected.
     #[error("{}: {message}", .path.display())]
     File {
         /// The file or folder.
@@ -23,7 +23,7 @@ pub enum Error {
         /// What is wrong and what to do.
         message: String,
     },
-    /// A file that is proven to be damaged: a checksum differs, it is cut short, or its structure is broken.
+    /// A file that is provably damaged: its checksum differs, it is truncated, or its structure is invalid.
     #[error("{}: {message}", .path.display())]
     Damaged {
         /// The file.
@@ -31,23 +31,24 @@ pub enum Error {
         /// What was found and what to do.
         message: String,
     },
-    /// The system refused to read or write.
+    /// The operating system refused a read or a write.
     #[error("{}: could not {action}: {cause}", .path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was tried, as a verb.
+        /// The action that failed, as a verb.
         action: &'static str,
-        /// What the system said; part of the message, so not given as the error's source, which would be shown again.
+        /// The system's error. It is already part of the message, so it is not exposed as the error's source, which
+        /// would print it twice.
         cause: std::io::Error,
     },
-    /// A loss or gradient that is not finite: where it came from and what to try.
+    /// A loss or gradient that is not finite: where it occurred and what to try.
     #[error("{0}")]
     Diverged(String),
     /// A request that does not fit the model.
     #[error("{0}")]
     Request(String),
-    /// An operation refused its inputs.
+    /// An engine operation rejected its inputs.
     #[error(transparent)]
     Engine(#[from] march_engine::Error),
 }
@@ -56,22 +57,22 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An [`Error::Config`].
+    /// Creates an [`Error::Config`].
     pub fn config(origin: &str, key: &str, message: impl Into<String>) -> Self {
         Self::Config { origin: origin.into(), key: key.into(), message: message.into() }
     }
 
-    /// An [`Error::File`].
+    /// Creates an [`Error::File`].
     pub fn file(path: &Path, message: impl Into<String>) -> Self {
         Self::File { path: path.into(), message: message.into() }
     }
 
-    /// An [`Error::Damaged`].
+    /// Creates an [`Error::Damaged`].
     pub fn damaged(path: &Path, message: impl Into<String>) -> Self {
         Self::Damaged { path: path.into(), message: message.into() }
     }
 
-    /// Whether a file is proven to be damaged or is missing: another attempt will not read it either.
+    /// Whether the file is provably damaged or missing, so that reading it again cannot succeed.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } => true,
@@ -80,7 +81,7 @@ impl Error {
         }
     }
 
-    /// What turns a system error into an [`Error::Io`].
+    /// Returns a function that turns a system error into an [`Error::Io`].
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| Self::Io { path, action, cause }

@@ -1,10 +1,10 @@
-//! MARCH and its baselines: from a configuration to logits, losses and a memory that decoding keeps.
+//! MARCH and its baselines: from a configuration to logits, losses and a memory that persists across decoding calls.
 //!
-//! A module imports only from those before it, in the order of README's tree: [`disk`] writes files that survive a crash;
-//! [`config`] reads configuration files; [`tokenizer`] and [`data`] make batches of texts; [`anchors`] says which past
-//! states each token may read; [`memory`] is what is kept between calls; [`model`] computes; [`checkpoint`] is a model on
-//! disk; [`generate`] writes text; [`train`] learns; [`recipe`] is a whole configuration file, [`run`] follows one in a
-//! folder; [`eval`] asks; [`report`] shows.
+//! A module imports only from the modules before it, in the order of the tree in README: [`disk`] writes files that
+//! survive a crash; [`config`] reads configuration files; [`tokenizer`] and [`data`] turn text into batches;
+//! [`anchors`] decides which past states each token may read; [`memory`] holds what is kept between calls; [`model`]
+//! computes; [`checkpoint`] stores a model on disk; [`generate`] writes text; [`train`] trains; [`recipe`] is a whole
+//! configuration file and [`run`] executes one in a folder; [`eval`] measures recall; [`report`] renders pages.
 
 pub mod anchors;
 pub mod checkpoint;
@@ -26,7 +26,7 @@ pub use error::{Error, Result};
 pub use march_engine as engine;
 pub use recipe::Config;
 
-/// The page `docs/add-a-mixer.md`, whose code is compiled and run as a test.
+/// The page `docs/add-a-mixer.md`; its code is compiled and run as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/add-a-mixer.md")]
 pub struct AddAMixer;

@@ -1,5 +1,5 @@
-//! A recipe: the whole configuration file of a model and its training, with the sections `[model]`, `[memory]`, `[data]` and
-//! `[train]`.
+//! A recipe: the complete configuration file of a model and its training, with the sections `[model]`, `[memory]`,
+//! `[data]` and `[train]`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,25 +13,25 @@ use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 use crate::train::TrainConfig;
 
-/// A whole configuration file.
+/// A complete configuration file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// `[model]`: what is computed; and `[memory]`, as its `memory`: what decoding keeps.
+    /// `[model]`: what is computed; its field `memory` holds `[memory]`: what decoding keeps.
     pub model: ModelConfig,
     /// `[data]`: where tokens come from.
     pub data: DataConfig,
-    /// `[train]`: how the model learns.
+    /// `[train]`: how the model is trained.
     pub train: TrainConfig,
 }
 
 impl Config {
-    /// Reads a configuration by the name of a preset (`paper/march`) or the path of a TOML file.
+    /// Reads a configuration, given the name of a preset (`paper/march`) or the path of a TOML file.
     pub fn load(name_or_path: &str) -> Result<Self> {
         Self::load_with(name_or_path, &[])
     }
 
-    /// Reads a configuration as [`Config::load`] does and sets some keys anew, each as `section.key=value`. A value is
-    /// TOML; what is not is a text.
+    /// Reads a configuration as [`Config::load`] does, then overrides some keys, each given as `section.key=value`. A
+    /// value is parsed as TOML; if that fails, it is taken as a string.
     pub fn load_with(name_or_path: &str, settings: &[String]) -> Result<Self> {
         let path = Path::new(name_or_path);
         let source = match Source::preset(name_or_path) {
@@ -47,14 +47,14 @@ impl Config {
         Self::read(&source.origin, sections)
     }
 
-    /// Reads a configuration from the text of a TOML file. `origin` names it in errors; `folder` is where the
-    /// path in `extends` starts; without one it can only name a preset.
+    /// Reads a configuration from the text of a TOML file. `origin` names it in errors. A path in `extends` is relative
+    /// to `folder`; without a folder, `extends` can only name a preset.
     pub fn from_toml(text: &str, origin: &str, folder: Option<&Path>) -> Result<Self> {
         let sections = Source::text(text.into(), origin, folder).sections(ModelConfig::examples)?;
         Self::read(origin, sections)
     }
 
-    /// The whole configuration as TOML, defaults filled in.
+    /// The complete configuration as TOML, with defaults filled in.
     pub fn to_toml(&self) -> String {
         let without_null = |keys: Map<String, Value>| -> Map<_, _> {
             keys.into_iter().filter(|(_, value)| !value.is_null()).collect()
@@ -109,7 +109,7 @@ impl Config {
     }
 }
 
-/// Refuses keys of a section that nobody asked for.
+/// Rejects the keys of a section that nothing has read.
 fn refuse_unknown(document: &Document, section: &str, model_type: &str) -> Result<()> {
     let Some((key, _)) = document.unknown().next() else { return Ok(()) };
     let users = config::model_types_with(ModelConfig::examples, key);

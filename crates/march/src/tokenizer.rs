@@ -21,16 +21,16 @@ use crate::error::{Error, Result};
 /// The name of the built-in tokenizer.
 pub const BYTES: &str = "bytes";
 
-/// How the end of a text is called in a vocabulary; the first that a file has is taken.
+/// The names of the end-of-text token; the first one that a file has is used.
 pub(crate) const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"];
 
-/// Ids 0..=255 of the built-in tokenizer, and of those trained here, are the bytes; this one ends a text.
+/// Ids 0..=255 of the built-in tokenizer, and of those trained here, are the bytes; this id is the end of text.
 pub(crate) const BYTE_END_OF_TEXT: u32 = 256;
 
-/// The vocabularies of models of bytes: without and with an end of a text.
+/// The vocabulary sizes of byte models: without and with an end of text.
 const BYTE_VOCABULARIES: [usize; 2] = [256, 257];
 
-/// A tokenizer. Copies share the vocabulary.
+/// A tokenizer. Clones share the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
     kind: Kind,
@@ -51,14 +51,14 @@ struct File {
     json: Vec<u8>,
     vocabulary: usize,
     end_of_text: Option<u32>,
-    /// Where long texts can be cut without changing their ids.
+    /// Where long texts can be split without changing their ids.
     cut: Option<Cut>,
-    /// The short way, for the commonest kind of file.
+    /// The fast path for the most common kind of file.
     byte_level: Option<ByteLevel>,
 }
 
 impl Tokenizer {
-    /// `bytes`, or the path of a `tokenizer.json`. Where a `<path>.sha256` is beside it, the file must have that sum.
+    /// Loads `bytes`, or the path of a `tokenizer.json`. If there is a `<path>.sha256`, the file must match it.
     pub fn load(name_or_path: &str) -> Result<Self> {
         if name_or_path == BYTES {
             return Ok(Self::bytes());
@@ -78,8 +78,8 @@ impl Tokenizer {
             .map_err(|message| Error::file(path, format!("is not a `tokenizer.json`: {message}")))
     }
 
-    /// The tokenizer of a checkpoint whose vocabulary has `vocabulary` ids: the one that is named as for
-    /// [`Tokenizer::load`], else the folder's `tokenizer.json`, else bytes where the vocabulary is theirs.
+    /// The tokenizer of a checkpoint whose vocabulary has `vocabulary` ids: the one given as for [`Tokenizer::load`],
+    /// else the folder's `tokenizer.json`, else bytes if the vocabulary has their size.
     pub fn of_checkpoint(folder: &Path, vocabulary: usize, named: Option<&str>) -> Result<Self> {
         let beside = folder.join("tokenizer.json");
         let tokenizer = match named {
@@ -94,7 +94,7 @@ impl Tokenizer {
                 return Err(Error::file(folder, message));
             }
         };
-        // Of the bytes, a model may lack the end of a text.
+        // A byte model may lack the end of text.
         let needed = if tokenizer.name == BYTES { BYTE_VOCABULARIES[0] } else { tokenizer.vocabulary() };
         if needed > vocabulary {
             let message = format!(
@@ -107,7 +107,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The built-in tokenizer: ids 0..=255 are the bytes, 256 is the end of a text.
+    /// The built-in tokenizer: ids 0..=255 are the bytes, 256 is the end of text.
     pub fn bytes() -> Self {
         Self {
             kind: Kind::Bytes,
@@ -116,7 +116,7 @@ impl Tokenizer {
         }
     }
 
-    /// Words apart from each other by white space, each an id by its place in the list.
+    /// A tokenizer of words separated by white space, each with its index in the list as its id.
     pub fn words(names: &[String]) -> Result<Self> {
         let vocabulary: serde_json::Map<String, Value> =
             names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
@@ -131,7 +131,7 @@ impl Tokenizer {
             .map_err(|message| Error::Request(format!("a list of words: {message}")))
     }
 
-    /// The contents of a `tokenizer.json`.
+    /// Parses the contents of a `tokenizer.json`.
     pub(crate) fn from_json(json: Vec<u8>, name: &str) -> std::result::Result<Self, String> {
         if json == bytes_as_json().as_bytes() {
             return Ok(Self::bytes());
@@ -141,10 +141,10 @@ impl Tokenizer {
             return Err("it has no `model`".into());
         }
         let text = str::from_utf8(&json).map_err(|error| error.to_string())?;
-        // Not `from_bytes`, which is generic: its parser would be compiled here once more.
+        // Avoid `from_bytes`, which is generic: its parser would be compiled here again.
         let mut inner: tokenizers::Tokenizer =
             text.parse().map_err(|error: tokenizers::Error| broken_part(&value, &error.to_string()))?;
-        // A text becomes all of its tokens, the same each time.
+        // Encode all of a text's tokens, the same each time.
         inner.with_padding(None).with_truncation(None).map_err(|error| error.to_string())?;
         if let ModelWrapper::BPE(model) = inner.get_model()
             && model.dropout.is_some()
@@ -166,12 +166,12 @@ impl Tokenizer {
         Ok(Self { kind: Kind::File(Arc::new(file)), name: name.into(), hash })
     }
 
-    /// `bytes`, or the name of the file without its folder.
+    /// `bytes`, or the file name without its folder.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Ids are below this number.
+    /// The size of the vocabulary; all ids are below it.
     pub fn vocabulary(&self) -> usize {
         match &self.kind {
             Kind::Bytes => BYTE_END_OF_TEXT as usize + 1,
@@ -179,8 +179,8 @@ impl Tokenizer {
         }
     }
 
-    /// The id that stands between texts: of a file, the first it adds of `<|endoftext|>`, `<|end_of_text|>`,
-    /// `</s>`, `<eos>`, `<|im_end|>`.
+    /// The id that separates texts: for a file, the first that it adds of `<|endoftext|>`, `<|end_of_text|>`, `</s>`,
+    /// `<eos>`, `<|im_end|>`.
     pub fn end_of_text(&self) -> Option<u32> {
         match &self.kind {
             Kind::Bytes => Some(BYTE_END_OF_TEXT),
@@ -188,26 +188,26 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text, without a beginning or an end added. Where the text spells a token that the file adds,
-    /// such as `<|endoftext|>`, that is the token; the bytes tokenizer knows no such spelling.
+    /// The ids of a text, with no beginning or end added. If the text contains the spelling of a token that the file
+    /// adds, such as `<|endoftext|>`, it becomes that token; the bytes tokenizer has no such spellings.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         self.encoder().encode(text, &mut ids)?;
         Ok(ids)
     }
 
-    /// What encodes many texts, faster than one by one. Each thread takes its own.
+    /// Returns an encoder for many texts, faster than encoding one by one. Each thread needs its own.
     pub fn encoder(&self) -> Encoder<'_> {
         Encoder { tokenizer: self, cache: byte_level::Cache::default() }
     }
 
-    /// What encodes a text that comes in pieces.
+    /// Returns an encoder for a text that arrives in pieces.
     pub fn pieces(&self) -> Pieces<'_> {
         Pieces::new(self)
     }
 
-    /// The text of ids. Bytes that are not UTF-8 become U+FFFD, and so do ids that the tokenizer does not
-    /// have, which a model with a larger vocabulary can draw; the end of a text is spelt out.
+    /// The text of ids. Bytes that are not UTF-8 become U+FFFD, and so do ids that the tokenizer does not have, which a
+    /// model with a larger vocabulary can produce; the end of text is spelled out.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         let unknown = |id: &u32| *id as usize >= self.vocabulary();
         let known = ids.split(unknown).map(|known| self.decode_known(known));
@@ -233,25 +233,25 @@ impl Tokenizer {
         }
     }
 
-    /// SHA-256, in hexadecimal, of what the tokenizer is: of the file's bytes, or of a fixed text for `bytes`.
+    /// SHA-256, in hexadecimal, that identifies the tokenizer: of the file's bytes, or of a fixed text for `bytes`.
     pub fn hash(&self) -> String {
         self.hash.clone()
     }
 
-    /// Writes a `tokenizer.json`: the file as it was, or, for `bytes`, one that other tools read and that
-    /// [`Tokenizer::load`] knows again. Its SHA-256 is written beside it, to `<path>.sha256`, as `sha256sum` does.
+    /// Writes a `tokenizer.json`: the original file, or, for `bytes`, one that other tools can read and that
+    /// [`Tokenizer::load`] recognises. Its SHA-256 is written to `<path>.sha256`, in the format of `sha256sum`.
     pub fn save(&self, path: &Path) -> Result<()> {
         self.save_alone(path)?;
         sum::write(path, &self.to_json())
     }
 
-    /// [`Tokenizer::save`] without the sum, into a folder whose other files tell the tokenizer's hash.
+    /// Same as [`Tokenizer::save`] without the checksum, for a folder whose other files record the tokenizer's hash.
     pub(crate) fn save_alone(&self, path: &Path) -> Result<()> {
         let json = self.to_json();
         if std::fs::read(path).is_ok_and(|there| there == json) {
             return Ok(());
         }
-        // The sum of what was there before would be wrong.
+        // The checksum of the previous file would be wrong.
         disk::remove(&sum::beside(path))?;
         disk::replace(path, &json)
     }
@@ -264,13 +264,13 @@ impl Tokenizer {
         }
     }
 
-    /// Cuts a text into parts of `size` bytes or a little more whose ids, one part after the other, are those of
-    /// the whole text. Where the tokenizer allows no such cut, the parts are larger or the text stays whole.
+    /// Splits a text into parts of `size` bytes or slightly more whose concatenated ids are those of the whole text. If
+    /// the tokenizer does not allow such splits, the parts are larger or the text stays whole.
     pub(crate) fn parts<'t>(&self, text: &'t str, size: usize) -> Vec<&'t str> {
         self.cut().map_or(vec![text], |cut| cut.parts(text, size))
     }
 
-    /// Where texts can be cut without changing their ids; none where that is not known.
+    /// Where texts can be split without changing their ids; `None` if unknown.
     fn cut(&self) -> Option<Cut> {
         match &self.kind {
             Kind::Bytes => Some(Cut::Anywhere),
@@ -285,14 +285,14 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Encodes texts and remembers the ids of the words it met.
+/// Encodes texts and caches the ids of words.
 pub struct Encoder<'t> {
     tokenizer: &'t Tokenizer,
     cache: byte_level::Cache,
 }
 
 impl Encoder<'_> {
-    /// Appends the ids of a text, as [`Tokenizer::encode`] has them.
+    /// Appends the ids of a text, equal to those of [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         let file = match &self.tokenizer.kind {
             Kind::Bytes => {
@@ -319,7 +319,7 @@ impl Encoder<'_> {
 }
 
 impl File {
-    /// What is wrong with a text that has a word which a vocabulary of whole words lacks.
+    /// The error for a text with a word that a vocabulary of whole words lacks.
     fn missing_word(&self, text: &str) -> Option<String> {
         let ModelWrapper::WordLevel(_) = self.inner.get_model() else { return None };
         let word = text.split_whitespace().find(|word| self.inner.token_to_id(word).is_none())?;
@@ -335,8 +335,8 @@ impl File {
     }
 }
 
-/// What is wrong with a `tokenizer.json` that the library refuses. Of the parts that come in several kinds it only says
-/// that none fits, in terms of its own types.
+/// Explains why the library rejected a `tokenizer.json`. For parts that come in several kinds, the library itself says
+/// only that none matches, in terms of its own types.
 fn broken_part(value: &Value, error: &str) -> String {
     let parts = [
         ("Model", "model"),
@@ -368,8 +368,7 @@ fn bytes_as_json() -> String {
     byte_level_json(&[], &[], false)
 }
 
-/// A byte-level BPE as a `tokenizer.json`: the 256 bytes, the end of a text, `tokens`; and merges, each of two
-/// tokens.
+/// A byte-level BPE as a `tokenizer.json`: the 256 bytes, the end of text, `tokens`; and merges, each of two tokens.
 pub(crate) fn byte_level_json(tokens: &[Vec<u8>], merges: &[(&[u8], &[u8])], use_regex: bool) -> String {
     let spell = byte_level::spell;
     let bytes = (0..=255).map(|byte| spell(&[byte]));

@@ -1,4 +1,4 @@
-//! `[memory]` of a configuration file, and the same keys in a checkpoint's `config.json`.
+//! The `[memory]` section of a configuration file, which has the same keys as a checkpoint's `config.json`.
 
 use std::str::FromStr;
 
@@ -9,18 +9,18 @@ use super::{Placement, Policy, Retention, Storage};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 
-/// How anchors are kept and placed: what a policy has beside the model's own interval and routing.
+/// How anchors are kept and placed: the part of a policy that the model's own interval and routing do not determine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryConfig {
-    /// Which anchors outlive the next boundary, in training too; all by default.
+    /// Which anchors survive the next boundary, in training as well; all by default.
     pub retention: Retention,
-    /// Where anchors are placed, in training too; periodic by default.
+    /// Where anchors are placed, in training as well; periodic by default.
     pub placement: Placement,
-    /// The precision of kept states in decoding; f32 by default.
+    /// The precision of kept states during decoding; f32 by default.
     pub storage: Storage,
 }
 
-/// The keys as they are written; a key that is left out has its default.
+/// The keys as they appear in a file; an omitted key has its default.
 #[derive(Serialize, Deserialize)]
 struct MemoryText {
     retention: Option<String>,
@@ -29,14 +29,14 @@ struct MemoryText {
 }
 
 impl MemoryConfig {
-    /// `own` with these settings.
+    /// Returns `own` with these settings applied.
     pub fn over(&self, own: Policy) -> Policy {
         let Self { retention, placement, storage } = *self;
         Policy { retention, placement, storage, ..own }
     }
 
-    /// Takes the keys from a document, for a model whose mixer has the policy `own`: none for one without anchors, to
-    /// which no setting but the defaults applies.
+    /// Takes the keys from a document, for a model whose mixer has the policy `own`. A mixer without anchors has no
+    /// policy; only the default settings are valid for it.
     pub(crate) fn read(document: &mut Document, own: Option<Policy>, model_type: &str) -> Result<Self> {
         fn setting<T: FromStr<Err = String> + Default>(
             document: &Document,

@@ -1,16 +1,16 @@
-//! Where anchors are placed, which of them are kept, and which of those each token sees.
+//! Anchors: where they are placed, which of them are kept, and which kept anchors each token sees.
 //!
-//! Boundary m (from 1) is after text token b_m; the token at position t (from 0) sees the anchors with b_m ≤ t that
-//! are still kept. The settings are separate:
+//! Boundary m (from 1) is after text token b_m; the token at position t (from 0) sees the anchors with b_m ≤ t that are
+//! still kept. The settings are independent of each other:
 //!
 //! | setting | who decides, and when |
 //! |---|---|
 //! | [`Policy::interval`], [`Placement`] | where boundaries are; for all layers at once, before the others run |
 //! | [`Retention`] | what is kept; by number alone before any layer runs, or by each layer at its boundaries |
-//! | [`Policy::top_k`] | how many of the kept a token reads |
-//! | [`Storage`] | the precision in which tokens read the kept |
+//! | [`Policy::top_k`] | how many of the kept anchors a token reads |
+//! | [`Storage`] | the precision in which tokens read the kept states |
 //!
-//! [`AnchorPlan`] is what they come to in one call.
+//! [`AnchorPlan`] combines the settings for one call.
 
 mod config;
 mod placement;
@@ -32,13 +32,13 @@ pub use retention::{Evictions, Retention};
 
 use crate::error::{Error, Result};
 
-/// How anchors are placed, kept and read. Independent of how a checkpoint was trained.
+/// How anchors are placed, kept and read. It may differ from the policy that a checkpoint was trained with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Policy {
-    /// C, text tokens from one anchor to the next; none for no anchors.
+    /// C, the number of text tokens from one anchor to the next; `None` disables anchors.
     pub interval: Option<usize>,
-    /// K, how many anchors a token reads; none is all that it sees.
+    /// K, the number of anchors that a token reads; `None` reads all visible anchors.
     pub top_k: Option<usize>,
     /// Which anchors are kept.
     #[serde(with = "text")]
@@ -46,13 +46,13 @@ pub struct Policy {
     /// Where anchors are placed.
     #[serde(with = "text")]
     pub placement: Placement,
-    /// The precision of kept states; an anchor's own read is of the exact state.
+    /// The precision of kept states; the read at the anchor itself uses the exact state.
     #[serde(with = "text")]
     pub storage: Storage,
 }
 
 impl Policy {
-    /// Refuses numbers of 0, and candidates for anchors that are further apart than the anchors wanted.
+    /// Rejects zeros, and candidate positions that are further apart than the requested anchors.
     pub fn check(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::Request(message));
         if self.interval == Some(0) {
@@ -85,19 +85,19 @@ impl Policy {
         }
     }
 
-    /// Anchors that are kept after `tokens` tokens, where one takes `anchor_bytes` in all layers together. With
-    /// adaptive placement about as many, because how many were placed depends on the text.
+    /// The number of anchors kept after `tokens` tokens, where one anchor takes `anchor_bytes` in all layers together.
+    /// This is an estimate with adaptive placement, because the number of placed anchors depends on the text.
     pub fn kept_after(&self, tokens: usize, anchor_bytes: usize) -> usize {
         let complete = self.interval.map_or(0, |interval| tokens / interval.max(1));
         self.retention.kept_of(complete, anchor_bytes)
     }
 
-    /// The boundaries after `position` and up to `position + tokens` on the periodic grid.
+    /// The boundaries of the periodic grid after `position` and up to `position + tokens`.
     pub(crate) fn periodic(&self, position: usize, tokens: usize) -> Vec<usize> {
         self.interval.map_or(Vec::new(), |interval| multiples(interval, position, tokens).collect())
     }
 
-    /// The bytes of all anchors, where retention counts them.
+    /// The memory budget in bytes for all anchors, if the retention rule has one.
     pub(crate) fn budget(&self) -> Option<usize> {
         match self.retention {
             Retention::Budget(bytes) => Some(bytes),
@@ -112,50 +112,50 @@ fn multiples(step: usize, position: usize, tokens: usize) -> impl Iterator<Item 
     (position / step + 1..=(position + tokens) / step).map(move |i| i * step)
 }
 
-/// An anchor's place in the text.
+/// The place of an anchor in the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Anchor {
-    /// m, from 1.
+    /// m, starting at 1.
     pub ordinal: usize,
-    /// b_m, text tokens before it.
+    /// b_m, the number of text tokens before the anchor.
     pub position: usize,
 }
 
-/// How far one sequence has come.
+/// How far one sequence has progressed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timeline {
     /// Text tokens so far.
     pub position: usize,
-    /// Anchors so far, kept or not.
+    /// Anchors placed so far, kept or not.
     pub complete: usize,
-    /// Those that every layer keeps, oldest first.
+    /// The anchors that every layer keeps, oldest first.
     pub kept: Vec<Anchor>,
-    /// Boundaries, kept or not, since the beginning of the chunk that the position is in. The next call computes that
-    /// chunk again and cuts it there, so that its bits do not depend on where calls end.
+    /// Boundaries, kept or not, since the start of the current chunk. The next call recomputes that chunk and cuts it
+    /// at these boundaries, so that the result is bit-identical wherever calls end.
     pub recent: Vec<usize>,
-    /// With adaptive placement: how far the state usually had moved at an anchor; 0 before the first.
+    /// With adaptive placement: the typical movement of the state at an anchor; 0 before the first.
     #[serde(with = "bits")]
     pub usual_movement: f64,
-    /// All boundaries so far, where they are recorded.
+    /// All boundaries so far, if they are recorded.
     pub boundaries: Option<Vec<usize>>,
 }
 
 impl Timeline {
-    /// Moves on by tokens among which there is no boundary; `chunk` is the engine's chunk length.
+    /// Advances over tokens that contain no boundary; `chunk` is the engine's chunk length.
     pub(crate) fn advance(&mut self, tokens: usize, chunk: usize) {
         self.position += tokens;
         let chunk_start = self.position / chunk.max(1) * chunk;
         self.recent.retain(|&boundary| boundary > chunk_start);
     }
 
-    /// Text tokens since the last boundary, or since the text's beginning. Every policy keeps the newest anchor.
+    /// Text tokens since the last boundary, or since the start of the text. Every policy keeps the newest anchor.
     pub(crate) fn since_boundary(&self) -> usize {
         self.position - self.kept.last().map_or(0, |anchor| anchor.position)
     }
 }
 
-/// A setting in a file: as it is written on the command line.
+/// Serialises a setting in its command-line form.
 mod text {
     use super::{Deserialize, Deserializer, Display, FromStr, Serializer};
 
@@ -168,7 +168,7 @@ mod text {
     }
 }
 
-/// A number in a file by its bits, which no decimal form can change.
+/// Serialises a number by its bits, because a decimal form could change it.
 pub(crate) mod bits {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -21,13 +21,13 @@ use std::str::FromStr;
 
 use super::{Timeline, multiples};
 
-/// Where anchors are placed.
+/// The rule for placing anchors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// Every C tokens.
     #[default]
     Periodic,
-    /// Where the state has moved most, at most one in so many tokens; as many as periodic ones.
+    /// Where the state has moved most: at most one anchor in this many tokens, and on average as many as periodic ones.
     Adaptive(usize),
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Placement {
 }
 
 impl Placement {
-    /// Where an anchor may be, after `position` and up to `position + tokens`.
+    /// The positions where an anchor may be placed, after `position` and up to `position + tokens`.
     pub(crate) fn candidates(self, position: usize, tokens: usize) -> Vec<usize> {
         match self {
             Self::Periodic => Vec::new(),
@@ -65,20 +65,20 @@ impl Placement {
     }
 }
 
-/// A place where an anchor may be.
+/// A position where an anchor may be placed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     /// Text tokens before it.
     pub position: usize,
-    /// How far the state has moved there since the last anchor.
+    /// How far the state has moved since the last anchor.
     pub movement: f64,
 }
 
-/// How fast the threshold follows the count.
+/// How fast the threshold reacts to the count.
 const FOLLOW: f64 = 0.25;
 
 impl Candidate {
-    /// Whether an anchor is placed here; `timeline` stands at the last one, and learns how far the state moved.
+    /// Whether an anchor is placed here. `timeline` is at the last anchor and is updated with the observed movement.
     pub fn is_placed(self, interval: usize, timeline: &mut Timeline) -> bool {
         let wanted = self.position as f64 / interval as f64;
         let placed = timeline.complete as f64;
@@ -100,7 +100,7 @@ impl Candidate {
     }
 }
 
-/// ‖a − b‖, or ‖a‖: always added up in the same order.
+/// ‖a − b‖, or ‖a‖ without `b`, always summed in the same order.
 pub(crate) fn frobenius(a: &[f32], b: Option<&[f32]>) -> f64 {
     const LANES: usize = 8;
     let mut sums = [0.0f64; LANES];
@@ -116,7 +116,7 @@ pub(crate) fn frobenius(a: &[f32], b: Option<&[f32]>) -> f64 {
     sums.iter().sum::<f64>().sqrt()
 }
 
-/// ‖S − S′‖ / (‖S‖ + ‖S′‖); without S′, which then is zero, 1.
+/// ‖S − S′‖ / (‖S‖ + ‖S′‖); 1 without S′, which then counts as zero.
 pub(crate) fn movement(state: &[f32], last: Option<&[f32]>) -> f64 {
     let Some(last) = last else { return 1.0 };
     let length = frobenius(state, None) + frobenius(last, None);
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(movement(&a, None), 1.0);
     }
 
-    /// The count stays near the wanted one whatever the state does.
+    /// The count stays near the target whatever the state does.
     #[test]
     fn the_count_is_held() {
         let noise = |t: usize| ((t as f64 * 12.9898).sin() * 43758.5453).fract().abs();

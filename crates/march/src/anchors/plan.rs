@@ -1,4 +1,4 @@
-//! What the settings come to in one call: boundaries, and what each token sees.
+//! The effect of the anchor settings on one call: its boundaries, and what each token sees.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,26 +9,27 @@ use serde::{Deserialize, Serialize};
 use super::{Anchor, Evictions, Policy, Timeline};
 use crate::error::{Error, Result};
 
-/// What one call does with anchors, for the rows that go through the mixers together. Anchors are numbered: those
-/// kept before the call first, then the call's new ones, row by row.
+/// The anchor plan of one call, for the rows that pass through the mixers together. Anchors are numbered: those kept
+/// before the call come first, then the call's new ones, row by row.
 #[derive(Clone, Debug, Default)]
 pub struct AnchorPlan {
-    /// For each row its boundaries, counted from the call's first token.
+    /// The boundaries of each row, relative to the call's first token.
     pub boundaries: Arc<Vec<Vec<usize>>>,
-    /// Boundaries shortly before the call, kept or not, as numbers of text tokens before them. The recurrence computes
-    /// its last chunk again and cuts it there as before.
+    /// Boundaries shortly before the call, kept or not, as counts of text tokens before them. The recurrence recomputes
+    /// its last chunk and cuts it at these boundaries, as it did before.
     pub recent: Vec<usize>,
-    /// Text tokens from the last boundary, or the text's beginning, to the call's first token.
+    /// Text tokens from the last boundary, or from the start of the text, to the call's first token.
     pub since: usize,
-    /// Where these rows' new anchors stand in the call's anchor stream.
+    /// The range of these rows' new anchors in the call's anchor stream.
     pub new: Range<usize>,
-    /// What each token sees.
+    /// The anchors that each token sees.
     pub read: Arc<ReadPlan>,
-    /// What each token sees of that where all scores are equal: with top-K the K newest, else the same.
+    /// The anchors that each token reads where all scores are equal: the K newest with top-K, otherwise the same as
+    /// `read`.
     pub read_newest: Arc<ReadPlan>,
-    /// `read` and `read_newest` by layer, where layers differ.
+    /// `read` and `read_newest` per layer, if layers differ.
     pub read_by_layer: Vec<[Arc<ReadPlan>; 2]>,
-    /// K.
+    /// K, the number of anchors that a token reads.
     pub top_k: Option<usize>,
     /// Numbers of the anchors that are kept after the call.
     pub keep: Vec<usize>,
@@ -38,34 +39,34 @@ pub struct AnchorPlan {
     pub placed: Vec<Anchor>,
     /// The precision of kept states.
     pub storage: Storage,
-    /// Bytes of all layers' anchors, where each layer decides what it keeps. Such a call sees what was kept before
-    /// it and has at most one boundary, its end.
+    /// Memory budget in bytes for the anchors of all layers, if each layer decides what it keeps. Such a call sees what
+    /// was kept before it and has at most one boundary, at its end.
     pub budget: Option<usize>,
-    /// Whether layers note down what they drop.
+    /// Whether layers record what they drop.
     pub record: bool,
 }
 
-/// What a bank decided, for the forward pass to decide the same.
+/// The decisions of a bank, so that a forward pass can replay them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recording {
     /// Text tokens before each anchor.
     pub boundaries: Vec<usize>,
-    /// What each layer dropped, with a budget.
+    /// What each layer dropped, if there is a budget.
     pub evictions: Vec<Evictions>,
 }
 
-/// One row's part of a plan.
+/// The part of a plan that belongs to one row.
 struct Walk {
     boundaries: Vec<usize>,
-    /// First token, tokens, and the numbers of the anchors they see.
+    /// First token, number of tokens, and the numbers of the anchors that they see.
     segments: Vec<(usize, usize, Vec<usize>)>,
     keep: Vec<usize>,
     anchors: Vec<Anchor>,
     after: Timeline,
 }
 
-/// Follows one row over `tokens` tokens with anchors at `boundaries`; what a layer dropped beside what the policy
-/// drops is in `evictions`; `chunk` is the engine's chunk length.
+/// Follows one row over `tokens` tokens with anchors at `boundaries`. `evictions` lists what a layer dropped in
+/// addition to what the policy drops; `chunk` is the engine's chunk length.
 fn walk(
     policy: &Policy,
     start: &Timeline,
@@ -115,7 +116,7 @@ fn walk(
     Walk { boundaries, segments, keep: kept, anchors, after }
 }
 
-/// Numbers as the reader wants them, a run where they are consecutive.
+/// Anchor numbers in the reader's form: a range if they are consecutive.
 fn visible(numbers: &[usize], offset: usize) -> Visible {
     match (numbers.first(), numbers.last()) {
         (Some(&first), Some(&last)) if last - first + 1 == numbers.len() => {
@@ -125,7 +126,7 @@ fn visible(numbers: &[usize], offset: usize) -> Visible {
     }
 }
 
-/// What the tokens of rows that each have their own anchors see, or the `newest` of it.
+/// What the tokens see in rows that each have their own anchors, optionally only the `newest` of them.
 fn read_plan(rows: &[Walk], tokens: usize, newest: Option<usize>) -> Arc<ReadPlan> {
     let (mut segments, mut offset) = (Vec::new(), 0);
     for (r, row) in rows.iter().enumerate() {
@@ -139,7 +140,7 @@ fn read_plan(rows: &[Walk], tokens: usize, newest: Option<usize>) -> Arc<ReadPla
     Arc::new(ReadPlan { segments })
 }
 
-/// Every token of one row sees the `newest` of `count` anchors.
+/// A plan in which every token of one row sees the `newest` of `count` anchors.
 fn newest_of(count: usize, newest: usize, tokens: usize) -> Arc<ReadPlan> {
     let visible = Visible::Run(count - newest.min(count)..count);
     let segment = Segment { start: 0, len: tokens, visible };
@@ -147,15 +148,16 @@ fn newest_of(count: usize, newest: usize, tokens: usize) -> Arc<ReadPlan> {
 }
 
 impl AnchorPlan {
-    /// `rows` sequences of `tokens` tokens from their beginning with periodic anchors: what training computes. An
-    /// anchor at the very end is read by nobody and left out.
+    /// A plan for `rows` sequences of `tokens` tokens from their beginning, with periodic anchors, as in training. An
+    /// anchor at the very end is omitted because no token reads it.
     pub fn fresh(policy: &Policy, rows: usize, tokens: usize) -> Self {
         let boundaries = policy.periodic(0, tokens.saturating_sub(1));
         let row = || walk(policy, &Timeline::default(), tokens, &boundaries, &[], 1);
         Self::of(policy, &(0..rows).map(|_| row()).collect::<Vec<_>>(), tokens)
     }
 
-    /// The same with the anchors of recordings, one for each row, in a model of `layers` layers.
+    /// A plan for sequences from their beginning whose anchors were recorded, one recording per row, in a model of
+    /// `layers` layers.
     pub fn replayed(policy: &Policy, rows: &[Recording], tokens: usize, layers: usize) -> Result<Self> {
         rows.iter().try_for_each(|row| row.check(policy, layers))?;
         let walks = |layer: Option<usize>| -> Vec<Walk> {
@@ -178,8 +180,8 @@ impl AnchorPlan {
         Ok(plan)
     }
 
-    /// The next `tokens` tokens of one sequence with anchors at `boundaries`, and where it stands after them.
-    /// `first_new` anchors of the call's stream belong to earlier rows.
+    /// A plan for the next `tokens` tokens of one sequence with anchors at `boundaries`, and the sequence's timeline
+    /// after them. The first `first_new` anchors of the call's stream belong to earlier rows.
     pub(crate) fn next(
         policy: &Policy,
         timeline: &Timeline,
@@ -202,8 +204,9 @@ impl AnchorPlan {
         (plan, row.after)
     }
 
-    /// The same without a boundary, as most decoding steps are: nothing that grows with the anchors is listed, so
-    /// `keep` and `ordinals` are empty. The sequence then only moves on ([`Timeline::advance`]).
+    /// A plan for the next `tokens` tokens of one sequence without a boundary, which is what most decoding steps are.
+    /// It lists nothing that grows with the number of anchors, so `keep` and `ordinals` are empty. The caller then only
+    /// advances the timeline ([`Timeline::advance`]).
     pub(crate) fn quiet(policy: &Policy, timeline: &Timeline, tokens: usize, first_new: usize) -> Self {
         let count = timeline.kept.len();
         Self {
@@ -236,7 +239,7 @@ impl AnchorPlan {
         }
     }
 
-    /// The same call in a layer that has kept these anchors by itself: every token sees all of them.
+    /// This plan for a layer that decided by itself to keep the anchors `kept`: every token sees all of them.
     pub(crate) fn seeing(&self, kept: impl ExactSizeIterator<Item = Anchor>, tokens: usize) -> Self {
         let count = kept.len();
         Self {
@@ -247,8 +250,8 @@ impl AnchorPlan {
         }
     }
 
-    /// What the tokens see in one layer, and how many of it they read. With `equal_scores` the newest K are chosen here,
-    /// not by comparing scores, whose order would be rounding.
+    /// What the tokens see in one layer, and how many of those anchors they read. With `equal_scores` the newest K are
+    /// chosen here instead of by comparing scores, because the order of equal scores would depend on rounding.
     pub fn read_in(&self, layer: usize, equal_scores: bool) -> (&Arc<ReadPlan>, Option<usize>) {
         let own = self.read_by_layer.get(layer);
         match equal_scores {
@@ -259,7 +262,7 @@ impl AnchorPlan {
 }
 
 impl Recording {
-    /// Refuses lists that no bank writes.
+    /// Rejects lists that no bank writes.
     fn check(&self, policy: &Policy, layers: usize) -> Result<()> {
         let refuse = |message: String| Err(Error::Request(format!("a recording of anchors {message}")));
         let ascend = self.boundaries.windows(2).all(|pair| pair[0] < pair[1]);

@@ -1,35 +1,34 @@
-//! Which anchors outlive the next boundary.
+//! Retention: which anchors survive the next boundary.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Which anchors outlive the next boundary.
+/// The rule for which anchors survive the next boundary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Retention {
     /// Every anchor.
     #[default]
     All,
-    /// With c complete intervals c, c & (c − 1), …: a number of anchors that is logarithmic in the text.
+    /// With c complete intervals, the anchors c, c & (c − 1), …: a number logarithmic in the length of the text.
     Fenwick,
     /// The newest N.
     Recent(usize),
-    /// As many as fit into so many bytes, in all layers together. Each layer has an equal share and drops by itself
-    /// what it can best do without.
+    /// As many as fit into this many bytes, in all layers together. Each layer has an equal share and drops the anchors
+    /// with the least value to it.
     Budget(usize),
 }
 
-/// What one layer dropped: the number of the anchor that was placed, and the numbers of those that went for it.
+/// What one layer dropped: the number of the anchor that was placed, and the numbers of those dropped to make room.
 pub type Evictions = Vec<(usize, Vec<usize>)>;
 
 impl Retention {
-    /// Whether the anchor with number `ordinal` is kept once `complete` intervals are, as far as that follows from
-    /// the numbers.
+    /// Whether the anchor with number `ordinal` is kept after `complete` intervals, as far as the numbers alone decide.
     pub(super) fn keeps(self, ordinal: usize, complete: usize) -> bool {
         match self {
             Self::All | Self::Budget(_) => true,
             Self::Recent(count) => complete - ordinal < count,
             Self::Fenwick => {
-                // c with its lowest bits cleared one by one: what is left of c above `ordinal`'s lowest bit.
+                // c with its lowest bits cleared one by one: the part of c above the lowest bit of `ordinal`.
                 let low = ordinal & ordinal.wrapping_neg();
                 ordinal > 0 && complete & !(low - 1) == ordinal
             }
@@ -47,7 +46,7 @@ impl Retention {
     }
 }
 
-/// Units of bytes, larger ones first where one ends as another does.
+/// Units of bytes. A unit that is a suffix of another comes after it.
 const UNITS: [(&str, f64); 11] = [
     ("gib", (1u64 << 30) as f64),
     ("mib", (1u64 << 20) as f64),

@@ -7,8 +7,8 @@ use super::{Placement, Policy, Retention, Storage};
 use crate::error::{Error, Result};
 
 impl Policy {
-    /// This policy with what `settings` changes, each `name=value`, with spaces between them; all names are in the text
-    /// above. Names that are left out stay as they are here.
+    /// This policy with the changes in `settings`: entries `name=value`, separated by spaces, with the names shown
+    /// above. Settings that are not named stay unchanged.
     pub fn with(&self, settings: &str) -> Result<Self> {
         let mut policy = self.clone();
         for setting in settings.split_whitespace() {
@@ -44,7 +44,7 @@ fn above_zero(value: &str, or: &str) -> std::result::Result<usize, String> {
     number.ok_or_else(|| format!("is `{value}`; it must be a whole number above 0{or}"))
 }
 
-/// Interval and routing, and of the others those that are not the default.
+/// Writes interval and routing, and the other settings only where they differ from the default.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { interval, top_k, retention, placement, storage } = self;

@@ -1,7 +1,7 @@
-//! `checksums.json`: the size and checksum of every file of a checkpoint folder, so that a changed byte is noticed.
+//! `checksums.json`: the size and checksum of every file in a checkpoint folder, so that a changed byte is detected.
 //!
-//! A file's checksum is taken over the checksums of its blocks of 1 MiB. Blocks can be written as they come and compared
-//! in any order. The list is sealed with a checksum of its own. A folder without a list, such as one made by another
+//! A file's checksum is computed from the checksums of its 1 MiB blocks, so blocks can be summed while they are written
+//! and verified in any order. The list carries its own checksum. A folder without a list, such as one made by another
 //! tool, loads without these checks.
 
 use std::collections::BTreeMap;
@@ -15,16 +15,16 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{Seal, seal, unseal};
 use crate::error::{Error, Result};
 
-/// The name of the list.
+/// The name of the file with the checksums.
 pub const CHECKSUMS_FILE: &str = "checksums.json";
-/// Files that only going on with a run needs. A copy of a checkpoint may lack them.
+/// Files that are needed only to resume a run. A copy of a checkpoint may lack them.
 const TRAINING_FILES: [&str; 2] = ["optimizer.safetensors", "progress.json"];
-/// Bytes under one checksum.
+/// Bytes per checksum.
 pub(super) const BLOCK: usize = 1 << 20;
 const FORMAT: &str = "march checksums";
 const VERSION: u32 = 1;
 
-/// The list.
+/// The contents of `checksums.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Checksums {
     format: String,
@@ -36,7 +36,7 @@ pub(super) struct Checksums {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileSum {
     pub bytes: u64,
-    /// 16 hexadecimal digits.
+    /// The checksum as 16 hexadecimal digits.
     pub checksum: String,
 }
 
@@ -45,12 +45,12 @@ impl Checksums {
         Self { format: FORMAT.into(), version: VERSION, files }
     }
 
-    /// The list as it is written.
+    /// The list in its written form.
     pub fn to_json(&self) -> String {
         seal(&(serde_json::to_string_pretty(self).unwrap_or_default() + "\n"))
     }
 
-    /// The list of a folder; none where there is no such file.
+    /// Reads the list of a folder; `None` if there is no such file.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(CHECKSUMS_FILE);
         let bytes = match fs::read(&path) {
@@ -78,9 +78,9 @@ impl Checksums {
         Ok(Some(list))
     }
 
-    /// Refuses a folder in which a file of the list is missing or has another size, or in which one of those that
-    /// hold no tensors has changed. Files of tensors are compared while they are loaded. Files that only training needs
-    /// are looked at where the folder is to be trained on (`training`).
+    /// Rejects a folder in which a listed file is missing or has another size, or in which a file other than a tensor
+    /// file has changed. Tensor files are verified while they are loaded. Files that only training needs are checked
+    /// only if the folder is opened for `training`.
     pub fn check_folder(&self, folder: &Path, training: bool) -> Result<()> {
         self.check(folder, false, training)
     }
@@ -114,7 +114,7 @@ impl Checksums {
         Ok(())
     }
 
-    /// The checksum of a file of tensors. Refuses a file that is not listed.
+    /// The recorded checksum of a tensor file. Rejects a file that is not listed.
     pub fn of(&self, path: &Path) -> Result<&str> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         match self.files.get(name) {
@@ -126,7 +126,7 @@ impl Checksums {
         }
     }
 
-    /// Refuses a file whose checksum is another than the listed one.
+    /// Rejects a file whose checksum differs from the recorded one.
     pub fn compare(&self, path: &Path, listed: &str, found: u64) -> Result<()> {
         if *listed == hexadecimal(found) {
             return Ok(());
@@ -137,7 +137,7 @@ impl Checksums {
     }
 }
 
-/// Compares every file of a folder with its list of checksums, if it has one.
+/// Verifies every file of a folder against its list of checksums, if it has one.
 pub fn verify_folder(folder: &Path) -> Result<()> {
     Checksums::read(folder)?.map_or(Ok(()), |list| list.check(folder, true, true))
 }
@@ -152,13 +152,13 @@ fn block_checksums(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks(BLOCK).map(checksum).collect()
 }
 
-/// The checksum of a file by those of its blocks.
+/// The checksum of a file, computed from those of its blocks.
 pub(super) fn file_checksum(blocks: &[u64]) -> u64 {
     let bytes: Vec<u8> = blocks.iter().flat_map(|sum| sum.to_le_bytes()).collect();
     checksum(&bytes)
 }
 
-/// Passes bytes on to a writer and sums them up.
+/// Forwards bytes to a writer and computes their checksum.
 pub(super) struct Summing<W> {
     inner: W,
     block: Vec<u8>,
@@ -171,7 +171,7 @@ impl<W: Write> Summing<W> {
         Self { inner, block: Vec::with_capacity(BLOCK), blocks: Vec::new(), bytes: 0 }
     }
 
-    /// The writer, and the size and checksum of what was written.
+    /// Returns the writer, and the size and checksum of what was written.
     pub fn finish(mut self) -> io::Result<(W, FileSum)> {
         if !self.block.is_empty() {
             self.inner.write_all(&self.block)?;
@@ -183,7 +183,7 @@ impl<W: Write> Summing<W> {
 }
 
 impl<W: Write> Write for Summing<W> {
-    /// Blocks go to the file whole, so that no other buffer is needed.
+    /// Writes whole blocks to the file, so that no other buffer is needed.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(BLOCK - self.block.len());
         self.block.extend_from_slice(&bytes[..taken]);
@@ -196,7 +196,7 @@ impl<W: Write> Write for Summing<W> {
         Ok(taken)
     }
 
-    /// Does nothing: the part of a block is written at the end.
+    /// Does nothing: a partial block is written at the end.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

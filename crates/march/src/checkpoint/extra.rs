@@ -1,5 +1,5 @@
-//! Tensors of a checkpoint that are not among the model's parameters. What is left out could change what is computed, so
-//! they are refused, but for a few that are known to say nothing new.
+//! Tensors of a checkpoint that are not among the model's parameters. Ignoring one could change what the model
+//! computes, so they are rejected, except for a few that are known to be redundant.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +12,14 @@ use crate::model::mixer::MixerConfig;
 const HEAD: &str = "lm_head.weight";
 const EMBEDDINGS: &str = "model.embeddings.weight";
 
-/// Ends of the names of the rotary wavelengths' table, which follows from `rope_theta`.
+/// Name suffixes of the table of rotary wavelengths, which is determined by `rope_theta`.
 const FREQUENCIES: [&str; 2] = [".rotary.inv_freq", ".rotary_emb.inv_freq"];
 
-/// How far a number of that table may be from its value, as a share of it: the rounding of bf16.
+/// The relative tolerance for numbers of that table: the rounding of bf16.
 const ROUNDING: f64 = 1.0 / 128.0;
 
 impl Checkpoint {
-    /// Refuses tensors that nobody asked for, unless they are known to change nothing.
+    /// Rejects tensors that nothing has read, unless they are known to be redundant.
     pub(super) fn refuse_extra(&self, asked: &BTreeSet<&str>) -> Result<()> {
         let mut extra = Vec::new();
         for (name, (place, entry)) in self.tensors.iter().filter(|(name, _)| !asked.contains(name.as_str())) {
@@ -52,9 +52,9 @@ impl Checkpoint {
         Err(Error::file(&self.listing, format!("{what}; {cause}")))
     }
 
-    /// Refuses a head beside tied embeddings that has other numbers than they have.
+    /// Rejects an output head that differs from the embeddings although they are tied.
     fn check_tied_head(&self, file: &TensorFile, head: &Entry) -> Result<()> {
-        /// Numbers that are compared at once.
+        /// How many numbers are compared at a time.
         const BLOCK: usize = 1 << 16;
         let Some((place, embeddings)) = self.tensors.get(EMBEDDINGS) else { return Ok(()) };
         let other = &self.files[*place];
@@ -81,7 +81,7 @@ impl Checkpoint {
         Err(Error::file(file.path(), message))
     }
 
-    /// Whether a tensor is the table of rotary wavelengths that the configuration gives.
+    /// Whether a tensor is the table of rotary wavelengths that the configuration implies.
     fn is_known_table(&self, name: &str, file: &TensorFile, entry: &Entry) -> Result<bool> {
         let MixerConfig::Attention(config) = &self.config.mixer else { return Ok(false) };
         let width = self.config.hidden_size / config.num_heads.max(1);

@@ -1,4 +1,5 @@
-//! Models from checkpoint folders. The model itself knows nothing of files, so these methods of it are here.
+//! Loading models from checkpoint folders. These methods of the model are here because the model itself does not use
+//! files.
 
 use march_engine::{Engine, Precision};
 
@@ -7,12 +8,12 @@ use crate::error::Result;
 use crate::model::{InferenceParameters, Model, ParameterSpec, Parameters, rounded};
 
 impl<E: Engine> Model<E> {
-    /// A model and its parameters from a checkpoint.
+    /// Loads a model and its parameters from a checkpoint.
     pub fn load(engine: &E, checkpoint: &Checkpoint) -> Result<(Self, Parameters<E>)> {
         Self::load_each(engine, checkpoint, |_, tensor| Ok(tensor))
     }
 
-    /// A model and its parameters for inference, with weights in fewer bits; see [`Model::quantize`].
+    /// Loads a model and its parameters for inference, with weights in fewer bits; see [`Model::quantize`].
     pub fn load_in(
         engine: &E,
         checkpoint: &Checkpoint,
@@ -21,7 +22,7 @@ impl<E: Engine> Model<E> {
         Self::load_each(engine, checkpoint, |spec, tensor| rounded(engine, spec, tensor, weights))
     }
 
-    /// A model from a checkpoint, and what `take` makes of each of its parameters.
+    /// Loads a model from a checkpoint, and applies `take` to each of its parameters.
     fn load_each<T>(
         engine: &E,
         checkpoint: &Checkpoint,
@@ -38,7 +39,7 @@ impl<E: Engine> Model<E> {
         Ok((model, parameters))
     }
 
-    /// The fingerprint of a checkpoint of this model, as [`Model::fingerprint`] gives it, without its numbers in memory.
+    /// The fingerprint of a checkpoint of this model, equal to [`Model::fingerprint`], without loading its numbers.
     pub fn checkpoint_fingerprint(&self, checkpoint: &Checkpoint) -> Result<String> {
         self.fingerprint_of(|i, places| checkpoint.sample(&self.layout()[i], places))
     }

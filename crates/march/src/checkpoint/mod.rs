@@ -1,4 +1,4 @@
-//! Checkpoint folders: where a model's numbers are on disk, in the shape that Hugging Face tools read.
+//! Checkpoint folders: a model on disk, in the layout that Hugging Face tools read.
 //!
 //! - `config.json`: the [`ModelConfig`]
 //! - `model.safetensors`: the tensors; or, above [`SHARD_BYTES`], shards `model-00001-of-0000N.safetensors`
@@ -6,8 +6,8 @@
 //! - `tokenizer.json`, if the model has one
 //! - `checksums.json`: the size and checksum of every other file, if this program wrote the folder
 //!
-//! Tensors are read where the file is mapped into memory; f32, bf16 and f16 are taken, f32 is written. A
-//! folder is written beside its place and renamed into it, so it is there whole or not at all.
+//! Tensors are read from the memory-mapped file; f32, bf16 and f16 are accepted, f32 is written. A folder is written
+//! next to its destination and then renamed, so that it is there completely or not at all.
 
 mod checksums;
 mod extra;
@@ -30,23 +30,23 @@ use self::read::TensorFile;
 pub use self::write::{NewFolder, save};
 use crate::disk::header::Entry;
 
-/// Bytes of tensors that a file holds at most, unless one tensor alone is larger.
+/// Maximum bytes of tensors per file, unless a single tensor is larger.
 pub const SHARD_BYTES: usize = 5_000_000_000;
 
 const CONFIG_FILE: &str = "config.json";
 const MODEL_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// An opened checkpoint folder: its configuration, and its tensors, mapped into memory.
+/// An opened checkpoint folder: its configuration, and its memory-mapped tensors.
 #[derive(Debug)]
 pub struct Checkpoint {
     config: ModelConfig,
-    /// `model.safetensors` or the index: what should name every tensor.
+    /// `model.safetensors` or the index: the file that should list every tensor.
     listing: PathBuf,
     files: Vec<TensorFile>,
-    /// By tensor name, the place in `files` of the file that holds it, and where in it.
+    /// For each tensor name, the index in `files` of the file that holds it, and its entry there.
     tensors: BTreeMap<String, (usize, Entry)>,
-    /// Of the folder's files, where it has a list.
+    /// The recorded checksums of the folder's files, if it has a list.
     checksums: Option<Checksums>,
 }
 
@@ -58,14 +58,14 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Reads the configuration, maps the files, and checks that they are complete and their headers valid. Where the
-    /// folder has a list of checksums, all files but those of tensors are compared with it; these are while they
-    /// are loaded, by [`Checkpoint::read_all`]. The optimizer's state and the progress of a run may be missing.
+    /// Reads the configuration, maps the files, and checks that they are complete and their headers valid. If the
+    /// folder has a list of checksums, all files except tensor files are verified; tensor files are verified while they
+    /// are loaded, by [`Checkpoint::read_all`]. The optimizer state and the progress of a run may be missing.
     pub fn open(folder: &Path) -> Result<Self> {
         Self::open_folder(folder, false)
     }
 
-    /// [`Checkpoint::open`] of a folder that a run goes on from: the files that only training needs are compared as well.
+    /// Same as [`Checkpoint::open`], for resuming a run: the files that only training needs are verified as well.
     pub fn open_for_training(folder: &Path) -> Result<Self> {
         Self::open_folder(folder, true)
     }
@@ -101,7 +101,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Another file of tensors in a checkpoint's folder, to be read in the same way.
+    /// Opens another tensor file in a checkpoint's folder.
     pub fn open_beside(&self, folder: &Path, name: &str) -> Result<Self> {
         let path = folder.join(name);
         let mut beside = Self {
@@ -115,7 +115,7 @@ impl Checkpoint {
         Ok(beside)
     }
 
-    /// Opens the files that the index names, and checks that they hold what it says.
+    /// Opens the files that the index names, and checks that they hold what it lists.
     fn add_shards(&mut self, folder: &Path) -> Result<()> {
         let listing = self.listing.clone();
         let text = fs::read_to_string(&listing).map_err(Error::io(&listing, "read"))?;
@@ -147,7 +147,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Opens one file of tensors and gives its place in `files`.
+    /// Opens one tensor file and returns its index in `files`.
     fn add(&mut self, path: &Path) -> Result<usize> {
         let (file, entries) = TensorFile::open(path)?;
         let place = self.files.len();
@@ -172,8 +172,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Refuses the checkpoint unless it has every parameter, in its shape, and nothing else that could change what is
-    /// computed.
+    /// Rejects the checkpoint unless it has every parameter, in its shape, and no other tensor that could affect the
+    /// computation.
     pub fn check(&self, parameters: &[ParameterSpec]) -> Result<()> {
         let missing: Vec<&str> = parameters
             .iter()
@@ -190,27 +190,27 @@ impl Checkpoint {
         self.refuse_extra(&asked)
     }
 
-    /// One tensor as f32: borrowed from the file where it holds aligned f32, else converted from f32, bf16,
+    /// Reads one tensor as f32: borrowed from the file if it holds aligned f32, otherwise converted from f32, bf16 or
     /// f16.
     pub fn tensor(&self, parameter: &ParameterSpec) -> Result<Cow<'_, [f32]>> {
         let (file, entry) = self.find(parameter)?;
         file.numbers(&parameter.name, entry)
     }
 
-    /// Single numbers of a tensor, by their places.
+    /// Reads individual numbers of a tensor, given their indices.
     pub(crate) fn sample(&self, parameter: &ParameterSpec, places: &[usize]) -> Result<Vec<f32>> {
         let (file, entry) = self.find(parameter)?;
         file.sample(&parameter.name, entry, places)
     }
 
-    /// Lets go of the memory of a tensor that was taken. It can be taken again.
+    /// Releases the memory of a tensor that was read. It can be read again.
     pub fn release(&self, parameter: &ParameterSpec) {
         if let Some((place, entry)) = self.tensors.get(&parameter.name) {
             self.files[*place].release(entry);
         }
     }
 
-    /// The file and place of a parameter, if it is there in its shape and as numbers that can be read.
+    /// Finds the file and entry of a parameter, and checks its shape and data type.
     fn find(&self, parameter: &ParameterSpec) -> Result<(&TensorFile, &Entry)> {
         let Some((place, entry)) = self.tensors.get(&parameter.name) else {
             return Err(self.missing(&[&parameter.name], 1));
@@ -227,7 +227,7 @@ impl Checkpoint {
         Ok((file, entry))
     }
 
-    /// The error for tensors that are missing, of so many that were asked for.
+    /// The error for missing tensors, out of `asked` requested ones.
     fn missing(&self, names: &[&str], asked: usize) -> Error {
         let named = first_names(names);
         let what = match names.len() {
@@ -239,7 +239,7 @@ impl Checkpoint {
     }
 }
 
-/// The first few of some names, and how many others there are.
+/// The first few of the names, and how many more there are.
 fn first_names(names: &[&str]) -> String {
     const NAMED: usize = 3;
     let named: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();

@@ -1,4 +1,4 @@
-//! One safetensors file, mapped into memory.
+//! One memory-mapped safetensors file.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::disk::Mapped;
 use crate::disk::header::{Entry, read_header, wrong_dtype};
 use crate::error::{Error, Result};
 
-/// A file of tensors, mapped into memory.
+/// A memory-mapped file of tensors.
 #[derive(Debug)]
 pub(super) struct TensorFile {
     path: PathBuf,
@@ -20,7 +20,7 @@ pub(super) struct TensorFile {
 }
 
 impl TensorFile {
-    /// Maps a file and reads its header. The tensors must lie one after the other and fill the file.
+    /// Maps a file and reads its header. The tensors must be contiguous and fill the file.
     pub fn open(path: &Path) -> Result<(Self, Vec<(String, Entry)>)> {
         let mapped = Mapped::open(path).map_err(Error::io(path, "open"))?;
         let bytes = mapped.bytes();
@@ -36,12 +36,12 @@ impl TensorFile {
         Ok((Self { path: path.into(), mapped }, header.tensors))
     }
 
-    /// The whole file.
+    /// The contents of the file.
     pub fn bytes(&self) -> &[u8] {
         self.mapped.bytes()
     }
 
-    /// Tells the system that a range of the file is about to be read.
+    /// Tells the system to prefetch a range of the file.
     pub fn prepare(&self, range: Range<usize>) {
         self.mapped.prepare(range);
     }
@@ -51,7 +51,7 @@ impl TensorFile {
         &self.path
     }
 
-    /// Refuses a tensor whose numbers are of a kind that is not read.
+    /// Rejects a tensor with an unsupported data type.
     pub fn check_dtype(&self, name: &str, entry: &Entry) -> Result<()> {
         match entry.dtype {
             Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(()),
@@ -59,7 +59,7 @@ impl TensorFile {
         }
     }
 
-    /// The numbers of one of the file's tensors.
+    /// The numbers of one tensor in the file.
     pub fn numbers(&self, name: &str, entry: &Entry) -> Result<Cow<'_, [f32]>> {
         self.check_dtype(name, entry)?;
         self.mapped.prepare(entry.range.clone());
@@ -76,7 +76,7 @@ impl TensorFile {
         })
     }
 
-    /// Single numbers of one of the file's tensors, by their places, which must be in it.
+    /// Individual numbers of one tensor in the file, given their indices, which must be in range.
     pub fn sample(&self, name: &str, entry: &Entry, places: &[usize]) -> Result<Vec<f32>> {
         self.check_dtype(name, entry)?;
         let bytes = &self.mapped.bytes()[entry.range.clone()];
@@ -91,13 +91,13 @@ impl TensorFile {
             .collect())
     }
 
-    /// Lets go of the memory of one of the file's tensors.
+    /// Releases the memory of one tensor in the file.
     pub fn release(&self, entry: &Entry) {
         self.mapped.release(entry.range.clone());
     }
 }
 
-/// 16-bit numbers as f32, a block at a time.
+/// Converts 16-bit numbers to f32, a block at a time.
 fn widen<H: Copy + Default>(bytes: &[u8], from_le_bytes: fn([u8; 2]) -> H) -> Vec<f32>
 where
     [H]: HalfFloatSliceExt,

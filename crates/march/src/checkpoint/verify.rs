@@ -1,9 +1,10 @@
-//! Loading tensors while a second thread checks the files: against their checksums, and for numbers that are not finite.
+//! Loading tensors while a second thread checks the files: against their checksums, and for numbers that are not
+//! finite.
 //!
-//! Copying a file's numbers to where the engine wants them is bound by memory, and so is checking them. Side by side on
-//! two cores the check costs next to nothing; one after the other, it would add half of the loading time. The checking
-//! thread stays at most [`AHEAD`] bytes before the copying one: what both touch is in memory once, and the pages
-//! that were copied are released soon.
+//! Copying a file's numbers to the engine is bound by memory bandwidth, and so is checking them. In parallel on two
+//! cores the check costs almost nothing; done sequentially, it would add half of the loading time. The checking thread
+//! stays at most [`AHEAD`] bytes ahead of the copying thread, so that the data both threads touch is in memory only
+//! once and copied pages are released soon.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,17 +23,17 @@ use crate::model::ParameterSpec;
 /// How many bytes the check may be ahead of the copy.
 const AHEAD: usize = 64 << 20;
 
-/// How far the copying thread has come.
+/// Progress of the copying thread.
 #[derive(Default)]
 struct Copied {
     bytes: AtomicUsize,
-    /// Nothing more will be copied.
+    /// Set when nothing more will be copied.
     finished: AtomicBool,
 }
 
 impl Checkpoint {
-    /// Gives the numbers of each parameter, in order, and checks the files meanwhile. What was given counts only where
-    /// this returns `Ok`: a damaged file may be found after its numbers were given.
+    /// Passes on the numbers of each parameter, in order, while checking the files. Use the numbers only if this
+    /// returns `Ok`: damage may be found after a file's numbers were passed on.
     pub fn read_all(
         &self,
         parameters: &[ParameterSpec],
@@ -55,16 +56,16 @@ impl Checkpoint {
             let given = copy();
             copied.finished.store(true, Ordering::Release);
             match check.map(|check| check.join()) {
-                // Damage explains whatever else went wrong.
+                // Damage takes precedence, because it explains any other error.
                 Ok(Ok(Err(damage))) => Err(damage),
                 Ok(Ok(Ok(()))) => given,
-                // No thread could be started, or it failed: the check is made here.
+                // The thread could not be started, or it failed: check here instead.
                 _ => self.check_files(None).and(given),
             }
         })
     }
 
-    /// Compares all files of tensors with their checksums, and looks for numbers that are not finite.
+    /// Verifies all tensor files against their checksums, and checks that all numbers are finite.
     pub fn verify(&self) -> Result<()> {
         self.check_files(None)
     }
@@ -96,7 +97,7 @@ impl Checkpoint {
                 if listed.is_some() {
                     sums.push(checksum(&bytes[start..end]));
                 }
-                // The block is in the cache now.
+                // The block is in the cache now, so check its numbers.
                 while first < tensors.len() && tensors[first].1.range.end <= start {
                     first += 1;
                 }
@@ -123,7 +124,8 @@ impl Checkpoint {
     }
 }
 
-/// Waits until the copying thread is near or has ended. Where it failed the check goes on: damage may be the reason.
+/// Waits until the copying thread is close or has ended. If it failed, the check continues, because damage may be the
+/// cause.
 fn keep_pace(copied: &Copied, done: usize) {
     let near = || done <= copied.bytes.load(Ordering::Relaxed) + AHEAD;
     while !near() && !copied.finished.load(Ordering::Acquire) {
@@ -131,7 +133,7 @@ fn keep_pace(copied: &Copied, done: usize) {
     }
 }
 
-/// Whether the numbers of a tensor that begin in a part of its file are finite.
+/// Whether the numbers of a tensor that begin in the given part of its file are finite.
 fn is_finite(file: &TensorFile, entry: &Entry, start: usize, end: usize) -> bool {
     let width = if entry.dtype == Dtype::F32 { 4 } else { 2 };
     let at = |place: usize| {
@@ -139,7 +141,8 @@ fn is_finite(file: &TensorFile, entry: &Entry, start: usize, end: usize) -> bool
         entry.range.start + inside.next_multiple_of(width)
     };
     let numbers = &file.bytes()[at(start)..at(end).min(entry.range.end)];
-    // A number is not finite where all bits of its exponent are set. No early exit, so that this is vectorised.
+    // A number is not finite if all bits of its exponent are set. There is no early exit, so that the loop is
+    // vectorised.
     match entry.dtype {
         Dtype::F32 => {
             const EXPONENT: u32 = 0x7F80_0000;

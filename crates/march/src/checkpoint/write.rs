@@ -1,4 +1,4 @@
-//! Writing a checkpoint folder: beside its place, to the disk, then renamed.
+//! Writing a checkpoint folder: into a temporary folder next to its destination, synced to the disk, then renamed.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +16,10 @@ use crate::disk::{file_bytes, parent, sync_folder};
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, ParameterSpec};
 
-/// Writes a new checkpoint folder, with at most `shard_bytes` of tensors in a file unless one is larger.
+/// Writes a new checkpoint folder, with at most `shard_bytes` of tensors per file unless a single tensor is larger.
 ///
-/// `tensor(i)` gives the numbers of `parameters[i]` when their turn comes, in order, so that only one is held
-/// at a time. Whatever fails, nothing is left behind. Only one save of a folder may run at a time.
+/// `tensor(i)` returns the numbers of `parameters[i]`; it is called in order, so that only one tensor is held at a
+/// time. If anything fails, nothing is left behind. Only one save of a folder may run at a time.
 pub fn save(
     folder: &Path,
     config: &ModelConfig,
@@ -32,23 +32,23 @@ pub fn save(
     new.finish()
 }
 
-/// A checkpoint folder that is being written beside its place. It is there once it is finished; dropped before, it
-/// leaves nothing behind.
+/// A checkpoint folder that is being written next to its destination. It is moved there by [`NewFolder::finish`]; if
+/// dropped earlier, it leaves nothing behind.
 pub struct NewFolder {
     partial: Partial,
     folder: PathBuf,
-    /// Of the files that are written.
+    /// Sizes and checksums of the files written so far.
     sums: RefCell<BTreeMap<String, FileSum>>,
 }
 
 impl NewFolder {
-    /// Begins a folder, whose place must be free.
+    /// Begins a folder, whose destination must be free.
     pub fn create(folder: &Path) -> Result<Self> {
         refuse_existing(folder)?;
         Ok(Self { partial: Partial::create(folder)?, folder: folder.into(), sums: RefCell::default() })
     }
 
-    /// Writes a model: `config.json` and the tensors. `tensor(i)` gives the numbers of `parameters[i]`.
+    /// Writes a model: `config.json` and the tensors. `tensor(i)` returns the numbers of `parameters[i]`.
     pub fn model(
         &self,
         config: &ModelConfig,
@@ -93,14 +93,14 @@ impl NewFolder {
         self.write(name, |path, file| file.write_all(bytes).map_err(Error::io(path, "write")))
     }
 
-    /// Writes the list of checksums and puts the folder in its place.
+    /// Writes the list of checksums and moves the folder to its destination.
     pub fn finish(self) -> Result<()> {
         let list = Checksums::new(self.sums.take());
         self.file(CHECKSUMS_FILE, list.to_json().as_bytes())?;
         self.partial.rename_to(&self.folder)
     }
 
-    /// Writes a new file, notes its checksum, and waits until it is on the disk.
+    /// Writes a new file, records its checksum, and waits until it is on the disk.
     fn write(&self, name: &str, write: impl FnOnce(&Path, &mut Summing<File>) -> Result<()>) -> Result<()> {
         let path = self.partial.path.join(name);
         let mut file = Summing::new(File::create_new(&path).map_err(Error::io(&path, "create"))?);
@@ -142,7 +142,7 @@ impl NewFolder {
     }
 }
 
-/// A folder that is there and holds something is never touched.
+/// Rejects an existing folder that is not empty: it is never touched.
 fn refuse_existing(folder: &Path) -> Result<()> {
     let empty = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
@@ -159,7 +159,7 @@ fn refuse_existing(folder: &Path) -> Result<()> {
     }
 }
 
-/// Bytes of each parameter. Refuses a name that comes twice.
+/// Size of each parameter, in bytes. Rejects duplicate names.
 fn count_bytes(folder: &Path, parameters: &[ParameterSpec]) -> Result<Vec<usize>> {
     let mut names = BTreeSet::new();
     let mut total = 0usize;
@@ -183,7 +183,7 @@ fn count_bytes(folder: &Path, parameters: &[ParameterSpec]) -> Result<Vec<usize>
     Ok(bytes)
 }
 
-/// Which parameters go to each file: one is closed before it would exceed `shard_bytes`. There is always one.
+/// Splits the parameters into files: a file is closed before it would exceed `shard_bytes`. There is at least one file.
 fn cut(bytes: &[usize], shard_bytes: usize) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut start, mut size) = (0, 0);
@@ -198,7 +198,7 @@ fn cut(bytes: &[usize], shard_bytes: usize) -> Vec<Range<usize>> {
     shards
 }
 
-/// The name of a file of tensors, counted from 0.
+/// The name of tensor file `number`, from 0.
 fn file_name(number: usize, count: usize) -> String {
     if count == 1 { MODEL_FILE.into() } else { format!("model-{:05}-of-{count:05}.safetensors", number + 1) }
 }
@@ -206,7 +206,7 @@ fn file_name(number: usize, count: usize) -> String {
 /// The header of a safetensors file; `bytes` has the size of each parameter.
 fn tensors_header(parameters: &[ParameterSpec], bytes: &[usize]) -> Vec<u8> {
     let mut header = Map::new();
-    // The value that Hugging Face tools look for: numbers in the layout of PyTorch.
+    // The value that Hugging Face tools expect: numbers in the layout of PyTorch.
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut start = 0;
     for (parameter, bytes) in parameters.iter().zip(bytes) {
@@ -216,21 +216,21 @@ fn tensors_header(parameters: &[ParameterSpec], bytes: &[usize]) -> Vec<u8> {
         start = end;
     }
     let mut header = Value::Object(header).to_string().into_bytes();
-    // Spaces, so that the numbers begin at an address for any type.
+    // Pad with spaces, so that the numbers are aligned for any type.
     header.resize(header.len().next_multiple_of(8), b' ');
     header
 }
 
-/// A folder beside its final place, removed unless it is renamed.
+/// A folder next to its final destination, removed unless it is renamed.
 struct Partial {
     path: PathBuf,
-    /// The folder itself, locked as long as this process writes to it; none where folders cannot be locked.
+    /// The folder itself, locked while this process writes to it; `None` if folders cannot be locked.
     _lock: Option<File>,
     renamed: bool,
 }
 
 impl Partial {
-    /// `.<name>.partial-<process>` beside the folder, whose parents are made if they are missing.
+    /// Creates `.<name>.partial-<process>` next to the folder; missing parent folders are created.
     fn create(folder: &Path) -> Result<Self> {
         let Some(name) = folder.file_name() else {
             return Err(Error::file(folder, "is not the name of a new folder"));
@@ -242,7 +242,7 @@ impl Partial {
         remove_abandoned(parent(folder), &partial);
         partial.push(std::process::id().to_string());
         let path = folder.with_file_name(partial);
-        // Of an earlier process of the same number, which died while it wrote.
+        // Left by an earlier process with the same process id, which died while writing.
         if let Err(error) = fs::remove_dir_all(&path)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -253,10 +253,10 @@ impl Partial {
         Ok(Self { path, _lock: lock, renamed: false })
     }
 
-    /// Puts the folder in its place, which is free or an empty folder.
+    /// Moves the folder to its destination, which is free or an empty folder.
     fn rename_to(mut self, folder: &Path) -> Result<()> {
         sync_folder(&self.path)?;
-        // Elsewhere a rename replaces an empty folder.
+        // On other systems, a rename replaces an empty folder.
         if cfg!(windows) && folder.exists() {
             fs::remove_dir(folder).map_err(Error::io(folder, "replace"))?;
         }
@@ -267,8 +267,8 @@ impl Partial {
     }
 }
 
-/// Removes the folders that processes which died left beside a place: their names begin with `prefix` and end with a
-/// process's number, and nobody holds their lock. One that cannot be removed does no harm.
+/// Removes the temporary folders that dead processes left next to a destination: their names begin with `prefix` and
+/// end with a process id, and nobody holds their lock. One that cannot be removed is harmless.
 fn remove_abandoned(parent: &Path, prefix: &OsStr) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -285,13 +285,13 @@ fn remove_abandoned(parent: &Path, prefix: &OsStr) {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.renamed {
-            // The error that led here is the one to report.
+            // Report the original error instead.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// Makes a folder and those above it, to the disk.
+/// Creates a folder and its parents, synced to the disk.
 fn create_parents(folder: &Path) -> Result<()> {
     let missing: Vec<&Path> =
         folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).collect();

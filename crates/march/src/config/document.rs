@@ -1,4 +1,4 @@
-//! Flat keys and values, whatever format they were written in.
+//! Flat keys and values, independent of the file format.
 
 use std::collections::BTreeMap;
 
@@ -9,31 +9,31 @@ use serde_json::{Map, Number, Value};
 use super::hints::{self, Examples};
 use crate::error::{Error, Result};
 
-/// Flat keys of a model with where they came from; remembers which were asked for.
+/// Flat keys of a model with their origin; tracks which keys were read.
 #[derive(Clone, Debug)]
 pub struct Document {
     origin: String,
     keys: Map<String, Value>,
-    /// Where a key stands, if that is known better than `origin` says it.
+    /// The location of a key, if it is known more precisely than `origin`.
     places: BTreeMap<String, String>,
     known: Vec<String>,
-    /// What messages about a key name as examples.
+    /// Examples for messages about a key.
     examples: Examples,
 }
 
 impl Document {
-    /// A document of one origin.
+    /// A document from a single origin.
     pub fn new(origin: &str, keys: Map<String, Value>) -> Self {
         let (places, known) = (BTreeMap::new(), Vec::new());
         Self { origin: origin.into(), keys, places, known, examples: || &[] }
     }
 
-    /// With the place of each key.
+    /// Sets the location of each key.
     pub(crate) fn at_places(self, places: BTreeMap<String, String>) -> Self {
         Self { places, ..self }
     }
 
-    /// With examples for the messages about its keys.
+    /// Sets the examples for messages about its keys.
     pub fn with_examples(self, examples: Examples) -> Self {
         Self { examples, ..self }
     }
@@ -43,8 +43,8 @@ impl Document {
         self.examples
     }
 
-    /// Takes the keys of `T` (a serde struct, fields = keys). All of them are known from then on. A null
-    /// counts as missing; a whole number may be written as 2.0, and any number without its fraction.
+    /// Reads the keys of `T` (a serde struct, fields = keys); all of them count as known from then on. A null counts as
+    /// missing; a whole number may be written as 2.0, and a float without a fraction.
     pub fn keys<T: Serialize + DeserializeOwned>(&mut self) -> Result<T> {
         let present = self.keys.iter().filter(|(_, value)| !value.is_null());
         let present: Map<_, _> = present.map(|(key, value)| (key.clone(), whole(value))).collect();
@@ -59,37 +59,37 @@ impl Document {
         &self.origin
     }
 
-    /// The value of a key that is there and not null.
+    /// The value of a key that is present and not null.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there, be it null.
+    /// Whether the key is present, even if null.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.keys.contains_key(key)
     }
 
-    /// Gives a key a value.
+    /// Sets the value of a key.
     pub(crate) fn set(&mut self, key: &str, value: Value) {
         self.keys.insert(key.into(), value);
     }
 
-    /// The keys that were asked for so far.
+    /// The keys that were read so far.
     pub(crate) fn known(&self) -> impl Iterator<Item = &str> {
         self.known.iter().map(String::as_str)
     }
 
-    /// Keys that nobody asked for.
+    /// The keys that nothing has read.
     pub(crate) fn unknown(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.keys.iter().filter(|(key, _)| !self.known.contains(key))
     }
 
-    /// An error about a key, where the key stands.
+    /// An error about a key, with its location.
     pub(crate) fn error(&self, key: &str, message: impl Into<String>) -> Error {
         Error::config(self.places.get(key).unwrap_or(&self.origin), key, message)
     }
 
-    /// Says what serde found wrong in the words of a configuration.
+    /// Translates an error of serde into the terms of a configuration.
     fn explain(&self, error: &serde_path_to_error::Error<serde_json::Error>) -> Error {
         let message = error.inner().to_string();
         let missing = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
@@ -107,7 +107,7 @@ impl Document {
         self.error(key, format!("is {value}; {of} must be {kind}"))
     }
 
-    /// A key without a default is not there.
+    /// The error for a missing key without a default.
     fn missing(&self, key: &str) -> Error {
         let null = if self.has(key) { " (it is null)" } else { "" };
         let remedy = if let Some(misspelt) = self.misspelt(key) {
@@ -122,7 +122,7 @@ impl Document {
         self.error(key, format!("is missing{null}{remedy}"))
     }
 
-    /// A key that no mixer has and that looks like `key`.
+    /// An unknown key that resembles `key`.
     fn misspelt(&self, key: &str) -> Option<&str> {
         let unknown = self.unknown().map(|(name, _)| name.as_str());
         let strange = unknown.filter(|name| !hints::is_model_key(self.examples, name));
@@ -130,8 +130,8 @@ impl Document {
     }
 }
 
-/// What serde expected, from its message, in words that need no knowledge of the program; and whether that is a choice
-/// between names.
+/// What serde expected, taken from its message, in words that need no knowledge of the program; and whether that is a
+/// choice between names.
 fn plain_kind(message: &str) -> (String, bool) {
     let kind = message.rsplit_once("expected ").map_or("", |(_, kind)| kind);
     let plain = match kind {
@@ -139,7 +139,7 @@ fn plain_kind(message: &str) -> (String, bool) {
         "isize" | "i64" | "i32" | "i16" | "i8" => "a whole number".into(),
         "f64" | "f32" => "a number".into(),
         "a boolean" => "true or false".into(),
-        // The second is what serde expects for an enum.
+        // serde uses the second for an enum.
         "a string" | "string or map" => "a text in quotes".into(),
         "a sequence" => "a list, such as [1, 2] or [\"a\", \"b\"]".into(),
         _ if kind.starts_with('`') => return (kind.into(), true),
@@ -163,7 +163,7 @@ pub fn keys_of<T: Serialize>(keys: &T) -> Map<String, Value> {
     }
 }
 
-/// 2.0 as 2, so that it also fits a key that counts something.
+/// Converts 2.0 to 2, so that it is also valid for an integer key.
 fn whole(value: &Value) -> Value {
     /// Whole numbers up to this one are exact in f64.
     const EXACT: f64 = 9_007_199_254_740_992.0;

@@ -1,26 +1,26 @@
-//! What a message about a wrong name can add: the name that was meant, and how a preset has it.
+//! Hints in messages about a wrong name: the name that was probably meant, and an example from a preset.
 
 use serde_json::{Map, Value};
 
 use super::presets;
 
-/// A model of a preset, from which messages take names and values. Only the caller knows the keys of models and their
-/// defaults, so it provides the examples.
+/// The model of a preset, which provides names and values for messages. Only the caller knows the keys of models and
+/// their defaults, so it provides the examples.
 #[derive(Clone, Debug)]
 pub struct Example {
     /// The preset's name.
     pub preset: &'static str,
-    /// The kind of model.
+    /// The model's type.
     pub model_type: &'static str,
-    /// All keys of `[model]`, defaults filled in.
+    /// All keys of `[model]`, with defaults filled in.
     pub keys: Map<String, Value>,
 }
 
-/// Gives the examples; called only when a message needs them.
+/// Returns the examples; called only when a message needs them.
 pub type Examples = fn() -> &'static [Example];
 
-/// The candidate that `name` most likely stands for: the same but for case and `-`, one that contains it or
-/// is contained in it, or one that differs in at most a third of its letters.
+/// The candidate that `name` most likely stands for: equal except for case and `-`, containing it or contained in it,
+/// or differing in at most a third of its letters.
 pub(crate) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace('-', "_").chars().collect::<Vec<_>>();
     let name = plain(name);
@@ -38,7 +38,7 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
     scored.min_by_key(|(score, _)| *score).map(|(_, candidate)| candidate)
 }
 
-/// Insertions, deletions, changes and swaps of neighbours that lead from one text to the other.
+/// The edit distance of two texts: insertions, deletions, substitutions and swaps of neighbours.
 fn edit_distance(from: &[char], to: &[char]) -> usize {
     let mut before = vec![0; to.len() + 1];
     let mut above: Vec<usize> = (0..=to.len()).collect();
@@ -62,13 +62,13 @@ pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     quoted.join(", ")
 }
 
-/// What to say of a name that is neither a preset nor a file.
+/// The message about a name that is neither a preset nor a file.
 pub(crate) fn preset(name: &str) -> String {
     let stem = name.strip_suffix(".toml").unwrap_or(name);
     choice(stem, "the presets are", presets::names())
 }
 
-/// "did you mean `a`? there are `a`, `b`", without the question if nothing is near.
+/// "did you mean `a`? there are `a`, `b`", without the question if nothing is similar.
 pub(crate) fn choice<'a>(
     name: &str,
     there_are: &str,
@@ -78,7 +78,7 @@ pub(crate) fn choice<'a>(
     format!("{}{there_are} {}", question.unwrap_or_default(), list(names))
 }
 
-/// Whether the models of any type have this key.
+/// Whether models of any type have this key.
 pub(super) fn is_model_key(examples: Examples, key: &str) -> bool {
     examples().iter().any(|example| example.keys.contains_key(key))
 }
@@ -94,7 +94,7 @@ pub(crate) fn model_types_with(examples: Examples, key: &str) -> Vec<&'static st
     found
 }
 
-/// The first preset of a `model_type`, and the value that it gives a key.
+/// The first preset of a `model_type`, and its value for a key.
 pub(super) fn example(
     examples: Examples,
     model_type: Option<&str>,

@@ -1,9 +1,10 @@
-//! Configuration files, whatever they configure: documents of keys, TOML sections, the texts of the presets, and messages
-//! that name what was meant.
+//! Configuration files in general: documents of keys, TOML sections, the presets' texts, and messages that suggest
+//! corrections.
 //!
-//! A TOML file has the sections `[model]`, `[memory]`, `[data]` and `[train]`, and may start with `extends = "…"`, the name
-//! of a preset or the path of a file, whose keys its own keys override. The presets are the files of `configs/`. What a
-//! section means is said by the modules that use it: `model`, `anchors`, `data` and `train`; `recipe` reads whole files.
+//! A TOML file has the sections `[model]`, `[memory]`, `[data]` and `[train]`, and may start with `extends = "…"`, the
+//! name of a preset or the path of a file, whose keys its own keys override. The presets are the files of `configs/`.
+//! The modules that use a section define its meaning: `model`, `anchors`, `data` and `train`; `recipe` reads whole
+//! files.
 
 mod document;
 mod hints;
@@ -18,10 +19,10 @@ pub use hints::{Example, Examples};
 pub(crate) use hints::{choice, list, model_types_with, nearest, preset};
 pub(crate) use sections::{SECTIONS, Section, Sections, Source};
 
-/// A key that contradicts another or itself: its name, and what is wrong with it and what to do.
+/// A key that contradicts another or has an invalid value: its name, and what is wrong and what to do.
 pub type Contradiction = (&'static str, String);
 
-/// Refuses a number outside of its range.
+/// Rejects a number outside its range.
 pub(crate) fn within(
     key: &'static str,
     value: u64,

@@ -1,4 +1,4 @@
-//! The configuration files of `configs/`, embedded.
+//! The embedded configuration files of `configs/`.
 
 macro_rules! embed {
     ($($name:literal),* $(,)?) => {
@@ -6,7 +6,7 @@ macro_rules! embed {
     };
 }
 
-/// Names and texts.
+/// Names and contents of the presets.
 const PRESETS: &[(&str, &str)] = embed![
     "paper/march",
     "paper/gdn",
@@ -30,12 +30,12 @@ const PRESETS: &[(&str, &str)] = embed![
     "ablation/fenwick",
 ];
 
-/// The names.
+/// The names of the presets.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> + Clone {
     PRESETS.iter().map(|(name, _)| *name)
 }
 
-/// The text of a preset and its name as the static string.
+/// The name and text of a preset.
 pub(crate) fn find(name: &str) -> Option<(&'static str, &'static str)> {
     PRESETS.iter().find(|(known, _)| *known == name).copied()
 }

@@ -15,29 +15,29 @@ use crate::error::{Error, Result};
 /// The sections that a configuration file can have.
 pub(crate) const SECTIONS: [&str; 4] = ["model", "memory", "data", "train"];
 
-/// The key before the sections that names the file to start from.
+/// The key before the sections that names the file to extend.
 const EXTENDS: &str = "extends";
 
 /// A configuration file or preset.
 pub(crate) struct Source {
     text: Cow<'static, str>,
-    /// How errors call it.
+    /// The name of the source in errors.
     pub origin: String,
-    /// Where the paths in it start.
+    /// The folder that paths in it are relative to.
     folder: Option<PathBuf>,
-    /// The same for two ways to name one file.
+    /// Identifies the file, however it was named.
     identity: PathBuf,
 }
 
 impl Source {
-    /// An embedded preset.
+    /// Opens an embedded preset.
     pub fn preset(name: &str) -> Option<Self> {
         let (name, text) = presets::find(name)?;
         let origin = format!("preset {name}");
         Some(Self { text: text.into(), identity: origin.clone().into(), origin, folder: None })
     }
 
-    /// A file.
+    /// Reads a file.
     pub fn file(path: &Path) -> Result<Self> {
         if path.is_dir() {
             return Err(Error::file(path, "is a folder; name a TOML file in it, or a preset"));
@@ -46,18 +46,18 @@ impl Source {
         Ok(Self::text(text, &path.display().to_string(), path.parent()))
     }
 
-    /// A text that was read elsewhere.
+    /// Wraps a text that was read elsewhere.
     pub fn text(text: String, origin: &str, folder: Option<&Path>) -> Self {
         let identity = std::fs::canonicalize(origin).unwrap_or_else(|_| origin.into());
         Self { text: text.into(), origin: origin.into(), folder: folder.map(Into::into), identity }
     }
 
-    /// The sections, over those of the file that it extends. Messages take names from the examples.
+    /// The sections, merged over those of the file that it extends. Messages take names from the examples.
     pub fn sections(&self, examples: Examples) -> Result<Sections> {
         self.extending(examples, &mut Vec::new())
     }
 
-    /// The sections of a file that the files of `chain` (identity and origin) extend.
+    /// The sections of a file that is extended by the files of `chain` (identity and origin).
     fn extending(&self, examples: Examples, chain: &mut Vec<(PathBuf, String)>) -> Result<Sections> {
         chain.push((self.identity.clone(), self.origin.clone()));
         let Parsed { sections, extends } = self.parse(examples)?;
@@ -81,7 +81,7 @@ impl Source {
         Ok(merged)
     }
 
-    /// What `extends = "name"` names.
+    /// The source that `extends = "name"` refers to.
     fn base(&self, name: &str, place: &str) -> Result<Self> {
         let refuse = |what: String| {
             let message = format!("names `{name}`, which is no preset{what}; {}", hints::preset(name));
@@ -145,11 +145,11 @@ impl Source {
     }
 }
 
-/// What one file says.
+/// The contents of one file.
 #[derive(Default)]
 struct Parsed {
     sections: Sections,
-    /// The name and where it stands.
+    /// The name and its location.
     extends: Option<(String, String)>,
 }
 
@@ -157,14 +157,14 @@ struct Parsed {
 #[derive(Default)]
 pub(crate) struct Sections(pub BTreeMap<String, Section>);
 
-/// The keys of a section and where each stands.
+/// The keys of a section and their locations.
 #[derive(Default)]
 pub(crate) struct Section {
     pub keys: Map<String, Value>,
     pub places: BTreeMap<String, String>,
 }
 
-/// An error about a name outside of the sections, or a section that nobody knows.
+/// The error about a name outside the sections, or an unknown section.
 fn unknown_name(place: &str, name: &str, value: &DeValue<'_>, examples: Examples) -> Error {
     let sections = || SECTIONS.map(|section| format!("[{section}]")).join(", ");
     let message = if SECTIONS.contains(&name) {

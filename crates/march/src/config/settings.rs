@@ -1,4 +1,4 @@
-//! `--set section.key=value`: keys set anew over those of a preset or file.
+//! `--set section.key=value`: overrides keys of a preset or file.
 
 use serde_json::Value;
 use toml::de::DeTable;
@@ -7,7 +7,7 @@ use super::hints;
 use super::sections::{SECTIONS, Sections, to_json};
 use crate::error::{Error, Result};
 
-/// Puts the settings over the keys of the sections. A later one counts over an earlier one.
+/// Applies the settings to the keys of the sections. A later setting overrides an earlier one.
 pub(crate) fn apply(sections: &mut Sections, settings: &[String]) -> Result<()> {
     for setting in settings {
         let parts = setting.split_once('=').and_then(|(key, value)| Some((key.split_once('.')?, value)));
@@ -29,7 +29,7 @@ pub(crate) fn apply(sections: &mut Sections, settings: &[String]) -> Result<()> 
     Ok(())
 }
 
-/// A value in TOML, or the text as it is.
+/// Parses a value as TOML, or takes it as a string.
 fn parse(value: &str) -> std::result::Result<Value, String> {
     let line = format!("x = {value}");
     match DeTable::parse(&line) {

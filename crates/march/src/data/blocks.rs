@@ -1,6 +1,6 @@
-//! The checksums of a shard: one for each block of 1 MiB of its file; the last block may be shorter.
+//! The checksums of a shard: one per 1 MiB block of its file; the last block may be shorter.
 //!
-//! In `meta.json` and `progress.json` they are one text, 16 hexadecimal digits for each block.
+//! In `meta.json` and `progress.json` they are one string, with 16 hexadecimal digits per block.
 
 use std::fs::File;
 use std::io;
@@ -12,18 +12,18 @@ use march_engine::checksum;
 
 use crate::error::{Error, Result};
 
-/// Bytes of a block; a whole number of tokens.
+/// Bytes per block; a whole number of tokens.
 pub(super) const BLOCK: u64 = 1 << 20;
 
 /// Hexadecimal digits of a block's checksum.
 pub(super) const DIGITS: usize = 16;
 
-/// The checksum of a block as it is written.
+/// The checksum of a block in its written form.
 pub(super) fn digits(block: &[u8]) -> String {
     format!("{:016x}", checksum(block))
 }
 
-/// The checksums of a file of `bytes` bytes from their text; none where it does not have one for each block.
+/// Parses the checksums of a file of `bytes` bytes; `None` if there is not exactly one per block.
 pub(super) fn parse(text: &str, bytes: u64) -> Option<Vec<u64>> {
     let digits = bytes.div_ceil(BLOCK).checked_mul(DIGITS as u64)?;
     if text.len() as u64 != digits || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
@@ -33,7 +33,8 @@ pub(super) fn parse(text: &str, bytes: u64) -> Option<Vec<u64>> {
     text.as_bytes().chunks(DIGITS).map(number).collect()
 }
 
-/// Compares the first `bytes` bytes of a file with their checksums, which `named` holds. Gives the last block.
+/// Verifies the first `bytes` bytes of a file against their checksums, which are in the file `named`. Returns the last
+/// block.
 pub(super) fn compare(
     path: &Path,
     bytes: u64,
@@ -52,7 +53,7 @@ pub(super) fn compare(
     Ok(block)
 }
 
-/// The checksums of the first `bytes` bytes of a file, as they are written.
+/// The checksums of the first `bytes` bytes of a file, in their written form.
 pub(super) fn of_file(path: &Path, bytes: u64) -> Result<String> {
     let file = File::open(path).map_err(Error::io(path, "open"))?;
     let mut block = Vec::new();
@@ -64,12 +65,12 @@ pub(super) fn of_file(path: &Path, bytes: u64) -> Result<String> {
     Ok(text)
 }
 
-/// A file of which each block is compared with its checksum before it is first read. Reading needs no map, so a file
-/// that is cut while it is in use is an error and not the end of the process.
+/// A file in which each block is verified against its checksum before it is first used. It is read without a memory
+/// map, so a file that is truncated while in use causes an error instead of ending the process.
 #[derive(Debug)]
 pub(super) struct Checked {
     file: File,
-    /// A bit for each block that was compared.
+    /// One bit for each verified block.
     compared: Vec<AtomicU64>,
 }
 
@@ -80,7 +81,7 @@ impl Checked {
         Ok(Self { file, compared: (0..words).map(|_| AtomicU64::new(0)).collect() })
     }
 
-    /// Reads a range of the file, which has `bytes` bytes, into `out`; what that held is gone.
+    /// Replaces the contents of `out` with a range of the file, which has `bytes` bytes.
     pub fn read(
         &self,
         path: &Path,
@@ -92,7 +93,7 @@ impl Checked {
         for number in within.start / BLOCK..within.end.div_ceil(BLOCK) {
             let Some(expected) = checksums.and_then(|sums| sums.get(number as usize)) else { continue };
             let (word, bit) = (&self.compared[number as usize / 64], 1 << (number % 64));
-            // Two threads may compare the same block; nothing else depends on the bit.
+            // Two threads may verify the same block; nothing else depends on the bit.
             if word.load(Ordering::Relaxed) & bit == 0 {
                 read(&self.file, path, range(number, bytes), out)?;
                 if checksum(out) != *expected {
@@ -106,7 +107,7 @@ impl Checked {
     }
 }
 
-/// The bytes of a block in a file of so many.
+/// The byte range of a block in a file of `bytes` bytes.
 fn range(number: u64, bytes: u64) -> Range<u64> {
     let start = number * BLOCK;
     start..(start + BLOCK).min(bytes)
@@ -118,7 +119,7 @@ fn differs(path: &Path, range: Range<u64>, named: &str, advice: &str) -> Error {
     Error::damaged(path, format!("{message} {advice}"))
 }
 
-/// Reads a range of a file into `out`; what that held is gone.
+/// Replaces the contents of `out` with a range of a file.
 fn read(file: &File, path: &Path, range: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
     let length = usize::try_from(range.end.saturating_sub(range.start));
     out.clear();
@@ -137,7 +138,7 @@ fn read_at(file: &File, _: &Path, out: &mut [u8], from: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, out, from)
 }
 
-/// Another handle, because threads share the place of this one.
+/// Uses a separate handle, because threads share the position of this one.
 #[cfg(not(unix))]
 fn read_at(_: &File, path: &Path, out: &mut [u8], from: u64) -> io::Result<()> {
     use std::io::{Read, Seek};

@@ -1,4 +1,4 @@
-//! `[data]`: where tokens come from.
+//! `[data]`: the source of tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,26 +7,26 @@ use crate::config::{Contradiction, within};
 use crate::error::{Error, Result};
 use crate::tokenizer::BYTES;
 
-/// A longer sequence is a mistake: no machine has the memory for it.
+/// Longer sequences are mistakes: no machine has the memory for them.
 pub(crate) const LONGEST_SEQUENCE: u64 = 1 << 24;
 
-/// What kind of data a model learns from.
+/// The kind of data that a model is trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataKind {
-    /// The text that is part of the program.
+    /// The built-in text.
     #[default]
     Builtin,
-    /// A folder of `march data prepare`.
+    /// A folder written by `march data prepare`.
     Shards,
-    /// A recall task, which makes its own sequences.
+    /// A recall task, which generates its own sequences.
     Recall,
     /// A JSON file of explicit batches.
     Batches,
 }
 
 impl DataKind {
-    /// Its name in files.
+    /// The name in configuration files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Builtin => "builtin",
@@ -36,37 +36,37 @@ impl DataKind {
         }
     }
 
-    /// Whether the sequences are pieces of a text, which can be shuffled and continued. Batches are to be taken in their
-    /// order; a task's sequences are random as they are.
+    /// Whether the sequences are parts of a text, which can be shuffled and continued. Batches must be taken in order;
+    /// a task's sequences are already random.
     pub fn is_text(self) -> bool {
         matches!(self, Self::Builtin | Self::Shards)
     }
 
-    /// Whether the ids are a tokenizer's. Those in a file of batches are not.
+    /// Whether the ids come from a tokenizer. Those in a file of batches do not.
     pub fn has_tokenizer(self) -> bool {
         self != Self::Batches
     }
 }
 
-/// `[data]`: where tokens come from.
+/// `[data]`: the source of tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataConfig {
-    /// What kind of data that is: `builtin`, `shards`, `recall` or `batches`.
+    /// The kind of data: `builtin`, `shards`, `recall` or `batches`.
     pub kind: DataKind,
     /// The task and its sizes, such as `mqar:pairs=24`, for `recall`.
     pub task: Option<String>,
     /// The folder or file.
     pub path: Option<String>,
-    /// A folder of shards to validate on; without one the last part of the training text is held back.
+    /// A folder of shards to validate on; without one, the last part of the training text is held out.
     pub validation: Option<String>,
-    /// How much of the text that is.
+    /// The fraction of the text that is held out.
     pub validation_fraction: f64,
-    /// `bytes`, or a tokenizer.json: for the built-in text, for samples, and to go with the checkpoint.
+    /// `bytes`, or a tokenizer.json: used for the built-in text and for samples, and stored with the checkpoint.
     pub tokenizer: String,
-    /// T, tokens of a sequence.
+    /// T, the number of tokens per sequence.
     pub sequence_length: usize,
-    /// Sequences in a random order, another one in each epoch; else in the order of the text.
+    /// Whether sequences are in random order, different in each epoch; otherwise in the order of the text.
     pub shuffle: bool,
 }
 
@@ -96,7 +96,7 @@ impl DataConfig {
         Ok(())
     }
 
-    /// Refuses what cannot be.
+    /// Rejects invalid values.
     pub fn check(&self) -> std::result::Result<(), Contradiction> {
         within("sequence_length", self.sequence_length as u64, 1..=LONGEST_SEQUENCE)?;
         match (self.kind, &self.path) {

@@ -1,21 +1,21 @@
-//! Batches: sequences from a source, in its order or shuffled, from any place on.
+//! Batches: sequences from a source, in order or shuffled, from any position.
 
 use super::order::Order;
 use crate::error::{Error, Result};
 use crate::tokenizer::sha256;
 
-/// Sequences of T inputs and as many targets, the targets one token later.
+/// Sequences of T inputs and T targets; each target is the input one token later.
 ///
-/// A source is what a text, a folder of shards or a synthetic task implements: it gives the sequence of an index
-/// and keeps no place. The order and the place in it are the [`Loader`]'s.
+/// A source is implemented by a text, a folder of shards or a synthetic task: it returns the sequence of an index and
+/// has no current position. The [`Loader`] is responsible for order and position.
 pub trait Source: Send {
-    /// T.
+    /// T, the number of inputs per sequence.
     fn sequence_length(&self) -> usize;
 
-    /// How many sequences there are, in one epoch.
+    /// The number of sequences in one epoch.
     fn sequences(&self) -> u64;
 
-    /// How many of a sequence's T targets count, the same for all of them; the others are
+    /// How many of a sequence's T targets count, the same for all sequences; the others are
     /// [`IGNORE`](march_engine::ops::cross_entropy::IGNORE).
     fn targets(&self) -> usize {
         self.sequence_length()
@@ -25,12 +25,12 @@ pub trait Source: Send {
     /// [`Source::sequences`].
     fn sequence(&self, index: u64, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()>;
 
-    /// A text in hexadecimal that is the same for the same sequences: a run that goes on compares it with that of its
-    /// beginning.
+    /// A hexadecimal string that is equal for equal sequences: when a run resumes, it is compared with the one recorded
+    /// at the start.
     fn fingerprint(&self) -> Result<String>;
 }
 
-/// The fingerprint of a source of such a description and such tokens.
+/// The fingerprint of a source, computed from a description and its tokens.
 pub(super) fn fingerprint(about: &str, tokens: &[&[u32]]) -> String {
     let mut bytes = format!("{about}\n").into_bytes();
     for tokens in tokens {
@@ -48,7 +48,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts at the beginning of a source; with a seed, every epoch is shuffled, each in an order of its own.
+    /// Starts at the beginning of a source; with a seed, every epoch is shuffled in its own order.
     pub fn new(source: Box<dyn Source>, shuffle: Option<u64>) -> Result<Self> {
         let sequences = source.sequences();
         if sequences == 0 {
@@ -62,8 +62,8 @@ impl Loader {
         self.source.as_ref()
     }
 
-    /// Fills `inputs` and `targets`, [rows, T] each, with the next sequences; what they held is gone. After the last
-    /// sequence of an epoch comes the first of the next. On an error the loader stays where it was.
+    /// Replaces the contents of `inputs` and `targets`, [rows, T] each, with the next sequences. After the last
+    /// sequence of an epoch comes the first of the next. On an error the loader's position is unchanged.
     pub fn next(&mut self, rows: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()> {
         inputs.clear();
         targets.clear();
@@ -76,12 +76,12 @@ impl Loader {
         Ok(())
     }
 
-    /// Sequences taken since the beginning, over all epochs.
+    /// Number of sequences taken since the beginning, over all epochs.
     pub fn cursor(&self) -> u64 {
         self.cursor
     }
 
-    /// Goes to where [`Loader::cursor`] was: what comes next is what came then.
+    /// Moves to a position that [`Loader::cursor`] returned; the same sequences follow as did then.
     pub fn seek(&mut self, cursor: u64) {
         self.cursor = cursor;
     }
@@ -91,7 +91,7 @@ impl Loader {
         self.ordered(cursor, &mut None)
     }
 
-    /// The same, with the order of the epoch that was used last.
+    /// The index of the sequence at a cursor, with the order of the most recently used epoch cached in `order`.
     fn ordered(&self, cursor: u64, order: &mut Option<(u64, Order)>) -> u64 {
         let (epoch, place) = (cursor / self.sequences, cursor % self.sequences);
         let Some(seed) = self.shuffle else { return place };

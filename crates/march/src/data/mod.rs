@@ -1,9 +1,8 @@
-//! From files of text to batches of tokens.
+//! From text files to batches of tokens.
 //!
 //! [`prepare()`] reads documents ([`text`]), encodes them and writes a folder of token [`shards`]; a [`Loader`] takes
 //! sequences from a [`Source`], which can be such a folder, a text in memory, a file of given batches, or a task of
-//! [`recall`].
-//! `docs/data.md` shows the commands.
+//! [`recall`]. `docs/data.md` shows the commands.
 
 mod blocks;
 mod config;
@@ -30,13 +29,12 @@ pub use self::train_tokenizer::train_tokenizer;
 
 use crate::error::{Error, Result};
 
-/// The text that is built in: a book in the public domain, 148 kB.
+/// The built-in text: a book in the public domain, 148 kB.
 pub fn builtin() -> &'static str {
     include_str!("../../assets/text.txt")
 }
 
-/// Cuts `tokens` tokens in two, for training and for validation: the last part, a fraction of the whole, is for
-/// validation.
+/// Splits `tokens` tokens into training and validation: the last part, a fraction of the whole, is for validation.
 pub fn split(tokens: u64, validation_fraction: f64) -> Result<(Range<u64>, Range<u64>)> {
     if !(0.0..1.0).contains(&validation_fraction) {
         let message = format!("the fraction for validation is {validation_fraction}; it must be at least 0");

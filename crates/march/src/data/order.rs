@@ -1,15 +1,15 @@
-//! A shuffled order without a table of it.
+//! A shuffled order without a table.
 
-/// One of many orders of the numbers below `count`, chosen by a key.
+/// One of many permutations of the numbers below `count`, chosen by a key.
 ///
-/// A Feistel network over pairs of half-words, each round swapping the halves and mixing one by a function of
-/// the other, is a permutation of the numbers below 4^k, whatever that function is. Where it leads to `count`
-/// or above, it is applied again until it does not: following a permutation's circle from a number below `count`
-/// always comes back below it, and never to the same place from two starts.
+/// A Feistel network over pairs of half-words, where each round swaps the halves and mixes one with a function of the
+/// other, is a permutation of the numbers below 4^k, whatever that function is. If the result is `count` or more, the
+/// network is applied again until it is not: following a cycle of a permutation from a number below `count` always
+/// returns below it, and never to the same number from two starts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     count: u64,
-    /// Bits of a half.
+    /// Number of bits in a half.
     half: u32,
     keys: [u64; Order::ROUNDS],
 }
@@ -17,7 +17,7 @@ pub(super) struct Order {
 impl Order {
     const ROUNDS: usize = 8;
 
-    /// The order of `count` numbers for an epoch of a seed.
+    /// The order of `count` numbers for one epoch and seed.
     pub fn new(count: u64, seed: u64, epoch: u64) -> Self {
         let bits = u64::BITS - count.saturating_sub(1).leading_zeros();
         let half = bits.div_ceil(2).max(1);
@@ -29,7 +29,7 @@ impl Order {
         Self { count, half, keys }
     }
 
-    /// The number at a place; both are below `count`.
+    /// The number at a position; both are below `count`.
     pub fn at(&self, place: u64) -> u64 {
         let mut number = place;
         loop {
@@ -83,8 +83,8 @@ mod tests {
             .map(|(seed, epoch)| (0..count).map(|i| Order::new(count, seed, epoch).at(i)).collect())
             .into();
         for (i, a) in orders.iter().enumerate() {
-            // In a random order a number is a third of the way from its own place, and next to its neighbour twice
-            // in `count`.
+            // In a random order, a number is on average a third of `count` away from its own position, and next to its
+            // neighbour twice in `count`.
             let way: u64 = a.iter().zip(0..).map(|(&number, place): (_, u64)| number.abs_diff(place)).sum();
             let mean = way as f64 / (count * count) as f64;
             assert!((mean - 1.0 / 3.0).abs() < 0.01, "{mean}");

@@ -1,7 +1,7 @@
 //! Folders of tokens: `tokens-00000.bin`, `tokens-00001.bin`, …, `meta.json`, `tokenizer.json`.
 //!
-//! A shard is nothing but tokens, little-endian u16, or u32 where the vocabulary has more than 65,536 ids. All shards
-//! after each other are one long text; `meta.json` says how long each is, what checksums it has and where it came from.
+//! A shard contains only tokens, as little-endian u16, or u32 if the vocabulary has more than 65,536 ids. All shards
+//! concatenated are one long text; `meta.json` records the length of each shard, its checksums and its origin.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -19,17 +19,16 @@ use crate::disk;
 use crate::error::{Error, Result};
 use crate::tokenizer::{Tokenizer, sha256};
 
-/// The version of the folder's format that this program writes: `meta.json` has a checksum of its own and those of
-/// all shards.
+/// The version of the folder format that this program writes: `meta.json` has its own checksum and those of all shards.
 pub const FORMAT_VERSION: u32 = 2;
 
-/// The version before, which has no checksums, and which is read as well.
+/// The previous version, without checksums, which is still readable.
 const WITHOUT_CHECKSUMS: u64 = 1;
 
-/// Shards that are kept open at a time: all of a folder of billions of tokens, and fewer than a process may have.
+/// Maximum number of open shards: enough for a folder of billions of tokens, and below the limit of a process.
 const MOST_OPEN: usize = 256;
 
-/// What describes a folder of shards.
+/// The file that describes a folder of shards.
 pub const META_FILE: &str = "meta.json";
 
 /// The folder's copy of its tokenizer.
@@ -46,10 +45,10 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// Ids that two bytes can tell apart.
+    /// The number of ids that fit into two bytes.
     const U16_VOCABULARY: u64 = 1 << 16;
 
-    /// The smallest that holds every id of a vocabulary.
+    /// The smallest type that holds every id of a vocabulary.
     pub fn of(vocabulary: u64) -> Self {
         if vocabulary <= Self::U16_VOCABULARY { Self::U16 } else { Self::U32 }
     }
@@ -75,13 +74,13 @@ pub struct Meta {
     pub vocabulary: u64,
     /// The name of the tokenizer.
     pub tokenizer: String,
-    /// What [`Tokenizer::hash`] says of it.
+    /// The tokenizer's [`Tokenizer::hash`].
     pub tokenizer_hash: String,
     /// The token that ends each document, if the tokenizer has one.
     pub end_of_text: Option<u32>,
-    /// Tokens in all shards, those that end documents included.
+    /// Number of tokens in all shards, including those that end documents.
     pub tokens: u64,
-    /// Documents in all shards.
+    /// Number of documents in all shards.
     pub documents: u64,
     /// The files, in order.
     pub shards: Vec<ShardMeta>,
@@ -96,23 +95,23 @@ pub struct ShardMeta {
     pub file: String,
     /// How many tokens it holds.
     pub tokens: u64,
-    /// A checksum of 16 hexadecimal digits for each MiB of the file; none in folders of version 1.
+    /// A checksum of 16 hexadecimal digits per MiB of the file; `None` in folders of version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksums: Option<String>,
 }
 
-/// A file of text in `meta.json`.
+/// A text file in `meta.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceMeta {
-    /// Its path, as it was given.
+    /// Its path, as given by the user.
     pub file: String,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// Documents taken from it.
+    /// Number of documents taken from it.
     pub documents: u64,
-    /// Lines or rows that were left out because they were broken.
+    /// Number of lines or rows that were skipped because they were invalid.
     pub skipped: u64,
-    /// Tokens that its documents became.
+    /// Number of tokens of its documents.
     pub tokens: u64,
 }
 
@@ -121,33 +120,33 @@ pub(super) fn shard_file(number: u64) -> String {
     format!("tokens-{number:05}.bin")
 }
 
-/// The number of a shard by the name of its file; none for other files.
+/// The number of a shard, given its file name; `None` for other files.
 pub(super) fn shard_number(name: &str) -> Option<u64> {
     let number = name.strip_prefix("tokens-")?.strip_suffix(".bin")?.parse().ok()?;
     (shard_file(number) == name).then_some(number)
 }
 
-/// A folder of tokens. Each MiB of it is compared with its checksum before it is first read.
+/// A folder of tokens. Each MiB is verified against its checksum before it is first used.
 #[derive(Debug)]
 pub struct Shards {
     folder: PathBuf,
     meta: Meta,
     shards: Vec<Shard>,
-    /// The shards that are open, by their place, the one that was read last at the end.
+    /// The open shards by index, the most recently used last.
     open: Mutex<VecDeque<(usize, Arc<Checked>)>>,
 }
 
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
-    /// The place of its first token among all.
+    /// The position of its first token among all tokens.
     start: u64,
     bytes: u64,
     checksums: Option<Vec<u64>>,
 }
 
 impl Shards {
-    /// Reads `meta.json` and checks that the shards are as long as it says.
+    /// Reads `meta.json` and checks that the shards have the recorded lengths.
     pub fn open(folder: &Path) -> Result<Self> {
         let meta = read_meta(folder)?;
         let path = folder.join(META_FILE);
@@ -182,7 +181,7 @@ impl Shards {
                 ));
             }
             shards.push(Shard { path, start, bytes, checksums: numbers.flatten() });
-            // No overflow: the files' sizes were just compared.
+            // This cannot overflow: the file sizes have just been checked.
             start = start.saturating_add(*tokens);
         }
         if start != meta.tokens {
@@ -191,12 +190,12 @@ impl Shards {
         Ok(Self { folder: folder.into(), meta, shards, open: Mutex::default() })
     }
 
-    /// Tokens in all shards.
+    /// Number of tokens in all shards.
     pub fn tokens(&self) -> u64 {
         self.meta.tokens
     }
 
-    /// What `meta.json` says.
+    /// The contents of `meta.json`.
     pub fn meta(&self) -> &Meta {
         &self.meta
     }
@@ -217,8 +216,8 @@ impl Shards {
         Ok(tokenizer)
     }
 
-    /// A text in hexadecimal that is the same for the same tokens in the same shards, by the same tokenizer. It is
-    /// made of what `meta.json` says; only where that has no checksums, all shards are read.
+    /// A hexadecimal string that is equal for the same tokens in the same shards, by the same tokenizer. It is computed
+    /// from `meta.json`; only if that has no checksums are all shards read.
     pub fn fingerprint(&self) -> Result<String> {
         let Meta { token_type, tokens, vocabulary, tokenizer_hash, .. } = &self.meta;
         let width = token_type.bytes();
@@ -233,7 +232,7 @@ impl Shards {
         Ok(sha256(text.as_bytes()))
     }
 
-    /// The open file of a shard. One that has to be opened again is compared again: it may be another one now.
+    /// The open file of a shard. If it has to be reopened, it is verified again, because it may have been replaced.
     fn opened(&self, number: usize, shard: &Shard) -> Result<Arc<Checked>> {
         let mut open = self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let place = open.iter().rposition(|(other, _)| *other == number);
@@ -298,7 +297,7 @@ impl Shards {
     }
 }
 
-/// What to do about a damaged `meta.json`.
+/// Advice for a damaged `meta.json`.
 const ADVICE: &str = "copy it again, or prepare the data again";
 
 /// Reads and checks `meta.json`.
@@ -318,7 +317,7 @@ fn read_meta(folder: &Path) -> Result<Meta> {
     }
     let (text, sealed) = disk::read_sealed(&path, ADVICE)?;
     let wrong = |message: String| Err(Error::file(&path, message));
-    // The version first: another version may lack other keys.
+    // Check the version first: other versions may have other keys.
     #[derive(Deserialize)]
     struct Version {
         format_version: u64,

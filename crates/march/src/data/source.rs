@@ -1,4 +1,4 @@
-//! What sequences are taken from: shards, a text in memory, given batches.
+//! Sources of sequences: shards, a text in memory, given batches.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,8 +11,8 @@ use super::{Shards, Source};
 use crate::error::{Error, Result};
 use crate::tokenizer::sha256;
 
-/// How many sequences of T inputs a text has: each needs one token more, its last target, which is the next one's
-/// first input. Refuses a text that has none.
+/// The number of sequences of T inputs in a text: each needs one more token, its last target, which is the first input
+/// of the next sequence. Rejects a text that has none.
 fn count(tokens: u64, sequence_length: usize) -> Result<u64> {
     if sequence_length == 0 {
         return Err(Error::Request("the sequence length is 0; it must be at least 1".into()));
@@ -36,12 +36,12 @@ fn append(tokens: &[u32], inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
     }
 }
 
-/// A refusal of an index that the source does not have.
+/// The error for an index that the source does not have.
 fn no_sequence(index: u64, sequences: u64) -> Error {
     Error::Request(format!("sequence {index} was asked for, but there are {sequences}"))
 }
 
-/// The tokens of a folder, or a range of them: sequence i is tokens i·T..i·T + T + 1 of the range.
+/// The tokens of a folder of shards, or a range of them: sequence i is tokens i·T..i·T + T + 1 of the range.
 #[derive(Clone, Debug)]
 pub struct ShardSource {
     shards: Arc<Shards>,
@@ -51,13 +51,13 @@ pub struct ShardSource {
 }
 
 impl ShardSource {
-    /// All tokens of a folder.
+    /// A source of all tokens of a folder.
     pub fn new(shards: Arc<Shards>, sequence_length: usize) -> Result<Self> {
         let all = 0..shards.tokens();
         Self::part(shards, all, sequence_length)
     }
 
-    /// A range of a folder's tokens, as [`super::split`] gives.
+    /// A source of a range of a folder's tokens, as returned by [`super::split`].
     pub fn part(shards: Arc<Shards>, range: Range<u64>, sequence_length: usize) -> Result<Self> {
         if range.start > range.end || range.end > shards.tokens() {
             let message = format!("tokens {}..{} were asked for, but there are", range.start, range.end);
@@ -138,9 +138,8 @@ impl Source for TextSource {
     }
 }
 
-/// Batches as a JSON file gives them, `{"batches": [steps][rows][T + 1 ids]}`: the sequences of the first step, then
-/// those of the second. They are meant to be taken in order: load them without a seed, [`BatchFile::rows`] at a
-/// time.
+/// Batches from a JSON file, `{"batches": [steps][rows][T + 1 ids]}`: the sequences of the first step, then those of
+/// the second, and so on. They are meant to be taken in order: load them without a seed, [`BatchFile::rows`] at a time.
 #[derive(Clone, Debug)]
 pub struct BatchFile {
     batches: Vec<Vec<Vec<u32>>>,
@@ -157,7 +156,7 @@ struct Batches {
 }
 
 impl BatchFile {
-    /// Reads a file. All steps must have as many rows, and all rows as many ids.
+    /// Reads a file. All steps must have equally many rows, and all rows equally many ids.
     pub fn open(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
         let Batches { batches } = serde_json::from_str(&text).map_err(|error| {
@@ -183,12 +182,12 @@ impl BatchFile {
         Ok(Self { batches, rows, sequence_length: length - 1, hash: sha256(text.as_bytes()) })
     }
 
-    /// Sequences of a step.
+    /// Number of sequences per step.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Steps that the file has.
+    /// Number of steps in the file.
     pub fn steps(&self) -> usize {
         self.batches.len()
     }

@@ -1,4 +1,4 @@
-//! What a run learns from, by `[data] kind`.
+//! The data of a run, selected by `[data] kind`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::{BatchFile, DataConfig, DataKind, ShardSource, Shards, Source, TextSo
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// What a run learns from, validates on and reads.
+/// What a run trains on, what it validates on, and its tokenizer.
 pub(crate) struct Sources {
     pub training: Box<dyn Source>,
     pub validation: Option<Box<dyn Source>>,
@@ -16,8 +16,8 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Opens what `[data]` names. A task draws its lessons with `seed`, and has `validation_sequences` sequences to be
-    /// validated on.
+    /// Opens what `[data]` names. A task draws its training sequences with `seed`, and has `validation_sequences`
+    /// sequences for validation.
     pub fn open(config: &DataConfig, seed: u64, validation_sequences: usize) -> Result<Self> {
         let length = config.sequence_length;
         let path = PathBuf::from(config.path.clone().unwrap_or_default());

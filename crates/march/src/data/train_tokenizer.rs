@@ -1,4 +1,4 @@
-//! Byte-level BPE: the pairs of tokens that stand side by side most often become tokens.
+//! Trains a byte-level BPE tokenizer: the most frequent pairs of adjacent tokens become tokens.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -8,15 +8,15 @@ use super::text::{self, Documents, Record};
 use crate::error::{Error, Result};
 use crate::tokenizer::{BYTE_END_OF_TEXT, END_OF_TEXT, Tokenizer, byte_level_json, words};
 
-/// A pair that stands anywhere less often than this becomes no token.
+/// Pairs that occur less often than this do not become tokens.
 const LEAST: u64 = 2;
 
-/// Ids before the first token that is learnt: the bytes and the end of a text.
+/// Number of ids before the first learned token: the bytes and the end of text.
 const FIRST: usize = BYTE_END_OF_TEXT as usize + 1;
 
-/// Learns a tokenizer of `vocabulary` ids from files: the 256 bytes, `<|endoftext|>`, and merges within GPT-2's words.
-/// The same files give the same tokenizer, with fewer ids if the text is too short for so many. `watch` is told how
-/// far it is: what is done, how much of it, of how much.
+/// Trains a tokenizer of `vocabulary` ids on files: the 256 bytes, `<|endoftext|>`, and merges within GPT-2's words.
+/// The same files give the same tokenizer; it has fewer ids if the text is too short. `watch` receives the progress:
+/// the current phase, the amount done, and the total.
 pub fn train_tokenizer(
     files: &[PathBuf],
     text_column: &str,
@@ -43,7 +43,7 @@ pub fn train_tokenizer(
     Tokenizer::from_json(json.into_bytes(), "tokenizer.json").map_err(Error::Request)
 }
 
-/// How often each word stands in the files.
+/// Counts how often each word occurs in the files.
 fn count_words(
     files: &[PathBuf],
     text_column: &str,
@@ -78,26 +78,26 @@ fn count_words(
     Ok(counts.into_iter().collect())
 }
 
-/// Two tokens side by side.
+/// Two adjacent tokens.
 type Pair = (u32, u32);
 
-/// Where a pair stands.
+/// The occurrences of a pair.
 #[derive(Default)]
 struct Places {
-    /// Times in the whole text.
+    /// Number of occurrences in the whole text.
     count: u64,
-    /// Words that have it, or had it.
+    /// Indices of the words that contain it, or once did.
     words: Vec<usize>,
 }
 
 struct Learner {
-    /// Each different word as tokens, and how often it stands in the text.
+    /// Each distinct word as tokens, and how often it occurs in the text.
     words: Vec<(Vec<u32>, u64)>,
     pairs: HashMap<Pair, Places>,
-    /// The commonest pair on top, of equals the one with the smaller ids. Counts may be out of date: a pair that has
-    /// become rarer is put back when it comes up.
+    /// The most frequent pair on top; ties go to the pair with the smaller ids. Counts may be outdated: a pair that has
+    /// become rarer is put back when it reaches the top.
     queue: BinaryHeap<(u64, Reverse<Pair>)>,
-    /// The bytes of each id; none for the end of a text.
+    /// The bytes of each id; empty for the end of text.
     tokens: Vec<Vec<u8>>,
     ids: HashMap<Vec<u8>, u32>,
     merges: Vec<Pair>,
@@ -123,11 +123,11 @@ impl Learner {
         &self.tokens[id as usize]
     }
 
-    /// Makes the commonest pair a token; false if no pair is common enough.
+    /// Makes the most frequent pair a token; returns false if no pair is frequent enough.
     fn merge(&mut self) -> bool {
         let pair = loop {
             let Some((count, Reverse(pair))) = self.queue.pop() else { return false };
-            // None where the pair was merged already and stood in the queue twice.
+            // Zero if the pair was already merged and was in the queue twice.
             let now = self.pairs.get(&pair).map_or(0, |places| places.count);
             if now < LEAST {
                 continue;
@@ -139,7 +139,7 @@ impl Learner {
         };
         let Some(Places { words, .. }) = self.pairs.remove(&pair) else { return false };
         let bytes = [self.bytes(pair.0), self.bytes(pair.1)].concat();
-        // Two pairs can spell the same token.
+        // Two pairs can form the same token.
         let next = self.tokens.len() as u32;
         let id = *self.ids.entry(bytes.clone()).or_insert(next);
         if id == next {
@@ -160,7 +160,7 @@ impl Learner {
         true
     }
 
-    /// Replaces a pair in one word; `changed` takes the pairs that have become commoner.
+    /// Replaces a pair in one word; pairs that have become more frequent are added to `changed`.
     fn merge_in(&mut self, place: usize, pair: Pair, id: u32, changed: &mut Vec<Pair>) {
         let Some((word, count)) = self.words.get_mut(place) else { return };
         if !neighbours(word).any(|found| found == pair) {
@@ -195,7 +195,7 @@ fn neighbours(word: &[u32]) -> impl Iterator<Item = Pair> {
     word.windows(2).map(|pair| (pair[0], pair[1]))
 }
 
-/// Counts a pair that stands in a word.
+/// Counts an occurrence of a pair in a word.
 fn add(pairs: &mut HashMap<Pair, Places>, pair: Pair, count: u64, place: usize) {
     let places = pairs.entry(pair).or_default();
     places.count += count;

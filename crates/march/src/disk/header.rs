@@ -1,47 +1,47 @@
-//! The header of a safetensors file: eight bytes with its length, then JSON that says where each tensor lies.
+//! The header of a safetensors file: eight bytes with its length, then JSON with the location of each tensor.
 
 use std::ops::Range;
 
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
-/// Bytes of the header's length.
+/// Bytes of the length field.
 pub(crate) const LENGTH_BYTES: usize = 8;
-/// The longest header that the format allows.
+/// The maximum header length that the format allows.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The key of the header that is not a tensor.
+/// The header key that is not a tensor.
 const METADATA_KEY: &str = "__metadata__";
 
-/// What a file's header says of a tensor.
+/// A tensor's entry in the header.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub shape: Vec<usize>,
     pub dtype: Dtype,
-    /// Bytes of the file.
+    /// The byte range in the file.
     pub range: Range<usize>,
 }
 
-/// What a file's header says.
+/// The parsed header of a file.
 #[derive(Debug)]
 pub(crate) struct Header {
-    /// In the order in which they lie in the file.
+    /// The tensors, in file order.
     pub tensors: Vec<(String, Entry)>,
     pub metadata: Map<String, Value>,
-    /// Where the last of them ends.
+    /// The end of the last tensor.
     pub end: usize,
 }
 
-/// A tensor as the header has it.
+/// A tensor in the header's JSON.
 #[derive(serde::Deserialize)]
 struct RawEntry {
     dtype: String,
     shape: Vec<usize>,
-    /// Bytes after the header, [start, end].
+    /// Byte offsets after the header, [start, end].
     data_offsets: [usize; 2],
 }
 
-/// The header of a file, in whose data the tensors lie one after the other; or what is wrong with it. What comes after
-/// them is the caller's.
+/// Parses the header of a file whose tensors are contiguous, or returns what is wrong. Data after the tensors is up to
+/// the caller.
 pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(format!(
@@ -67,7 +67,7 @@ pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
     parse_header(header, data.len())
 }
 
-/// The header of a file from its JSON, with `data_bytes` behind it.
+/// Parses the header of a file from its JSON; `data_bytes` bytes follow it.
 pub(crate) fn parse_header(header: &[u8], data_bytes: usize) -> std::result::Result<Header, String> {
     let start = LENGTH_BYTES + header.len();
     let header: Map<String, Value> =
@@ -91,8 +91,7 @@ pub(crate) fn parse_header(header: &[u8], data_bytes: usize) -> std::result::Res
     Ok(Header { tensors, metadata, end })
 }
 
-/// Checks that tensors, in the order of their offsets, lie end to end in the data. `start` is where the data begins in
-/// the file.
+/// Checks that tensors, in the order of their offsets, are contiguous in the data, which begins at `start` in the file.
 fn place(
     tensors: Vec<(String, RawEntry)>,
     start: usize,
@@ -124,7 +123,7 @@ fn place(
             ));
         }
         end = to;
-        // Beyond the largest number, and then beyond the end of the file as well, which is refused below.
+        // On overflow this saturates, which is beyond the end of the file and rejected below.
         let range = start.saturating_add(from)..start.saturating_add(to);
         placed.push((name, Entry { shape: raw.shape, dtype, range }));
     }
@@ -136,13 +135,13 @@ fn place(
     Ok(placed)
 }
 
-/// Bytes of a tensor; none if they are too many to count or not whole.
+/// Size of a tensor in bytes; `None` on overflow or if it is not a whole number of bytes.
 fn tensor_bytes(shape: &[usize], dtype: Dtype) -> Option<usize> {
     let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size))?;
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// What is wrong with numbers of another kind.
+/// The error message for an unsupported data type.
 pub(crate) fn wrong_dtype(name: &str, dtype: &str) -> String {
     format!(
         "tensor `{name}` is of type {dtype}; only F32, BF16 and F16 can be read: convert it to one of these"

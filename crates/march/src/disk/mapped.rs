@@ -1,4 +1,4 @@
-//! Files mapped into memory, so that their numbers are read in place, without a copy of the file.
+//! Memory-mapped files, whose numbers are read in place, without a copy of the file.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -11,11 +11,11 @@ use memmap2::{Mmap, MmapOptions};
 
 /// A file mapped into memory, read-only.
 ///
-/// The file must not be truncated while it is mapped: reading a page beyond its new end would end the process.
+/// The file must not be truncated while it is mapped: reading a page beyond its new end would kill the process.
 #[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
-    /// None for an empty file, which cannot be mapped everywhere.
+    /// `None` for an empty file, which not every system can map.
     map: Option<Mmap>,
 }
 
@@ -32,8 +32,8 @@ impl Mapped {
             return Ok(Self { path: path.into(), map: None });
         }
         #[allow(unsafe_code)]
-        // SAFETY: the bytes must not change, and the file must not be truncated, while it is mapped. Files that are
-        // opened this way are checkpoints: they are replaced by rename, which leaves the mapped file as it was.
+        // SAFETY: the bytes must not change, and the file must not be truncated, while it is mapped. Files opened this
+        // way are checkpoints: they are replaced by rename, which leaves the mapped file unchanged.
         let map = unsafe { MmapOptions::new().len(length).map(&file) }?;
         Ok(Self { path: path.into(), map: Some(map) })
     }
@@ -48,33 +48,32 @@ impl Mapped {
         self.map.as_deref().unwrap_or_default()
     }
 
-    /// A part of the file as the little-endian f32 numbers that it holds. None if the range is not in the file, if it
-    /// does not hold whole numbers, if they do not lie at addresses that f32 may have, or if the machine is big-endian.
+    /// A range of the file as the little-endian f32 numbers that it holds. `None` if the range is not in the file, is
+    /// not a whole number of f32, is not aligned for f32, or if the machine is big-endian.
     pub fn f32s(&self, range: Range<usize>) -> Option<&[f32]> {
         f32s_of_bytes(self.bytes().get(range)?)
     }
 
-    /// Tells the system that a range is about to be read, so that it fetches all its pages at once. Only Linux has an
-    /// effect.
+    /// Tells the system to prefetch all pages of a range at once. Has an effect only on Linux.
     pub fn prepare(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(map) = &self.map {
             let start = range.start.min(map.len());
             let end = range.end.min(map.len()).max(start);
-            // An older system does not know this advice and fetches pages one by one.
+            // An older kernel does not know this advice and loads pages one by one.
             let _ = map.advise_range(memmap2::Advice::PopulateRead, start, end - start);
         }
         #[cfg(not(target_os = "linux"))]
         let _ = range;
     }
 
-    /// Tells the system that the pages wholly inside a range are not needed for now. They leave the memory of the process
-    /// and are fetched from the file again when they are read. Only Linux has an effect.
+    /// Tells the system that the pages completely inside a range are not needed for now. They leave the memory of the
+    /// process and are loaded from the file again when they are read. Has an effect only on Linux.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(map) = &self.map {
-            /// Where pages are larger than this, the system also drops the page in which the range begins, which at
-            /// most costs reading it again.
+            /// If the system's pages are larger, it also drops the page in which the range begins, which at most costs
+            /// reading it again.
             const PAGE: usize = 4096;
             let start = range.start.min(map.len()).next_multiple_of(PAGE);
             let end = if range.end >= map.len() { map.len() } else { range.end / PAGE * PAGE };
@@ -82,11 +81,11 @@ impl Mapped {
                 return;
             }
             #[allow(unsafe_code)]
-            // SAFETY: the mapping is of a file and is never written, so a dropped page is fetched again with the same
-            // bytes, and what is borrowed from it stays valid.
+            // SAFETY: the mapping is of a file and is never written, so a dropped page is loaded again with the same
+            // bytes, and borrows from it stay valid.
             let advised =
                 unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
-            // A system that refuses the advice keeps the pages in memory.
+            // If the system rejects the advice, the pages stay in memory.
             let _ = advised;
         }
         #[cfg(not(target_os = "linux"))]
@@ -94,7 +93,7 @@ impl Mapped {
     }
 }
 
-/// Numbers as a file holds them: little-endian.
+/// Numbers in their file representation: little-endian.
 pub fn file_bytes(numbers: &[f32]) -> Cow<'_, [u8]> {
     march_engine::little_endian_bytes(numbers)
 }

@@ -1,6 +1,6 @@
-//! JSON objects that end with the checksum of their own text, so that a changed byte is noticed when they are read.
+//! JSON objects that end with a checksum of their own text, so that a changed byte is detected when they are read.
 //!
-//! The last key is `"checksum"`, 16 hexadecimal digits over all text before it. Other tools see one more key.
+//! The last key is `"checksum"`, 16 hexadecimal digits over all text before it. Other tools just see an additional key.
 
 use std::path::Path;
 
@@ -8,22 +8,22 @@ use march_engine::checksum;
 
 use crate::error::{Error, Result};
 
-/// What a text says of its own checksum.
+/// The state of a text's own checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seal {
-    /// It has one, and it is right.
+    /// It has one, and it is correct.
     Sealed,
     /// It has none: an older program or another tool wrote it.
     Missing,
-    /// It has one that is wrong.
+    /// It has an incorrect one.
     Broken,
 }
 
 const KEY: &str = "\"checksum\":";
 const DIGITS: usize = 16;
 
-/// Adds the checksum to a JSON object, in one line or indented by two spaces; a line end after it stays. Any other text
-/// is given back as it is.
+/// Adds the checksum to a JSON object, on one line or indented by two spaces, preserving a final line break. Any other
+/// text is returned unchanged.
 pub fn seal(text: &str) -> String {
     let Some(brace) = text.rfind('}') else { return text.into() };
     let body = text[..brace].trim_end();
@@ -37,7 +37,7 @@ pub fn seal(text: &str) -> String {
     }
 }
 
-/// Compares a text with the checksum in it.
+/// Verifies a text against the checksum in it.
 pub fn unseal(text: &str) -> Seal {
     let Some(at) = text.rfind(KEY) else { return Seal::Missing };
     let body = text[..at].trim_end();
@@ -45,7 +45,7 @@ pub fn unseal(text: &str) -> Seal {
     let rest = text[at + KEY.len()..].trim_start();
     let digits = rest.strip_prefix('"').and_then(|rest| rest.get(..DIGITS));
     let written = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    // The text must be what `seal` makes of the body, to the last byte, but for a line end.
+    // The text must be exactly what `seal` makes of the body, except for a final line break.
     let end = if text.ends_with('\n') { "\n" } else { "" };
     let again = [format!("{body}\n}}{end}"), format!("{body}}}{end}")];
     match written {
@@ -56,8 +56,8 @@ pub fn unseal(text: &str) -> Seal {
     }
 }
 
-/// Reads the text of a JSON object, and gives whether it has a checksum. A wrong one, and text that is not UTF-8, is
-/// damage; `advice` says what to do about it.
+/// Reads the text of a JSON object, and returns whether it has a checksum. A wrong checksum, or text that is not UTF-8,
+/// is damage; `advice` says what to do about it.
 pub fn read_sealed(path: &Path, advice: &str) -> Result<(String, bool)> {
     let damaged = |what: &str| Error::damaged(path, format!("{what}; {advice}"));
     let bytes = std::fs::read(path).map_err(Error::io(path, "read"))?;

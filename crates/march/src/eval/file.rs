@@ -1,4 +1,4 @@
-//! Results as a JSON file, and the paired difference of two of them.
+//! Results as a JSON file, and the paired difference of two results.
 
 use std::path::Path;
 
@@ -14,76 +14,76 @@ use crate::error::{Error, Result};
 /// Raised when a file's meaning changes. Since 2 a file ends with its own checksum.
 const FORMAT: u32 = 2;
 
-/// The format without a checksum, which is read as well.
+/// The format without a checksum, which is still readable.
 const WITHOUT_CHECKSUM: u32 = 1;
 
 /// What to do about a damaged file.
 const ADVICE: &str = "take another copy, or run `march eval` again";
 
-/// What a model answered, as a file.
+/// The results of a model, as a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     format: u32,
-    /// The checkpoint, as it was named.
+    /// The checkpoint, as named by the user.
     pub model: String,
-    /// Its kind.
+    /// The model's type.
     pub model_type: String,
-    /// Numbers in its parameters.
+    /// The number of parameters.
     pub parameters: usize,
     /// The precision of its weights.
     pub weights: String,
-    /// Its memory.
+    /// The memory policy.
     pub policy: Policy,
-    /// `whole`, or `decode`: one token at a time.
+    /// `whole`, or `decode` for one token at a time.
     pub read: String,
-    /// By task and length.
+    /// Results by task and length.
     pub results: Vec<TaskReport>,
 }
 
-/// The answers to one task at one length.
+/// The results of one task at one length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskReport {
     /// The task with its sizes.
     pub task: String,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub length: usize,
-    /// Sequences.
+    /// Number of sequences.
     pub samples: usize,
-    /// Questions of a sequence.
+    /// Questions per sequence.
     pub questions: usize,
-    /// The share of right answers.
+    /// The fraction of correct answers.
     pub accuracy: f64,
-    /// Its standard error; none where only one sequence has such questions.
+    /// The standard error; `None` if only one sequence has such questions.
     pub standard_error: Option<f64>,
-    /// What guessing gives.
+    /// The accuracy of guessing.
     pub chance: f64,
-    /// The same by age of the fact.
+    /// Accuracy by age of the fact.
     pub by_age: Vec<AgeReport>,
-    /// Bytes that one sequence's bank holds after it, on average.
+    /// Average size of a sequence's bank after the sequence, in bytes.
     pub memory_bytes: usize,
-    /// Tokens of a second, all sequences side by side.
+    /// Tokens per second, over all sequences in parallel.
     pub tokens_per_second: f64,
-    /// A text for each sequence: `1` for a right answer, `0` for a wrong one, in the order of the questions.
+    /// One string per sequence: `1` for a correct answer, `0` for a wrong one, in the order of the questions.
     pub answers: Vec<String>,
 }
 
-/// The share of right answers of an age.
+/// The accuracy for a range of ages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AgeReport {
-    /// The least age in tokens.
+    /// The lowest age, in tokens.
     pub from: usize,
-    /// The first age beyond.
+    /// The end of the range (exclusive).
     pub to: usize,
-    /// How many were asked.
+    /// Number of questions.
     pub asked: u64,
-    /// The share of right ones.
+    /// The fraction of correct answers.
     pub accuracy: f64,
-    /// Its standard error; none where only one sequence has such questions.
+    /// The standard error; `None` if only one sequence has such questions.
     pub standard_error: Option<f64>,
 }
 
 impl TaskReport {
-    /// What the answers come to.
+    /// Summarises the answers.
     pub fn new(task: &Task, answers: &Answers) -> Self {
         let Share { error, .. } = answers.accuracy();
         let one = |Age { from, to, share }: Age| AgeReport {
@@ -113,7 +113,7 @@ impl TaskReport {
         }
     }
 
-    /// What does not fit together in it.
+    /// Describes an inconsistency in the report, if there is one.
     fn contradiction(&self) -> Option<String> {
         let Self { samples, questions, accuracy, standard_error, .. } = self;
         if self.answers.len() != *samples {
@@ -148,7 +148,7 @@ impl TaskReport {
             .then(|| "a share or an error is outside of what is possible".into())
     }
 
-    /// The share of right answers of each sequence.
+    /// The fraction of correct answers in each sequence.
     fn shares(&self) -> Vec<f64> {
         let one = |answers: &String| answers.matches('1').count() as f64 / answers.len().max(1) as f64;
         self.answers.iter().map(one).collect()
@@ -170,7 +170,7 @@ impl Report {
         Self { format, model, model_type: model_type.into(), parameters, weights, policy, read, results }
     }
 
-    /// Writes the file; one that is there is replaced as a whole.
+    /// Writes the file, atomically replacing an existing one.
     pub fn write(&self, path: &Path) -> Result<()> {
         let text =
             serde_json::to_string_pretty(self).map_err(|error| Error::file(path, error.to_string()))?;
@@ -208,7 +208,7 @@ impl Report {
     }
 }
 
-/// Whether a text is one that [`Report::write`] wrote, of this version or of one that wrote no checksum.
+/// Whether a text was written by [`Report::write`], of this version or of the one without a checksum.
 pub fn is_report(text: &str) -> bool {
     let Ok(value) = serde_json::from_str::<Value>(text) else { return false };
     let of_results = value["model_type"].is_string() && value["results"].is_array();
@@ -224,21 +224,21 @@ pub fn is_report(text: &str) -> bool {
 pub struct Compared {
     /// The task with its sizes.
     pub task: String,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub length: usize,
-    /// Sequences that both answered.
+    /// Number of sequences that both answered.
     pub samples: usize,
     /// The accuracies of A and B on them.
     pub accuracy: [f64; 2],
     /// B − A.
     pub difference: f64,
-    /// Its standard error, by sequence.
+    /// The standard error, by sequence.
     pub error: f64,
-    /// Its 95 % interval.
+    /// The 95 % confidence interval.
     pub interval: [f64; 2],
 }
 
-/// The paired differences of all tasks and lengths that two reports share. Refuses reports that share none.
+/// The paired differences for all tasks and lengths that two reports share. Rejects reports that share none.
 pub fn compare(a: &Report, b: &Report) -> Result<Vec<Compared>> {
     let mut list = Vec::new();
     for one in &a.results {
@@ -282,8 +282,8 @@ pub fn compare(a: &Report, b: &Report) -> Result<Vec<Compared>> {
     Ok(list)
 }
 
-/// The 97.5 % point of Student's distribution with so many degrees of freedom: that of the normal distribution and
-/// the first terms of its expansion in 1/ν; from a table where these are too few.
+/// The 97.5 % quantile of Student's distribution with this many degrees of freedom: that of the normal distribution
+/// plus the first terms of its expansion in 1/ν, or a table where these terms are not enough.
 fn student(freedom: usize) -> f64 {
     const SMALL: [f64; 8] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306];
     match SMALL.get(freedom.saturating_sub(1)) {
@@ -374,7 +374,7 @@ mod tests {
             std::fs::write(&path, &text[..at]).unwrap();
             assert!(at + 1 == text.len() || Report::read(&path).is_err());
         }
-        // One without a checksum is read where it is of the format that had none.
+        // A file without a checksum is accepted only in the format that had none.
         let plain = serde_json::to_string(&a).unwrap();
         std::fs::write(&path, &plain).unwrap();
         let error = Report::read(&path).unwrap_err();

@@ -1,4 +1,4 @@
-//! What a policy costs and gives on a text: bytes of the bank, loss, speed.
+//! The cost and benefit of a policy on a text: bank size, loss, speed.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -17,28 +17,28 @@ use crate::model::{Batch, Model};
 pub struct Measure<'a> {
     /// The text.
     pub ids: &'a [u32],
-    /// Numbers of its tokens after which the bank's bytes are noted.
+    /// The token counts after which the bank's size is recorded.
     pub lengths: &'a [usize],
-    /// How many of its last tokens come one at a time, as in decoding; the others are read in calls of many.
+    /// How many of the last tokens are read one at a time, as in decoding; the others are read in long calls.
     pub decode: usize,
 }
 
-/// What a policy costs and gives.
+/// The measurements of a policy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// Bytes of the bank after each of the lengths.
+    /// Bank size in bytes after each of the lengths.
     pub bank_bytes: Vec<usize>,
-    /// Mean −ln p(token) over the last quarter of the text; none where that is only the first token.
+    /// Mean −ln p(token) over the last quarter of the text; `None` if that is only the first token.
     pub loss: Option<f64>,
-    /// Tokens a second in calls of many, without logits; none where no tokens came so.
+    /// Tokens per second in long calls, without logits; `None` if there were none.
     pub read_speed: Option<f64>,
-    /// Tokens a second one at a time, with logits; none where no tokens came so.
+    /// Tokens per second one at a time, with logits; `None` if there were none.
     pub decode_speed: Option<f64>,
 }
 
 impl Measure<'_> {
-    /// Measures a policy. After each call of the model `watch` is told how many tokens are done, and may break off:
-    /// then there is nothing to tell.
+    /// Measures a policy. After each call of the model `watch` receives the number of tokens done, and may stop; then
+    /// there is no result.
     pub fn run<E: Engine>(
         &self,
         engine: &E,
@@ -53,7 +53,7 @@ impl Measure<'_> {
         let weights = model.bind(&tape, parameters);
         let mut bank = model.bank(policy.clone())?;
         let decode_from = ids.len().saturating_sub(decode);
-        // The first token is no target: nothing comes before it.
+        // The first token is not a target, because nothing precedes it.
         let scored_from = (ids.len() - ids.len().div_ceil(4)).max(1);
         let (mut reading, mut decoding) = (Duration::ZERO, Duration::ZERO);
         let (mut bank_bytes, mut loss, mut at) = (vec![0; lengths.len()], 0.0, 0);
@@ -104,7 +104,7 @@ impl Measure<'_> {
         }
     }
 
-    /// Where a call from `at` ends: on the grid of pieces, at a length, or where decoding begins.
+    /// Where a call from `at` ends: at a point of the call grid, at one of the lengths, or where decoding begins.
     fn call_end(&self, at: usize, decode_from: usize) -> usize {
         let piece = (at / PIECE_TOKENS + 1) * PIECE_TOKENS;
         let lengths = self.lengths.iter().copied().filter(|&length| length > at);

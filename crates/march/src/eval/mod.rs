@@ -1,8 +1,8 @@
-//! Evaluation: the tasks of [`crate::data::recall`] asked of a model under a memory policy.
+//! Evaluation: asks a model the tasks of [`crate::data::recall`] under a memory policy.
 //!
-//! [`ask`] reads every sequence into a bank, whole or token by token, and notes which questions were answered;
-//! [`Answers`] are counted by [`Answers::accuracy`] and by age of the fact, with standard errors; [`compare`] pairs
-//! two models' answers to the same questions.
+//! [`ask`] reads every sequence into a bank, whole or token by token, and records which questions were answered
+//! correctly; [`Answers`] are summarised by [`Answers::accuracy`] and by age of the fact, with standard errors;
+//! [`compare`] pairs two models' answers to the same questions.
 
 mod file;
 mod measure;
@@ -24,33 +24,33 @@ use crate::model::{Model, Part};
 use crate::tokenizer::Tokenizer;
 use crate::train::machine_memory;
 
-/// Sequences that are read side by side.
+/// Number of sequences read in parallel.
 const ROWS: usize = 32;
 
 /// How a task is asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
-    /// Sequences.
+    /// Number of sequences.
     pub samples: u64,
-    /// One token at a time, as generation reads, instead of the whole sequence at once.
+    /// Whether to read one token at a time, as generation does, instead of the whole sequence at once.
     pub decode: bool,
 }
 
-/// A model and what it needs to read.
+/// A model and everything needed to run it.
 pub struct Reader<'a, E: Engine> {
     /// The engine.
     pub engine: &'a E,
     /// The model.
     pub model: &'a Model<E>,
-    /// Its numbers.
+    /// The model's parameters.
     pub parameters: &'a [Weight<E::Tensor, E::Packed>],
-    /// Its tokenizer.
+    /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// Its memory.
+    /// The memory policy.
     pub policy: &'a Policy,
 }
 
-/// One answer: the fact's age in tokens, and whether it was right.
+/// One answer: the fact's age in tokens, and whether it was correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Tokens from the fact to the question.
@@ -59,25 +59,25 @@ pub struct Answer {
     pub right: bool,
 }
 
-/// What a model answered.
+/// The answers of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answers {
-    /// By sequence, then by question.
+    /// Answers by sequence, then by question.
     pub samples: Vec<Vec<Answer>>,
-    /// Bytes that one sequence's bank holds after it, on average.
+    /// Average size of a sequence's bank after the sequence, in bytes.
     pub memory_bytes: usize,
-    /// Tokens of a second, all sequences side by side.
+    /// Tokens per second, over all sequences in parallel.
     pub tokens_per_second: f64,
 }
 
-/// A share and its standard error.
+/// A fraction of correct answers and its standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Share {
-    /// How many were asked.
+    /// Number of questions.
     pub asked: u64,
-    /// How many were right.
+    /// Number of correct answers.
     pub right: u64,
-    /// The standard error of right / asked, with sequences as independent draws; none of a single one.
+    /// The standard error of right / asked, with sequences as independent draws; `None` for a single sequence.
     pub error: Option<f64>,
 }
 
@@ -88,25 +88,25 @@ impl Share {
     }
 }
 
-/// The share of right answers among those of an age from `from` up to, not including, `to`.
+/// The fraction of correct answers among those of an age from `from` up to, not including, `to`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Age {
-    /// The least age.
+    /// The lowest age.
     pub from: usize,
-    /// The first age beyond.
+    /// The end of the range (exclusive).
     pub to: usize,
-    /// The share.
+    /// The fraction of correct answers.
     pub share: Share,
 }
 
 impl Answers {
-    /// All answers.
+    /// The accuracy over all answers.
     pub fn accuracy(&self) -> Share {
         self.among(|_| true)
     }
 
-    /// The answers by age, in at most six steps for sequences of `length` tokens; steps without a question are left
-    /// out.
+    /// The answers by age, in at most six ranges for sequences of `length` tokens; ranges without a question are
+    /// omitted.
     pub fn by_age(&self, length: usize) -> Vec<Age> {
         let width = length.div_ceil(6).next_power_of_two();
         let bins = (0..length.div_ceil(width)).map(|i| {
@@ -116,7 +116,7 @@ impl Answers {
         bins.filter(|age| age.share.asked > 0).collect()
     }
 
-    /// Some of the answers. The error is that of a ratio of two sums over independent sequences:
+    /// The accuracy over some of the answers. The error is that of a ratio of two sums over independent sequences:
     /// √(n/(n−1) · Σᵢ (rᵢ − p·aᵢ)²) / Σᵢ aᵢ for rᵢ right of aᵢ asked, p = Σr / Σa.
     fn among(&self, counts: impl Fn(&Answer) -> bool) -> Share {
         let sums: Vec<(u64, u64)> = self
@@ -139,7 +139,7 @@ impl Answers {
     }
 }
 
-/// Asks a model the questions of a task; `watch` is told how many sequences are done and may break off.
+/// Asks a model the questions of a task; `watch` receives the number of sequences done and may stop.
 pub fn ask<E: Engine>(
     reader: &Reader<'_, E>,
     task: &Task,
@@ -204,12 +204,12 @@ pub fn ask<E: Engine>(
     Ok(Answers { samples, memory_bytes: bytes / count, tokens_per_second })
 }
 
-/// Refuses sequences that take more memory than the machine has: the system would end the process.
+/// Rejects sequences that take more memory than the machine has, because the system would kill the process.
 fn check_memory<E: Engine>(reader: &Reader<'_, E>, task: &Task, asking: Asking) -> Result<()> {
     let Some([machine, _]) = machine_memory() else { return Ok(()) };
     let (rows, length) = (ROWS.min(asking.samples as usize), task.length());
-    // One layer's numbers for each token that is read at once, about as measured: its input, what the mixer makes of
-    // it, and the feed-forward part.
+    // Approximate number of values per token in one layer, as measured: its input, what the mixer computes from it, and
+    // the feed-forward part.
     let config = reader.model.config();
     let token = size_of::<f32>() * (8 * config.hidden_size + 4 * config.intermediate_size);
     let tokens = rows.saturating_mul(if asking.decode { 1 } else { length });
@@ -229,7 +229,7 @@ fn check_memory<E: Engine>(reader: &Reader<'_, E>, task: &Task, asking: Asking) 
     )))
 }
 
-/// Refuses a model whose losses, `piece` of each sequence, are not finite: the most probable token would mean nothing.
+/// Rejects a model whose losses, `piece` per sequence, are not finite: the most probable token would be meaningless.
 fn check_finite(task: &Task, done: u64, start: usize, piece: usize, losses: &[f32]) -> Result<()> {
     let Some(at) = losses.iter().position(|loss| !loss.is_finite()) else { return Ok(()) };
     Err(Error::Diverged(format!(
@@ -241,7 +241,7 @@ fn check_finite(task: &Task, done: u64, start: usize, piece: usize, losses: &[f3
     )))
 }
 
-/// The model's ids of the task's tokens; refuses a model that lacks one.
+/// The model's ids of the task's tokens; fails if the model lacks one.
 fn own_ids<E: Engine>(reader: &Reader<'_, E>, task: &Task) -> Result<Vec<u32>> {
     let size = reader.model.config().vocab_size;
     let one = |name: &String| {
@@ -274,12 +274,12 @@ mod tests {
         let got = answers(&[&[(1, true), (2, true)], &[(1, false), (2, false)], &[(1, true), (2, true)]]);
         let share = got.accuracy();
         assert_eq!((share.asked, share.right), (6, 4));
-        // All of a sequence's answers are alike: three draws of 1, 0, 1, whose mean has the error √(1/3 / 3).
+        // All answers of a sequence agree: three draws of 1, 0, 1, whose mean has the error √(1/3 / 3).
         let error = share.error.unwrap();
         assert!((error - (1.0f64 / 9.0).sqrt()).abs() < 1e-12, "{error}");
         let none = answers(&[]).accuracy();
         assert_eq!((none.value(), none.error), (0.0, None));
-        // One draw says nothing of how draws differ.
+        // A single draw says nothing about the variance.
         assert_eq!(answers(&[&[(3, true), (4, false)]]).accuracy().error, None);
     }
 

@@ -12,14 +12,14 @@ use crate::memory::{BankTag, Ending, Rollback, StateBank};
 use crate::model::{Model, TraceCell};
 use crate::tokenizer::Tokenizer;
 
-/// A model and one session of it.
+/// A model with one session.
 pub struct Generator<'e, E: Engine> {
     inference: Inference<'e, E>,
     session: Session<E>,
 }
 
 impl<'e, E: Engine> Generator<'e, E> {
-    /// Continues after what `bank` has read.
+    /// Creates a generator that continues after what `bank` has read.
     pub fn new(
         engine: &'e E,
         model: &'e Model<E>,
@@ -31,7 +31,7 @@ impl<'e, E: Engine> Generator<'e, E> {
         Ok(Self { inference: Inference::new(engine, model, parameters), session })
     }
 
-    /// Records in `trace` which anchors the tokens read from now on.
+    /// From now on, records in `trace` which anchors the tokens read.
     pub fn with_trace(mut self, trace: &TraceCell<E>) -> Self {
         self.session.set_trace(Some(trace.clone()));
         self
@@ -42,19 +42,19 @@ impl<'e, E: Engine> Generator<'e, E> {
         self.session.text()
     }
 
-    /// Continues another text, or a fork of this one. Random numbers continue from where they are.
+    /// Switches to another text, or to a fork of this one. The random number generator keeps its state.
     pub fn set_text(&mut self, text: Text<E>) {
         self.session.set_text(text);
     }
 
-    /// The bank, once it has read all of the text.
+    /// Reads the rest of the text and returns the bank.
     pub fn bank(&mut self) -> Result<&StateBank<E>> {
         self.settle()?;
         Ok(self.session.text.bank())
     }
 
-    /// Writes the text's bank to a file, as [`StateBank::append`] does, with what it takes to continue from there without
-    /// a new token.
+    /// Writes the text's bank to a file, as [`StateBank::append`] does, together with what is needed to continue from
+    /// there without a new token.
     pub fn save(&mut self, path: &Path, tag: &BankTag) -> Result<()> {
         self.settle()?;
         let (engine, Text { bank, logits, recent, .. }) = (self.inference.engine(), &self.session.text);
@@ -67,8 +67,9 @@ impl<'e, E: Engine> Generator<'e, E> {
         }
     }
 
-    /// Goes back to the last kept anchor that is at most `tokens` tokens into the text, as [`StateBank::rollback`] does.
-    /// Gives that anchor; none, and the text stays as it is, where `tokens` is its end.
+    /// Rolls back to the last kept anchor that is at most `tokens` tokens into the text, as [`StateBank::rollback`]
+    /// does, and returns that anchor. If `tokens` is the end of the text, the text is unchanged and the result is
+    /// `None`.
     pub fn rollback(&mut self, tokens: usize) -> Result<Option<(Anchor, Rollback)>> {
         self.settle()?;
         let all = self.text().tokens();
@@ -85,9 +86,9 @@ impl<'e, E: Engine> Generator<'e, E> {
         Ok(Some(back))
     }
 
-    /// Appends tokens to the text and reads them, at most [`super::call_tokens`] in a call of the model. After each call
-    /// `watch` is told how many are left, and may break off: what was not read is then not part of the text. Says
-    /// whether all were read.
+    /// Appends tokens to the text and reads them, at most [`super::call_tokens`] per call of the model. After each call
+    /// `watch` receives the number of tokens left and may stop; tokens that were not read are then not part of the
+    /// text. Returns whether all were read.
     pub fn read(&mut self, ids: &[u32], watch: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<bool> {
         self.settle()?;
         let mut left = ids;
@@ -104,14 +105,14 @@ impl<'e, E: Engine> Generator<'e, E> {
         Ok(left.is_empty())
     }
 
-    /// How many of `count` tokens that follow the text fill whole calls. Where a text comes bit by bit, reading only so
-    /// many makes the calls those of the whole text.
+    /// How many of `count` tokens after the text fill whole calls. If a text arrives in pieces, reading only that many
+    /// at a time makes the calls the same as for the whole text.
     pub fn whole_calls(&self, count: usize) -> usize {
         let end = self.text().tokens() + count;
         count.saturating_sub(end % self.inference.call_tokens())
     }
 
-    /// Draws the next token and appends it to the text.
+    /// Samples the next token and appends it to the text.
     pub fn next_token(&mut self) -> Result<u32> {
         self.settle()?;
         let token = self.session.draw()?;
@@ -119,9 +120,9 @@ impl<'e, E: Engine> Generator<'e, E> {
         Ok(token)
     }
 
-    /// Continues the text. For each token `show` is given the text that has become certain, which may be none, and may
-    /// break off. Afterwards the text is exactly what was there before and what was shown: a stop string, or the token
-    /// that ends a text, is not part of it.
+    /// Continues the text. For each token, `show` receives the text that has become final, which may be empty, and may
+    /// stop. Afterwards the text consists of exactly what was there before and what was shown: a stop string or
+    /// end-of-text token is not part of it.
     pub fn write(
         &mut self,
         tokenizer: &Tokenizer,
@@ -147,7 +148,7 @@ impl<'e, E: Engine> Generator<'e, E> {
         }
     }
 
-    /// Reads what is unread.
+    /// Reads all unread tokens.
     fn settle(&mut self) -> Result<()> {
         while self.session.unread() > 0 {
             self.inference.step(&mut [&mut self.session])?;
@@ -156,7 +157,7 @@ impl<'e, E: Engine> Generator<'e, E> {
     }
 }
 
-/// The `count` tokens that follow a prompt of at least one token.
+/// Returns the `count` tokens that follow a prompt of at least one token.
 pub fn continue_text<E: Engine>(
     engine: &E,
     model: &Model<E>,

@@ -1,4 +1,4 @@
-//! A model that runs: any number of texts in one call.
+//! Running a model on any number of texts in one call.
 
 use march_engine::ops::cross_entropy::TokenLosses;
 use march_engine::{Engine, Tape, Var, Weight};
@@ -22,7 +22,7 @@ impl<E: Engine> Clone for Inference<'_, E> {
 }
 
 impl<'e, E: Engine> Inference<'e, E> {
-    /// A model with its parameters.
+    /// Creates it from a model and its parameters.
     pub fn new(
         engine: &'e E,
         model: &'e Model<E>,
@@ -32,7 +32,7 @@ impl<'e, E: Engine> Inference<'e, E> {
         Self { engine, model, weights, call_tokens: call_tokens(model.parameter_count()) }
     }
 
-    /// What computes.
+    /// The engine.
     pub fn engine(&self) -> &'e E {
         self.engine
     }
@@ -42,32 +42,32 @@ impl<'e, E: Engine> Inference<'e, E> {
         self.model
     }
 
-    /// Tokens of one text that a call reads at most.
+    /// The maximum number of tokens of one text per call.
     pub fn call_tokens(&self) -> usize {
         self.call_tokens
     }
 
-    /// The same with calls that read at most so many tokens of one text, a multiple of 64. Short calls let texts that are
-    /// being written wait less for a prompt that is being read beside them.
+    /// Limits calls to `tokens` tokens of one text, a multiple of 64. Short calls reduce the time that texts being
+    /// generated wait for a prompt that is read at the same time.
     pub fn with_call_tokens(mut self, tokens: usize) -> Self {
         self.call_tokens = tokens.next_multiple_of(super::GRID).max(super::GRID);
         self
     }
 
-    /// Tokens of a session that the next step reads: all that are unread, but calls end on a grid, so that no chunk of
-    /// the recurrence is computed twice.
+    /// The number of a session's tokens that the next step reads: all unread ones, except that calls end on a grid, so
+    /// that no chunk of the recurrence is computed twice.
     pub fn next_tokens(&self, session: &Session<E>) -> usize {
         self.room(session).min(session.unread())
     }
 
-    /// Tokens up to the next point of the grid of calls.
+    /// Number of tokens up to the next point of the grid of calls.
     pub(super) fn room(&self, session: &Session<E>) -> usize {
         self.call_tokens - session.text.bank.timeline().position % self.call_tokens
     }
 
-    /// Reads the next unread tokens of each session in one call of the model; sessions without any stay as they are.
-    /// Those that have no unread tokens left can then draw their next one. A session's text does not depend on what else
-    /// is in the call.
+    /// Reads the next unread tokens of each session in one call of the model; sessions without unread tokens are
+    /// unchanged. Sessions with no unread tokens left can then sample their next one. A session's text does not depend
+    /// on what else is in the call.
     pub fn step(&self, sessions: &mut [&mut Session<E>]) -> Result<()> {
         let counts: Vec<usize> = sessions.iter().map(|session| self.next_tokens(session)).collect();
         let tape = Tape::inference(self.engine);
@@ -100,7 +100,7 @@ impl<'e, E: Engine> Inference<'e, E> {
         Ok(())
     }
 
-    /// The logits that follow each of some positions of the last layer, [1, 1, hidden_size].
+    /// The logits after each of the given positions of the last layer, [1, 1, hidden_size].
     fn logits(&self, tape: &Tape<'e, E>, last: &[Var<E::Tensor>]) -> Result<Vec<Vec<f32>>> {
         if last.is_empty() {
             return Ok(Vec::new());
@@ -111,8 +111,8 @@ impl<'e, E: Engine> Inference<'e, E> {
         Ok(logits.chunks(self.model.config().vocab_size).map(<[f32]>::to_vec).collect())
     }
 
-    /// −ln p of each token's target and each most probable token, for the next tokens of any number of texts in one
-    /// call. `targets` has one for each token, of all texts one after the other.
+    /// −ln p of each token's target and the most probable token at each position, for the next tokens of any number of
+    /// texts in one call. `targets` has one entry per token, with the texts concatenated.
     pub fn losses(&self, parts: &mut [Part<'_, E>], targets: &[u32]) -> Result<TokenLosses> {
         let tape = Tape::inference(self.engine);
         let hidden = self.model.step(&tape, &self.weights, parts)?;

@@ -1,8 +1,8 @@
-//! Text from a model: one token after the other, each drawn from the model's probabilities.
+//! Text generation: one token at a time, each sampled from the model's probabilities.
 //!
-//! A [`Session`] is one text with everything that continuing it needs: bank, sampling, random numbers, and what is being
-//! written. [`Inference`] is a model that runs: its [`Inference::step`] reads the next tokens of any number of sessions
-//! in one call. A [`Generator`] is the two together for one text.
+//! A [`Session`] is one text with everything needed to continue it: bank, sampling, random numbers, and pending output.
+//! [`Inference`] is a model that is ready to run: its [`Inference::step`] reads the next tokens of any number of
+//! sessions in one call. A [`Generator`] combines the two for one text.
 
 mod generator;
 mod inference;
@@ -16,23 +16,23 @@ pub use sampling::Sampling;
 pub use session::{Ended, Limits, Session, Text, Written, Wrote};
 pub use stream::{Stops, TextStream};
 
-/// The most tokens of a prompt that one call of the model reads.
+/// The maximum number of prompt tokens per call of the model.
 pub const PIECE_TOKENS: usize = 2048;
 
-/// Calls end on multiples of this, where the mixers' chunks end.
+/// Calls end at multiples of this number, where the mixers' chunks end.
 const GRID: usize = 64;
 
-/// Tokens of a prompt that one call of a model with so many parameters reads: few enough that a call of a large model
-/// takes about a second. It depends on the model alone, so that the same text is always read in the same calls.
+/// Prompt tokens per call of a model with `parameters` parameters: few enough that a call of a large model takes about
+/// a second. The number depends on the model alone, so that the same text is always read in the same calls.
 pub fn call_tokens(parameters: usize) -> usize {
     const PRODUCTS: f64 = 1e11;
     let tokens = (PRODUCTS / parameters.max(1) as f64) as usize;
     tokens.clamp(GRID, PIECE_TOKENS) / GRID * GRID
 }
 
-/// The last tokens of a text that decoding the next one may depend on.
+/// The number of last tokens that decoding the next one may depend on.
 const CONTEXT_TOKENS: usize = 8;
 
-/// The last tokens of a text that are remembered whatever the penalty's window: a text that is saved may go on with
-/// another one.
+/// The number of last tokens that are remembered whatever the penalty window, because a saved text may be continued
+/// with another window.
 const REMEMBERED_TOKENS: usize = 256;

@@ -1,6 +1,6 @@
-//! A token from logits.
+//! Sampling a token from logits.
 //!
-//! In this order: the repetition penalty, the temperature, top-k, top-p, one random number.
+//! In this order: repetition penalty, temperature, top-k, top-p, one random number.
 
 use std::collections::VecDeque;
 
@@ -8,20 +8,20 @@ use rand_chacha::rand_core::Rng;
 
 use crate::error::{Error, Result};
 
-/// How tokens are drawn. By default from the model's probabilities as they are.
+/// How tokens are sampled. By default from the model's unmodified probabilities.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by this; 0 takes the most probable token.
+    /// The divisor of the logits; 0 always takes the most probable token.
     pub temperature: f64,
-    /// Only the k most probable tokens are drawn; none for all.
+    /// Sample only from the k most probable tokens; `None` for all.
     pub top_k: Option<usize>,
-    /// Only the most probable tokens are drawn whose probabilities together first reach this.
+    /// Sample only from the smallest set of most probable tokens whose probabilities together reach this value.
     pub top_p: f64,
-    /// The logits of recent tokens are divided by this where they are positive, else multiplied; 1 changes nothing.
+    /// Positive logits of recent tokens are divided by this, others multiplied; 1 has no effect.
     pub repetition_penalty: f64,
-    /// How many tokens are recent.
+    /// How many of the last tokens count as recent.
     pub penalty_window: usize,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -39,7 +39,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Refuses what has no meaning.
+    /// Rejects invalid values.
     pub fn check(&self) -> Result<()> {
         let Self { temperature, top_k, top_p, repetition_penalty, .. } = *self;
         let refuse = |message: String| Err(Error::Request(message));
@@ -63,7 +63,7 @@ impl Sampling {
         if self.repetition_penalty == 1.0 { 0 } else { self.penalty_window }
     }
 
-    /// A token; of equally probable ones the first, where the most probable is taken.
+    /// Samples a token. If the most probable token is taken, ties go to the lowest id.
     pub(super) fn draw(&self, logits: &[f32], recent: &VecDeque<u32>, random: &mut impl Rng) -> u32 {
         let penalised;
         let logits = if self.remembered() == 0 {
@@ -96,7 +96,7 @@ impl Sampling {
         best as u32
     }
 
-    /// The tokens that top-k and top-p leave; where they leave out none, in the order of their ids.
+    /// The tokens that top-k and top-p allow; if they exclude none, in the order of their ids.
     fn candidates(&self, logits: &[f32], weight: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
         let order = |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
@@ -124,7 +124,7 @@ impl Sampling {
         let penalty = self.repetition_penalty as f32;
         for &id in recent.iter().rev().take(self.penalty_window) {
             let Some(&logit) = logits.get(id as usize) else { continue };
-            // From the logit as it was, so that a token that came twice counts once.
+            // Use the original logit, so that a token that occurs twice is penalised once.
             penalised[id as usize] = if logit > 0.0 { logit / penalty } else { logit * penalty };
         }
         penalised
@@ -137,7 +137,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
     use rand_chacha::rand_core::SeedableRng;
 
-    /// How often each token comes in 10,000 draws.
+    /// How often each token occurs in 10,000 draws.
     fn counts(sampling: Sampling, logits: &[f32], recent: &[u32]) -> Vec<usize> {
         let mut random = ChaCha8Rng::seed_from_u64(1);
         let recent = recent.iter().copied().collect();
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(all[2], 0);
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         assert_eq!(counts(greedy, &[1.0, 3.0, 3.0], &[]), [0, 10_000, 0]);
-        // Probabilities squared.
+        // The probabilities squared.
         let cold = counts(Sampling { temperature: 0.5, ..Sampling::default() }, &logits(), &[]);
         assert_share(&cold, 1, 0.16 / 0.30);
     }
@@ -186,7 +186,7 @@ mod tests {
         assert_share(&two, 1, 0.4 / 0.7);
         assert_eq!(top_p(0.8)[0], 0);
         assert_share(&top_p(0.8), 3, 0.2 / 0.9);
-        // Of equals the first ids, both ways.
+        // Ties go to the lowest ids, in both cases.
         let both = Sampling { top_k: Some(3), top_p: 0.6, ..Sampling::default() };
         assert_eq!(counts(both, &[0.0; 6], &[])[2..], [0; 4]);
     }
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(first(greedy, &[-1.0, -1.5], &[0]), Some(1));
         let short = Sampling { penalty_window: 1, ..greedy };
         assert_eq!(first(short, &[3.0, 2.0, -1.0], &[0, 2]), Some(0));
-        // Ids that the model does not have.
+        // Ids that are outside the model's vocabulary.
         assert_eq!(first(greedy, &[3.0, 2.0], &[7]), Some(0));
     }
 

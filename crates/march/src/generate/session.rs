@@ -1,4 +1,4 @@
-//! One text that a model continues: its bank, how tokens are drawn, and what is being written.
+//! One text that a model continues: its bank, its sampling settings, and its pending output.
 
 use std::collections::VecDeque;
 
@@ -16,11 +16,11 @@ use crate::tokenizer::Tokenizer;
 /// A text so far. Cloning it is cheap and forks the text.
 pub struct Text<E: Engine> {
     pub(super) bank: StateBank<E>,
-    /// The text's last tokens, which the bank has not read yet.
+    /// The last tokens of the text, which the bank has not read yet.
     pub(super) unread: Vec<u32>,
-    /// The logits that follow what the bank has read; none where it has read nothing here.
+    /// The logits after what the bank has read; `None` if it has read nothing since it was created or loaded.
     pub(super) logits: Option<Vec<f32>>,
-    /// The last tokens, unread ones among them.
+    /// The last tokens, including unread ones.
     pub(super) recent: VecDeque<u32>,
 }
 
@@ -32,13 +32,13 @@ impl<E: Engine> Clone for Text<E> {
 }
 
 impl<E: Engine> Text<E> {
-    /// A text of which a bank has read all.
+    /// A text that a bank has read completely.
     pub fn new(bank: StateBank<E>) -> Self {
         Self { bank, unread: Vec::new(), logits: None, recent: VecDeque::new() }
     }
 
-    /// The text of a file that [`super::Generator::save`] wrote for the same model and tokenizer. A `policy` takes the place of
-    /// the file's; it may differ in top-K and retention only.
+    /// Loads the text of a file that [`super::Generator::save`] wrote for the same model and tokenizer. A `policy`
+    /// replaces the file's; it may differ only in top-K and retention.
     pub fn load(
         engine: &E,
         model: &Model<E>,
@@ -53,17 +53,17 @@ impl<E: Engine> Text<E> {
         Ok(text)
     }
 
-    /// Whether the next token can be drawn before another one is read.
+    /// Whether the next token can be sampled without reading another one first.
     pub fn can_continue(&self) -> bool {
         self.logits.is_some() || !self.unread.is_empty()
     }
 
-    /// Tokens of the text.
+    /// Number of tokens in the text.
     pub fn tokens(&self) -> usize {
         self.bank.timeline().position + self.unread.len()
     }
 
-    /// What is kept of the text, but for the few tokens that were not read yet; see [`super::Generator::bank`].
+    /// What is kept of the text, except for the few tokens that are still unread; see [`super::Generator::bank`].
     pub fn bank(&self) -> &StateBank<E> {
         &self.bank
     }
@@ -75,55 +75,55 @@ impl<E: Engine> Text<E> {
     }
 }
 
-/// What ends a text that is written.
+/// The limits of a generated text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// At most so many tokens.
+    /// The maximum number of tokens.
     pub max_tokens: usize,
-    /// The text ends before the first of these.
+    /// Stop strings; the text ends before the first of them.
     pub stop: Vec<String>,
 }
 
-/// Why a text ended.
+/// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The tokenizer's end of a text was drawn.
+    /// The tokenizer's end-of-text token was sampled.
     EndOfText,
     /// A stop string was found.
     Stop,
-    /// The number of tokens was reached.
+    /// The maximum number of tokens was reached.
     MaxTokens,
-    /// The caller asked for it.
+    /// The caller requested it.
     Asked,
 }
 
-/// What was written.
+/// A summary of what was generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Tokens drawn, including those of a stop string.
+    /// Number of tokens sampled, including those of a stop string.
     pub tokens: usize,
     /// Why it ended.
     pub ended: Ended,
 }
 
-/// What one step of writing gave.
+/// The result of one generation step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrote {
-    /// The token that was drawn; none where writing ended before one was.
+    /// The sampled token; `None` if generation ended before one was sampled.
     pub token: Option<u32>,
-    /// The text that has become certain, which may be empty.
+    /// The text that has become final, which may be empty.
     pub text: String,
-    /// Set where writing has ended.
+    /// The reason, if generation has ended.
     pub ended: Option<Ended>,
 }
 
-/// A text on its way out.
+/// The state of a text being generated.
 struct Writing<E: Engine> {
     limits: Limits,
     stream: TextStream,
     stops: Stops,
     tokens: usize,
-    /// Where a stop string may have begun: the text before that token, and what was shown from there on.
+    /// Where a stop string may have begun: the text before that token, and what was shown since.
     fork: Option<(Text<E>, String)>,
 }
 
@@ -137,14 +137,14 @@ pub struct Session<E: Engine> {
 }
 
 impl<E: Engine> Session<E> {
-    /// A session that continues after what a text's bank has read.
+    /// Creates a session that continues after what the text's bank has read.
     pub fn new(text: Text<E>, sampling: Sampling) -> Result<Self> {
         sampling.check()?;
         let random = ChaCha8Rng::seed_from_u64(sampling.seed);
         Ok(Self { text, sampling, random, writing: None, trace: None })
     }
 
-    /// Records in `trace` which anchors the tokens read from now on.
+    /// From now on, records in `trace` which anchors the tokens read.
     pub fn set_trace(&mut self, trace: Option<TraceCell<E>>) {
         self.trace = trace;
     }
@@ -154,13 +154,13 @@ impl<E: Engine> Session<E> {
         &self.text
     }
 
-    /// Continues another text, or a fork of this one. Random numbers continue from where they are.
+    /// Switches to another text, or to a fork of this one. The random number generator keeps its state.
     pub fn set_text(&mut self, text: Text<E>) {
         self.text = text;
         self.writing = None;
     }
 
-    /// A copy that continues on its own, with the same random numbers to come. What is being written is not copied.
+    /// Returns a copy that continues independently, with the same future random numbers. Pending output is not copied.
     pub fn fork(&self) -> Self {
         let Self { text, sampling, random, trace, .. } = self;
         Self {
@@ -177,22 +177,22 @@ impl<E: Engine> Session<E> {
         self.text.append(ids, self.sampling.remembered().max(REMEMBERED_TOKENS));
     }
 
-    /// Tokens that the model has yet to read.
+    /// Number of tokens that the model has not read yet.
     pub fn unread(&self) -> usize {
         self.text.unread.len()
     }
 
-    /// Whether the model has read all of the text, so that the next token can be drawn.
+    /// Whether the model has read the whole text, so that the next token can be sampled.
     pub fn is_ready(&self) -> bool {
         self.text.unread.is_empty() && self.text.logits.is_some()
     }
 
-    /// The logits of the next token, once the model has read all of the text.
+    /// The logits of the next token, once the model has read the whole text.
     pub fn logits(&self) -> Option<&[f32]> {
         self.text.logits.as_deref().filter(|_| self.text.unread.is_empty())
     }
 
-    /// Draws the next token; the text does not change.
+    /// Samples the next token without changing the text.
     pub fn draw(&mut self) -> Result<u32> {
         let Text { logits, recent, bank, unread } = &self.text;
         let Some(logits) = logits.as_ref().filter(|_| unread.is_empty()) else {
@@ -209,7 +209,8 @@ impl<E: Engine> Session<E> {
         Ok(self.sampling.draw(logits, recent, &mut self.random))
     }
 
-    /// Begins to write. From now on [`Session::advance`] draws a token each time the model has read the one before.
+    /// Begins generation. From now on [`Session::advance`] samples a token each time the model has read the previous
+    /// one.
     pub fn begin(&mut self, tokenizer: &Tokenizer, limits: Limits) -> Result<()> {
         let context: Vec<u32> = self.text.recent.iter().copied().collect();
         let context = &context[context.len().saturating_sub(CONTEXT_TOKENS)..];
@@ -218,13 +219,13 @@ impl<E: Engine> Session<E> {
         Ok(())
     }
 
-    /// Tokens drawn since [`Session::begin`], including those of a stop string.
+    /// Number of tokens sampled since [`Session::begin`], including those of a stop string.
     pub fn written(&self) -> usize {
         self.writing.as_ref().map_or(0, |writing| writing.tokens)
     }
 
-    /// Draws the next token and appends it to the text, unless it ends what is written. At the end the text is exactly
-    /// what was there before and what was given out: a stop string, or the token that ends a text, is not part of it.
+    /// Samples the next token and appends it to the text, unless it ends generation. At the end, the text is exactly
+    /// what was there before plus what was returned: a stop string or end-of-text token is not part of it.
     pub fn advance(&mut self, tokenizer: &Tokenizer) -> Result<Wrote> {
         let Some(writing) = &self.writing else {
             return Err(Error::Request("nothing is being written: call `begin` first".into()));
@@ -256,7 +257,7 @@ impl<E: Engine> Session<E> {
         Ok(Wrote { token: Some(token), text, ended: None })
     }
 
-    /// Ends what is written because the caller wants it to; gives the text that was held back.
+    /// Ends generation at the caller's request; returns the text that was held back.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         Ok(self.end(tokenizer, None, Ended::Asked)?.text)
     }

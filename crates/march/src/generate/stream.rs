@@ -1,35 +1,35 @@
-//! Tokens to text while they come: no half characters, and nothing of a stop string.
+//! Converts tokens to text as they arrive: no incomplete characters, and no part of a stop string.
 
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
 
-/// A character of more than one byte lacks at most its last three; some tokenizers decode each byte of it to one of
-/// these as long as the others are not there.
+/// An incomplete multi-byte character lacks at most three bytes. Some tokenizers decode each of its bytes to one of
+/// these until the rest arrives.
 const REPLACEMENT: char = '\u{FFFD}';
 const HELD_REPLACEMENTS: usize = 3;
 
-/// Text from tokens, one by one. Text that the next tokens may still change is held back.
+/// Converts tokens to text one by one. Text that the next tokens may still change is held back.
 ///
-/// Some tokenizers decode a token differently behind another (a space is dropped before the first, for instance). So
-/// tokens are decoded together with those before them, and what was already known is taken off.
+/// Some tokenizers decode a token differently after another one (for instance, they drop a space before the first). So
+/// tokens are decoded together with those before them, and the known part is then removed.
 #[derive(Clone, Debug)]
 pub struct TextStream {
-    /// A few tokens whose text is known, then those whose text is not.
+    /// A few tokens whose text is known, followed by those whose text is not.
     ids: Vec<u32>,
-    /// How many are known.
+    /// The number of tokens whose text is known.
     known: usize,
-    /// What was given of the text of `ids`.
+    /// The part of the text of `ids` that was already returned.
     given: String,
 }
 
 impl TextStream {
-    /// A stream that continues after the last tokens of a text, `context`. All calls take the same tokenizer.
+    /// Creates a stream that continues after the last tokens of a text, `context`. Use the same tokenizer in all calls.
     pub fn new(tokenizer: &Tokenizer, context: &[u32]) -> Result<Self> {
         let given = tokenizer.decode(context)?;
         Ok(Self { ids: context.to_vec(), known: context.len(), given })
     }
 
-    /// The text that is certain with this token.
+    /// Adds a token and returns the text that is now final.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids)?;
@@ -40,7 +40,7 @@ impl TextStream {
         let new = match certain.strip_prefix(&self.given) {
             Some(new) => new.to_string(),
             None if !whole => return Ok(String::new()),
-            // What was given has changed: it stays as it was, and the new tokens are decoded alone.
+            // Text that was already returned has changed: it stays as it was, and the new tokens are decoded alone.
             None => tokenizer.decode(&self.ids[self.known..])?,
         };
         if whole {
@@ -53,12 +53,12 @@ impl TextStream {
         Ok(new)
     }
 
-    /// Whether tokens came whose text is not certain.
+    /// Whether there are tokens whose text is not final.
     pub fn holds(&self) -> bool {
         self.known < self.ids.len()
     }
 
-    /// The rest, as it is.
+    /// Returns the rest as it is.
     pub fn finish(self, tokenizer: &Tokenizer) -> Result<String> {
         let text = tokenizer.decode(&self.ids)?;
         match text.strip_prefix(&self.given) {
@@ -68,7 +68,7 @@ impl TextStream {
     }
 }
 
-/// Looks for stop strings in a text that comes in pieces. What may be the beginning of one is held back.
+/// Searches for stop strings in a text that arrives in pieces. A possible beginning of one is held back.
 #[derive(Clone, Debug)]
 pub struct Stops {
     strings: Vec<String>,
@@ -76,12 +76,12 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// Empty strings are never found.
+    /// Creates a search for `strings`; empty ones never match.
     pub fn new(strings: Vec<String>) -> Self {
         Self { strings, held: String::new() }
     }
 
-    /// The text that is before every stop string, and whether one was found; nothing may be pushed after that.
+    /// Returns the text before any stop string, and whether one was found; nothing may be pushed after that.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held += piece;
         let strings = self.strings.iter().filter(|string| !string.is_empty());
@@ -100,7 +100,7 @@ impl Stops {
         !self.held.is_empty()
     }
 
-    /// The text that is held back, now that no more comes.
+    /// Returns the text that is held back, once no more arrives.
     pub fn finish(self) -> String {
         self.held
     }
@@ -112,7 +112,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    /// The pieces that a stream gives, the last of them at its end.
+    /// The pieces that a stream returns, the last one at its end.
     fn pieces(tokenizer: &Tokenizer, context: &[u32], ids: &[u32]) -> Vec<String> {
         let mut stream = TextStream::new(tokenizer, context).unwrap();
         let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(tokenizer, id).unwrap()).collect();
@@ -125,15 +125,15 @@ mod tests {
         let bytes = Tokenizer::bytes();
         let ids = bytes.encode("aé🦀b").unwrap();
         assert_eq!(pieces(&bytes, &[], &ids), ["a", "", "é", "", "", "", "🦀", "b", ""]);
-        // Cut off, and never a character.
+        // Truncated bytes that never become a character.
         assert_eq!(pieces(&bytes, &[], &ids[..5]), ["a", "", "é", "", "", "\u{FFFD}"]);
         assert_eq!(pieces(&bytes, &[], &[0xC3, 65, 0xFF]), ["", "\u{FFFD}A", "", "\u{FFFD}"]);
-        // Many bytes that are no text do not stop the stream.
+        // Many bytes that are not valid text do not block the stream.
         let many = pieces(&bytes, &[], &[0xFF; 9]);
         assert_eq!((many[4].as_str(), many.concat()), ("\u{FFFD}", "\u{FFFD}".repeat(9)));
     }
 
-    /// A tokenizer of words that drops the space before the first, with bytes for what it does not know.
+    /// A tokenizer of words that drops the space before the first word, and falls back to bytes for unknown ones.
     fn words() -> Tokenizer {
         let mut vocabulary: serde_json::Map<_, _> =
             (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte))).collect();
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(pieces(&words, &[257], &[&crab[..2], &[256]].concat()).concat(), "\u{FFFD}\u{FFFD} the");
     }
 
-    /// What `Stops` shows of pieces, and whether it stopped.
+    /// What `Stops` returns for pieces, and whether it stopped.
     fn shown(strings: &[&str], pieces: &[&str]) -> (Vec<String>, bool) {
         let strings: Vec<String> = strings.iter().map(|string| string.to_string()).collect();
         let mut stops = Stops::new(strings);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     proptest! {
-        /// A stream gives in the end what decoding all at once gives, and never takes anything back.
+        /// In total, a stream returns what decoding all tokens at once returns, and never retracts anything.
         #[test]
         fn a_stream_gives_all_of_the_text(
             ids in prop::collection::vec(prop_oneof![0u32..128, 0u32..260, 0xC0u32..0xF8], 0..40),
@@ -208,7 +208,7 @@ mod tests {
             prop_assert_eq!(all.concat(), text);
         }
 
-        /// The text before the first stop string, wherever the pieces are cut.
+        /// The text before the first stop string is found wherever the pieces are cut.
         #[test]
         fn stops_show_the_text_before(pieces in prop::collection::vec("[ab]{0,3}", 0..12), stop in "[ab]{1,4}") {
             let whole = pieces.concat();

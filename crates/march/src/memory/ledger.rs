@@ -1,7 +1,7 @@
-//! Retention by bytes: which anchor a layer can best do without.
+//! Retention within a byte budget: which anchor a layer can drop at the least cost.
 //!
-//! Each layer of L has an equal share of the bytes; an anchor takes those of its state as it is stored, its routing
-//! key and its convolution tails. At a boundary, once the new anchor does not fit, the cheapest goes:
+//! Each of the L layers has an equal share of the bytes. An anchor takes the bytes of its state as stored, its routing
+//! key and its convolution tails. At a boundary where the new anchor does not fit, the cheapest anchor is dropped:
 //!
 //! ```text
 //! usage_m = (mass_m + 1) / (exposure_m + 1)     mean routing weight of anchor m over heads and the tokens that could
@@ -9,38 +9,38 @@
 //! redundancy: gap_m = min over m's kept neighbours in time n of ‖A_m − A_n‖ / ‖A_m‖        (of the stored states)
 //! cost_m = usage_m · gap_m                      the newest is never dropped; of equals the oldest goes
 //! ```
-//! So an anchor goes that tokens hardly read, or whose neighbour says nearly the same. Mass and exposure are added up
-//! token by token and shrink by 1/64 at every boundary: what was read long ago counts less. Both are f64 and added in
-//! the order of the text, so that nothing depends on where calls are cut.
+//! So the anchor that is dropped is one that tokens rarely read, or whose neighbour holds nearly the same state. Mass
+//! and exposure are accumulated token by token and shrink by 1/64 at every boundary, so that old reads count less. Both
+//! are f64 and summed in the order of the text, so that the result does not depend on where calls end.
 
 use serde::{Deserialize, Serialize};
 
 use crate::anchors::{Anchor, Evictions, bits};
 
-/// What is left of mass and exposure after a boundary.
+/// The factor applied to mass and exposure at a boundary.
 pub(crate) const DECAY: f64 = 1.0 - 1.0 / 64.0;
 
-/// What a layer knows of the anchors that it keeps.
+/// Bookkeeping of the anchors that a layer keeps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// One for each anchor, oldest first.
+    /// One entry per anchor, oldest first.
     pub entries: Vec<LedgerEntry>,
-    /// What was dropped and when, where that is recorded.
+    /// What was dropped and when, if that is recorded.
     pub evictions: Evictions,
 }
 
-/// What a layer knows of one anchor.
+/// Bookkeeping of one anchor in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LedgerEntry {
-    /// Which it is.
+    /// The anchor.
     pub anchor: Anchor,
-    /// Σ over tokens of the mean routing weight of the heads, decayed.
+    /// Sum over tokens of the routing weight averaged over heads, decayed.
     #[serde(with = "bits")]
     pub mass: f64,
-    /// Tokens that could see it, decayed.
+    /// Number of tokens that could see the anchor, decayed.
     #[serde(with = "bits")]
     pub exposure: f64,
-    /// ‖A‖.
+    /// ‖A‖, the norm of the state.
     #[serde(with = "bits")]
     pub norm: f64,
     /// Distance to the kept anchor before it; infinite for the oldest.
@@ -54,12 +54,12 @@ impl Ledger {
         self.entries.iter().map(|entry| entry.anchor)
     }
 
-    /// The number of an anchor among those that this layer keeps.
+    /// The index of an anchor among those that this layer keeps.
     pub fn number(&self, ordinal: usize) -> Option<usize> {
         self.entries.binary_search_by_key(&ordinal, |entry| entry.anchor.ordinal).ok()
     }
 
-    /// Adds what tokens read: routing weights [tokens, heads, columns], the first columns those of the entries.
+    /// Adds what tokens read: routing weights [tokens, heads, columns], whose first columns belong to the entries.
     pub(crate) fn note(&mut self, weights: &[f32], heads: usize, columns: usize) {
         for token in weights.chunks_exact((heads * columns).max(1)) {
             for (m, entry) in self.entries.iter_mut().enumerate() {
@@ -70,7 +70,7 @@ impl Ledger {
         }
     }
 
-    /// The entry that costs least; never the newest.
+    /// The entry with the lowest cost; never the newest.
     pub(crate) fn cheapest(&self) -> Option<usize> {
         let mut best: Option<(usize, f64)> = None;
         for (m, pair) in self.entries.windows(2).enumerate() {
@@ -104,9 +104,9 @@ mod tests {
         let inf = f64::INFINITY;
         assert_eq!(ledger(&[(1.0, inf)]).cheapest(), None);
         assert_eq!(ledger(&[(1.0, inf), (0.0, 0.1)]).cheapest(), Some(0));
-        // Equal distances: the one that is read least.
+        // Equal distances: the entry that is read least.
         assert_eq!(ledger(&[(3.0, inf), (1.0, 1.0), (2.0, 1.0), (0.0, 1.0)]).cheapest(), Some(1));
-        // Equal mass: one of the two that are near each other, the older.
+        // Equal mass: of the two that are close to each other, the older.
         assert_eq!(ledger(&[(1.0, inf), (1.0, 1.0), (1.0, 0.2), (1.0, 1.0)]).cheapest(), Some(1));
     }
 
@@ -114,7 +114,7 @@ mod tests {
     fn weights_are_added_by_token() {
         let mut ledger =
             Ledger { entries: vec![entry(1, 0.0, 1.0), entry(2, 0.5, 1.0)], evictions: Vec::new() };
-        // Two tokens, two heads, three columns; the last column is no entry's.
+        // Two tokens, two heads, three columns; the last column belongs to no entry.
         ledger.note(&[0.1, 0.2, 9.0, 0.3, 0.4, 9.0, 0.0, 1.0, 9.0, 0.0, 1.0, 9.0], 2, 3);
         assert!((ledger.entries[0].mass - 0.2).abs() < 1e-7 && (ledger.entries[1].mass - 1.8).abs() < 1e-7);
         assert_eq!(ledger.entries[0].exposure, 11.0);

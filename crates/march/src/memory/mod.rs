@@ -1,7 +1,7 @@
-//! The state bank: all that decoding keeps of one text between calls.
+//! The state bank: everything that decoding keeps of one text between calls.
 //!
-//! What a layer keeps belongs to its mixer, which has a type of its own for it and implements [`Memory`]. The bank holds
-//! one such memory for each layer and what the layers share: the [`Policy`] and the [`Timeline`].
+//! What a layer keeps is defined by its mixer, as a type that implements [`Memory`]. The bank holds one such memory per
+//! layer and what the layers share: the [`Policy`] and the [`Timeline`].
 
 mod file;
 mod ledger;
@@ -24,46 +24,47 @@ pub use rollback::Rollback;
 
 /// What one layer keeps of one text between calls.
 pub trait Memory<E: Engine>: Any + Send + Sync {
-    /// A copy that continues on its own. It copies handles: the tensors are shared until one side appends to them.
+    /// Returns a copy that continues independently. It copies handles: tensors are shared until one side appends to
+    /// them.
     fn fork(&self) -> Box<dyn Memory<E>>;
 
-    /// Bytes of everything that is kept.
+    /// Size of everything that is kept, in bytes.
     fn bytes(&self, engine: &E) -> usize;
 
     /// Lists the tensors that a file must hold.
     fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()>;
 
-    /// Takes the tensors of a file into a memory of an empty text.
+    /// Loads the tensors of a file into the memory of an empty text.
     fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()>;
 
-    /// Goes back to right after `anchor`, which is number `place` of the anchors that all layers keep. Gives the
-    /// precision of the state that it goes back to.
+    /// Returns to the state right after `anchor`, which has index `place` among the anchors that all layers keep.
+    /// Returns the precision of the restored state.
     fn rollback(&mut self, _: &E, _: Anchor, _place: usize) -> Result<Storage> {
         Err(Error::Request("this layer keeps no anchors; there is nothing to go back to".into()))
     }
 
-    /// How many anchors are kept, and their bytes.
+    /// The number of kept anchors, and their bytes.
     fn anchors(&self, _: &E) -> (usize, usize) {
         (0, 0)
     }
 
-    /// What the layer knows of its anchors, where it decides by itself which to keep.
+    /// The layer's bookkeeping of its anchors, if it decides by itself which to keep.
     fn ledger(&self) -> Option<&Ledger> {
         None
     }
 
-    /// The same, to be changed.
+    /// Mutable access to the layer's bookkeeping of its anchors, if it decides by itself which to keep.
     fn ledger_mut(&mut self) -> Option<&mut Ledger> {
         None
     }
 
-    /// The state of the recurrence at the last point of the engine's chunk grid, where there is one.
+    /// The state of the recurrence at the last point of the engine's chunk grid, if there is one.
     fn state(&self) -> Option<&E::Tensor> {
         None
     }
 }
 
-/// Bytes of a tensor in f32.
+/// Size of a tensor in f32, in bytes.
 pub(crate) fn tensor_bytes<E: Engine>(engine: &E, tensor: &E::Tensor) -> usize {
     engine.shape(tensor).iter().product::<usize>() * size_of::<f32>()
 }
@@ -72,10 +73,10 @@ pub(crate) fn tensor_bytes<E: Engine>(engine: &E, tensor: &E::Tensor) -> usize {
 pub struct StateBank<E: Engine> {
     /// How anchors are placed, kept and read.
     pub(crate) policy: Policy,
-    /// How far the sequence has come.
+    /// How far the sequence has progressed.
     pub(crate) timeline: Timeline,
     pub(crate) layers: Vec<Box<dyn Memory<E>>>,
-    /// A call is under way, or failed between two layers.
+    /// Set while a call is running, and after a call failed between two layers.
     pub(crate) torn: bool,
 }
 
@@ -103,7 +104,7 @@ impl<E: Engine> StateBank<E> {
         Self { policy, timeline: Timeline::default(), layers, torn: false }
     }
 
-    /// Refuses a bank that a failed call left incomplete.
+    /// Rejects a bank that a failed call left incomplete.
     pub(crate) fn check_whole(&self) -> Result<()> {
         if self.torn {
             let message =
@@ -118,7 +119,7 @@ impl<E: Engine> StateBank<E> {
         &self.policy
     }
 
-    /// Text tokens so far, and the anchors that are kept.
+    /// The number of text tokens so far, and the anchors that are kept.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
@@ -129,7 +130,7 @@ impl<E: Engine> StateBank<E> {
     }
 
     /// Starts or stops recording where anchors are placed and which ones layers drop, for `Model::replay`. Recording
-    /// starts with an empty bank; its lists grow with the text.
+    /// must start with an empty bank; the recorded lists grow with the text.
     pub fn record(&mut self, on: bool) -> Result<()> {
         match (on, &self.timeline.boundaries) {
             (true, None) if self.timeline.position > 0 => {
@@ -147,7 +148,7 @@ impl<E: Engine> StateBank<E> {
         Ok(())
     }
 
-    /// What was recorded; none without [`StateBank::record`].
+    /// What was recorded; `None` unless recording was started with [`StateBank::record`].
     pub fn recording(&self) -> Option<Recording> {
         let evictions =
             |layer: &dyn Memory<E>| layer.ledger().map_or_else(Vec::new, |it| it.evictions.clone());
@@ -155,7 +156,7 @@ impl<E: Engine> StateBank<E> {
         Some(Recording { boundaries: self.timeline.boundaries.clone()?, evictions })
     }
 
-    /// Sets the anchors of the timeline to those that all layers keep, where each decides by itself.
+    /// Sets the timeline's anchors to those that all layers keep, if each layer decides by itself.
     pub(crate) fn join_layers(&mut self) {
         let ledgers: Vec<&Ledger> = self.layers.iter().filter_map(|layer| layer.ledger()).collect();
         let [first, others @ ..] = &ledgers[..] else { return };
@@ -164,7 +165,7 @@ impl<E: Engine> StateBank<E> {
         self.timeline.kept = kept.collect();
     }
 
-    /// Bytes of everything that is kept.
+    /// Size of everything that is kept, in bytes.
     pub fn bytes(&self, engine: &E) -> usize {
         self.layers.iter().map(|layer| layer.bytes(engine)).sum()
     }

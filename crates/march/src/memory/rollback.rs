@@ -1,4 +1,4 @@
-//! Back to a kept anchor: the bank as it was right after that boundary.
+//! Rollback to a kept anchor: restores the bank as it was right after that boundary.
 
 use std::fmt::Write;
 
@@ -10,18 +10,19 @@ use super::file::storage_name;
 use crate::anchors::{Anchor, Placement, Retention};
 use crate::error::{Error, Result};
 
-/// What a bank is after [`StateBank::rollback`].
+/// How exactly [`StateBank::rollback`] restored the bank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rollback {
-    /// As it was: what follows has the bits that it would have had if the text had never gone further.
+    /// Exactly: continuing is bit-identical to a text that never went further.
     Exact,
-    /// Near what it was, and why not that itself.
+    /// Approximately, and why.
     Approximate(String),
 }
 
 impl<E: Engine> StateBank<E> {
-    /// Goes back to right after kept anchor `ordinal`: position and memories are those of that boundary, later anchors are
-    /// gone. Anchors that were dropped in the meantime stay dropped. On an error the bank is unchanged.
+    /// Returns to the point right after kept anchor `ordinal`: position and memories are those of that boundary, and
+    /// later anchors are removed. Anchors that were dropped in the meantime stay dropped. On an error the bank is
+    /// unchanged.
     pub fn rollback(&mut self, engine: &E, ordinal: usize) -> Result<Rollback> {
         self.check_whole()?;
         let kept = &self.timeline.kept;
@@ -41,7 +42,7 @@ impl<E: Engine> StateBank<E> {
             layers.push(back);
         }
         let then = match self.policy.retention {
-            // How many there were is not known.
+            // The number of anchors at that time is unknown.
             Retention::Budget(_) => 0,
             retention => retention.kept_of(anchor.ordinal, 1),
         };
@@ -74,8 +75,8 @@ impl<E: Engine> StateBank<E> {
         Ok(if why.is_empty() { Rollback::Exact } else { Rollback::Approximate(why.join("; ")) })
     }
 
-    /// [`StateBank::rollback`] to the last kept anchor that is at most `tokens` tokens into the text. Gives the anchor,
-    /// after which the text now ends.
+    /// Applies [`StateBank::rollback`] to the last kept anchor that is at most `tokens` tokens into the text. Returns
+    /// that anchor, at which the text now ends.
     pub fn rollback_to(&mut self, engine: &E, tokens: usize) -> Result<(Anchor, Rollback)> {
         let kept = &self.timeline.kept;
         if let Some(&anchor) = kept.iter().rev().find(|anchor| anchor.position <= tokens) {
@@ -88,7 +89,7 @@ impl<E: Engine> StateBank<E> {
         Err(Error::Request(format!("there is no anchor at or before {tokens} tokens to go back to: {first}")))
     }
 
-    /// Why there is no going back to an anchor.
+    /// The error that explains why a rollback to an anchor is impossible.
     fn not_kept(&self, ordinal: usize) -> Error {
         let complete = self.timeline.complete;
         let ordinals: Vec<usize> = self.timeline.kept.iter().map(|anchor| anchor.ordinal).collect();
@@ -105,7 +106,7 @@ impl<E: Engine> StateBank<E> {
     }
 }
 
-/// Ascending numbers as runs: 1–4, 6, 8. Of many runs the last.
+/// Formats ascending numbers as ranges: 1–4, 6, 8. If there are many ranges, only the last ones.
 fn runs(numbers: &[usize]) -> String {
     const SHOWN: usize = 12;
     let mut list: Vec<(usize, usize)> = Vec::new();

@@ -1,4 +1,4 @@
-//! A block: x + mixer(norm(x)), then x + feed_forward(norm(x)), the same weights for text and anchors.
+//! A block: x + mixer(norm(x)), then x + feed_forward(norm(x)), with the same weights for text and anchors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl<E: Engine> Block<E> {
         self.mixer.new_memory()
     }
 
-    /// [`super::mixer::Mixer::place`], from the block's input.
+    /// Calls [`super::mixer::Mixer::place`] with the block's input.
     pub fn place(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -96,7 +96,8 @@ impl<E: Engine> Block<E> {
         Ok(Streams { text: finish(&x.text, &mixed.text)?, anchors })
     }
 
-    /// The same, keeping only the inputs for the backward pass, which computes the block again.
+    /// The forward pass with activation recomputation: keeps only the block's inputs, and the backward pass recomputes
+    /// the block.
     pub fn forward_recomputed<'e>(
         &'e self,
         tape: &Tape<'e, E>,

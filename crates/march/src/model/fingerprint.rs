@@ -1,6 +1,6 @@
-//! What tells one model from another: a SHA-256 of its configuration, its parameters' names and shapes, and a sample of
-//! their numbers. All numbers of a large model would take seconds; training moves nearly all of them, so a few
-//! thousand of each tensor tell two models apart.
+//! A model's fingerprint: a SHA-256 of its configuration, its parameters' names and shapes, and a sample of their
+//! numbers. Hashing all numbers of a large model would take seconds. Training changes nearly all of them, so a few
+//! thousand per tensor are enough to distinguish two models.
 
 use march_engine::Engine;
 use sha2::{Digest, Sha256};
@@ -8,17 +8,17 @@ use sha2::{Digest, Sha256};
 use super::{Model, ModelConfig, ParameterSpec};
 use crate::error::Result;
 
-/// Rows of a tensor that are looked at, and numbers of each row.
+/// Number of rows sampled per tensor, and of numbers sampled per row.
 const ROWS: usize = 16;
 const COLUMNS: usize = 256;
 
-/// `count` of the numbers below `size`, from the first to the last, or all.
+/// `count` of the numbers below `size`, evenly spaced from the first to the last, or all of them.
 fn spread(size: usize, count: usize) -> impl Iterator<Item = usize> {
     let taken = size.min(count);
     (0..taken).map(move |i| if taken == size { i } else { i * (size - 1) / (taken - 1) })
 }
 
-/// Rows and their width; a tensor of one dimension is one row.
+/// Number of rows and their width; a tensor of one dimension is one row.
 fn rows_of(shape: &[usize]) -> (usize, usize) {
     match shape {
         [rows, rest @ ..] if !rest.is_empty() => (*rows, rest.iter().product()),
@@ -26,7 +26,7 @@ fn rows_of(shape: &[usize]) -> (usize, usize) {
     }
 }
 
-/// The fingerprint, from what `row` gives for the number of a parameter, one of its rows and columns in it.
+/// Computes the fingerprint. `row` returns numbers, given a parameter's index, one of its rows, and columns in it.
 fn fingerprint(
     config: &ModelConfig,
     layout: &[ParameterSpec],
@@ -48,8 +48,8 @@ fn fingerprint(
 }
 
 impl<E: Engine> Model<E> {
-    /// What tells this model with these numbers from others: a SHA-256, in hexadecimal, of the configuration, the
-    /// parameters' names and shapes, and up to 4096 numbers of each.
+    /// Identifies this model with these parameters: a SHA-256, in hexadecimal, of the configuration, the parameters'
+    /// names and shapes, and up to 4096 numbers of each.
     pub fn fingerprint(&self, engine: &E, parameters: &[E::Tensor]) -> Result<String> {
         fingerprint(&self.config, &self.layout, |i, r, columns| {
             let whole = self.layout[i].shape.len() < 2;
@@ -61,8 +61,8 @@ impl<E: Engine> Model<E> {
         })
     }
 
-    /// The fingerprint of this model with numbers that are elsewhere: `numbers(i, places)` gives those of parameter i at
-    /// these places in row-major order.
+    /// The fingerprint of this model with parameters stored elsewhere: `numbers(i, places)` returns the numbers of
+    /// parameter i at these places in row-major order.
     pub(crate) fn fingerprint_of(
         &self,
         mut numbers: impl FnMut(usize, &[usize]) -> Result<Vec<f32>>,

@@ -1,4 +1,4 @@
-//! First values of parameters: the same for the same seed, however many threads draw them.
+//! Initial values of parameters: identical for the same seed, whatever the number of threads.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -6,10 +6,10 @@ use rand_distr::{Distribution, StandardNormal};
 
 use super::parameters::{Init, ParameterSpec};
 
-/// Numbers drawn from one stream of the generator.
+/// How many numbers are drawn from one stream of the generator.
 const BLOCK: usize = 1 << 20;
 
-/// The first values of the parameter with the given index in its layout.
+/// The initial values of the parameter with the given index in its layout.
 pub(super) fn values(spec: &ParameterSpec, index: usize, range: f64, seed: u64) -> Vec<f32> {
     let mut values = vec![0.0f32; spec.count()];
     let fill = |(block, values): (usize, &mut [f32])| {
@@ -53,7 +53,7 @@ fn draw(init: Init, range: f64, random: &mut impl Rng) -> f64 {
     }
 }
 
-/// In [0, 1).
+/// A uniform number in [0, 1).
 fn uniform(random: &mut impl Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }

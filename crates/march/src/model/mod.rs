@@ -1,7 +1,8 @@
-//! The model: embedding, blocks, final norm, head, on two streams.
+//! The model: embedding, blocks, final norm and head, on two streams.
 //!
-//! A [`Model`] knows the layout and the computation but holds no numbers; [`Parameters`] are the numbers. Training,
-//! prefill and a decoding step are one function, [`Model::forward`] from nothing or [`Model::extend`] from a bank.
+//! A [`Model`] defines the layout and the computation but holds no numbers; [`Parameters`] are the numbers. Training,
+//! prefill and decoding use the same function: [`Model::forward`] from the beginning of a text, or [`Model::extend`]
+//! from a bank.
 
 mod block;
 mod config;
@@ -33,39 +34,39 @@ pub use trace::Trace;
 
 use pass::{Context, RowPlan};
 
-/// The numbers of a model, in the order of [`Model::layout`].
+/// The parameters of a model, in the order of [`Model::layout`].
 pub type Parameters<E> = Vec<<E as Engine>::Tensor>;
 
-/// The numbers of a model for inference, in the order of [`Model::layout`]: matrices may be packed in fewer bits.
+/// The parameters of a model for inference, in the order of [`Model::layout`]; matrices may be packed in fewer bits.
 pub type InferenceParameters<E> = Vec<Weight<<E as Engine>::Tensor, <E as Engine>::Packed>>;
 
 /// Sequences of token ids, all of one length.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// The ids of the first sequence, then of the second, …
+    /// The ids of the first sequence, then of the second, and so on.
     pub ids: &'a [u32],
-    /// How many sequences.
+    /// Number of sequences.
     pub rows: usize,
 }
 
 impl<'a> Batch<'a> {
-    /// One sequence.
+    /// A batch of one sequence.
     pub fn one(ids: &'a [u32]) -> Self {
         Self { ids, rows: 1 }
     }
 
-    /// Tokens of each sequence.
+    /// Number of tokens in each sequence.
     fn tokens(&self) -> usize {
         self.ids.len() / self.rows.max(1)
     }
 }
 
-/// How a sequence is computed from nothing.
+/// How a sequence is computed from its beginning.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Anchors.
+    /// The anchor policy.
     pub policy: Policy,
-    /// Keep only the inputs of each block for the backward pass, and compute the rest again.
+    /// Whether to keep only the inputs of each block for the backward pass, and recompute the rest.
     pub recompute: bool,
 }
 
@@ -76,14 +77,14 @@ pub type TraceCell<E> = Arc<Mutex<Trace<E>>>;
 pub struct Part<'a, E: Engine> {
     /// The next tokens, at least one.
     pub ids: &'a [u32],
-    /// What is kept of the tokens before them; it is brought up to date.
+    /// What is kept of the tokens before them; the call updates it.
     pub bank: &'a mut StateBank<E>,
-    /// Where routing weights are recorded.
+    /// Where routing weights are recorded, if anywhere.
     pub trace: Option<&'a TraceCell<E>>,
 }
 
 impl<'a, E: Engine> Part<'a, E> {
-    /// The next tokens of a sequence.
+    /// Creates the part for the next tokens of a sequence, without a trace.
     pub fn new(ids: &'a [u32], bank: &'a mut StateBank<E>) -> Self {
         Self { ids, bank, trace: None }
     }
@@ -101,12 +102,12 @@ pub struct Model<E: Engine> {
 }
 
 impl<E: Engine> Model<E> {
-    /// The model that a configuration describes.
+    /// Creates the model that a configuration describes.
     pub fn new(config: &ModelConfig) -> Self {
         Self::with_mixer(config, |layer, builder| config.mixer.build(config.hidden_size, layer, builder))
     }
 
-    /// The same around mixers of another kind.
+    /// Creates a model from a configuration, but with mixers of another kind.
     pub fn with_mixer(
         config: &ModelConfig,
         mut mixer: impl FnMut(Layer, &mut Builder<'_>) -> Box<dyn AnyMixer<E>>,
@@ -133,7 +134,7 @@ impl<E: Engine> Model<E> {
         Self { config: config.clone(), layout, embeddings, anchor_embedding, blocks, norm, head }
     }
 
-    /// What the model is.
+    /// The configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -143,15 +144,15 @@ impl<E: Engine> Model<E> {
         &self.layout
     }
 
-    /// Numbers in all parameters.
+    /// Total number of parameters.
     pub fn parameter_count(&self) -> usize {
         self.layout.iter().map(ParameterSpec::count).sum()
     }
 
     /// Floating-point operations of the products in a forward pass over one text of `tokens` tokens, without those of
-    /// the anchors' own way through the layers. The backward pass takes twice as many.
+    /// the anchor stream. The backward pass takes twice as many.
     pub fn work(&self, tokens: usize, policy: &Policy) -> f64 {
-        // The table of embeddings is read, not multiplied with; the head is a matrix as any other, also if it is tied.
+        // The embedding table is read, not multiplied; the head is an ordinary matrix, even if it is tied.
         let table = if self.head.0 == self.embeddings.0 { None } else { Some(self.embeddings.0) };
         let matrices =
             self.layout.iter().enumerate().filter(|(i, spec)| spec.shape.len() == 2 && Some(*i) != table);
@@ -160,22 +161,22 @@ impl<E: Engine> Model<E> {
         2.0 * numbers as f64 * tokens as f64 + along
     }
 
-    /// Bytes that decoding keeps after `tokens` tokens.
+    /// Size of what decoding keeps after `tokens` tokens, in bytes.
     pub fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
         self.blocks.iter().map(|block| block.memory_bytes(tokens, policy)).sum()
     }
 
-    /// Bytes of one anchor in all layers together.
+    /// Size of one anchor in all layers together, in bytes.
     pub fn anchor_bytes(&self, policy: &Policy) -> usize {
         self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()
     }
 
-    /// The policy that the model was made for; no anchors where it has none.
+    /// The policy that the model was made for; a policy without anchors if the model has none.
     pub fn policy(&self) -> Policy {
         self.config.policy().unwrap_or_default()
     }
 
-    /// Refuses a policy that the model cannot follow.
+    /// Rejects a policy that the model cannot follow.
     pub fn check_policy(&self, policy: &Policy) -> Result<()> {
         if self.config.mixer.policy().is_none() && *policy != Policy::default() {
             return Err(Error::Request(format!(
@@ -196,19 +197,20 @@ impl<E: Engine> Model<E> {
         }
     }
 
-    /// The same parameters for the same seed, on any engine and number of threads.
+    /// Initial parameters: identical for the same seed, on any engine and with any number of threads.
     pub fn init(&self, engine: &E, seed: u64) -> Result<Parameters<E>> {
         let count = self.layout.len();
         (0..count).map(|i| Ok(engine.from_f32(&self.initial(i, seed), &self.layout[i].shape)?)).collect()
     }
 
-    /// The first values of one parameter.
+    /// The initial values of one parameter.
     pub fn initial(&self, index: usize, seed: u64) -> Vec<f32> {
         init::values(&self.layout[index], index, self.config.initializer_range, seed)
     }
 
-    /// Parameters for inference in fewer bits: the matrices that products and embeddings read. Norms, convolutions
-    /// and the gates' vectors stay f32. No gradient passes such weights.
+    /// Converts parameters for inference to fewer bits: the matrices used in products and embeddings. Norms,
+    /// convolutions and the gates' vectors stay in f32. Such weights cannot be trained: no gradient passes through
+    /// them.
     pub fn quantize(
         &self,
         engine: &E,
@@ -219,13 +221,13 @@ impl<E: Engine> Model<E> {
         both.map(|(spec, tensor)| rounded(engine, spec, tensor, weights)).collect()
     }
 
-    /// Bytes of all parameters with weights in a precision.
+    /// Size of all parameters with weights in the given precision, in bytes.
     pub fn parameter_bytes(&self, weights: Precision) -> usize {
         self.layout.iter().map(|spec| spec.bytes(weights)).sum()
     }
 
-    /// Puts the parameters on a tape; for inference once for many calls. They are [`Parameters`] or
-    /// [`InferenceParameters`].
+    /// Puts the parameters, [`Parameters`] or [`InferenceParameters`], on a tape. For inference, once is enough for
+    /// many calls.
     pub fn bind(
         &self,
         tape: &Tape<'_, E>,
@@ -235,14 +237,14 @@ impl<E: Engine> Model<E> {
         weights.enumerate().map(|(key, weight)| weight.map(|tensor| tape.parameter(key, tensor))).collect()
     }
 
-    /// A bank for an empty text.
+    /// Creates the bank of an empty text.
     pub fn bank(&self, policy: Policy) -> Result<StateBank<E>> {
         self.check_policy(&policy)?;
         Ok(StateBank::new(policy, self.blocks.iter().map(Block::new_memory).collect()))
     }
 
-    /// The bank of a file that was written for the same model and tokenizer. A `policy` takes the place of the file's; it
-    /// may differ in top-K and retention only.
+    /// Loads the bank of a file that was written for the same model and tokenizer. A `policy` replaces the file's; it
+    /// may differ only in top-K and retention.
     pub fn load_bank(
         &self,
         engine: &E,
@@ -254,8 +256,8 @@ impl<E: Engine> Model<E> {
         file.load(engine, self.bank(policy.unwrap_or(file.policy()).clone())?, tag)
     }
 
-    /// The last hidden layer, normalised, [rows, tokens, hidden_size], of sequences from their beginning. States are
-    /// exact whatever the policy's storage is.
+    /// The last hidden layer, normalised, [rows, tokens, hidden_size], for sequences from their beginning. States are
+    /// exact, whatever the policy's storage.
     pub fn forward<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -292,7 +294,8 @@ impl<E: Engine> Model<E> {
         self.run_fresh(tape, weights, batch, plan, settings.recompute, trace)
     }
 
-    /// The same with the anchors that banks recorded, one recording for each sequence.
+    /// The last hidden layer of sequences from their beginning, as in [`Model::forward`], but with the anchors that
+    /// banks recorded, one recording per sequence.
     pub fn replay<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -312,7 +315,7 @@ impl<E: Engine> Model<E> {
         self.run_fresh(tape, weights, batch, plan, settings.recompute, trace)
     }
 
-    /// [`Model::step`] for sequences of equally many tokens: [rows, tokens, hidden_size].
+    /// Same as [`Model::step`] for sequences with equal numbers of tokens: [rows, tokens, hidden_size].
     pub fn extend<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -332,9 +335,9 @@ impl<E: Engine> Model<E> {
         Ok(tape.reshape(&hidden, &[batch.rows, batch.tokens(), self.config.hidden_size])?)
     }
 
-    /// The last hidden layer, normalised, of the next tokens of any number of sequences, each with any number of tokens:
-    /// one after the other, [1, tokens of all, hidden_size]. The banks are brought up to date. A sequence's result has
-    /// the same bits whatever else is in the call.
+    /// The last hidden layer, normalised, for the next tokens of any number of sequences, each with any number of
+    /// tokens: concatenated, [1, tokens of all, hidden_size]. The banks are updated. The result of a sequence is
+    /// bit-identical whatever else is in the call.
     pub fn step<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -351,7 +354,8 @@ impl<E: Engine> Model<E> {
             let memory = layers.first_mut().map(|layer| &mut **layer);
             boundaries.push(self.place(tape.engine(), weights, part.ids, policy, timeline, memory)?);
         }
-        // Where layers decide at a boundary which anchors they keep, a new call begins there: it sees what they kept.
+        // Where layers decide at a boundary which anchors they keep, a new call begins there, so that it sees what they
+        // kept.
         let ends: Vec<Vec<usize>> = std::iter::zip(&*parts, &boundaries)
             .map(|(part, boundaries)| {
                 let inner = boundaries.iter().map(|boundary| boundary - part.bank.timeline.position);
@@ -384,7 +388,7 @@ impl<E: Engine> Model<E> {
         Ok(tape.concat(&hidden.iter().flatten().collect::<Vec<_>>(), 1)?)
     }
 
-    /// One call of [`Model::step`]: the sequences' anchors are at those of `boundaries` that lie in it.
+    /// One call of [`Model::step`]; its anchors are at those of `boundaries` that lie within it.
     fn step_once<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -435,7 +439,7 @@ impl<E: Engine> Model<E> {
         Ok(hidden)
     }
 
-    /// Where anchors go among the next tokens of a text, in all layers; the first layer decides.
+    /// Places anchors among the next tokens of a text, for all layers; the first layer decides.
     fn place(
         &self,
         engine: &E,
@@ -451,7 +455,7 @@ impl<E: Engine> Model<E> {
             return Ok(policy.periodic(timeline.position, ids.len()));
         };
         let tape = Tape::inference(engine);
-        // No gradient flows through where anchors are.
+        // No gradient flows through the placement of anchors.
         let constants = weights.iter().map(|weight| weight.clone().map(|var| var.detach())).collect();
         let pass = Pass { tape: &tape, context: self.context(&constants, Vec::new(), Vec::new()) };
         let input = |range: std::ops::Range<usize>| {
@@ -461,7 +465,7 @@ impl<E: Engine> Model<E> {
         block.place(&pass, ids.len(), &input, policy, timeline, memory)
     }
 
-    /// Logits from the last hidden layer, [.., vocab_size].
+    /// Computes the logits from the last hidden layer, [.., vocab_size].
     pub fn logits(
         &self,
         tape: &Tape<'_, E>,
@@ -472,7 +476,7 @@ impl<E: Engine> Model<E> {
         Ok(tape.linear(march_engine::ops::linear::Linear { x: hidden, weight, bias: None })?)
     }
 
-    /// Σ −ln p(target) / normaliser from the last hidden layer; the normaliser is the number of targets by default.
+    /// Σ −ln p(target) / normaliser from the last hidden layer; by default the normaliser is the number of targets.
     pub fn loss(
         &self,
         tape: &Tape<'_, E>,
@@ -485,7 +489,7 @@ impl<E: Engine> Model<E> {
         Ok(tape.linear_cross_entropy(input, targets, normaliser)?)
     }
 
-    /// −ln p of each target from the last hidden layer, and each most probable token.
+    /// −ln p of each target from the last hidden layer, and the most probable token at each position.
     pub fn token_losses(
         &self,
         tape: &Tape<'_, E>,
@@ -528,7 +532,7 @@ impl<E: Engine> Model<E> {
         Arc::new(Context { weights: Arc::clone(weights), rows, norm_eps: self.config.norm_eps, traces })
     }
 
-    /// A call on sequences from their beginning.
+    /// Runs a call on sequences from their beginning.
     fn run_fresh<'e>(
         &'e self,
         tape: &Tape<'e, E>,
@@ -579,7 +583,7 @@ impl<E: Engine> Model<E> {
     }
 }
 
-/// A parameter for inference: packed if it is a matrix and the precision is not f32.
+/// Converts a parameter for inference: packed if it is a matrix and the precision is not f32.
 pub(crate) fn rounded<E: Engine>(
     engine: &E,
     spec: &ParameterSpec,

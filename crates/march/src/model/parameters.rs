@@ -1,13 +1,13 @@
-//! Names, shapes and first values of parameters, laid out while a model is built.
+//! Names, shapes and initial values of parameters, laid out while a model is built.
 
 use march_engine::Precision;
 
-/// How a parameter starts.
+/// How a parameter is initialised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Normal with standard deviation `initializer_range`.
     Normal,
-    /// One number.
+    /// A constant.
     Constant(f64),
     /// `A_log`: ln of a uniform number in [0.01, 16].
     DecayRate,
@@ -15,29 +15,29 @@ pub enum Init {
     TimeStep,
 }
 
-/// A parameter's name, shape and start.
+/// A parameter's name, shape and initialisation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSpec {
-    /// As in a checkpoint.
+    /// The name in a checkpoint.
     pub name: String,
     /// Its dimensions.
     pub shape: Vec<usize>,
-    /// How it starts.
+    /// How it is initialised.
     pub init: Init,
 }
 
 impl ParameterSpec {
-    /// How many numbers.
+    /// The number of elements.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it is a matrix of [`Builder::linear`], which only products and embeddings read.
+    /// Whether it is a matrix of [`Builder::linear`], used only in products and embeddings.
     pub fn is_matrix(&self) -> bool {
         self.shape.len() == 2 && self.init == Init::Normal
     }
 
-    /// Bytes of the parameter in a model whose matrices have this precision.
+    /// Size of the parameter in a model whose matrices have this precision, in bytes.
     pub fn bytes(&self, weights: Precision) -> usize {
         match self.shape[..] {
             [rows, width] if self.is_matrix() => weights.bytes(rows, width),
@@ -46,7 +46,7 @@ impl ParameterSpec {
     }
 }
 
-/// A parameter's place in the layout.
+/// A parameter's index in the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter(pub(crate) usize);
 
@@ -61,7 +61,7 @@ impl<'a> Builder<'a> {
         Self { layout, prefix: prefix.into() }
     }
 
-    /// A builder whose names go on with `name`.
+    /// A builder whose prefix is extended by `name`.
     pub fn child(&mut self, name: &str) -> Builder<'_> {
         Builder { prefix: format!("{}{name}", self.prefix), layout: self.layout }
     }
@@ -73,7 +73,7 @@ impl<'a> Builder<'a> {
         Parameter(self.layout.len() - 1)
     }
 
-    /// Adds `name.weight`, [rows, columns], with normal numbers.
+    /// Adds `name.weight`, [rows, columns], with normal initialisation.
     pub fn linear(&mut self, name: &str, rows: usize, columns: usize) -> Parameter {
         self.add(&format!("{name}.weight"), &[rows, columns], Init::Normal)
     }

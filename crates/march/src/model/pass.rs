@@ -1,4 +1,4 @@
-//! One call of the model, as its parts see it.
+//! One call of the model, as seen by its parts.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,61 +15,61 @@ use crate::error::Result;
 /// [`super::Model::quantize`].
 pub type Weights<E> = Arc<[Weight<Var<<E as Engine>::Tensor>, <E as Engine>::Packed>]>;
 
-/// What all parts of a call share.
+/// Data shared by all parts of a call.
 pub(crate) struct Context<E: Engine> {
     pub weights: Weights<E>,
-    /// One for each sequence with a memory, or without memories one for all sequences.
+    /// With memories, one plan per sequence; without, a single plan for all sequences.
     pub rows: Vec<RowPlan>,
     pub norm_eps: f64,
-    /// Where routing weights are recorded, for each of `rows`; empty for nowhere.
+    /// Where routing weights are recorded, for each of `rows`; empty if nowhere.
     pub traces: Vec<Option<TraceCell<E>>>,
 }
 
 /// One sequence's part of a call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RowPlan {
-    /// Text tokens before the call.
+    /// Number of text tokens before the call.
     pub position: usize,
-    /// Text tokens of the call.
+    /// Number of text tokens in the call.
     pub tokens: usize,
     pub anchors: AnchorPlan,
 }
 
-/// One sequence's part of a call as a mixer sees it; without memories, that of all sequences, which are equally long.
+/// One sequence's part of a call, as a mixer sees it; without memories, that of all sequences, which have equal length.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'p> {
-    /// The sequence's number in the call.
+    /// The sequence's index in the call.
     pub index: usize,
-    /// Text tokens before the call.
+    /// Number of text tokens before the call.
     pub position: usize,
-    /// Text tokens of the call.
+    /// Number of text tokens in the call.
     pub tokens: usize,
-    /// What the call does with anchors; of no interest to a mixer without them.
+    /// The call's anchor plan; irrelevant to a mixer without anchors.
     pub anchors: &'p AnchorPlan,
 }
 
 /// What a mixer computes along the text of one sequence.
 pub struct Mixed<T> {
-    /// A vector for each token, [B, n, ..].
+    /// One vector per token, [B, n, ..].
     pub readout: Var<T>,
-    /// A state for each of the call's new anchors, [N, ..], if the mixer has anchors.
+    /// One state for each of the call's new anchors, [N, ..], if the mixer has anchors.
     pub states: Option<Var<T>>,
 }
 
-/// One call: the tape it runs on, the weights, and the sequences.
+/// One call: its tape, the weights, and the sequences.
 pub struct Pass<'t, 'e, E: Engine> {
-    /// Where operations run.
+    /// The tape that operations run on.
     pub tape: &'t Tape<'e, E>,
     pub(crate) context: Arc<Context<E>>,
 }
 
 impl<E: Engine> Pass<'_, '_, E> {
-    /// What computes.
+    /// The engine.
     pub fn engine(&self) -> &E {
         self.tape.engine()
     }
 
-    /// A parameter that no product or embedding reads, such as a norm or a bias. These are never packed.
+    /// A parameter that is not used in a product or an embedding, such as a norm or a bias. These are never packed.
     ///
     /// # Panics
     /// If the parameter is a matrix that is packed: read it with [`Pass::matrix`].
@@ -78,12 +78,12 @@ impl<E: Engine> Pass<'_, '_, E> {
         weight.expect("a packed matrix is read with Pass::matrix, Pass::linear or Pass::linear_each")
     }
 
-    /// A matrix that a product or an embedding reads: in full, or packed.
+    /// A matrix that is used in a product or an embedding: in full precision, or packed.
     pub fn matrix(&self, parameter: Parameter) -> Weight<&Var<E::Tensor>, &E::Packed> {
         self.context.weights[parameter.0].as_ref()
     }
 
-    /// Added to mean squares before the root.
+    /// The constant added to mean squares before the root.
     pub fn norm_eps(&self) -> f64 {
         self.context.norm_eps
     }
@@ -102,7 +102,7 @@ impl<E: Engine> Pass<'_, '_, E> {
         Ok(self.tape.linear_each(x, weights.map(|weight| self.matrix(weight)))?)
     }
 
-    /// New anchors of the call, those of all sequences together.
+    /// Number of new anchors in the call, over all sequences.
     pub fn new_anchors(&self) -> usize {
         self.context.rows.last().map_or(0, |row| row.anchors.new.end)
     }
@@ -112,7 +112,7 @@ impl<E: Engine> Pass<'_, '_, E> {
         self.context.traces.get(row.index)?.as_ref()
     }
 
-    /// Rows of a tensor.
+    /// A range of a tensor's rows.
     pub fn slice_rows(&self, x: &Var<E::Tensor>, rows: Range<usize>) -> Result<Var<E::Tensor>> {
         if rows == (0..self.engine().shape(x.value())[0]) {
             return Ok(x.clone());
@@ -120,7 +120,7 @@ impl<E: Engine> Pass<'_, '_, E> {
         Ok(self.tape.slice(x, 0, rows)?)
     }
 
-    /// x [1, D] repeated to `count` rows; x of `count` rows as it is.
+    /// Repeats x [1, D] to `count` rows; returns x unchanged if it already has `count` rows.
     pub fn repeat_rows(&self, x: &Var<E::Tensor>, count: usize) -> Result<Var<E::Tensor>> {
         let &[1, width] = self.engine().shape(x.value()) else { return Ok(x.clone()) };
         if count == 1 {
@@ -130,13 +130,13 @@ impl<E: Engine> Pass<'_, '_, E> {
         Ok(self.tape.expand(&row, 0, count)?)
     }
 
-    /// Runs the part of a mixer that looks along the text.
+    /// Runs the part of a mixer that works along the text.
     ///
-    /// Without memories `mix` is called once, for all sequences, with inputs [B, n, ..]. With memories the inputs are the
-    /// sequences' tokens one after the other, [1, N, ..], and `mix` is called once for each sequence, with its own
-    /// tokens and its memory. So the result of a sequence cannot depend on the others. Sequences run side by side on the
-    /// engine's threads, but one that has most of the call's tokens runs by itself, with its operations on all threads.
-    /// `mix` gets a pass of its own, because a tape belongs to one thread.
+    /// Without memories, `mix` is called once for all sequences, with inputs [B, n, ..]. With memories, the inputs are
+    /// the concatenated tokens of the sequences, [1, N, ..], and `mix` is called once per sequence with that sequence's
+    /// tokens and memory, so that the result of one sequence cannot depend on the others. Sequences run in parallel on
+    /// the engine's threads, except that one with a large share of the call's tokens runs alone, with its operations on
+    /// all threads. `mix` gets its own pass, because a tape belongs to one thread.
     pub fn each_row<const N: usize, M: Send>(
         &self,
         inputs: [&Var<E::Tensor>; N],
@@ -196,7 +196,7 @@ impl<E: Engine> Pass<'_, '_, E> {
     }
 }
 
-/// From so many tokens on, a sequence that has more than a quarter of the call's tokens runs by itself.
+/// A sequence with at least this many tokens and more than a quarter of the call's tokens runs alone.
 const LONG_TOKENS: usize = 64;
 
 impl RowPlan {

@@ -1,4 +1,4 @@
-//! Routing weights, recorded while a model runs, to be looked at.
+//! Routing weights, recorded for inspection while a model runs.
 
 use march_engine::Engine;
 
@@ -8,7 +8,7 @@ use super::Row;
 struct Part<T> {
     position: usize,
     tokens: usize,
-    /// The ordinal of each column.
+    /// The anchor ordinal of each column.
     ordinals: Vec<usize>,
     /// [tokens, value_heads, anchors].
     weights: T,
@@ -28,7 +28,7 @@ impl<E: Engine> Default for Trace<E> {
 }
 
 impl<E: Engine> Trace<E> {
-    /// Adds the weights of one call, [tokens, heads, anchors]; none where no token sees an anchor.
+    /// Adds the weights of one call, [tokens, heads, anchors]; `None` if no token sees an anchor.
     pub(super) fn note(&mut self, layer: usize, heads: usize, row: Row<'_>, weights: Option<E::Tensor>) {
         self.heads = heads;
         let Row { position, tokens, anchors: plan, .. } = row;
@@ -44,13 +44,13 @@ impl<E: Engine> Trace<E> {
         self.layers[layer].push(Part { position, tokens, ordinals: plan.ordinals.clone(), weights });
     }
 
-    /// b_m of every anchor, kept or not: the text tokens before it.
+    /// b_m of every anchor, kept or not: the number of text tokens before it.
     pub fn boundaries(&self) -> &[usize] {
         &self.boundaries
     }
 
-    /// The number of heads, and π of one layer over the whole text, [tokens, heads, anchors], the null left out; 0
-    /// where an anchor was not seen or not chosen. `anchors` is the number of boundaries in the text.
+    /// The number of heads, and π of one layer over the whole text, [tokens, heads, anchors], without the null; 0 where
+    /// an anchor was not seen or not chosen. `anchors` is the number of boundaries in the text.
     pub fn weights(&self, engine: &E, layer: usize, tokens: usize, anchors: usize) -> (usize, Vec<f32>) {
         let parts = self.layers.get(layer).map_or(&[][..], Vec::as_slice);
         let heads = self.heads;

@@ -7,15 +7,15 @@ use super::escape;
 /// One line of a chart, or the bars of one colour.
 #[derive(Default)]
 pub struct Line<'a> {
-    /// What the legend calls it.
+    /// The name in the legend.
     pub name: &'a str,
-    /// x ascending; of bars x is the ordinal of the name below them.
+    /// The points, x ascending; for bars, x is the index of the name below them.
     pub points: &'a [(f64, f64)],
-    /// Its look: a class of the chart's style.
+    /// The style class.
     pub class: &'a str,
     /// Line or bars.
     pub shape: Shape,
-    /// Standard errors of the points of bars; none if empty.
+    /// Standard errors of the bars; empty for none.
     pub errors: &'a [f64],
 }
 
@@ -25,7 +25,7 @@ pub enum Shape {
     /// A line.
     #[default]
     Plain,
-    /// A line whose points say their value when pointed at.
+    /// A line whose points show their value on hover.
     Marked,
     /// Bars.
     Bars,
@@ -34,24 +34,24 @@ pub enum Shape {
 /// One axis of a chart.
 #[derive(Default)]
 pub struct Axis<'a> {
-    /// Beside the axis.
+    /// The text next to the axis.
     pub label: &'a str,
-    /// From and to; what the points need if not given.
+    /// The range; if not given, it is computed from the points.
     pub range: Option<(f64, f64)>,
-    /// Shares of 1 are written in per cent.
+    /// Whether fractions of 1 are shown as percentages.
     pub percent: bool,
-    /// Instead of numbers, at 0, 1, …
+    /// Names to show instead of numbers, at 0, 1, …
     pub names: Vec<String>,
 }
 
 /// A chart with linear axes.
 #[derive(Default)]
 pub struct Chart<'a> {
-    /// Above the chart.
+    /// The title above the chart.
     pub title: &'a str,
-    /// Drawn in this order.
+    /// The lines, in drawing order.
     pub lines: Vec<Line<'a>>,
-    /// Names and heights of dashed lines from side to side.
+    /// Names and heights of dashed horizontal lines.
     pub levels: Vec<(&'a str, f64)>,
     /// The horizontal axis.
     pub x: Axis<'a>,
@@ -63,10 +63,10 @@ pub(super) const WIDTH: f64 = 440.0;
 pub(super) const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 20.0;
-/// About what a character of 12 pixels takes.
+/// Approximate width of a 12-pixel character.
 const CHARACTER: f64 = 6.8;
 
-/// Where the numbers of a chart lie on the page.
+/// Maps the numbers of a chart to the page.
 struct Frame {
     x: (f64, f64),
     y: (f64, f64),
@@ -85,7 +85,7 @@ impl Frame {
 }
 
 impl<'a> Chart<'a> {
-    /// A chart of one line.
+    /// A chart with a single line.
     pub fn one(title: &'a str, points: &'a [(f64, f64)]) -> Self {
         let line = Line { points, class: "main", ..Line::default() };
         Self { title, lines: vec![line], ..Self::default() }
@@ -100,14 +100,14 @@ impl<'a> Chart<'a> {
         self.lines.iter().flat_map(|line| line.points.iter().copied()).filter(finite)
     }
 
-    /// The chart.
+    /// Renders the chart.
     pub fn to_svg(&self) -> String {
         let title = escape(self.title);
         let inside = self.inside();
         format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">{inside}</svg>\n")
     }
 
-    /// What the chart holds, `WIDTH` by `HEIGHT` from the origin.
+    /// The contents of the chart, `WIDTH` by `HEIGHT` from the origin.
     pub(super) fn inside(&self) -> String {
         let (legend, rows) = self.legend();
         let frame = Frame {
@@ -141,7 +141,7 @@ impl<'a> Chart<'a> {
         svg + &legend
     }
 
-    /// The legend and its rows.
+    /// The legend and its number of rows.
     fn legend(&self) -> (String, usize) {
         let lines = self.lines.iter().filter(|line| !line.points.is_empty() && !line.name.is_empty());
         let lines = lines.map(|line| (line.name, line.class, line.shape));
@@ -213,7 +213,7 @@ impl<'a> Chart<'a> {
         svg
     }
 
-    /// A line, thinned to what the eye can tell apart; few points are marked, many only answer when pointed at.
+    /// A line, thinned to what is visible; a few points are marked, many only show their value on hover.
     fn line(&self, line: &Line<'_>, frame: &Frame) -> String {
         let every = line.points.len().div_ceil(1000).max(1);
         let last = line.points.len() - 1;
@@ -285,7 +285,7 @@ impl<'a> Chart<'a> {
         svg
     }
 
-    /// A point in words.
+    /// The text that describes a point.
     fn say(&self, line: &Line<'_>, (x, y): (f64, f64)) -> String {
         let x = self.x.names.get(x.max(0.0) as usize).cloned().unwrap_or_else(|| number(x));
         let name = if line.name.is_empty() { String::new() } else { format!("{}, ", line.name) };
@@ -294,7 +294,7 @@ impl<'a> Chart<'a> {
 }
 
 impl Axis<'_> {
-    /// Places and what stands there; of many names only as many as there is room for.
+    /// Tick positions and labels; if there are many names, only as many as fit.
     fn ticks(&self, range: (f64, f64)) -> Vec<(f64, String)> {
         if self.names.is_empty() {
             return ticks(range).into_iter().map(|at| (at, self.tick(at))).collect();
@@ -319,7 +319,7 @@ fn finite(point: &(f64, f64)) -> bool {
     point.0.is_finite() && point.1.is_finite()
 }
 
-/// From the least to the greatest; something around them if they are the same.
+/// The range from minimum to maximum, widened if they are equal.
 fn around(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     match (low, high) {
@@ -329,7 +329,7 @@ fn around(values: impl Iterator<Item = f64>) -> (f64, f64) {
     }
 }
 
-/// About five round numbers.
+/// About five round numbers in the range.
 fn ticks((low, high): (f64, f64)) -> Vec<f64> {
     let rough = (high - low) / 5.0;
     let power = 10f64.powf(rough.log10().floor());
@@ -339,7 +339,7 @@ fn ticks((low, high): (f64, f64)) -> Vec<f64> {
     (first..=last.min(first + 20)).map(|i| i as f64 * step).collect()
 }
 
-/// A number without needless digits.
+/// Formats a number without unnecessary digits.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     if size != 0.0 && !(1e-3..1e6).contains(&size) {

@@ -1,4 +1,4 @@
-//! What `march demo` found, as one page and as one picture.
+//! The results of `march demo`, as a page and as a picture.
 
 use std::fmt::Write;
 
@@ -7,9 +7,9 @@ use super::picture::picture;
 use super::routing::{self, Routing};
 use super::{escape, whole_page};
 
-/// What the demo found, for its page and picture.
+/// The results of the demo, for its page and picture.
 pub struct Demo {
-    /// The task in a line.
+    /// One-line description of the task.
     pub title: String,
     /// Paragraphs: the task, how it was trained, on which machine.
     pub about: Vec<String>,
@@ -19,46 +19,46 @@ pub struct Demo {
     pub models: Vec<DemoModel>,
     /// What MARCH read in one example.
     pub routing: Option<Routing>,
-    /// Commands to go on with.
+    /// Commands to try next.
     pub next: Vec<String>,
 }
 
-/// What one model learned and costs.
+/// The results and costs of one model.
 pub struct DemoModel {
-    /// As the legend calls it.
+    /// The name in the legend.
     pub name: String,
-    /// How many parameters it has.
+    /// Number of parameters.
     pub parameters: usize,
     /// The learning rate it was trained with.
     pub learning_rate: f64,
-    /// How long it was trained.
+    /// Training time.
     pub seconds: f64,
-    /// Step and accuracy, 0 to 1, on fixed held-back sequences.
+    /// Step and accuracy, 0 to 1, on fixed held-out sequences.
     pub curve: Vec<(u64, f64)>,
     /// The accuracy on all questions, 0 to 1.
     pub accuracy: f64,
-    /// Its standard error; none of a single sequence.
+    /// The standard error; `None` for a single sequence.
     pub error: Option<f64>,
     /// The accuracy by the age of the fact, youngest first.
     pub by_age: Vec<Age>,
-    /// What is kept after one sequence.
+    /// Bytes kept after one sequence.
     pub memory_bytes: usize,
-    /// The speed of decoding.
+    /// Decoding speed.
     pub tokens_per_second: f64,
 }
 
-/// The questions whose facts are about equally old.
+/// The questions whose facts have about the same age.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Age {
-    /// Tokens from the fact to the question, at least.
+    /// Minimum number of tokens from the fact to the question.
     pub from: usize,
-    /// The same at most.
+    /// Maximum number of tokens from the fact to the question.
     pub to: usize,
-    /// Right answers.
+    /// Number of correct answers.
     pub correct: u64,
-    /// Questions.
+    /// Number of questions.
     pub asked: u64,
-    /// The standard error of the share of right answers; none of a single sequence.
+    /// The standard error of the fraction of correct answers; `None` for a single sequence.
     pub error: Option<f64>,
 }
 
@@ -67,17 +67,17 @@ impl Age {
         if self.from == self.to { self.from.to_string() } else { format!("{}–{}", self.from, self.to) }
     }
 
-    /// The accuracy and its standard error; nothing if nothing was asked.
+    /// The accuracy and its standard error; `None` if nothing was asked.
     fn accuracy(&self) -> Option<(f64, Option<f64>)> {
         let share = self.correct.min(self.asked) as f64 / self.asked as f64;
         (self.asked > 0).then_some((share, self.error))
     }
 }
 
-/// The looks of the models.
+/// The style classes of the models.
 const CLASSES: [&str; 4] = ["main", "other", "third", "fourth"];
 
-/// The points of both charts, of each model.
+/// The points of both charts for one model.
 struct Points {
     curve: Vec<(f64, f64)>,
     ages: Vec<(f64, f64)>,
@@ -85,7 +85,7 @@ struct Points {
 }
 
 impl Demo {
-    /// One page that needs nothing but itself.
+    /// Renders a self-contained page.
     pub fn page(&self) -> String {
         let mut body = format!("<p><b>{}</b></p>\n", escape(&self.result()));
         for paragraph in &self.about {
@@ -112,7 +112,7 @@ impl Demo {
         whole_page(&self.title, routing::STYLE, &body)
     }
 
-    /// Both charts as one standalone SVG, 1000 × 420, for white and for dark pages.
+    /// Both charts as one standalone SVG, 1000 × 420, for light and dark pages.
     pub fn picture(&self) -> String {
         let points = self.points();
         picture(&self.title, &self.result(), &self.charts(&points))
@@ -149,7 +149,7 @@ impl Demo {
         self.models.iter().map(of).collect()
     }
 
-    /// The accuracy by step and by age.
+    /// The charts of accuracy by step and by age.
     fn charts<'a>(&'a self, points: &'a [Points]) -> [Chart<'a>; 2] {
         let names: Vec<String> = self.ages().iter().map(Age::name).collect();
         let steps = self.models.iter().flat_map(|model| &model.curve).map(|point| point.0).max().unwrap_or(0);
@@ -188,7 +188,7 @@ impl Demo {
         charts
     }
 
-    /// A column for each model.
+    /// The table, with one column per model.
     fn table(&self) -> String {
         if self.models.is_empty() {
             return String::new();
@@ -236,7 +236,7 @@ impl DemoModel {
         plus_minus(self.accuracy, self.error)
     }
 
-    /// What it answered of this age range.
+    /// The model's answers in this age range.
     fn age(&self, of: &Age) -> Option<&Age> {
         self.by_age.iter().find(|age| (age.from, age.to) == (of.from, of.to))
     }
@@ -247,7 +247,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// "97.1 ± 0.3 %"; a dash for what is no number.
+/// "97.1 ± 0.3 %"; a dash if it is not a number.
 fn plus_minus(share: f64, error: Option<f64>) -> String {
     match error.filter(|error| error.is_finite()) {
         _ if !share.is_finite() => "–".into(),
@@ -256,7 +256,7 @@ fn plus_minus(share: f64, error: Option<f64>) -> String {
     }
 }
 
-/// A number of at least three digits and its unit; a dash for what is no number.
+/// A number with at least three digits and its unit; a dash if it is not a number.
 fn rounded(value: f64, unit: &str) -> String {
     match value {
         _ if !value.is_finite() => "–".into(),
@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Every tag that is opened is closed, in order; and no number is none.
+    /// Checks that tags are balanced and that no number is NaN.
     fn check(text: &str) {
         let mut open: Vec<&str> = Vec::new();
         let mut rest = text.trim_start_matches("<!doctype html>");

@@ -1,4 +1,4 @@
-//! A run's metrics while the run goes on.
+//! A run's metrics while the run continues.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -8,28 +8,28 @@ use super::Metrics;
 use crate::error::{Error, Result};
 use crate::run::Lines;
 
-/// What `metrics.jsonl` says, read once and then only what was added to it.
+/// The contents of `metrics.jsonl`, read once and then updated with what was appended.
 pub struct Follow {
     path: PathBuf,
-    /// Bytes of whole lines that were taken.
+    /// Number of bytes of complete lines consumed.
     taken: u64,
     lines: Lines,
     metrics: Metrics,
 }
 
 impl Follow {
-    /// Before anything is read; the file need not exist yet.
+    /// Starts before anything is read; the file need not exist yet.
     pub fn new(run: &Path) -> Self {
         let (lines, metrics) = (Lines::default(), Metrics::default());
         Self { path: run.join("metrics.jsonl"), taken: 0, lines, metrics }
     }
 
-    /// What was read so far.
+    /// The metrics read so far.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Takes the whole lines that were added, and gives whether there were any. Of what has a damaged line, no line is
+    /// Reads the complete lines that were appended; returns whether there were any. If one of them is damaged, none is
     /// taken.
     pub fn read_on(&mut self) -> Result<bool> {
         let mut file = match File::open(&self.path) {
@@ -72,7 +72,7 @@ mod tests {
         assert!(follow.read_on().unwrap());
         assert_eq!(follow.metrics().loss, [(1.0, 3.5), (2.0, 2.5)]);
         assert_eq!(follow.metrics().validation, [(2.0, 2.75)]);
-        // A damaged line is named each time, and nothing is taken twice.
+        // A damaged line is reported each time, and nothing is consumed twice.
         fs::write(&path, text + &second + &second.replace("2.5", "2.6")).unwrap();
         for _ in 0..2 {
             assert!(follow.read_on().unwrap_err().to_string().contains("line 5 is damaged"));

@@ -1,4 +1,4 @@
-//! The table of the machines and programs that a run was computed with.
+//! The table of the machines and programs that computed a run.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::path::Path;
 use super::escape;
 use crate::run::Session;
 
-/// A row for each session; nothing for a run that has no `environment.json`.
+/// One row per session; empty for a run without `environment.json`.
 pub(super) fn table(run: &Path) -> String {
     let sessions = match Session::all(run) {
         Ok(sessions) if sessions.is_empty() => return String::new(),
         Ok(sessions) => sessions,
-        // The rest of the page is worth showing.
+        // The rest of the page is still worth showing.
         Err(error) => return format!("<h2>Machine</h2>\n<p>{}</p>\n", escape(&error.to_string())),
     };
     let mut text = String::from("<h2>Machine</h2>\n<div class=\"scroll\"><table>\n<tr>");
@@ -41,7 +41,7 @@ pub(super) fn table(run: &Path) -> String {
     text + "</table></div>\n"
 }
 
-/// "2 on 8 cores, Avx2", and of how many processes.
+/// "2 on 8 cores, Avx2", and the number of processes.
 fn threads(session: &Session) -> String {
     let Session { processes, threads, cores, kernels, .. } = session;
     let each = if *processes > 1 { format!(" in each of {processes} processes") } else { String::new() };

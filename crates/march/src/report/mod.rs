@@ -1,5 +1,5 @@
-//! Pages that are whole in themselves, without network: of a run (curves, samples, machine, configuration), of what a
-//! text read, of the demo.
+//! Self-contained pages that need no network: of a run (curves, samples, machine, configuration), of the anchors that a
+//! text read, and of the demo.
 
 mod chart;
 pub mod demo;
@@ -20,24 +20,24 @@ use crate::run::read_metrics;
 use chart::{Chart, Line, Shape};
 pub use follow::Follow;
 
-/// What a run's `metrics.jsonl` says.
+/// The contents of a run's `metrics.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
     /// (step, loss) of every step.
     pub loss: Vec<(f64, f64)>,
-    /// (step, loss) on held-back text.
+    /// (step, loss) on held-out text.
     pub validation: Vec<(f64, f64)>,
-    /// (step, percent) of held-back targets that are the most probable token.
+    /// (step, percent) of held-out targets that are the most probable token.
     pub accuracy: Vec<(f64, f64)>,
     /// (step, norm) of the gradient.
     pub gradient_norm: Vec<(f64, f64)>,
     /// (step, learning rate).
     pub learning_rate: Vec<(f64, f64)>,
-    /// (step, tokens a second).
+    /// (step, tokens per second).
     pub speed: Vec<(f64, f64)>,
     /// Step, prompt and text of every sample.
     pub samples: Vec<(u64, String, String)>,
-    /// Tokens learned from.
+    /// Number of tokens trained on.
     pub tokens: u64,
 }
 
@@ -73,7 +73,7 @@ impl Metrics {
     }
 }
 
-/// The page of a run.
+/// Renders the page of a run.
 pub fn render(run: &Path) -> Result<String> {
     let metrics = Metrics::read(run)?;
     let path = run.join("config.toml");
@@ -124,7 +124,7 @@ pub fn render(run: &Path) -> Result<String> {
     Ok(whole_page(&name, "", &page))
 }
 
-/// The run in a line.
+/// A one-line summary of the run.
 fn facts(metrics: &Metrics) -> String {
     let last = metrics.loss.last().map_or(0.0, |point| point.0);
     let mut text = format!("{last} steps, {:.2} million tokens", metrics.tokens as f64 / 1e6);
@@ -153,26 +153,26 @@ pub fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// What every page begins with.
+/// The beginning of every page.
 const PAGE_BEGINS: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>";
-/// What every picture begins with, and what else its first line holds.
+/// The beginning of every picture, and the rest of its first line.
 const PICTURE_BEGINS: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ";
 const PICTURE_IS: &str = " role=\"img\" aria-label=\"";
 
-/// Whether a file that begins so is a page that this library wrote.
+/// Whether a file with this beginning is a page that this library wrote.
 pub fn is_page(beginning: &[u8]) -> bool {
     beginning.starts_with(PAGE_BEGINS.as_bytes())
 }
 
-/// Whether a file that begins so is a picture that this library wrote.
+/// Whether a file with this beginning is a picture that this library wrote.
 pub fn is_picture(beginning: &[u8]) -> bool {
     let first = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
     let is = PICTURE_IS.as_bytes();
     first.starts_with(PICTURE_BEGINS.as_bytes()) && first.windows(is.len()).any(|part| part == is)
 }
 
-/// A page that needs nothing but itself: the title as its heading, then `body`; `style` adds to what all pages share.
+/// A self-contained page: the title as its heading, then `body`; `style` is added to the common style.
 fn whole_page(title: &str, style: &str, body: &str) -> String {
     let variables = |dark: bool| {
         let one = |&(name, light, night): &(&str, &str, &str)| {
@@ -190,7 +190,7 @@ fn whole_page(title: &str, style: &str, body: &str) -> String {
     )
 }
 
-/// Text inside HTML or SVG. Characters that XML has no place for become �.
+/// Escapes text for HTML or SVG. Characters that XML does not allow become �.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -208,7 +208,7 @@ pub(crate) fn escape(text: &str) -> String {
     safe
 }
 
-/// Name, on white, on dark. Main and other differ for every eye.
+/// Name, colour on light, colour on dark. `main` and `other` are distinguishable with any colour vision.
 const COLOURS: [(&str, &str, &str); 10] = [
     ("ink", "#1d2733", "#dde5ee"),
     ("soft", "#5c6a78", "#93a1b0"),

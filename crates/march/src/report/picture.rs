@@ -1,18 +1,18 @@
-//! Charts as one standalone SVG, for white and for dark pages.
+//! Charts as one standalone SVG, for light and dark pages.
 
 use std::fmt::Write;
 
 use super::chart::{Chart, HEIGHT, WIDTH};
 use super::{CHART_STYLE, COLOURS, PICTURE_BEGINS, PICTURE_IS, escape};
 
-/// Margins, the gap between two charts, and the room above them.
+/// Margins, the gap between two charts, and the space above them.
 const MARGIN: f64 = 24.0;
 const GAP: f64 = 32.0;
 const TOP: f64 = 94.0;
-/// Of the charts; two of them make a picture 1,000 wide.
+/// The scale of the charts, such that two of them make a picture 1,000 wide.
 const SCALE: f64 = (1000.0 - 2.0 * MARGIN - GAP) / (2.0 * WIDTH);
 
-/// Charts side by side under a heading and a line.
+/// Charts side by side under a heading and a line of text.
 pub(super) fn picture(title: &str, line: &str, charts: &[Chart<'_>]) -> String {
     let style = |dark: bool| {
         COLOURS.iter().fold([CHART_STYLE, STYLE].concat(), |style, &(name, light, night)| {
@@ -45,13 +45,13 @@ pub(super) fn picture(title: &str, line: &str, charts: &[Chart<'_>]) -> String {
     svg + "</svg>\n"
 }
 
-/// What the picture needs beside its charts.
+/// The style of the picture, in addition to that of its charts.
 const STYLE: &str = "svg .card { fill: var(--back); stroke: var(--grid); }
 svg .head { font-size: 19px; font-weight: 600; }
 svg .result { font-size: 15px; fill: var(--soft); }
 ";
 
-/// At most so many characters.
+/// Truncates a text to `characters` characters.
 fn shortened(text: &str, characters: usize) -> String {
     if text.chars().count() <= characters {
         return text.into();

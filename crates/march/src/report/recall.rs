@@ -1,23 +1,23 @@
-//! Recall against memory: one point for each policy, one line for each setting that was varied.
+//! Recall by memory size: one point per policy, one line per setting that was varied.
 
 use super::chart::{Axis, Chart, Line, Shape};
 use super::picture::picture;
 
-/// One policy's point.
+/// The point of one policy.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// What was varied: the legend's name of the line.
+    /// The setting that was varied, which names the line in the legend.
     pub varied: String,
     /// Bytes kept after a sequence.
     pub bytes: usize,
-    /// The share of right answers.
+    /// The fraction of correct answers.
     pub accuracy: f64,
 }
 
-/// The looks of the lines.
+/// The style classes of the lines.
 const CLASSES: [&str; 4] = ["main", "other", "third", "fourth"];
 
-/// A standalone SVG. At most four settings have a line; the points of others are left out.
+/// Renders a standalone SVG. At most four settings have a line; the points of others are omitted.
 pub fn recall_by_bytes(title: &str, line: &str, points: &[Point]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for point in points {

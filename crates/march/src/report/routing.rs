@@ -1,4 +1,4 @@
-//! What a text read of its own past: which anchors each token chose, by layer and head; in numbers and as one page.
+//! What a text read of its own past: which anchors each token chose, by layer and head, as numbers and as a page.
 
 use serde_json::json;
 
@@ -12,30 +12,30 @@ use crate::tokenizer::Tokenizer;
 
 /// The routing weights of one text.
 pub struct Routing {
-    /// What each token adds to the text; nothing where it only begins a character.
+    /// The text of each token; empty if the token only begins a character.
     pieces: Vec<String>,
-    /// b_m: the tokens before each anchor.
+    /// b_m: the number of tokens before each anchor.
     boundaries: Vec<usize>,
     heads: usize,
-    /// Of each layer π, [tokens, heads, anchors], without the null.
+    /// π of each layer, [tokens, heads, anchors], without the null.
     layers: Vec<Vec<f32>>,
 }
 
-/// How tokens read, of one head or of all heads of a layer together. Only tokens that see an anchor count.
+/// Statistics of reading, for one head or for all heads of a layer. Only tokens that see an anchor count.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     /// The mean weight of the null.
     pub null: f64,
-    /// The mean entropy of a token's weights, the null among them, in bits.
+    /// The mean entropy of a token's weights, including the null, in bits.
     pub entropy: f64,
-    /// How many tokens back the anchors are that were read; the mean by weight.
+    /// The mean distance in tokens to the anchors that were read, weighted.
     pub distance: f64,
-    /// The anchors by their share of all that was read, largest first: ordinal and share.
+    /// The anchors by their share of all reads, largest first: ordinal and share.
     pub most_read: Vec<(usize, f64)>,
 }
 
 impl Routing {
-    /// What `trace` noted of a text in a model of `layers` layers.
+    /// Creates the routing of a text from what `trace` recorded in a model of `layers` layers.
     pub fn new<E: Engine>(
         engine: &E,
         trace: &Trace<E>,
@@ -51,42 +51,42 @@ impl Routing {
         Ok(Self::of_pieces(engine, trace, layers, pieces))
     }
 
-    /// The same of tokens that no tokenizer made; a piece is what its token is shown as.
+    /// Creates the routing of tokens that come from no tokenizer; a piece is the displayed form of its token.
     pub fn of_pieces<E: Engine>(engine: &E, trace: &Trace<E>, layers: usize, pieces: Vec<String>) -> Self {
         let tokens = pieces.len();
-        // An anchor at the very end is seen by no token.
+        // No token sees an anchor at the very end.
         let boundaries: Vec<usize> = trace.boundaries().iter().copied().filter(|&b| b < tokens).collect();
         let traced = (0..layers).map(|layer| trace.weights(engine, layer, tokens, boundaries.len()));
         let (heads, layers): (Vec<usize>, Vec<Vec<f32>>) = traced.unzip();
         Self { pieces, boundaries, heads: heads.first().copied().unwrap_or(0), layers }
     }
 
-    /// Tokens of the text.
+    /// Number of tokens in the text.
     pub fn tokens(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Anchors that a token could see.
+    /// Number of anchors that some token can see.
     pub fn anchors(&self) -> usize {
         self.boundaries.len()
     }
 
-    /// Heads of a layer.
+    /// Number of heads per layer.
     pub fn heads(&self) -> usize {
         self.heads
     }
 
-    /// Layers.
+    /// Number of layers.
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
 
-    /// The tokens before an anchor, m from 1.
+    /// The number of tokens before anchor m, from 1.
     pub fn boundary(&self, ordinal: usize) -> usize {
         self.boundaries[ordinal - 1]
     }
 
-    /// The end of the text before an anchor, m from 1, of about so many characters.
+    /// The last `characters` or so characters of the text before anchor m, from 1.
     pub fn snippet(&self, ordinal: usize, characters: usize) -> String {
         let mut text: Vec<&str> = Vec::new();
         let mut count = 0;
@@ -100,19 +100,19 @@ impl Routing {
         text.into_iter().rev().collect()
     }
 
-    /// π of a token over the anchors that lie before it, without the null.
+    /// π of a token over the anchors before it, without the null.
     fn weights(&self, layer: usize, head: usize, token: usize) -> &[f32] {
         let anchors = self.anchors();
         let start = (token * self.heads + head) * anchors;
         &self.layers[layer][start..start + self.before(token)]
     }
 
-    /// How many anchors lie before a token.
+    /// The number of anchors before a token.
     fn before(&self, token: usize) -> usize {
         self.boundaries.partition_point(|&boundary| boundary <= token)
     }
 
-    /// How one head of a layer read, or all of its heads.
+    /// The statistics of one head of a layer, or of all its heads.
     pub fn summary(&self, layer: usize, head: Option<usize>) -> Summary {
         let heads = head.map_or(0..self.heads, |head| head..head + 1);
         let first = self.boundaries.first().copied().unwrap_or(self.tokens());
@@ -146,7 +146,7 @@ impl Routing {
         }
     }
 
-    /// A page with a map of the weights that can be pointed at. It needs nothing but itself.
+    /// Renders a self-contained page with an interactive map of the weights.
     pub fn render(&self, title: &str, facts: &str) -> String {
         let style = [STYLE, "body { max-width: 1400px; }\n"].concat();
         let body =
@@ -154,7 +154,7 @@ impl Routing {
         whole_page(title, &style, &body)
     }
 
-    /// The map, the text and the layers: a part of a page whose style holds `STYLE`.
+    /// The map, the text and the layers, as part of a page whose style includes `STYLE`.
     pub(super) fn map(&self) -> String {
         let mut weights = Vec::with_capacity(self.layers());
         let mut nulls = Vec::with_capacity(self.layers());
@@ -183,20 +183,20 @@ impl Routing {
             "pieces": self.pieces, "boundaries": self.boundaries, "heads": self.heads, "layers": self.layers(),
             "summaries": summaries, "nulls": nulls, "weights": weights,
         });
-        // No text may end the script that holds it.
+        // Escape `<`, so that no text can end the script that contains it.
         let data = data.to_string().replace('<', "\\u003c");
         MAP.replacen("{{data}}", &data, 1)
     }
 }
 
-/// The map: its data are, for each layer, [heads, tokens, anchors before the token] as 16-bit shares of 1, little end
-/// first, in base64; and the same of the null, [heads, tokens].
+/// The map. Its data are, for each layer, [heads, tokens, anchors before the token] as 16-bit fractions of 1,
+/// little-endian, in base64; and likewise for the null, [heads, tokens].
 const MAP: &str = include_str!("routing.html");
 
 /// The map's part of a page's style.
 pub(super) const STYLE: &str = include_str!("routing.css");
 
-/// What the anchors leave to the null. Without a null that is nothing, except where no anchor is seen.
+/// The weight that the anchors leave to the null. Without a null that is zero, except where no anchor is seen.
 fn null_of(weights: &[f32]) -> f64 {
     (1.0 - weights.iter().map(|&weight| f64::from(weight)).sum::<f64>()).clamp(0.0, 1.0)
 }
@@ -206,7 +206,7 @@ fn surprise(p: f64) -> f64 {
     if p > 0.0 { -p * p.log2() } else { 0.0 }
 }
 
-/// A share of 1 in 16 bits.
+/// A fraction of 1 in 16 bits.
 fn fixed(share: f64) -> [u8; 2] {
     ((share * 65535.0).round() as u16).to_le_bytes()
 }
@@ -228,7 +228,7 @@ fn base64(bytes: &[u8]) -> String {
 pub(super) mod tests {
     use super::*;
 
-    /// Five tokens, anchors after two and four of them, one head.
+    /// Five tokens, one head, anchors after the second and the fourth token.
     pub fn routing() -> Routing {
         let mut layer = vec![0.0; 5 * 2];
         layer[2 * 2] = 0.5;

@@ -1,6 +1,6 @@
-//! Where a run was computed: `RUN/environment.json`, an array with a session for each time the run was begun or gone on
-//! with, one a line and each with its checksum. No part of a checkpoint, which depends on the configuration and the
-//! data alone.
+//! Where a run was computed: `RUN/environment.json`, an array with one session for each time the run was started or
+//! resumed, one per line, each with its checksum. It is not part of a checkpoint, which depends on the configuration
+//! and the data alone.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,15 +14,15 @@ use crate::error::{Error, Result};
 
 const ENVIRONMENT_FILE: &str = "environment.json";
 
-/// One call of the program that worked on a run. What the system does not tell is missing.
+/// One invocation of the program that worked on a run. Fields that the system does not report are missing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Session {
-    /// When it started: UTC, RFC 3339.
+    /// Start time: UTC, RFC 3339.
     pub started: String,
-    /// Steps that had been made before.
+    /// Number of steps completed before.
     pub step: u64,
-    /// Name, version and kind of build.
+    /// Name, version and build profile.
     pub program: String,
     /// Features that the program was built with.
     pub features: Vec<String>,
@@ -30,13 +30,13 @@ pub struct Session {
     pub arguments: Vec<String>,
     /// The processor's name.
     pub processor: Option<String>,
-    /// Its architecture, and the instruction sets that matter here.
+    /// Its architecture, and the relevant instruction sets.
     pub instructions: String,
     /// Cores that the process may use.
     pub cores: usize,
-    /// Processes that train together; the rest is told of the first.
+    /// Number of processes that train together; the other fields describe the first.
     pub processes: usize,
-    /// Threads that compute, of each process.
+    /// Number of compute threads per process.
     pub threads: usize,
     /// The engine's kernels.
     pub kernels: String,
@@ -49,7 +49,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Adds the session to its run's file. Earlier ones are kept as they are; a file that cannot be read stays as it is.
+    /// Appends the session to the run's file. Earlier sessions are unchanged; a file that cannot be read is not
+    /// modified.
     pub fn record(&self, run: &Path) -> Result<()> {
         let path = run.join(ENVIRONMENT_FILE);
         let mut lines: Vec<String> = read(&path)?.into_iter().map(|(line, _)| line).collect();
@@ -58,14 +59,14 @@ impl Session {
         disk::replace(&path, whole(&lines).as_bytes())
     }
 
-    /// All sessions of a run, oldest first; none where the file is missing.
+    /// All sessions of a run, oldest first; empty if the file is missing.
     pub fn all(run: &Path) -> Result<Vec<Self>> {
         let path = run.join(ENVIRONMENT_FILE);
         read(&path)?.into_iter().map(|(_, value)| understood(&path, serde_json::from_value(value))).collect()
     }
 }
 
-/// The file of such lines.
+/// The text of a file with these lines.
 fn whole(lines: &[String]) -> String {
     format!("[\n{}\n]\n", lines.join(",\n"))
 }
@@ -85,10 +86,11 @@ fn read(path: &Path) -> Result<Vec<(String, Value)>> {
         Err(error) => return Err(Error::io(path, "read")(error)),
     };
     let sessions: Vec<Map<String, Value>> = understood(path, serde_json::from_str(&text))?;
-    // The brackets of the array stand in lines of their own.
+    // The brackets of the array are on separate lines.
     let lines = || text.lines().zip(1..).filter(|(line, _)| line.contains('{'));
     if lines().all(|(line, _)| disk::unseal(line) == Seal::Missing) {
-        // Written before there were checksums, in whatever lines. With one that lost its name it has a key too many.
+        // Written before there were checksums, with arbitrary line breaks. A damaged key name shows up as an unknown
+        // key.
         let known = understood(path, serde_json::to_value(Session::default()))?;
         for (number, session) in (1..).zip(&sessions) {
             if let Some(key) = session.keys().find(|key| known.get(key).is_none()) {
@@ -136,7 +138,7 @@ mod tests {
         assert_eq!(Session::all(run.path()).unwrap(), [first.clone(), second]);
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains("\"later\":1") && text.lines().count() == 4, "{text}");
-        // Nothing is written over a file that is something else.
+        // A file with other contents is not overwritten.
         fs::write(&path, "{}").unwrap();
         assert!(first.record(run.path()).unwrap_err().to_string().contains("environment.json"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "{}");

@@ -1,4 +1,4 @@
-//! A run's folder on disk: who owns it, its checkpoints, and the lines of its metrics.
+//! A run's folder on disk: its owner, its checkpoints, and its metrics.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ const METRICS_FILE: &str = "metrics.jsonl";
 const DISCARDED_FILE: &str = "metrics-discarded.jsonl";
 const SAMPLES_FILE: &str = "samples.txt";
 const CHECKPOINTS: &str = "checkpoints";
-/// In the name of a checkpoint that was found to be damaged.
+/// Part of the name of a checkpoint that was found to be damaged.
 const DAMAGED: &str = ".damaged-";
 
 /// A run's folder.
@@ -28,7 +28,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// The folder of a new run; it is made if it is missing. The process that `writes` becomes its only owner.
+    /// Opens the folder of a new run, creating it if needed. The process that `writes` becomes its only owner.
     pub fn create(path: &Path, writes: bool) -> Result<Self> {
         if !writes {
             return Ok(Self { path: path.into(), _lock: None });
@@ -38,8 +38,8 @@ impl Folder {
         Self::open(path, true)
     }
 
-    /// The folder of a run that exists. The process that `writes` becomes its only owner, and removes what a process
-    /// that died was writing.
+    /// Opens the folder of an existing run. The process that `writes` becomes its only owner, and removes what a dead
+    /// process left unfinished.
     pub fn open(path: &Path, writes: bool) -> Result<Self> {
         if !path.is_dir() {
             let wrong = if path.exists() { "is not a folder" } else { "does not exist" };
@@ -72,7 +72,7 @@ impl Folder {
         self.path.join(METRICS_FILE)
     }
 
-    /// Where the checkpoint of a step is.
+    /// The path of the checkpoint of a step.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
         self.path.join(CHECKPOINTS).join(format!("step-{step}"))
     }
@@ -91,7 +91,7 @@ impl Folder {
         Ok(self.entries()?.into_iter().map(|(name, _)| name).filter(|name| name.contains(DAMAGED)).collect())
     }
 
-    /// Renames a damaged checkpoint, so that it is neither taken nor removed.
+    /// Renames a damaged checkpoint, so that it is neither used nor removed.
     pub fn put_aside(&self, checkpoint: &Path) -> Result<()> {
         let named = |number: usize| {
             let mut name = checkpoint.as_os_str().to_owned();
@@ -102,7 +102,7 @@ impl Folder {
         fs::rename(checkpoint, &free).map_err(Error::io(checkpoint, "set aside"))
     }
 
-    /// Removes the oldest checkpoints beyond the `keep` newest. A process that dies on the way leaves no half of one.
+    /// Removes all but the `keep` newest checkpoints. A process that dies midway leaves no partial checkpoint.
     pub fn prune(&self, keep: usize) -> Result<()> {
         let all = self.checkpoints()?;
         for (step, old) in all.iter().take(all.len().saturating_sub(keep)) {
@@ -113,7 +113,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes checkpoints that were never finished.
+    /// Removes unfinished checkpoints.
     fn remove_partial(&self) -> Result<()> {
         for (name, path) in self.entries()? {
             if name.starts_with(".step-") && name.contains(".partial-") {
@@ -138,17 +138,17 @@ impl Folder {
         Ok(list)
     }
 
-    /// Adds a line to the metrics, with its checksum.
+    /// Appends a line to the metrics, with its checksum.
     pub fn log(&self, line: &Value) -> Result<()> {
         append(&self.metrics(), &format!("{}\n", seal(&line.to_string())))
     }
 
-    /// Adds a sample to the text that people read.
+    /// Appends a sample to the readable text file.
     pub fn log_sample(&self, step: u64, prompt: &str, text: &str) -> Result<()> {
         append(&self.path.join(SAMPLES_FILE), &sample(step, prompt, text))
     }
 
-    /// The last step that the metrics have a line of.
+    /// The last step recorded in the metrics.
     pub fn last_logged_step(&self) -> Result<u64> {
         if !self.metrics().exists() {
             return Ok(0);
@@ -157,10 +157,10 @@ impl Folder {
         Ok(lines.iter().filter_map(|line| line["step"].as_u64()).max().unwrap_or(0))
     }
 
-    /// Takes the lines of steps after `step`, which will be made again, out of the metrics; they are kept in a file
-    /// of their own. The samples are written anew from what is left. Gives how many lines are left, and refuses a
-    /// file that has not the number that it had when the checkpoint was written. Where something was still `pending` at
-    /// that step, lines about it that came later are taken out as well.
+    /// Removes the metrics of steps after `step`, which will be repeated; they are kept in a separate file. The samples
+    /// are rewritten from what is left. Returns the number of remaining lines, and rejects a file whose number of lines
+    /// differs from that at the time of the checkpoint. If validation or sampling was still `pending` at that step, its
+    /// later lines are removed as well.
     pub fn discard_metrics_after(&self, step: u64, expected: Option<u64>, pending: bool) -> Result<u64> {
         let path = self.metrics();
         let whole = match fs::read(&path) {
@@ -208,7 +208,7 @@ fn sample(step: u64, prompt: &str, text: &str) -> String {
     format!("== step {step}\n{prompt}{text}\n\n")
 }
 
-/// Appends text in one piece, so that a process that dies leaves at most one line unfinished.
+/// Appends text in a single write, so that a process that dies leaves at most one incomplete line.
 fn append(path: &Path, text: &str) -> Result<()> {
     let file = OpenOptions::new().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io(path, "write"))

@@ -7,11 +7,11 @@ use serde_json::Value;
 use crate::disk::{Seal, unseal};
 use crate::error::{Error, Result};
 
-/// Reads a run's `metrics.jsonl`: a value for each line, without its checksum.
+/// Reads a run's `metrics.jsonl`: one value per line, without its checksum.
 ///
-/// A last line without its line end is a write that was cut off, and left out unless its checksum shows that it is
-/// whole. Any other line must be a JSON object with a right checksum; all lines may do without one, as those of earlier
-/// versions do, but not some.
+/// A last line without a line break is an interrupted write; it is omitted unless its checksum shows that it is
+/// complete. Any other line must be a JSON object with a correct checksum. All lines may lack a checksum, as in earlier
+/// versions, but not only some of them.
 pub fn read_metrics(path: &Path) -> Result<Vec<Value>> {
     let bytes = std::fs::read(path).map_err(Error::io(path, "read"))?;
     let mut lines = Lines::default();
@@ -20,16 +20,17 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Value>> {
     Ok(values)
 }
 
-/// What is known of the lines that were read.
+/// State of reading the lines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lines {
     count: u64,
-    /// Whether they have checksums; none before the first.
+    /// Whether lines have checksums; `None` before the first.
     sealed: Option<bool>,
 }
 
 impl Lines {
-    /// The whole lines of the bytes that follow, and how many bytes these are. After an error nothing was taken.
+    /// Reads the complete lines of the bytes that follow; returns them and their number of bytes. After an error
+    /// nothing was consumed.
     pub fn read(&mut self, path: &Path, bytes: &[u8]) -> Result<(Vec<Value>, usize)> {
         let mut after = *self;
         let mut values = Vec::new();
@@ -71,8 +72,8 @@ impl Lines {
         Ok(Value::Object(value))
     }
 
-    /// The value of a last line without a line end, if it is whole. Refuses one with more than a whole line, which no
-    /// write leaves that was cut off.
+    /// The value of a last line without a line break, if it is complete. Rejects one with more than a complete line,
+    /// which no interrupted write leaves.
     fn read_last(&mut self, path: &Path, rest: &[u8]) -> Result<Option<Value>> {
         let text = String::from_utf8_lossy(rest);
         let mut ends = text.rmatch_indices('}').take(2).map(|(brace, _)| brace + 1);
@@ -118,7 +119,7 @@ mod tests {
         fs::write(&path, &text).unwrap();
         assert_eq!(read_metrics(&path).unwrap(), values);
         for at in 0..text.len() {
-            // Cut anywhere, what is left are the first lines.
+            // Wherever the file is cut, the first lines are left.
             fs::write(&path, &text.as_bytes()[..at]).unwrap();
             let read = read_metrics(&path).unwrap();
             assert_eq!(read, values[..read.len()]);

@@ -1,13 +1,13 @@
-//! A run: the loop around a trainer (validate, sample, save, step, log), and the folder that holds all of it.
+//! A run: the training loop (validate, sample, save, step, log), and the folder that holds all of its results.
 //!
 //! ```text
-//! RUN/config.toml            the whole configuration, defaults filled in
-//! RUN/run.json               what the run was begun with, to be compared when it goes on
+//! RUN/config.toml            the complete configuration, with defaults filled in
+//! RUN/run.json               what the run was started with, compared when it resumes
 //! RUN/environment.json       the program and machine of each session
-//! RUN/metrics.jsonl          a line for each step, validation and sample; what reports are made from
-//! RUN/metrics-discarded.jsonl    lines of steps that were made again after a resume
-//! RUN/samples.txt            the samples, to read
-//! RUN/checkpoints/step-N/    a checkpoint that any command takes, and what going on needs
+//! RUN/metrics.jsonl          one line per step, validation and sample; the source of reports
+//! RUN/metrics-discarded.jsonl    lines of steps that were repeated after a resume
+//! RUN/samples.txt            the samples, for reading
+//! RUN/checkpoints/step-N/    a checkpoint that any command accepts, and what resuming needs
 //! ```
 
 mod environment;
@@ -40,41 +40,41 @@ use crate::tokenizer::Tokenizer;
 use crate::train::ranks::Ranks;
 use crate::train::{MemoryPlan, Progress, Recompute, StepReport, Trainer, Validation, machine_memory};
 
-/// What errors about a whole configuration, from a file, a preset and settings, name it.
+/// The name that errors use for a complete configuration, built from a file, a preset and settings.
 const CONFIGURATION: &str = "configuration";
 
-/// How a run begins.
+/// Options for starting or resuming a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// First weights from this checkpoint.
+    /// Take the initial weights from this checkpoint.
     pub init_from: Option<PathBuf>,
     /// Stop after this step, as if interrupted.
     pub stop_at: Option<u64>,
-    /// Settings that change when a run goes on, each as `section.key=value`.
+    /// Settings that change when a run resumes, each as `section.key=value`.
     pub settings: Vec<String>,
 }
 
-/// A step as people see it.
+/// A completed step, for display.
 #[derive(Clone, Debug)]
 pub struct StepLine {
-    /// Steps made.
+    /// Number of completed steps.
     pub step: u64,
-    /// Steps in all.
+    /// Total number of steps.
     pub steps: u64,
-    /// What the step did.
+    /// The result of the step.
     pub report: StepReport,
-    /// Tokens of a second of this step.
+    /// Tokens per second in this step.
     pub tokens_per_second: f64,
-    /// Seconds that the remaining steps will take at the pace so far.
+    /// Estimated seconds for the remaining steps, at the average pace so far.
     pub seconds_left: f64,
 }
 
-/// What happens in a run, as it happens.
+/// An event during a run.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A step was made.
+    /// A step was completed.
     Step(StepLine),
-    /// What held-back sequences say at a step, and whether the loss is the lowest so far.
+    /// The validation at a step, and whether its loss is the lowest so far.
     Validated(u64, Validation, bool),
     /// A sample: step, prompt, text.
     Sampled(u64, String, String),
@@ -82,7 +82,7 @@ pub enum Event {
     Saved(PathBuf),
     /// A checkpoint could not be used, and why; it was set aside.
     SetAside(PathBuf, String),
-    /// The run goes on from this checkpoint.
+    /// The run resumed from this checkpoint.
     Resumed(PathBuf),
 }
 
@@ -96,14 +96,14 @@ pub struct Run<'e, E: Engine> {
     validation: Option<Loader>,
     tokenizer: Tokenizer,
     progress: Progress,
-    /// What `run.json` says, in the process that writes.
+    /// The contents of `run.json`, in the process that writes.
     record: Option<Record>,
-    /// The run goes on from a checkpoint.
+    /// Whether the run resumed from a checkpoint.
     restored: bool,
     options: RunOptions,
 }
 
-/// What a run works with, before it has a folder.
+/// Everything that a run needs before it has a folder.
 struct Opened<'e, E: Engine> {
     trainer: Trainer<'e, E>,
     loader: Loader,
@@ -112,7 +112,7 @@ struct Opened<'e, E: Engine> {
 }
 
 impl<'e, E: Engine> Opened<'e, E> {
-    /// Opens the data and makes a trainer before its first step.
+    /// Opens the data and creates a trainer before its first step.
     fn new(engine: &'e E, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
         let Config { model, data, train } = config;
         let Sources { training, validation, tokenizer } =
@@ -175,7 +175,7 @@ impl<'e, E: Engine> Opened<'e, E> {
 }
 
 impl<'e, E: Engine> Run<'e, E> {
-    /// Begins a run in a new folder. All that decides its result is in the folder before the first step.
+    /// Starts a run in a new folder. Everything that determines its result is in the folder before the first step.
     pub fn create(
         engine: &'e E,
         mut config: Config,
@@ -190,16 +190,16 @@ impl<'e, E: Engine> Run<'e, E> {
             if writes && taken { Err(Error::file(folder, message)) } else { Ok(()) }
         };
         refuse_run()?;
-        // A run can go on from any working directory.
+        // Absolute paths, so that a run can be resumed from any working directory.
         config.data.make_absolute()?;
         let opened = Opened::new(engine, &config, &options, ranks)?;
         let own = Folder::create(folder, writes)?;
-        // Another process may have begun one meanwhile.
+        // Another process may have started one in the meantime.
         refuse_run()?;
         if writes {
             match own.checkpoints()?.as_slice() {
                 [] => {}
-                // Of a run that was killed before its record was written.
+                // Left by a run that was killed before its record was written.
                 [(0, _)] => own.prune(0)?,
                 _ => {
                     let message = format!("has checkpoints but no `{CONFIG_FILE}`; choose another folder");
@@ -222,9 +222,9 @@ impl<'e, E: Engine> Run<'e, E> {
         Ok(run)
     }
 
-    /// Continues a run from its newest valid checkpoint; one that was stopped before its first checkpoint starts from
-    /// the beginning. Damaged checkpoints are set aside and reported to `watch`. Refuses a run of which no checkpoint
-    /// can be used, and one whose configuration or data is not what it was; then nothing is changed.
+    /// Resumes a run from its newest valid checkpoint; a run that was stopped before its first checkpoint starts from
+    /// the beginning. Damaged checkpoints are set aside and reported to `watch`. Fails if no checkpoint can be used, or
+    /// if the configuration or data has changed; then nothing is modified.
     pub fn resume(
         engine: &'e E,
         folder: &Path,
@@ -264,7 +264,7 @@ impl<'e, E: Engine> Run<'e, E> {
             }
             run.record = Some(now);
         }
-        // The others take the checkpoint that number 0 took.
+        // The other processes use the checkpoint that process 0 chose.
         let mut found = [0.0; 2];
         if writes && run.restored {
             found = [1.0, run.trainer.step() as f64];
@@ -279,8 +279,8 @@ impl<'e, E: Engine> Run<'e, E> {
         Ok(run)
     }
 
-    /// Takes the newest valid checkpoint, and sets aside damaged ones that are newer. `saved` is whether one was ever
-    /// written, where that is known: such a run does not start over.
+    /// Restores the newest valid checkpoint, and sets aside damaged ones that are newer. `saved` is whether one was
+    /// ever written, if known: such a run does not start over.
     fn restore_newest(&mut self, saved: Option<bool>, watch: &mut dyn FnMut(Event)) -> Result<()> {
         let mut damaged: Vec<(PathBuf, Error)> = Vec::new();
         for (step, checkpoint) in self.folder.checkpoints()?.into_iter().rev() {
@@ -296,8 +296,8 @@ impl<'e, E: Engine> Run<'e, E> {
                     return Ok(());
                 }
                 Err(error) if error.is_damage() => damaged.push((checkpoint, error)),
-                // Damage can also look like the checkpoint of another model. What has the right checksums but cannot be
-                // used, or cannot be read now, may be the best one.
+                // Damage can make a checkpoint look like that of another model. One with correct checksums that cannot
+                // be used or read right now may still be the best one.
                 Err(error) => match verify_folder(&checkpoint) {
                     Err(damage) if damage.is_damage() => damaged.push((checkpoint, damage)),
                     _ => return Err(error),
@@ -316,8 +316,8 @@ impl<'e, E: Engine> Run<'e, E> {
         if !aside.is_empty() {
             return refuse(format!("all were set aside as damaged: {}", aside.join(", ")));
         }
-        // A run that came to its first checkpoint and has none any more has lost them. An earlier version of the program
-        // did not note that; its run had come to one if it went on after it.
+        // A run that reached its first checkpoint and has none now has lost its checkpoints. Earlier versions of the
+        // program did not record this; their run had reached one if it went past that step.
         let (last, every) = (self.folder.last_logged_step()?, self.config.train.save_every);
         if saved.unwrap_or(every > 0 && last > every) {
             return refuse(format!(
@@ -327,7 +327,7 @@ impl<'e, E: Engine> Run<'e, E> {
         Ok(())
     }
 
-    /// The fingerprints of what the run learns from and of what it is validated on.
+    /// The fingerprints of the training data and of the validation data.
     fn fingerprints(&self) -> Result<(String, Option<String>)> {
         let of = |loader: &Loader| loader.source().fingerprint();
         let tokenizer = self.tokenizer.hash();
@@ -379,15 +379,16 @@ impl<'e, E: Engine> Run<'e, E> {
         self.progress.best
     }
 
-    /// Makes the remaining steps, or fewer: once `stop` is set, what was learned so far is saved. A single process
-    /// gives up a step or a validation that has begun; several processes finish it together. A validation or a sample
-    /// that was given up is made when the run goes on. Gives whether the run is complete.
+    /// Makes the remaining steps, or fewer: once `stop` is set, the current state is saved. A single process abandons
+    /// the step or validation in progress; several processes finish it together. An abandoned validation or sample is
+    /// made up when the run resumes. Returns whether the run is complete.
     pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
         let train = self.config.train.clone();
         let writes = self.trainer.rank().0 == 0;
         let started = (Instant::now(), self.trainer.step());
         let mut saved = self.restored.then_some(self.trainer.step());
-        // What is due at the step of a checkpoint was done before it was written, unless it was interrupted.
+        // What was due at the step of a checkpoint was done before the checkpoint was written, unless it was
+        // interrupted.
         let begun = (self.trainer.step() > 0 || train.steps > 0) && !self.progress.pending;
         let mut done = begun.then_some(self.trainer.step());
         loop {
@@ -435,7 +436,7 @@ impl<'e, E: Engine> Run<'e, E> {
         }
     }
 
-    /// Adds a line to the metrics, in the process that writes.
+    /// Appends a line to the metrics, in the process that writes.
     fn log(&mut self, line: &Value) -> Result<()> {
         if self.trainer.rank().0 > 0 {
             return Ok(());
@@ -444,8 +445,8 @@ impl<'e, E: Engine> Run<'e, E> {
         self.folder.log(line)
     }
 
-    /// Validates and samples, as far as it is due, and logs both. Gives whether that was done; else `stop` was set on the
-    /// way, and nothing was logged.
+    /// Validates and samples, if due, and logs both. Returns whether that was done; otherwise `stop` was set in the
+    /// meantime, and nothing was logged.
     fn look(
         &mut self,
         (validate, sample): (bool, bool),
@@ -487,7 +488,7 @@ impl<'e, E: Engine> Run<'e, E> {
         Ok(true)
     }
 
-    /// Each prompt and the text that follows it; none where `stop` was set on the way.
+    /// Each prompt and the text that follows it; `None` if `stop` was set in the meantime.
     fn samples(&self, stop: &AtomicBool) -> Result<Option<Vec<(String, String)>>> {
         let mut samples = Vec::new();
         if !self.config.data.kind.is_text() {
@@ -519,7 +520,7 @@ impl<'e, E: Engine> Run<'e, E> {
         Ok(Some(samples))
     }
 
-    /// Notes in `run.json` that the run has a checkpoint: from then on it does not start over without one.
+    /// Records in `run.json` that the run has a checkpoint: from then on it does not start over without one.
     fn note_saved(&mut self) -> Result<()> {
         match &mut self.record {
             Some(record) if record.saved != Some(true) => {

@@ -1,5 +1,6 @@
-//! `RUN/run.json`: what a run was begun with, all that decides its result. It is written before the first step and
-//! carries a checksum, so that a run goes on with the same settings and the same data or says what is different.
+//! `RUN/run.json`: what a run was started with, which is everything that determines its result. It is written before
+//! the first step and carries a checksum, so that a run either resumes with the same settings and data or reports what
+//! differs.
 
 use std::fs;
 use std::io;
@@ -17,7 +18,7 @@ const RECORD_FILE: &str = "run.json";
 /// Raised when the file's meaning changes.
 const FORMAT: u32 = 1;
 
-/// Keys that may change while a run goes on, by `--set`. Those of `[data]` name places; what is there must be the same.
+/// Keys that `--set` may change when a run resumes. Those of `[data]` are paths; the data there must be the same.
 const FREE: [&str; 12] = [
     "data.path",
     "data.validation",
@@ -33,19 +34,20 @@ const FREE: [&str; 12] = [
     "train.recompute",
 ];
 
-/// What a run was begun with.
+/// What a run was started with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Record {
     format: u32,
-    /// The whole configuration, as TOML.
+    /// The complete configuration, as TOML.
     pub config: String,
-    /// The fingerprint of what the run learns from.
+    /// The fingerprint of the training data.
     pub data: String,
-    /// That of what it is validated on.
+    /// The fingerprint of the validation data.
     pub validation: Option<String>,
-    /// The checkpoint that gave the first weights, as it was named; they are the checkpoint of step 0.
+    /// The checkpoint that provided the initial weights, as named by the user; these weights are the checkpoint of step
+    /// 0.
     pub init_from: Option<PathBuf>,
-    /// Whether a checkpoint was ever written; none in records of earlier versions.
+    /// Whether a checkpoint was ever written; `None` in records of earlier versions.
     #[serde(default)]
     pub saved: Option<bool>,
 }
@@ -62,12 +64,12 @@ impl Record {
         Self { format: FORMAT, config: config.to_toml(), data, validation, init_from, saved }
     }
 
-    /// Whether a folder has one.
+    /// Whether a folder has a record.
     pub fn exists(run: &Path) -> bool {
         run.join(RECORD_FILE).exists()
     }
 
-    /// Reads the record of a run; none for a run of an earlier version of the program.
+    /// Reads the record of a run; `None` for a run of an earlier version of the program.
     pub fn read(run: &Path) -> Result<Option<Self>> {
         let path = run.join(RECORD_FILE);
         let text = match fs::read(&path) {
@@ -91,8 +93,8 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// Writes the record and the configuration. The configuration is removed meanwhile: one that is missing is taken
-    /// from the record, so a process that dies on the way leaves no contradiction.
+    /// Writes the record and the configuration. The configuration is removed in between: a missing one is restored from
+    /// the record, so a process that dies midway leaves no contradiction.
     pub fn write(&self, run: &Path) -> Result<()> {
         let config = run.join(CONFIG_FILE);
         if Self::read(run)?.is_some_and(|record| record.config != self.config) {
@@ -103,8 +105,8 @@ impl Record {
         disk::replace(&config, self.config.as_bytes())
     }
 
-    /// The configuration that a run goes on with: that of its folder, with `settings` changed. Refuses a folder whose
-    /// `config.toml` is not the one that the run was begun with, and settings that cannot change.
+    /// The configuration to resume a run with: that of its folder, with `settings` applied. Rejects a folder whose
+    /// `config.toml` differs from the one that the run was started with, and settings that cannot be changed.
     pub fn config(run: &Path, record: Option<&Self>, settings: &[String]) -> Result<Config> {
         let path = run.join(CONFIG_FILE);
         for setting in settings {
@@ -133,7 +135,7 @@ impl Record {
         Config::load_with(&path.display().to_string(), settings)
     }
 
-    /// Refuses other data than the run was begun with. `config` names both kinds.
+    /// Rejects data that differs from what the run was started with. `config` names training and validation data.
     pub fn check_data(&self, config: &DataConfig, data: &str, validation: Option<&str>) -> Result<()> {
         let learned = config.path.as_deref().unwrap_or(config.kind.name());
         let validated = config.validation.as_deref().unwrap_or(learned);
@@ -154,7 +156,7 @@ impl Record {
     }
 }
 
-/// Refuses a configuration that is not the recorded one, with the keys that differ.
+/// Rejects a configuration that differs from the recorded one, listing the keys that differ.
 fn refuse_differences(path: &Path, recorded: &str, found: &str) -> Result<()> {
     if recorded == found {
         return Ok(());
@@ -177,7 +179,7 @@ fn refuse_differences(path: &Path, recorded: &str, found: &str) -> Result<()> {
     Err(Error::file(path, message))
 }
 
-/// `section.key` and the value of each, as TOML.
+/// Maps `section.key` to its value, as TOML.
 fn keys(text: &str) -> std::collections::BTreeMap<String, String> {
     let table: toml::Table = toml::from_str(text).unwrap_or_default();
     let sections = table.into_iter().filter_map(|(section, keys)| match keys {

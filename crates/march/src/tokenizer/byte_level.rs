@@ -1,5 +1,5 @@
-//! The words of GPT-2's byte-level tokenizers, and two things that follow from them: a shorter way to the same
-//! ids, and places where a long text can be cut.
+//! The words of GPT-2's byte-level tokenizers, and two applications: a faster way to the same ids, and positions where
+//! a long text can be split.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,18 +9,18 @@ use serde_json::Value;
 use tokenizers::Model;
 use tokenizers::models::ModelWrapper;
 
-/// GPT-2's words, but for its last rule but one, `\s+(?!\S)`, which [`words`] adds: a run of white space leaves its
-/// last character to what follows.
+/// GPT-2's words, except for its last rule but one, `\s+(?!\S)`, which [`words`] adds: a run of white space leaves its
+/// last character to the next word.
 static WORD: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+").ok());
 
-/// Patterns of words that take in line ends only as the last of a word: those of Llama 3 and of Qwen 2.
+/// Word patterns in which line ends occur only at the end of a word: those of Llama 3 and of Qwen 2.
 pub(super) const LINE_END_LAST: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// The words of a text, which no token crosses. Together they are the text.
+/// The words of a text, whose boundaries no token crosses. Concatenated they are the text.
 pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -31,7 +31,7 @@ pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Where the first word of a text ends; none if there is no text.
+/// The end of the first word of a text; `None` if the text is empty.
 fn first_word(text: &str) -> Option<usize> {
     if text.is_empty() {
         return None;
@@ -45,7 +45,7 @@ fn first_word(text: &str) -> Option<usize> {
     }
 }
 
-/// What [`WORD`] finds, for a word and a character after it in ASCII: most of them, and many times faster.
+/// A much faster version of [`WORD`] for the most common case: a word and a following character in ASCII.
 fn ascii_word(text: &[u8]) -> Option<usize> {
     #[derive(PartialEq)]
     enum Class {
@@ -77,7 +77,7 @@ fn ascii_word(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// A byte as the printable character that vocabularies write for it: itself if it is one, else one above U+0100.
+/// The printable character that vocabularies use for a byte: the byte itself if printable, otherwise one above U+0100.
 fn character(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
@@ -90,29 +90,29 @@ fn character(byte: u8) -> char {
 static CHARACTERS: LazyLock<[char; 256]> =
     LazyLock::new(|| std::array::from_fn(|byte| character(byte as u8)));
 
-/// Bytes as vocabularies write them.
+/// Bytes in the spelling of vocabularies.
 pub(crate) fn spell(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| CHARACTERS[usize::from(byte)]).collect()
 }
 
-/// The ids of words met before.
+/// A cache of the ids of words.
 #[derive(Default)]
 pub(crate) struct Cache(HashMap<Box<str>, Box<[u32]>>);
 
 impl Cache {
-    /// How many words are kept, and how long they are at most, in bytes.
+    /// Maximum number of cached words, and their maximum length in bytes.
     const WORDS: usize = 1 << 16;
     const LENGTH: usize = 64;
 }
 
-/// A tokenizer with GPT-2's words and no normalisation: its model can be asked word by word.
+/// A tokenizer with GPT-2's words and no normalisation, so that its model can encode word by word.
 pub(crate) struct ByteLevel {
-    /// Finds the tokens that the file adds to its model; none if it adds none.
+    /// Finds the tokens that the file adds to its model; `None` if it adds none.
     added: Option<Regex>,
 }
 
 impl ByteLevel {
-    /// For the files that are of this kind.
+    /// Creates it for files of this kind; `None` for others.
     pub fn of(json: &Value, tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
         if Cut::of(json) != Some(Cut::BeforeLineEnd) || !matches!(tokenizer.get_model(), ModelWrapper::BPE(_))
         {
@@ -129,7 +129,7 @@ impl ByteLevel {
         Some(Self { added: Some(Regex::new(&added.join("|")).ok()?) })
     }
 
-    /// Whether a text spells a token that the file adds; such a text goes the long way.
+    /// Whether a text contains an added token; such a text is encoded by the library.
     pub fn has_added_token(&self, text: &str) -> bool {
         self.added.as_ref().is_some_and(|added| added.is_match(text))
     }
@@ -157,24 +157,24 @@ impl ByteLevel {
     }
 }
 
-/// Where a text can be cut so that its parts have the ids of the whole.
+/// Where a text can be split such that its parts have the ids of the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// Between any two characters.
     Anywhere,
-    /// Between a character that is not white space and a line end: GPT-2's words never hold both in this order.
+    /// Between a character that is not white space and a line end: GPT-2's words never contain both in this order.
     BeforeLineEnd,
     /// Between a line end and a character that is not white space: see [`LINE_END_LAST`].
     AfterLineEnd,
-    /// Before white space: the words between it are encoded one by one, and it is not encoded.
+    /// Before white space: the words in between are encoded separately, and white space is not encoded.
     AtSpace,
 }
 
 impl Cut {
-    /// What a `tokenizer.json` allows, as far as is known.
+    /// The splits that a `tokenizer.json` allows, as far as known.
     pub fn of(json: &Value) -> Option<Self> {
         let no_normalizer = json.get("normalizer").is_none_or(Value::is_null);
-        // A token that takes in the white space around it, or line ends, could lie across the cut.
+        // A token that includes the white space around it, or line ends, could cross the split.
         let is = |value: &Value, key: &str| value.get(key).and_then(Value::as_bool) == Some(true);
         let content =
             |token: &Value| token.get("content").and_then(Value::as_str).unwrap_or("\n").to_string();
@@ -206,7 +206,7 @@ impl Cut {
         (known && LINE_END_LAST.contains(&pattern)).then_some(Self::AfterLineEnd)
     }
 
-    /// Cuts a text at the first place allowed after every `size` bytes.
+    /// Splits a text at the first allowed position after every `size` bytes.
     pub fn parts(self, text: &str, size: usize) -> Vec<&str> {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -223,7 +223,8 @@ impl Cut {
         parts
     }
 
-    /// The last place where the text can be cut, looked for in what follows `from` bytes; none if there is none.
+    /// The last position where the text can be split, searched for after the first `from` bytes; `None` if there is
+    /// none.
     pub fn last_place(self, text: &str, from: usize) -> Option<usize> {
         let no_space = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
         let bytes = text.as_bytes();
@@ -241,7 +242,7 @@ impl Cut {
         }
     }
 
-    /// The first place at or after `from` bytes where the text can be cut.
+    /// The first position at or after `from` bytes where the text can be split.
     fn place(self, text: &str, from: usize) -> Option<usize> {
         let from = (from..text.len()).find(|&place| text.is_char_boundary(place))?;
         let before = |place: usize| text[..place].chars().next_back();
@@ -266,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// Texts that try every rule: letters, digits, signs and spaces of ASCII and beyond, contractions, runs.
+    /// Texts that exercise every rule: letters, digits, punctuation and spaces, ASCII and beyond, contractions, runs.
     fn texts() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             "[a-zA-Z]{1,6}",
@@ -287,7 +288,7 @@ mod tests {
         serde_json::from_value(json.clone()).unwrap()
     }
 
-    /// What no token crosses, as the library finds it.
+    /// The words that no token crosses, as split by the library.
     fn splits(pre_tokenizer: &PreTokenizerWrapper, text: &str) -> Vec<String> {
         let mut string = PreTokenizedString::from(text);
         pre_tokenizer.pre_tokenize(&mut string).unwrap();

@@ -1,19 +1,19 @@
-//! Ids of a text that comes in pieces: those of the whole text, as early as they are certain.
+//! Ids of a text that arrives in pieces: the same as those of the whole text, as soon as they are certain.
 
 use super::{Encoder, Tokenizer};
 use crate::error::{Error, Result};
 
-/// Encodes a text that comes in pieces of any bytes. Text behind the last place where the tokenizer allows a cut is held
-/// back; where it allows none at all, that is the whole text.
+/// Encodes a text that arrives in pieces of arbitrary bytes. Text after the last position where the tokenizer allows a
+/// split is held back; if it allows none, that is the whole text.
 pub struct Pieces<'t> {
     tokenizer: &'t Tokenizer,
     encoder: Encoder<'t>,
-    /// Text whose ids are not known yet, and in which there is no place for a cut before `searched`.
+    /// Text whose ids are not known yet; it cannot be split before `searched`.
     held: String,
     searched: usize,
-    /// The first bytes of a character, at most three.
+    /// The first bytes of an incomplete character, at most three.
     half: Vec<u8>,
-    /// Bytes that came before `half`.
+    /// Number of bytes before `half`.
     bytes: usize,
 }
 
@@ -23,13 +23,13 @@ impl<'t> Pieces<'t> {
         Self { tokenizer, encoder, held, searched: 0, half, bytes: 0 }
     }
 
-    /// Takes the next piece and appends the ids that are certain. Bytes that are not UTF-8 are refused with their
-    /// place.
+    /// Takes the next piece and appends the ids that are certain. Bytes that are not UTF-8 are rejected with their
+    /// position.
     pub fn push(&mut self, piece: &[u8], ids: &mut Vec<u32>) -> Result<()> {
         self.take(piece)?;
         let cut = self.tokenizer.cut().and_then(|cut| cut.last_place(&self.held, self.searched));
         let Some(cut) = cut else {
-            // Whether the last line end is a place depends on what follows.
+            // Whether the text can be split at the last line end depends on what follows.
             self.searched = self.held.len().saturating_sub(1);
             return Ok(());
         };
@@ -47,7 +47,7 @@ impl<'t> Pieces<'t> {
         self.encoder.encode(&self.held, ids)
     }
 
-    /// Moves whole characters to what is held back.
+    /// Moves complete characters to the text that is held back.
     fn take(&mut self, mut piece: &[u8]) -> Result<()> {
         while !self.half.is_empty() && !piece.is_empty() {
             self.half.push(piece[0]);
@@ -66,7 +66,7 @@ impl<'t> Pieces<'t> {
             Ok(whole) => (whole, &[][..], false),
             Err(error) => {
                 let (whole, half) = piece.split_at(error.valid_up_to());
-                // These bytes were found to be whole characters.
+                // These bytes are known to be complete characters.
                 (std::str::from_utf8(whole).unwrap_or_default(), half, error.error_len().is_some())
             }
         };
@@ -96,7 +96,7 @@ mod tests {
     use crate::tokenizer::byte_level::LINE_END_LAST;
     use crate::tokenizer::byte_level_json;
 
-    /// Tokenizers that allow cuts anywhere, before and after line ends, at white space, and nowhere.
+    /// Tokenizers that allow splits anywhere, before and after line ends, at white space, and nowhere.
     fn tokenizers() -> Vec<Tokenizer> {
         let tokens: Vec<Vec<u8>> = [&b"ab"[..], b" a", b"\n\n", b"ab\n", b"\na"].map(<[u8]>::to_vec).into();
         let merges: [(&[u8], &[u8]); 5] =
@@ -109,7 +109,7 @@ mod tests {
             {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
         ]});
         let load = |json: String| Tokenizer::from_json(json.into_bytes(), "test").unwrap();
-        // Words that are not in the list become an id of their own.
+        // Words that are not in the list become a special id.
         let words = json!({
             "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
             "model": {"type": "WordLevel", "vocab": {"?": 0, "ab": 1, "a": 2}, "unk_token": "?"},
@@ -123,7 +123,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
-        /// The ids of the whole text, wherever the pieces are cut, also within characters.
+        /// The ids equal those of the whole text wherever the pieces are cut, even within characters.
         #[test]
         fn pieces_have_the_ids_of_the_whole(
             words in prop::collection::vec("[ab]{1,3}|[ \n]{1,3}|é|🦀|<\\|endoftext\\|>|\r\n", 0..30),

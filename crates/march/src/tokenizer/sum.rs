@@ -1,5 +1,5 @@
-//! The checksum beside a `tokenizer.json`: `tokenizer.json.sha256`, as `sha256sum` writes and checks it. Inside of the
-//! file there is no place for one: other tools refuse keys that they do not know.
+//! The checksum next to a `tokenizer.json`: `tokenizer.json.sha256`, in the format of `sha256sum`. It cannot be inside
+//! the file, because other tools reject unknown keys.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -8,21 +8,21 @@ use super::sha256;
 use crate::disk;
 use crate::error::{Error, Result};
 
-/// Where the sum of a file is.
+/// The path of a file's checksum.
 pub(super) fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".sha256");
     name.into()
 }
 
-/// Writes the sum of a file with such contents.
+/// Writes the checksum of a file with these contents.
 pub(super) fn write(path: &Path, contents: &[u8]) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     disk::replace(&beside(path), format!("{}  {name}\n", sha256(contents)).as_bytes())
 }
 
-/// Compares a file's contents with the sum beside it, if there is one. The name in it does not count: both files may
-/// have been renamed.
+/// Verifies a file's contents against the checksum next to it, if there is one. The file name in it is ignored, because
+/// both files may have been renamed.
 pub(super) fn compare(path: &Path, contents: &[u8]) -> Result<()> {
     let beside = beside(path);
     let text = match std::fs::read(&beside) {

@@ -1,34 +1,34 @@
-//! `[train]`: how a model learns.
+//! `[train]`: how a model is trained.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Contradiction, within};
 use crate::data::LONGEST_SEQUENCE;
 
-/// Beyond these, values are mistakes: no machine has the memory or the time.
+/// Larger values are mistakes: no machine has the memory or the time.
 const MOST_TOKENS: u64 = 1 << 32;
 const MOST_SEQUENCES: u64 = 1 << 24;
 const MOST_STEPS: u64 = 1 << 40;
 
-/// How the learning rate goes on after the warmup.
+/// The learning rate after the warmup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
-    /// Warmup, stable, decay: it stays, and falls along a line in the last steps.
+    /// Warmup, stable, decay: constant, then a linear decay in the last steps.
     #[default]
     Wsd,
-    /// It falls along half a cosine.
+    /// Decays along half a cosine.
     Cosine,
-    /// It stays.
+    /// Stays constant.
     Constant,
 }
 
-/// Whether only the inputs of each block are kept for the backward pass and the rest is computed again: less memory for
-/// about a third more work, and the same results, bit for bit.
+/// Whether to keep only the inputs of each block for the backward pass and recompute the rest: less memory for about a
+/// third more work, with bit-identical results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Where a step would otherwise take most of the available memory.
+    /// Only if a step would otherwise take most of the available memory.
     #[default]
     Auto,
     /// Always.
@@ -38,10 +38,10 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// What `auto` becomes for a step that needs `needed` bytes without recomputation. A machine that does not say how
-    /// much memory is available is taken to have enough.
+    /// Resolves `auto` for a step that needs `needed` bytes without recomputation. If the available memory is unknown,
+    /// it is assumed to be enough.
     pub fn resolve(self, needed: usize, available: Option<usize>) -> bool {
-        /// The share of the available memory that a step may take: the rest is for what the estimate leaves out.
+        /// The fraction of the available memory that a step may take; the rest is for what the estimate leaves out.
         const SHARE: f64 = 0.7;
         match self {
             Self::Auto => available.is_some_and(|available| needed as f64 > SHARE * available as f64),
@@ -51,25 +51,25 @@ impl Recompute {
     }
 }
 
-/// `[train]`: how a model learns.
+/// `[train]`: how a model is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainConfig {
-    /// Updates of the weights.
+    /// Number of weight updates.
     pub steps: u64,
-    /// Tokens that one update learns from: a multiple of `sequence_length`.
+    /// Tokens per update: a multiple of `sequence_length`.
     pub tokens_per_step: usize,
-    /// Sequences that are computed at once; gradients of several such calls add up to one update.
+    /// Sequences computed at a time; the gradients of several such calls are accumulated for one update.
     pub micro_batch: usize,
-    /// The highest learning rate.
+    /// The peak learning rate.
     pub learning_rate: f64,
-    /// How the rate goes on after the warmup: `wsd`, `cosine` or `constant`.
+    /// The schedule of the rate after the warmup: `wsd`, `cosine` or `constant`.
     pub schedule: Schedule,
-    /// Share of the steps in which the rate rises.
+    /// Fraction of the steps in which the rate rises.
     pub warmup: f64,
-    /// Share of the steps in which it falls, with `wsd`.
+    /// Fraction of the steps in which the rate falls, with `wsd`.
     pub decay: f64,
-    /// Where it ends, as a share of the highest.
+    /// The final rate, as a fraction of the peak.
     pub final_rate: f64,
     /// β₁ and β₂ of AdamW.
     pub betas: [f64; 2],
@@ -77,23 +77,23 @@ pub struct TrainConfig {
     pub eps: f64,
     /// Weight decay of tensors with two or more dimensions.
     pub weight_decay: f64,
-    /// Limit of the gradient's global norm.
+    /// Maximum global norm of the gradient; larger gradients are clipped.
     pub clip_norm: f64,
-    /// Of first weights, order of sequences, and samples.
+    /// Seed of the initial weights, the order of sequences, and samples.
     pub seed: u64,
-    /// Steps from one validation to the next; 0 only at the end.
+    /// Steps between validations; 0 validates only at the end.
     pub validate_every: u64,
-    /// Sequences to validate on, at most.
+    /// Maximum number of sequences to validate on.
     pub validation_sequences: usize,
-    /// Steps from one set of samples to the next; 0 only at the end.
+    /// Steps between samples; 0 samples only at the end.
     pub sample_every: u64,
-    /// Tokens of a sample.
+    /// Number of tokens in a sample.
     pub sample_tokens: usize,
-    /// What samples begin with; none for no samples.
+    /// Prompts of the samples; empty for no samples.
     pub prompts: Vec<String>,
-    /// Steps from one checkpoint to the next; 0 only at the end.
+    /// Steps between checkpoints; 0 saves only at the end.
     pub save_every: u64,
-    /// Checkpoints that are kept.
+    /// Number of checkpoints to keep.
     pub keep: usize,
     /// Recompute the activations of blocks in the backward pass: `auto` (if memory is short), `on` or `off`.
     pub recompute: Recompute,
@@ -128,7 +128,7 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    /// Refuses what cannot be.
+    /// Rejects invalid values.
     pub fn check(&self, sequence_length: usize) -> std::result::Result<(), Contradiction> {
         for (key, value, range) in [
             ("steps", self.steps, 1..=MOST_STEPS),

@@ -1,4 +1,4 @@
-//! How much memory a step will take, and how much work it is.
+//! Estimates of the memory and the work of a training step.
 
 use march_engine::{Cpu, Engine, Tape};
 
@@ -6,7 +6,7 @@ use super::Trainer;
 use crate::error::Result;
 use crate::model::{Batch, Model, ModelConfig, Settings};
 
-/// Bytes of memory that the machine has, and that are free for a program; none where it does not say.
+/// The machine's memory and the memory available to a program, in bytes; `None` if unknown.
 pub fn machine_memory() -> Option<[usize; 2]> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let field = |name: &str| {
@@ -16,20 +16,20 @@ pub fn machine_memory() -> Option<[usize; 2]> {
     Some([field("MemTotal:")?, field("MemAvailable:")?])
 }
 
-/// Bytes that a step takes, estimated before the first one.
+/// The memory that a step takes in bytes, estimated before the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepMemory {
-    /// Weights, gradients and both moments; with several processes also what is sent and received.
+    /// Weights, gradients and both moments; with several processes also the send and receive buffers.
     pub parameters: usize,
-    /// What the backward pass needs of one call's tokens.
+    /// What the backward pass needs for the tokens of one call.
     pub activations: usize,
-    /// What it needs of them with activation recomputation.
+    /// What the backward pass needs for these tokens with activation recomputation.
     pub recomputed: usize,
 }
 
 impl StepMemory {
-    /// Runs the model forward on a short text, with few of its layers, and scales what it keeps to all layers of one
-    /// process that computes one sequence at a time.
+    /// Runs the model forward on a short text with a few of its layers, and scales what it keeps to all layers of a
+    /// single process that computes one sequence at a time.
     #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
     pub fn measure(
         engine: &Cpu,
@@ -37,7 +37,7 @@ impl StepMemory {
         settings: &Settings,
         sequence_length: usize,
     ) -> Result<Self> {
-        // Long enough for some anchors.
+        // Long enough for several anchors.
         let short = sequence_length.min(512.max(4 * settings.policy.interval.unwrap_or(0)));
         let layers = config.num_hidden_layers;
         let kept = |layers: usize, recompute: bool| -> Result<usize> {
@@ -52,7 +52,7 @@ impl StepMemory {
             let _hidden = model.forward(&tape, &weights, Batch::one(&vec![0; short]), &settings, None)?;
             Ok(engine.live_bytes().saturating_sub(before))
         };
-        // The first and the last layer are not like those between.
+        // The first and the last layer differ from those in between.
         let all = |recompute: bool| -> Result<usize> {
             let bytes = if layers <= 3 {
                 kept(layers, recompute)?
@@ -71,7 +71,7 @@ impl StepMemory {
         })
     }
 
-    /// What a step takes with `rows` sequences at a time, in each of `processes` processes.
+    /// The memory of a step with `rows` sequences at a time, in each of `processes` processes.
     pub fn of(self, rows: usize, processes: usize) -> Self {
         let Self { parameters, activations, recomputed } = self;
         Self {
@@ -85,17 +85,17 @@ impl StepMemory {
 /// How a trainer uses the machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// What a step of this process takes.
+    /// The memory that a step of this process takes.
     pub step: StepMemory,
-    /// Bytes that were free for a program; none where the machine does not say.
+    /// Bytes available to a program; `None` if unknown.
     pub available: Option<usize>,
     /// Whether blocks are recomputed in the backward pass.
     pub recompute: bool,
 }
 
 impl Trainer<'_, Cpu> {
-    /// Estimates the memory of a step, and turns recomputation on or off as `recompute` of `[train]` says: this is where
-    /// `auto` is decided, and it is off until then. To be called before the first step.
+    /// Estimates the memory of a step, and turns recomputation on or off according to `recompute` in `[train]`. This is
+    /// where `auto` is resolved; until then recomputation is off. Call it before the first step.
     #[inline] // as for `StepMemory::measure`
     pub fn plan_memory(&mut self) -> Result<MemoryPlan> {
         let sequence_length = self.config.tokens_per_step / self.rows;

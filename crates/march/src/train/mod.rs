@@ -1,7 +1,7 @@
-//! Learning: batches in, updated weights out.
+//! Training: batches in, updated weights out.
 //!
-//! [`Trainer`] makes one step at a time and can be written to a checkpoint folder and read again such that going on
-//! equals never having stopped, bit for bit. The module `run` has the loop around it.
+//! [`Trainer`] makes one step at a time. It can be saved to a checkpoint folder and restored such that resuming is
+//! bit-identical to never having stopped. The training loop is in the module `run`.
 
 mod config;
 mod estimate;
@@ -25,31 +25,31 @@ pub use estimate::{MemoryPlan, StepMemory, machine_memory};
 pub use optimizer::Optimizer;
 pub use state::Progress;
 
-/// What one step did.
+/// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// The mean loss of the step's tokens, in nats, before the update.
     pub loss: f64,
-    /// The gradient's global norm, before the clip.
+    /// The gradient's global norm, before clipping.
     pub gradient_norm: f64,
     /// The learning rate.
     pub rate: f64,
-    /// Tokens learned from, by all processes.
+    /// Number of tokens trained on, in all processes.
     pub tokens: usize,
-    /// How far summing the processes' gradients was hidden behind the backward pass; none where there is one.
+    /// How far summing gradients overlapped with the backward pass; `None` for a single process.
     pub overlap: Option<Overlap>,
 }
 
-/// What held-back sequences say of a model.
+/// The result of a validation on held-out sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Validation {
-    /// The mean loss, in nats a target.
+    /// The mean loss, in nats per target.
     pub loss: f64,
-    /// How often the most probable token is the target, as a share.
+    /// The fraction of targets that are the most probable token.
     pub accuracy: f64,
 }
 
-/// A model that learns.
+/// A model in training.
 pub struct Trainer<'e, E: Engine> {
     engine: &'e E,
     model: Model<E>,
@@ -57,15 +57,15 @@ pub struct Trainer<'e, E: Engine> {
     optimizer: Optimizer<E>,
     settings: Settings,
     config: TrainConfig,
-    /// Sequences of one step, of all processes.
+    /// Number of sequences per step, in all processes.
     rows: usize,
     ranks: RefCell<Box<dyn Ranks>>,
-    /// Steps made.
+    /// Number of completed steps.
     step: u64,
 }
 
 impl<'e, E: Engine> Trainer<'e, E> {
-    /// A trainer before its first step.
+    /// Creates a trainer before its first step.
     pub fn new(
         engine: &'e E,
         model: Model<E>,
@@ -89,7 +89,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         })
     }
 
-    /// Learns together with other processes. Each must have been made with the same arguments.
+    /// Trains together with other processes. Each must have been created with the same arguments.
     pub fn with_ranks(mut self, ranks: Box<dyn Ranks>) -> Result<Self> {
         if ranks.count() > self.rows {
             return Err(Error::Request(format!(
@@ -102,18 +102,18 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Ok(self)
     }
 
-    /// This process's number, from 0, and how many there are.
+    /// This process's number, from 0, and the number of processes.
     pub fn rank(&self) -> (usize, usize) {
         let ranks = self.ranks.borrow();
         (ranks.rank(), ranks.count())
     }
 
-    /// Sequences that this process computes at once.
+    /// The number of sequences that this process computes at a time.
     pub fn rows_at_once(&self) -> usize {
         self.ranks.borrow().share(self.rows).len().min(self.config.micro_batch)
     }
 
-    /// Sums over all processes, number by number.
+    /// Sums elementwise over all processes.
     pub fn sum(&self, values: &mut [f64]) -> Result<()> {
         self.ranks.borrow_mut().sum(values)
     }
@@ -123,31 +123,31 @@ impl<'e, E: Engine> Trainer<'e, E> {
         &self.model
     }
 
-    /// Its numbers.
+    /// The model's parameters.
     pub fn parameters(&self) -> &Parameters<E> {
         &self.parameters
     }
 
-    /// Steps made.
+    /// Number of completed steps.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Anchors and recomputation.
+    /// The settings for anchors and recomputation.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Learns from the loader's next sequences. A loss or gradient that is not finite changes nothing and is an
-    /// error that says where it came from.
+    /// Trains on the loader's next sequences. A loss or gradient that is not finite changes nothing and is an error
+    /// that says where it occurred.
     pub fn advance(&mut self, loader: &mut Loader) -> Result<StepReport> {
         let never = AtomicBool::new(false);
         // Nothing stops it, so there is a report.
         Ok(self.advance_unless(loader, &never)?.unwrap_or_default())
     }
 
-    /// [`Trainer::advance`], given up between two micro-batches once `stop` is set: then nothing has changed and there
-    /// is no report. Several processes do not look, because each would have to stop at the same place.
+    /// Like [`Trainer::advance`], but stops between two micro-batches once `stop` is set; then nothing has changed and
+    /// there is no report. With several processes `stop` is ignored, because all would have to stop at the same point.
     pub fn advance_unless(&mut self, loader: &mut Loader, stop: &AtomicBool) -> Result<Option<StepReport>> {
         let tokens = self.rows * loader.source().sequence_length();
         let counted = self.rows * loader.source().targets();
@@ -199,8 +199,8 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Ok(Some(StepReport { loss, gradient_norm: squared.sqrt(), rate, tokens, overlap }))
     }
 
-    /// Adds the gradients of some of the step's sequences; gives their part of the loss. `ready` is called with each
-    /// parameter's number once nothing more is added to its gradient by these sequences.
+    /// Adds the gradients of some of the step's sequences and returns their part of the loss. `ready` is called with
+    /// each parameter's index once these sequences add nothing more to its gradient.
     fn micro_step(
         &self,
         batch: Batch<'_>,
@@ -228,7 +228,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         }
     }
 
-    /// The step's last [`Trainer::micro_step`] with other processes: gradients are summed as they become final.
+    /// The step's last [`Trainer::micro_step`] with several processes: gradients are summed as they become final.
     fn summed_micro_step(
         &self,
         batch: Batch<'_>,
@@ -257,7 +257,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Ok((loss, overlap))
     }
 
-    /// The loss of all processes; refuses to go on where they do not have the same gradient, bit for bit.
+    /// The loss over all processes; fails if their gradients are not bit-identical.
     fn agree(&self, loss: f64, squared: f64, count: f64) -> Result<f64> {
         let bits = squared.to_bits();
         let halves = [(bits >> 32) as f64, (bits & u64::from(u32::MAX)) as f64];
@@ -274,7 +274,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Ok(values[0])
     }
 
-    /// What to say of a loss or gradient that is not finite.
+    /// The error for a loss or gradient that is not finite.
     fn diverged(&self, loss: f64, gradients: &[Option<E::Tensor>]) -> Error {
         let norm = |tensor: &E::Tensor| self.engine.squared_norm(&[tensor]).map_or(f64::NAN, f64::sqrt);
         let mut text = format!(
@@ -306,7 +306,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Error::Diverged(text)
     }
 
-    /// The mean loss of the source's first sequences, and how often the most probable token is the target.
+    /// The mean loss of the source's first sequences, and the fraction of targets that are the most probable token.
     pub fn validate(&self, loader: &Loader, sequences: usize) -> Result<Validation> {
         let never = AtomicBool::new(false);
         // Nothing stops it, so there is a result.
@@ -314,7 +314,8 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Ok(self.validate_unless(loader, sequences, &never)?.unwrap_or(nothing))
     }
 
-    /// [`Trainer::validate`], given up between two micro-batches once `stop` is set. Several processes do not look.
+    /// Like [`Trainer::validate`], but stops between two micro-batches once `stop` is set. With several processes
+    /// `stop` is ignored.
     pub fn validate_unless(
         &self,
         loader: &Loader,

@@ -1,4 +1,4 @@
-//! AdamW on all parameters: moments, clip, and which tensors decay.
+//! AdamW on all parameters: moments, gradient clipping, and the choice of tensors that decay.
 
 use march_engine::Engine;
 use march_engine::ops::adamw::{AdamW, Step, clip_factor};
@@ -14,15 +14,15 @@ pub struct Optimizer<E: Engine> {
 }
 
 impl<E: Engine> Optimizer<E> {
-    /// Moments of zero.
+    /// Creates moments of zero.
     pub fn new(engine: &E, layout: &[ParameterSpec]) -> Result<Self> {
         let zeros =
             || layout.iter().map(|spec| Ok(engine.full(&spec.shape, 0.0)?)).collect::<Result<Vec<_>>>();
         Ok(Self { first: zeros()?, second: zeros()? })
     }
 
-    /// One update of all parameters with the learning rate, the gradient's squared norm and the step's number from 1.
-    /// A parameter that no gradient reached is updated with zero.
+    /// Updates all parameters, given the learning rate, the gradient's squared norm and the step's number from 1. A
+    /// parameter that no gradient reached is updated with a zero gradient.
     pub(super) fn update(
         &mut self,
         engine: &E,

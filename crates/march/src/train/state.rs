@@ -1,8 +1,9 @@
-//! A trainer on disk: all that going on needs, in one checkpoint folder.
+//! A trainer on disk: everything needed to resume, in one checkpoint folder.
 //!
-//! Besides the model's own files: `optimizer.safetensors` with both moments of every parameter (`first.<name>`,
-//! `second.<name>`) and `progress.json`. Nothing in them depends on the clock or the machine. The checkpoint of step 0,
-//! which holds the first weights of a run that starts from other ones, has no moments: they are zero.
+//! Besides the model's own files there are `optimizer.safetensors`, with both moments of every parameter
+//! (`first.<name>`, `second.<name>`), and `progress.json`. Nothing in them depends on the clock or the machine. The
+//! checkpoint of step 0, which holds the initial weights of a run that starts from another checkpoint, has no moments:
+//! they are zero.
 
 use std::fs;
 use std::path::Path;
@@ -21,27 +22,27 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Raised when a file's meaning changes.
 const FORMAT: u32 = 1;
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     format: u32,
-    /// Steps made.
+    /// Number of completed steps.
     pub step: u64,
-    /// Sequences taken from the loader.
+    /// Number of sequences taken from the loader.
     pub cursor: u64,
-    /// Tokens learned from.
+    /// Number of tokens trained on.
     pub tokens: u64,
     /// The lowest validation loss so far and its step.
     pub best: Option<(u64, f64)>,
-    /// Lines of the run's metrics; none in checkpoints of earlier versions.
+    /// Number of lines in the run's metrics; `None` in checkpoints of earlier versions.
     #[serde(default)]
     pub metric_lines: Option<u64>,
-    /// Whether the run was interrupted while it validated or sampled at this step: both are still to be done.
+    /// Whether the run was interrupted while validating or sampling at this step, so that both are still due.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pending: bool,
 }
 
-/// Both moments of every parameter.
+/// The layout of both moments of every parameter.
 fn moments(layout: &[ParameterSpec]) -> Vec<ParameterSpec> {
     let of = |moment: &str| {
         let moment = moment.to_string();
@@ -53,7 +54,7 @@ fn moments(layout: &[ParameterSpec]) -> Vec<ParameterSpec> {
 }
 
 impl<E: Engine> Trainer<'_, E> {
-    /// Writes a new checkpoint folder. `progress.step` is set to the trainer's.
+    /// Writes a new checkpoint folder. `progress.step` is replaced by the trainer's step.
     pub fn save(&self, folder: &Path, progress: &Progress, tokenizer: Option<&[u8]>) -> Result<()> {
         let layout = self.model.layout();
         let moments = moments(layout);
@@ -76,8 +77,8 @@ impl<E: Engine> Trainer<'_, E> {
         new.finish()
     }
 
-    /// Takes weights, moments and step from a checkpoint folder that [`Trainer::save`] wrote, of the given step if
-    /// there is one. Nothing is taken from a folder that is incomplete, damaged or of another model.
+    /// Restores weights, moments and step from a checkpoint folder that [`Trainer::save`] wrote; with `step`, it must
+    /// be that step. Nothing is changed if the folder is incomplete, damaged or of another model.
     pub fn restore(&mut self, folder: &Path, step: Option<u64>) -> Result<Progress> {
         let checkpoint = Checkpoint::open_for_training(folder)?;
         let path = folder.join(PROGRESS_FILE);
@@ -92,7 +93,7 @@ impl<E: Engine> Trainer<'_, E> {
             let message = format!("says step {}, but the folder is that of step {step}", progress.step);
             return Err(Error::damaged(&path, message));
         }
-        // The policy may differ: checkpoints did not always name it, and a run keeps it in its configuration.
+        // The policy may differ: older checkpoints do not record it, and a run keeps it in its configuration.
         let (found, own) = (checkpoint.config(), self.model.config());
         if (ModelConfig { memory: own.memory, ..found.clone() }) != *own {
             let message = "is a checkpoint of another model than the run's config.toml describes";

@@ -1,10 +1,10 @@
-//! Files of text to a folder of token shards: documents are read in order, encoded on all threads, and written in
-//! order, so the bytes do not depend on the number of threads.
+//! Converts text files to a folder of token shards: documents are read in order, encoded on all threads, and written in
+//! order, so the result does not depend on the number of threads.
 //!
-//! `progress.json` says up to which document the shards are written; it is replaced every few seconds and when a
-//! shard is full. Whatever ends the process, the same command goes on from there, and what it writes is what it
-//! would have written without the interruption. It also has the checksums of what is in the shards, so that damage is
-//! noticed before they are gone on with. `meta.json` comes last and makes the folder a whole.
+//! `progress.json` records up to which document the shards are written; it is replaced every few seconds and whenever a
+//! shard is full. If the process ends for any reason, the same command resumes from there and writes exactly what an
+//! uninterrupted run would have written. The file also has the checksums of the shards, so that damage is detected
+//! before they are extended. `meta.json` is written last and marks the folder as complete.
 
 mod pipeline;
 mod progress;
@@ -27,11 +27,11 @@ use crate::disk;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// Keeps a second process out of the folder.
+/// Prevents a second process from using the folder.
 const LOCK_FILE: &str = "prepare.lock";
 
-/// How often `progress.json` is replaced: often enough that little work is lost, seldom enough that waiting for the
-/// disk costs nothing.
+/// The interval between updates of `progress.json`: short enough that little work is lost, long enough that waiting for
+/// the disk costs nothing.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// Settings of [`prepare`].
@@ -39,13 +39,13 @@ const PAUSE: Duration = Duration::from_secs(2);
 pub struct Options {
     /// The key of JSON lines, or the column of tables, that holds the text.
     pub text_column: String,
-    /// Leave out broken lines, and files without documents, instead of stopping at them.
+    /// Skip invalid lines, and files without documents, instead of stopping at them.
     pub skip_bad: bool,
-    /// Tokens of a shard; the last one may have fewer.
+    /// Tokens per shard; the last one may have fewer.
     pub shard_tokens: u64,
-    /// Threads that encode; 0 takes all of the machine's.
+    /// Number of encoding threads; 0 uses all cores.
     pub threads: usize,
-    /// Begin anew where a folder of tokens is already.
+    /// Start over if the folder already holds tokens.
     pub force: bool,
 }
 
@@ -61,29 +61,29 @@ impl Default for Options {
     }
 }
 
-/// How far [`prepare`] has come.
+/// The progress of [`prepare`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Documents written.
     pub documents: u64,
-    /// Broken lines and rows left out.
+    /// Invalid lines and rows skipped.
     pub skipped: u64,
     /// Tokens written.
     pub tokens: u64,
-    /// Tokens that were there when an interrupted run was taken up again.
+    /// Tokens that were already there when an interrupted run was resumed.
     pub resumed_tokens: u64,
-    /// About how many bytes of the sources are done.
+    /// Approximate number of source bytes done.
     pub bytes: u64,
-    /// Bytes of all sources.
+    /// Total bytes of all sources.
     pub total_bytes: u64,
 }
 
 /// How [`prepare`] ended.
 #[derive(Clone, Debug)]
 pub enum Prepared {
-    /// The folder is finished.
+    /// The folder is complete.
     Finished(Meta, Status),
-    /// It was asked to stop; the same call goes on.
+    /// It was asked to stop; the same call resumes.
     Stopped(Status),
 }
 
@@ -114,7 +114,7 @@ pub fn prepare(
     run.run(progress, watch)
 }
 
-/// Looks at what is in the folder: goes on from its `progress.json`, or starts.
+/// Inspects the folder: resumes from its `progress.json`, or starts from the beginning.
 fn begin(output: &Path, command: Command, tokenizer: &Tokenizer, options: &Options) -> Result<Progress> {
     if options.force {
         clear(output)?;
@@ -145,12 +145,12 @@ fn begin(output: &Path, command: Command, tokenizer: &Tokenizer, options: &Optio
     Ok(progress)
 }
 
-/// Whether a file holds a tokenizer.
+/// Whether a file holds the given tokenizer.
 fn is(path: &Path, tokenizer: &Tokenizer) -> bool {
     Tokenizer::load(&path.to_string_lossy()).is_ok_and(|other| other.hash() == tokenizer.hash())
 }
 
-/// Removes what an earlier run wrote, and nothing else; `meta.json` first, so that no whole folder is left that is not.
+/// Removes only what an earlier run wrote; `meta.json` first, so that an incomplete folder is never marked complete.
 fn clear(output: &Path) -> Result<()> {
     disk::remove(&output.join(META_FILE))?;
     for name in shards_in(output)? {
@@ -172,7 +172,7 @@ fn shards_in(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What one call works with.
+/// The state of one call of [`prepare`].
 struct Run<'a> {
     tokenizer: &'a Tokenizer,
     files: &'a [PathBuf],

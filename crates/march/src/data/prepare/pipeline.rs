@@ -1,4 +1,4 @@
-//! One thread reads documents, some encode them, and the caller's thread takes the tokens in order.
+//! One thread reads documents, several encode them, and the caller's thread receives the tokens in order.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,33 +12,33 @@ use crate::data::text::{Documents, Record};
 use crate::error::{Error, Result};
 use crate::tokenizer::{Encoder, Tokenizer};
 
-/// Bytes of text that go to a thread at once; longer documents are cut into parts where the tokenizer allows it.
+/// Bytes of text per unit of work; longer documents are split where the tokenizer allows it.
 pub(super) const BATCH_BYTES: usize = 1 << 18;
 
-/// Batches on their way for each thread: enough that none waits, few enough to fit in memory.
+/// Batches in flight per thread: enough that none waits, few enough to fit in memory.
 const BATCHES_A_THREAD: usize = 4;
 
-/// Where a source is to be read on.
+/// The position at which to resume a source.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Lines or rows before it.
     pub records: u64,
-    /// Parts of the document there that are done.
+    /// Parts of the document there that are already done.
     pub parts: u64,
-    /// Documents and broken records before it.
+    /// Documents and invalid records before it.
     pub found: u64,
 }
 
-/// How far a source is in the shards once a batch and all before it are written.
+/// The progress of a source once a batch and all earlier ones are written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Step {
-    /// Lines or rows of the source that are done.
+    /// Number of lines or rows of the source that are done.
     pub records: u64,
-    /// Parts of the document after them that are done.
+    /// Number of parts of the document after them that are done.
     pub parts: u64,
-    /// Documents that ended since the last step.
+    /// Number of documents that ended since the last step.
     pub documents: u64,
-    /// Broken records since the last step.
+    /// Number of invalid records since the last step.
     pub skipped: u64,
     /// Whether the source has ended.
     pub finished: bool,
@@ -50,7 +50,7 @@ struct Part {
     ends_document: bool,
 }
 
-/// Texts of one source on their way to be encoded.
+/// Texts of one source, waiting to be encoded.
 struct Batch {
     number: u64,
     source: usize,
@@ -63,15 +63,15 @@ struct Batch {
 /// A batch as tokens.
 pub(super) struct Encoded {
     number: u64,
-    /// Which source it is of.
+    /// The index of the source.
     pub source: usize,
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// None if they are not all of the batch's.
+    /// The progress; `None` if the batch was not encoded completely.
     pub step: Option<Step>,
-    /// Bytes of all sources read so far.
+    /// Number of bytes read so far, over all sources.
     pub bytes: u64,
-    /// What ended the work after these tokens.
+    /// The error that ended the work after these tokens, if any.
     pub failed: Option<Error>,
 }
 
@@ -79,20 +79,20 @@ pub(super) struct Pipeline<'a> {
     pub tokenizer: &'a Tokenizer,
     pub files: &'a [PathBuf],
     pub options: &'a Options,
-    /// Where each file is to be read on; none for those that are done.
+    /// The position at which to resume each file; `None` for finished ones.
     pub places: Vec<Option<Place>>,
 }
 
 impl Pipeline<'_> {
-    /// Hands every batch to `take`, in order, until it breaks, fails, or all is done.
+    /// Passes every batch to `take`, in order, until it stops, fails, or everything is done.
     pub fn run(&self, mut take: impl FnMut(Encoded) -> Result<ControlFlow<()>>) -> Result<()> {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if self.options.threads == 0 { available() } else { self.options.threads };
         let (batch_sender, batches) = channel::<Batch>();
         let batches = Mutex::new(batches);
         let (sender, receiver) = channel::<Encoded>();
-        // The reader puts in a coin for each batch and waits while there is no room for one; a batch that is written
-        // gives it back.
+        // Limits the batches in flight: the reader sends a permit for each batch and blocks while the channel is full; a
+        // batch that is written frees one.
         let (coins, given_back) = sync_channel::<()>(threads * BATCHES_A_THREAD);
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -104,7 +104,7 @@ impl Pipeline<'_> {
             }
             drop(sender);
             let result = in_order(&receiver, &given_back, &mut take);
-            // Whoever still wants to hand something on now ends.
+            // Threads that still try to send something now end.
             drop(receiver);
             drop(given_back);
             result
@@ -112,7 +112,7 @@ impl Pipeline<'_> {
     }
 }
 
-/// Takes batches by their numbers.
+/// Passes on batches in the order of their numbers.
 fn in_order(
     receiver: &Receiver<Encoded>,
     given_back: &Receiver<()>,
@@ -140,7 +140,7 @@ fn work(tokenizer: &Tokenizer, batches: &Mutex<Receiver<Batch>>, sender: &Sender
         let received = batches.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
         let Ok(Batch { number, source, parts, step, bytes, failed }) = received else { return };
         let mut encoded = Encoded { number, source, tokens: Vec::new(), step: Some(step), bytes, failed };
-        // Tokenizer files are many and odd; one that brings the library down must not hang the others.
+        // Some tokenizer files make the library panic; that must not hang the other threads.
         let result = catch_unwind(AssertUnwindSafe(|| encode(tokenizer, &mut encoder, &parts)));
         match result.unwrap_or_else(|_| Err(Error::Request("the tokenizer failed on a document".into()))) {
             Ok(tokens) => encoded.tokens = tokens,
@@ -169,11 +169,11 @@ struct Reader<'p> {
     batches: Sender<Batch>,
     coins: SyncSender<()>,
     number: u64,
-    /// Of the sources before the current one.
+    /// Number of bytes of the sources before the current one.
     bytes: u64,
 }
 
-/// Nobody takes batches any more.
+/// The receiver of batches is gone.
 struct Ended;
 
 impl Reader<'_> {
@@ -192,7 +192,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads one file; breaks when it failed.
+    /// Reads one file; breaks if that failed.
     fn read(
         &mut self,
         path: &std::path::Path,
@@ -211,7 +211,7 @@ impl Reader<'_> {
         let (mut found, mut done) = (place.found, place.parts);
         loop {
             match documents.read() {
-                // An empty text is no document: nothing would stand between two ends.
+                // An empty text is not a document: there would be nothing between two ends of text.
                 Ok(Some(Record::Document(text))) if text.is_empty() => {}
                 Ok(Some(Record::Document(text))) => {
                     found += 1;
@@ -247,7 +247,7 @@ impl Reader<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Adds a document, in parts if it is long; `done` of them are in the shards already.
+    /// Adds a document, in parts if it is long; the first `done` parts are already in the shards.
     fn add(
         &mut self,
         batch: &mut Filling,
@@ -274,13 +274,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Hands on what was read before an error, and the error.
+    /// Sends what was read before an error, and the error.
     fn fail(&mut self, batch: &mut Filling, error: Error) -> std::result::Result<ControlFlow<()>, Ended> {
         self.send(batch, Some(error))?;
         Ok(ControlFlow::Break(()))
     }
 
-    /// Hands on a batch.
+    /// Sends a batch.
     fn send(&mut self, batch: &mut Filling, failed: Option<Error>) -> std::result::Result<(), Ended> {
         let (source, bytes) = (batch.source, self.bytes + batch.bytes);
         let sent = Batch {
@@ -302,11 +302,11 @@ impl Reader<'_> {
 struct Filling {
     source: usize,
     parts: Vec<Part>,
-    /// Bytes of its texts.
+    /// Total bytes of its texts.
     size: usize,
-    /// What has changed since the last step.
+    /// Changes since the last step.
     step: Step,
-    /// Bytes of the source read so far.
+    /// Number of bytes of the source read so far.
     bytes: u64,
 }
 

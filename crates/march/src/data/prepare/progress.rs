@@ -1,4 +1,4 @@
-//! `progress.json`: the command that a folder was begun with, and how far it came.
+//! `progress.json`: the command that started a folder, and its progress.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use crate::disk;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// What says how far an unfinished folder is.
+/// The file that records the progress of an unfinished folder.
 pub const PROGRESS_FILE: &str = "progress.json";
 
-/// Counts beyond this are damage.
+/// Larger counts indicate damage.
 const LARGEST: u64 = 1 << 60;
 
-/// What decides the bytes of the shards.
+/// Everything that determines the bytes of the shards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Command {
     pub tokenizer: String,
@@ -47,7 +47,7 @@ impl Command {
         }
     }
 
-    /// In what the command `now` would not go on with what this one began; none if it would.
+    /// Describes why the command `now` cannot resume what this one started; `None` if it can.
     fn difference(&self, now: &Self, skipped: u64) -> Option<String> {
         let changed = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
             Some(format!("was begun with {what} {then}, not {now}"))
@@ -62,7 +62,7 @@ impl Command {
         if self.shard_tokens != now.shard_tokens {
             return changed("--shard-tokens", &self.shard_tokens, &now.shard_tokens);
         }
-        // Where nothing was broken so far, the flag made no difference so far.
+        // If no record was invalid so far, the flag has made no difference yet.
         if self.skip_bad && !now.skip_bad && skipped > 0 {
             return Some(format!("was begun with --skip-bad and has left out {skipped} broken lines"));
         }
@@ -84,13 +84,13 @@ impl Command {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Progress {
     format_version: u32,
-    /// [`BATCH_BYTES`]: where long documents are cut.
+    /// [`BATCH_BYTES`]: where long documents are split.
     part_bytes: usize,
     pub command: Command,
     pub sources: Vec<SourceProgress>,
-    /// Of each shard, the checksums of its blocks; of the last block, of what it holds so far.
+    /// For each shard, the checksums of its blocks; for a partial last block, of its current contents.
     pub checksums: Vec<String>,
-    /// Sums over all sources.
+    /// Totals over all sources.
     #[serde(skip)]
     sum: Status,
 }
@@ -98,9 +98,9 @@ pub(super) struct Progress {
 /// How much of a source is in the shards.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct SourceProgress {
-    /// Lines or rows.
+    /// Number of lines or rows.
     pub records: u64,
-    /// Parts of the document after them.
+    /// Number of parts of the document after them.
     pub parts: u64,
     pub documents: u64,
     pub skipped: u64,
@@ -122,7 +122,7 @@ impl Progress {
         .summed()
     }
 
-    /// The same with its sums.
+    /// Returns this progress with its totals computed.
     fn summed(mut self) -> Self {
         let sum = |of: fn(&SourceProgress) -> u64| self.sources.iter().map(of).fold(0, u64::saturating_add);
         self.sum = Status {
@@ -135,7 +135,7 @@ impl Progress {
         self
     }
 
-    /// Reads what a folder has; none if it has not begun.
+    /// Reads the progress of a folder; `None` if none was started.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(PROGRESS_FILE);
         if !path.exists() {
@@ -160,7 +160,7 @@ impl Progress {
         Ok(Some(progress))
     }
 
-    /// The progress for a command that goes on with it. Refuses another command.
+    /// Returns the progress for a command that resumes it. Rejects a different command.
     pub fn taken_up(self, now: Command, folder: &Path) -> Result<Self> {
         if let Some(difference) = self.command.difference(&now, self.sum.skipped) {
             let message =
@@ -177,12 +177,12 @@ impl Progress {
         disk::replace(&path, disk::seal(&text).as_bytes())
     }
 
-    /// Tokens in the shards.
+    /// Number of tokens in the shards.
     pub fn tokens(&self) -> u64 {
         self.sum.tokens
     }
 
-    /// Documents in the shards.
+    /// Number of documents in the shards.
     pub fn documents(&self) -> u64 {
         self.sum.documents
     }
@@ -191,7 +191,7 @@ impl Progress {
         self.sources.iter().all(|source| source.finished)
     }
 
-    /// Where each source is to be read on; none for those that are done.
+    /// The position at which to resume each source; `None` for finished ones.
     pub fn places(&self) -> Vec<Option<Place>> {
         let place = |source: &SourceProgress| {
             (!source.finished).then_some(Place {
@@ -203,7 +203,7 @@ impl Progress {
         self.sources.iter().map(place).collect()
     }
 
-    /// Counts what a batch added.
+    /// Adds the counts of a batch.
     pub fn advance(&mut self, source: usize, step: &Step, tokens: u64) {
         if let Some(source) = self.sources.get_mut(source) {
             source.records = step.records;
@@ -218,7 +218,7 @@ impl Progress {
         }
     }
 
-    /// For people; `bytes` are of sources that this run read.
+    /// The status for display; `bytes` counts the sources read in this run.
     pub fn status(&self, bytes: u64, resumed_tokens: u64) -> Status {
         Status { bytes, resumed_tokens, ..self.sum }
     }

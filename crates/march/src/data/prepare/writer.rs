@@ -1,4 +1,4 @@
-//! Writes tokens into shards of equal length, and the checksums of their blocks.
+//! Writes tokens into shards of equal length, with the checksums of their blocks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -11,30 +11,30 @@ use crate::data::shards::{ShardMeta, TokenType};
 use crate::disk;
 use crate::error::{Error, Result};
 
-/// What to do about a folder that cannot be gone on with.
+/// Advice for a folder that cannot be resumed.
 const ADVICE: &str = "begin anew with --force";
 
 pub(super) struct Writer<'a> {
     folder: &'a Path,
     token_type: TokenType,
     shard_tokens: u64,
-    /// Tokens in all shards.
+    /// Number of tokens in all shards.
     tokens: u64,
-    /// The shard that is not full yet; none at a border.
+    /// The shard that is not full yet; `None` at a shard boundary.
     file: Option<(PathBuf, File)>,
     /// The bytes of its block that is not full yet.
     block: Vec<u8>,
-    /// How many of these are in the file.
+    /// How many of these bytes are in the file.
     written: usize,
-    /// Of each shard, the checksums of its blocks that have ended.
+    /// For each shard, the checksums of its finished blocks.
     checksums: Vec<String>,
-    /// Whether something could not be written: what is in the files then is not known.
+    /// Whether a write failed, so that the contents of the files are unknown.
     failed: bool,
 }
 
 impl<'a> Writer<'a> {
-    /// Goes on after `tokens` tokens that an earlier run wrote, which must have these checksums. What it wrote after
-    /// them is cut off.
+    /// Resumes after `tokens` tokens that an earlier run wrote, which must match these checksums. Anything written
+    /// after them is truncated.
     pub fn new(
         folder: &'a Path,
         token_type: TokenType,
@@ -80,7 +80,7 @@ impl<'a> Writer<'a> {
             file = Some((path, open));
         }
         match (&file, checksums.last_mut()) {
-            // The checksum of a block that goes on is made when it has ended.
+            // The checksum of an unfinished block is computed again when it is finished.
             (Some(_), Some(last)) if (block.len() as u64) < BLOCK => last.truncate(last.len() - DIGITS),
             _ => block.clear(),
         }
@@ -88,7 +88,7 @@ impl<'a> Writer<'a> {
         Ok(Self { folder, token_type, shard_tokens, tokens, file, block, written, checksums, failed: false })
     }
 
-    /// Appends tokens; whether a shard became full.
+    /// Appends tokens; returns whether a shard became full.
     pub fn push(&mut self, tokens: &[u32]) -> Result<bool> {
         self.failed = true;
         let full = self.push_parts(tokens)?;
@@ -110,7 +110,7 @@ impl<'a> Writer<'a> {
             let count = usize::try_from(shard.min(block)).map_or(tokens.len(), |room| room.min(tokens.len()));
             let (now, later) = tokens.split_at(count);
             match self.token_type {
-                // Ids fit: the type was chosen by the vocabulary.
+                // The ids fit: the type was chosen by the vocabulary.
                 TokenType::U16 => self.block.extend(now.iter().flat_map(|&id| (id as u16).to_le_bytes())),
                 TokenType::U32 => self.block.extend(now.iter().flat_map(|id| id.to_le_bytes())),
             }
@@ -129,7 +129,7 @@ impl<'a> Writer<'a> {
         Ok(full)
     }
 
-    /// Writes the rest of a block, and its checksum.
+    /// Writes the rest of a block, and adds its checksum.
     fn end_block(&mut self) -> Result<()> {
         self.write()?;
         if let Some(last) = self.checksums.last_mut()
@@ -159,7 +159,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Waits until all that was written is on the disk. Refuses once something could not be written.
+    /// Waits until everything written is on the disk. Fails if an earlier write failed.
     pub fn sync(&mut self) -> Result<()> {
         if self.failed {
             return Err(Error::file(self.folder, "could not be written"));
@@ -170,7 +170,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The checksums of all that was written: of each shard, of its blocks, the last one as far as it has come.
+    /// The checksums of everything written so far: for each shard, of its blocks, including the unfinished last one.
     pub fn checksums(&self) -> Vec<String> {
         let mut checksums = self.checksums.clone();
         if let Some(last) = checksums.last_mut()
@@ -181,7 +181,7 @@ impl<'a> Writer<'a> {
         checksums
     }
 
-    /// Ends the last shard; gives what there is.
+    /// Finishes the last shard; returns a description of all shards.
     pub fn finish(mut self) -> Result<Vec<ShardMeta>> {
         self.sync()?;
         disk::sync_folder(self.folder)?;

@@ -1,9 +1,9 @@
 //! Recall tasks: sequences that state facts and later ask for them.
 //!
-//! A task is one file and one entry of [`TASKS`]. It is written as its name and the sizes that differ from the
-//! defaults, `mqar:pairs=24:vocabulary=64`, and serves both as a source of training sequences ([`RecallSource`]) and
-//! as questions for `march eval`. Example i of a seed is always the same; those to learn from and those to be asked
-//! are drawn apart.
+//! A task is one file and one entry of [`TASKS`]. Its text form is its name and the sizes that differ from the
+//! defaults, `mqar:pairs=24:vocabulary=64`. It serves both as a source of training sequences ([`RecallSource`]) and as
+//! questions for `march eval`. Example i of a seed is always the same; training examples and questions are drawn from
+//! separate streams.
 
 mod mqar;
 mod needle;
@@ -22,13 +22,13 @@ use super::loader::fingerprint;
 use crate::config::choice;
 use crate::error::{Error, Result};
 
-/// The seed of the questions that all models are asked.
+/// The seed of the questions, which is the same for all models.
 pub const QUESTION_SEED: u64 = 0;
 
 /// One question of an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// The position of the token after which the answer is due.
+    /// The position of the token after which the answer is expected.
     pub position: usize,
     /// The answer, a token id.
     pub answer: u32,
@@ -37,13 +37,13 @@ pub struct Question {
 }
 
 impl Question {
-    /// Tokens from the fact to the question.
+    /// Number of tokens from the fact to the question.
     pub fn age(&self) -> usize {
         self.position - self.fact
     }
 }
 
-/// A sequence and its questions, by position.
+/// A sequence and its questions, ordered by position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
     /// Token ids.
@@ -54,36 +54,36 @@ pub struct Example {
 
 /// A task of given sizes.
 pub trait Recall: Send + Sync {
-    /// T, tokens of a sequence.
+    /// T, the number of tokens per sequence.
     fn length(&self) -> usize;
 
-    /// Questions of a sequence; in one to learn from there may be fewer.
+    /// Questions per sequence; a training sequence may have fewer.
     fn questions(&self) -> usize;
 
-    /// How many answers are possible: guessing is right once in so many.
+    /// The number of possible answers; guessing is right once in that many.
     fn answers(&self) -> usize;
 
-    /// The tokens' names by id, without white space.
+    /// The names of the tokens by id, without white space.
     fn vocabulary(&self) -> Vec<String>;
 
     /// Draws a sequence.
     fn example(&self, random: &mut Random) -> Example;
 
-    /// Draws a sequence to learn from, which may be easier than those that are asked.
+    /// Draws a training sequence, which may be easier than those that are asked.
     fn lesson(&self, random: &mut Random) -> Example {
         self.example(random)
     }
 }
 
-/// What is known of a task before its sizes are.
+/// A kind of task, independent of its sizes.
 pub struct Kind {
     /// Its name.
     pub name: &'static str,
-    /// What it asks for, in one line.
+    /// A one-line description of what it asks for.
     pub about: &'static str,
     /// Its sizes with their defaults.
     pub sizes: &'static [Size],
-    /// The task of given sizes; its sequences are as long as is asked for, or as short as they can be.
+    /// Builds the task with the given sizes; sequences have the requested length, or the shortest possible one.
     build: fn(&Sizes, Option<usize>) -> Result<Box<dyn Recall>>,
 }
 
@@ -98,7 +98,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Reads `name:size=number:…`; sequences are as long as is asked for, or as short as they can be.
+    /// Parses `name:size=number:…`; sequences have the requested length, or the shortest possible one.
     pub fn open(text: &str, length: Option<usize>) -> Result<Self> {
         let name = text.split(':').next().unwrap_or_default();
         let Some(kind) = TASKS.iter().find(|kind| kind.name == name) else {
@@ -110,12 +110,12 @@ impl Task {
         Ok(Self { sizes, recall: recall.into() })
     }
 
-    /// The task and all of its sizes, as they are written.
+    /// The task and all of its sizes in text form.
     pub fn text(&self) -> String {
         self.sizes.to_string()
     }
 
-    /// What it asks for, in one line.
+    /// A one-line description of what it asks for.
     pub fn about(&self) -> &'static str {
         self.sizes.kind().about
     }
@@ -125,12 +125,12 @@ impl Task {
         self.sizes.kind().name
     }
 
-    /// Example i of those to learn from.
+    /// Training example i.
     pub fn lesson(&self, seed: u64, index: u64) -> Example {
         self.recall.lesson(&mut Random::new(seed, index.wrapping_mul(2)))
     }
 
-    /// Example i of those to be asked.
+    /// Evaluation example i.
     pub fn asked(&self, seed: u64, index: u64) -> Example {
         self.recall.example(&mut Random::new(seed, index.wrapping_mul(2).wrapping_add(1)))
     }
@@ -144,7 +144,7 @@ impl std::ops::Deref for Task {
     }
 }
 
-/// Sequences of a task to learn from, or the first of those that are asked.
+/// Training sequences of a task, or the first of its evaluation sequences.
 pub struct RecallSource {
     task: Task,
     seed: u64,
@@ -152,12 +152,12 @@ pub struct RecallSource {
 }
 
 impl RecallSource {
-    /// Sequences to learn from, without end.
+    /// An endless source of training sequences.
     pub fn lessons(task: Task, seed: u64) -> Self {
         Self { task, seed, asked: None }
     }
 
-    /// The first `count` sequences that every model is asked.
+    /// The first `count` evaluation sequences, which are the same for every model.
     pub fn asked(task: Task, count: u64) -> Self {
         Self { task, seed: QUESTION_SEED, asked: Some(count) }
     }
@@ -195,7 +195,7 @@ impl Source for RecallSource {
             Some(count) => format!("asked {count}"),
             None => format!("lessons {}", self.seed),
         };
-        // Some sequences, so that a change of how they are drawn is noticed.
+        // Some sequences, so that a change in how they are drawn is detected.
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for index in 0..self.sequences().min(4) {
             self.sequence(index, &mut inputs, &mut targets)?;
@@ -205,7 +205,7 @@ impl Source for RecallSource {
     }
 }
 
-/// Refuses a length below the least, and takes the least where none is given.
+/// Rejects a length below the minimum, and uses the minimum if none is given.
 fn at_least(kind: &Kind, length: Option<usize>, least: usize) -> Result<usize> {
     match length {
         Some(length) if length < least => Err(Error::Request(format!(
@@ -222,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    /// Every question's answer stands where its fact is said to be, and before it.
+    /// Every question's answer is at the position of its fact, and that position is before the question.
     #[test]
     fn answers_stand_where_their_facts_are() {
         for text in [
@@ -248,7 +248,7 @@ mod tests {
                     assert!(question.fact < question.position, "{text}");
                     assert_eq!(example.tokens[question.fact], question.answer, "{text}");
                     assert!(names[question.answer as usize].starts_with('v'), "{text}");
-                    // The key that is asked stands before its value.
+                    // The key that is asked for precedes its value.
                     assert_eq!(
                         example.tokens[question.fact - 1],
                         example.tokens[question.position],

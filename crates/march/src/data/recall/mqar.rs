@@ -4,12 +4,12 @@
 //!
 //! - keys are drawn from ids 1..V/2 and values from ids V/2..V, each without replacement;
 //! - the context is k₁ v₁ … k_N v_N;
-//! - of the tail after it, the even offsets are slots; the i-th pair is asked at the i-th slot drawn, without
+//! - in the tail after it, the even offsets are slots; the i-th pair is asked at the i-th slot drawn, without
 //!   replacement, slot j (from 1) with probability ∝ j^(a − 1), a = 0.01;
-//! - a question is the key alone; the answer is due right after it and does not follow in the text;
+//! - a question is the key alone; the answer is expected right after it and is not part of the text;
 //! - all other tokens of the tail are random tokens of the whole vocabulary.
 //!
-//! With `fewest=n`, sequences to learn from have n to N pairs, as many of each, in sequences of the same length.
+//! With `fewest=n`, training sequences have n to N pairs, uniformly distributed, in sequences of the same length.
 
 use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub(super) const KIND: Kind = Kind {
     build,
 };
 
-/// a of the slots' probabilities.
+/// The exponent a of the slots' probabilities.
 const POWER: f64 = 0.01;
 
 struct Mqar {

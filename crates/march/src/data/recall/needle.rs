@@ -3,9 +3,9 @@
 //! Rules, with K keys, V values and F words of filler:
 //!
 //! - the text is random filler with one fact in it, k v;
-//! - depth 0 to 100 is the fact's place as a share of the filler, 0 at the beginning; with `any` depth every place is
-//!   as likely;
-//! - the text ends with `?` and the key; the value is due right after it.
+//! - depth 0 to 100 is the position of the fact as a percentage of the filler, 0 at the beginning; with `any` depth all
+//!   positions are equally likely;
+//! - the text ends with `?` and the key; the value is expected right after it.
 
 use super::sizes::ANY;
 use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};

@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Numbers that depend on a seed and an index alone.
+/// Random numbers that depend only on a seed and an index.
 pub struct Random(ChaCha8Rng);
 
 impl Random {
@@ -23,7 +23,7 @@ impl Random {
         ((self.0.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
-    /// `count` different numbers below `below`, in random order.
+    /// `count` distinct numbers below `below`, in random order.
     pub fn distinct(&mut self, count: usize, below: usize) -> Vec<usize> {
         let mut numbers: Vec<usize> = (0..below).collect();
         for i in 0..count.min(below) {
@@ -34,8 +34,8 @@ impl Random {
         numbers
     }
 
-    /// `count` different numbers below `weights.len()`, one after the other, each with a probability in proportion to
-    /// its weight among those that are left.
+    /// `count` distinct numbers below `weights.len()`, drawn one after the other, each with a probability proportional
+    /// to its weight among those that are left.
     pub fn weighted(&mut self, count: usize, weights: &[f64]) -> Vec<usize> {
         // The first of independent exponential clocks to ring is number i with probability wᵢ / Σw, and so on.
         let mut clocks: Vec<(f64, usize)> =

@@ -1,4 +1,4 @@
-//! The sizes of a task, as they are written: `name:size=number:…`.
+//! The sizes of a task in text form: `name:size=number:…`.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use super::Kind;
 use crate::config::choice;
 use crate::error::{Error, Result};
 
-/// A size that is drawn anew for each example; written `any`.
+/// A size that is drawn for each example; written `any`.
 pub(super) const ANY: usize = usize::MAX;
 
 /// A size of a task.
 pub struct Size {
     /// Its name.
     pub name: &'static str,
-    /// What it is, in a few words.
+    /// A short description.
     pub about: &'static str,
-    /// What it is if nothing is said.
+    /// The default value.
     pub default: usize,
 }
 
-/// A task's sizes, given or by default.
+/// The sizes of a task, given or default.
 #[derive(Clone)]
 pub struct Sizes {
     kind: &'static Kind,
@@ -27,7 +27,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Reads what follows a task's name.
+    /// Parses the text after a task's name.
     pub(super) fn read(kind: &'static Kind, text: &str) -> Result<Self> {
         let mut values: Vec<usize> = kind.sizes.iter().map(|size| size.default).collect();
         for part in text.split(':').skip(1) {
@@ -54,12 +54,12 @@ impl Sizes {
         self.kind
     }
 
-    /// A size by its name.
+    /// Returns a size by its name.
     pub(super) fn get(&self, name: &str) -> usize {
         self.kind.sizes.iter().position(|size| size.name == name).map_or(0, |at| self.values[at])
     }
 
-    /// A size that must be at least 1.
+    /// Returns a size that must be at least 1.
     pub(super) fn positive(&self, name: &str) -> Result<usize> {
         match self.get(name) {
             0 => Err(self.refuse(format!("`{name}` is 0; it must be at least 1"))),
@@ -67,7 +67,7 @@ impl Sizes {
         }
     }
 
-    /// A refusal that names the task.
+    /// An error that names the task.
     pub(super) fn refuse(&self, message: String) -> Error {
         Error::Request(format!("task `{self}`: {message}"))
     }

@@ -4,12 +4,12 @@
 //!
 //! - document d is its name, then every key with its value in this document, in random order: d k v k v …;
 //! - a key's values in two documents differ (V ≥ D);
-//! - blanks fill what is left of the length, after the documents;
-//! - then come the questions, d k, different ones as long as there are; the answer, the value of k in document d, is
-//!   due right after the key and does not follow in the text.
+//! - blanks fill the rest of the length, after the documents;
+//! - then come the questions, d k, all different as long as possible; the answer, the value of k in document d, is
+//!   expected right after the key and is not part of the text.
 //!
-//! A state that holds one value for a key knows only the last document. Who knows all values of a key but not whose
-//! they are is right once in D.
+//! A state that holds one value per key knows only the last document. A model that knows all values of a key but not
+//! which document each belongs to is right once in D.
 
 use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
 use crate::error::Result;
@@ -92,7 +92,7 @@ impl Recall for Versioned {
         let versions: Vec<Vec<usize>> =
             (0..self.keys).map(|_| random.distinct(self.documents, self.values)).collect();
         let mut tokens = Vec::with_capacity(self.length);
-        // Where the value of a key in a document stands.
+        // The position of the value of each key in each document.
         let mut facts = vec![0; self.documents * self.keys];
         for document in 0..self.documents {
             tokens.push(self.document(document));

@@ -1,4 +1,4 @@
-//! A JSON object on each line; its text is under one key.
+//! One JSON object per line, with the text under one key.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
@@ -23,10 +23,10 @@ pub enum Compression {
     Zstd,
 }
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const BUFFER: usize = 1 << 18;
 
-/// Windows of zstd up to 2 GiB, as `zstd --long=31` makes.
+/// Support zstd windows up to 2 GiB, as produced by `zstd --long=31`.
 const ZSTD_WINDOW_LOG: u32 = 31;
 
 pub(super) struct JsonLines {
@@ -34,7 +34,7 @@ pub(super) struct JsonLines {
     key: String,
     input: Box<dyn BufRead + Send>,
     line: u64,
-    /// Bytes of the file, compressed or not.
+    /// Number of bytes read from the file, as stored (compressed or not).
     read: Arc<AtomicU64>,
     buffer: Vec<u8>,
 }
@@ -61,7 +61,7 @@ impl JsonLines {
         Ok(Self { path: path.into(), key: key.into(), input, line: 0, read, buffer: Vec::new() })
     }
 
-    /// Reads one line into the buffer; whether there was one.
+    /// Reads one line into the buffer; returns whether there was one.
     fn read_line(&mut self) -> Result<bool> {
         self.buffer.clear();
         let count = self.input.read_until(b'\n', &mut self.buffer).map_err(|error| {
@@ -81,7 +81,7 @@ impl Records for JsonLines {
         while self.read_line()? {
             let mut line = self.buffer.as_slice();
             if self.line == 1 {
-                // A byte order mark, as some editors write it.
+                // Skip a byte order mark, which some editors write.
                 line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line);
             }
             let line = line.trim_ascii();
@@ -118,7 +118,7 @@ impl Records for JsonLines {
     }
 }
 
-/// The text of a line, or what is wrong with it.
+/// The text of a line, or an error message.
 fn text_of(line: &[u8], key: &str) -> std::result::Result<String, String> {
     let line = std::str::from_utf8(line)
         .map_err(|error| format!("is not UTF-8 (byte {} of the line)", error.valid_up_to()))?;
@@ -150,7 +150,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The keys that a line has instead, for an error.
+/// The keys that a line has instead, for an error message.
 fn keys(line: &str) -> String {
     const NAMED: usize = 5;
     let Ok(Value::Object(object)) = serde_json::from_str(line) else { return String::new() };
@@ -162,7 +162,7 @@ fn keys(line: &str) -> String {
     format!("; it has {}{others}: name the one with the text with --text-column", named.join(", "))
 }
 
-/// Takes the value of one key from an object and passes over the others. The last counts if there are several.
+/// Extracts the value of one key from an object and skips the others. If there are several, the last counts.
 struct Key<'k>(&'k str);
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {
@@ -196,7 +196,7 @@ impl<'de> Visitor<'de> for Key<'_> {
     }
 }
 
-/// Whether a text is the one that is looked for.
+/// Tests whether a string is the expected one.
 struct Is<'k>(&'k str);
 
 impl<'de> DeserializeSeed<'de> for Is<'_> {

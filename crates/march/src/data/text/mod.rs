@@ -11,19 +11,19 @@ use self::json_lines::JsonLines;
 use self::table::Table;
 use crate::error::{Error, Result};
 
-/// What a file holds, by its extension.
+/// The format of a file, determined by its extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One document.
+    /// The file is one document.
     Text,
-    /// A JSON object on each line.
+    /// One JSON object per line.
     JsonLines(Compression),
-    /// Parquet: a table with a column of text.
+    /// Parquet: a table with a text column.
     Parquet,
 }
 
 impl Format {
-    /// The format of a file. Refuses a name with another extension.
+    /// The format of a file. Rejects other extensions.
     pub fn of(path: &Path) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let known = [
@@ -41,24 +41,24 @@ impl Format {
     }
 }
 
-/// What stands at one place of a file.
+/// One record of a file.
 #[derive(Debug)]
 pub enum Record {
     /// A document.
     Document(String),
-    /// Something that is not a document; the error says where and why. What follows can be read.
+    /// An invalid record; the error says where and why. The records after it can still be read.
     Broken(Error),
 }
 
-/// A file that gives records one by one. A place in it is the number of lines or rows before it.
+/// A file that returns records one by one. A position in it is the number of lines or rows before it.
 trait Records: Send {
-    /// The next record. An error means that nothing more can be read.
+    /// Returns the next record. After an error nothing more can be read.
     fn next(&mut self) -> Result<Option<Record>>;
-    /// Goes to a place after `records` lines or rows.
+    /// Moves to the position after `records` lines or rows.
     fn skip(&mut self, records: u64) -> Result<()>;
-    /// Lines or rows read.
+    /// Number of lines or rows read.
     fn place(&self) -> u64;
-    /// About how many of the file's bytes were read.
+    /// Approximate number of the file's bytes read.
     fn bytes(&self) -> u64;
 }
 
@@ -79,28 +79,28 @@ impl Documents {
         Ok(Self { records })
     }
 
-    /// Goes to a place that [`Documents::place`] gave; only at the beginning.
+    /// Moves to a position that [`Documents::place`] returned; only valid before anything is read.
     pub fn skip_to(&mut self, place: u64) -> Result<()> {
         if place == 0 { Ok(()) } else { self.records.skip(place) }
     }
 
-    /// The next record. An error means that nothing more can be read.
+    /// Returns the next record. After an error nothing more can be read.
     pub fn read(&mut self) -> Result<Option<Record>> {
         self.records.next()
     }
 
-    /// Lines or rows read.
+    /// Number of lines or rows read.
     pub fn place(&self) -> u64 {
         self.records.place()
     }
 
-    /// About how many of the file's bytes were read.
+    /// Approximate number of the file's bytes read.
     pub fn bytes(&self) -> u64 {
         self.records.bytes()
     }
 }
 
-/// The size of a file of text in bytes. Refuses what is missing, a folder, or of a format that is not known.
+/// The size of a text file in bytes. Rejects missing files, folders, and unknown formats.
 pub fn check(path: &Path) -> Result<u64> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Err(Error::file(

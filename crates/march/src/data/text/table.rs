@@ -1,4 +1,4 @@
-//! Parquet: a table with a column of text.
+//! Parquet: a table with a text column.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,7 +14,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use super::{Record, Records};
 use crate::error::{Error, Result};
 
-/// Rows that are read at once.
+/// Rows per read.
 const ROWS: usize = 256;
 
 pub(super) struct Table {
@@ -23,9 +23,9 @@ pub(super) struct Table {
     file: SerializedFileReader<File>,
     size: u64,
     rows: u64,
-    /// Place of the column among the table's.
+    /// The column's index in the table.
     index: usize,
-    /// Levels of a value that is there; fewer for null.
+    /// The definition level of a value that is present; null has a lower one.
     level: i16,
     next_group: usize,
     group: Option<ColumnReader>,
@@ -33,7 +33,7 @@ pub(super) struct Table {
     row: u64,
 }
 
-/// Calls the library, which gives up on some damaged files with a panic instead of an error.
+/// Calls the library and catches panics, because it panics on some damaged files instead of returning an error.
 fn guarded<T>(
     call: impl FnOnce() -> std::result::Result<T, ParquetError>,
 ) -> std::result::Result<T, ParquetError> {
@@ -76,7 +76,7 @@ impl Table {
         Error::file(&self.path, message)
     }
 
-    /// Reads more rows; whether there were any.
+    /// Reads more rows; returns whether there were any.
     fn fill(&mut self) -> Result<bool> {
         loop {
             if self.group.is_none() {
@@ -131,7 +131,7 @@ impl Records for Table {
     }
 
     fn skip(&mut self, rows: u64) -> Result<()> {
-        // Whole groups are not read.
+        // Skip whole row groups without reading them.
         while self.row < rows {
             let groups = self.file.metadata().row_groups();
             let count = groups.get(self.next_group).map_or(0, |group| group.num_rows().max(0) as u64);

@@ -1,4 +1,4 @@
-//! What a mixer's memory sees of a bank's file: the tensors of its layer, to be written and to be read.
+//! The interface between a mixer's memory and a bank's file: writing and reading the tensors of one layer.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,25 +14,25 @@ use crate::disk::file_bytes;
 use crate::error::{Error, Result};
 use crate::memory::Ledger;
 
-/// A tensor to be written.
+/// A tensor to write.
 pub(super) struct Out<'a, E: Engine> {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// Rows that are left out, because the file has them.
+    /// Number of leading rows to skip because the file already has them.
     pub done: usize,
     pub numbers: Numbers<'a, E>,
 }
 
-/// Where its numbers come from.
+/// The source of a tensor's numbers.
 pub(super) enum Numbers<'a, E: Engine> {
-    /// Tensors one after the other; one checksum.
+    /// Tensors that are concatenated; one checksum.
     Whole(Vec<&'a E::Tensor>),
-    /// One checksum.
+    /// Numbers in host memory; one checksum.
     Host(&'a [f32]),
-    /// A checksum for each row.
+    /// A tensor with one checksum per row.
     Rows(&'a E::Tensor),
-    /// For each row one of the parts of stored states, and a checksum.
+    /// One part of each stored state per row; one checksum per row.
     Stored(Vec<&'a E::Stored>, usize),
 }
 
@@ -45,7 +45,7 @@ impl<E: Engine> Out<'_, E> {
         }
     }
 
-    /// What is written of its shape.
+    /// The shape of the part that is written.
     pub fn shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if self.done > 0 {
@@ -58,7 +58,7 @@ impl<E: Engine> Out<'_, E> {
         self.shape().iter().product::<usize>() * self.dtype.bitsize() / 8
     }
 
-    /// Gives the bytes under each checksum.
+    /// Passes the bytes under each checksum to `give`.
     pub fn each_row(&self, engine: &E, mut give: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match &self.numbers {
             Numbers::Whole(parts) => {
@@ -104,7 +104,7 @@ impl<E: Engine> Out<'_, E> {
     }
 }
 
-/// Takes the tensors of one layer for a file.
+/// Collects the tensors of one layer for a file.
 pub struct LayerWriter<'a, E: Engine> {
     prefix: String,
     pub(super) tensors: Vec<Out<'a, E>>,
@@ -121,12 +121,12 @@ impl<'a, E: Engine> LayerWriter<'a, E> {
         self.tensors.push(Out { name, dtype, shape, done: 0, numbers });
     }
 
-    /// A tensor that is written whole each time.
+    /// Adds a tensor that is written in full at every save.
     pub fn tensor(&mut self, engine: &E, name: &str, tensor: &'a E::Tensor) {
         self.add(name, Dtype::F32, engine.shape(tensor).to_vec(), Numbers::Whole(vec![tensor]));
     }
 
-    /// A tensor [1, tokens, ..] in parts [1, n, ..], written whole each time.
+    /// Adds a tensor [1, tokens, ..] given in parts [1, n, ..]; it is written in full at every save.
     pub fn tokens(&mut self, engine: &E, name: &str, parts: Vec<&'a E::Tensor>) {
         let Some(first) = parts.first() else { return };
         let mut shape = engine.shape(first).to_vec();
@@ -134,13 +134,13 @@ impl<'a, E: Engine> LayerWriter<'a, E> {
         self.add(name, Dtype::F32, shape, Numbers::Whole(parts));
     }
 
-    /// A row for each kept anchor, [anchors, ..]. Rows that a file already holds are not written again.
+    /// Adds a tensor with one row per kept anchor, [anchors, ..]. Rows that a file already holds are not written again.
     pub fn anchor_rows(&mut self, engine: &E, name: &str, rows: &'a E::Tensor) {
         let shape = engine.shape(rows).to_vec();
         self.add(&format!("{ANCHORS}{name}"), Dtype::F32, shape, Numbers::Rows(rows));
     }
 
-    /// Stored states of one shape, one for each kept anchor; those of int8 come with their scales. A state that a file
+    /// Adds stored states of one shape, one per kept anchor; int8 states come with their scales. A state that a file
     /// already holds is not written again.
     pub fn anchor_states(&mut self, engine: &E, name: &str, states: &'a [Arc<E::Stored>]) -> Result<()> {
         let Some(first) = states.first() else { return Ok(()) };
@@ -157,7 +157,7 @@ impl<'a, E: Engine> LayerWriter<'a, E> {
                 Dtype::I8
             }
         };
-        // One head is a matrix without a dimension for heads.
+        // Other tensors have a single head and are written without the dimension for heads.
         let rest = if name == STATES { &shape[1..] } else { &shape[2..] };
         self.add(&format!("{ANCHORS}{name}"), dtype, count(rest), Numbers::Stored(list(), 0));
         if name == STATES {
@@ -167,14 +167,14 @@ impl<'a, E: Engine> LayerWriter<'a, E> {
     }
 }
 
-/// What the names of tensors with a row for each anchor begin with, after the layer's number.
+/// Prefix of the names of tensors with one row per anchor, after the layer's number.
 const ANCHORS: &str = "anchors.";
-/// The anchors' states; their precision is the bank's.
+/// The anchors' states, in the bank's precision.
 pub(crate) const STATES: &str = "states";
-/// The scales of states in int8.
+/// The scales of int8 states.
 const SCALES: &str = "scales";
 
-/// The tensors that a file holds of one layer.
+/// Reads the tensors of one layer from a file.
 pub struct LayerReader<'f> {
     file: &'f BankFile,
     prefix: String,
@@ -184,22 +184,22 @@ pub struct LayerReader<'f> {
 }
 
 impl<'f> LayerReader<'f> {
-    /// Layer `layer` of a file that has `anchors` kept anchors there.
+    /// A reader for layer `layer` of a file, in which that layer keeps `anchors` anchors.
     pub(super) fn new(file: &'f BankFile, layer: usize, ledger: Ledger, anchors: usize) -> Self {
         Self { file, prefix: format!("layers.{layer}."), ledger, anchors, asked: RefCell::default() }
     }
 
-    /// Text tokens of the bank.
+    /// The number of text tokens in the bank.
     pub fn position(&self) -> usize {
         self.file.timeline().position
     }
 
-    /// What the layer knew of its anchors, where it decided by itself which to keep.
+    /// The layer's bookkeeping of its anchors, if it decided by itself which to keep.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// How many anchors the layer keeps.
+    /// The number of anchors that the layer keeps.
     pub fn anchors(&self) -> usize {
         self.anchors
     }
@@ -210,7 +210,7 @@ impl<'f> LayerReader<'f> {
         name
     }
 
-    /// A tensor that was written whole; none where the file has none of this name.
+    /// Reads a tensor that was written in full; `None` if the file has none of this name.
     pub fn tensor<E: Engine>(&self, engine: &E, name: &str) -> Result<Option<E::Tensor>> {
         let (name, last) = (self.full_name(name), &self.file.last);
         let Some(part) = last.tensors.get(&name) else { return Ok(None) };
@@ -218,13 +218,13 @@ impl<'f> LayerReader<'f> {
         Ok(Some(engine.from_f32(&numbers, &part.entry.shape)?))
     }
 
-    /// [`LayerReader::tensor`] of a name that the file must have.
+    /// Reads a tensor as [`LayerReader::tensor`] does, but fails if the file does not have it.
     pub fn required<E: Engine>(&self, engine: &E, name: &str) -> Result<E::Tensor> {
         let missing = || Error::file(self.file.path(), format!("has no tensor `{}{name}`", self.prefix));
         self.tensor(engine, name)?.ok_or_else(missing)
     }
 
-    /// The rows of an anchors' tensor, one for each anchor.
+    /// The rows of a tensor of anchors, one row per anchor.
     fn rows(&self, name: &str) -> Result<(String, Vec<Row<'f>>)> {
         let name = self.full_name(&format!("{ANCHORS}{name}"));
         let rows = self.file.rows(&name);
@@ -235,7 +235,7 @@ impl<'f> LayerReader<'f> {
         Err(Error::file(self.file.path(), message))
     }
 
-    /// What [`LayerWriter::anchor_rows`] wrote, [anchors, width]; there must be an anchor.
+    /// Reads what [`LayerWriter::anchor_rows`] wrote, [anchors, width]. There must be at least one anchor.
     pub fn anchor_rows<E: Engine>(&self, engine: &E, name: &str) -> Result<E::Tensor> {
         let (name, rows) = self.rows(name)?;
         let (mut numbers, mut done) = (Vec::new(), 0);
@@ -249,7 +249,7 @@ impl<'f> LayerReader<'f> {
         Ok(engine.from_f32(&numbers, &[self.anchors, width])?)
     }
 
-    /// What [`LayerWriter::anchor_states`] wrote. A state stays in the file until it is first read.
+    /// Reads what [`LayerWriter::anchor_states`] wrote. Each state stays in the file until it is first used.
     pub fn anchor_states<E: Engine>(&self, engine: &E, name: &str) -> Result<Vec<Arc<E::Stored>>> {
         let (name, rows) = self.rows(name)?;
         let scales = match rows.iter().any(|row| row.part.entry.dtype == Dtype::I8) {
@@ -277,7 +277,7 @@ impl<'f> LayerReader<'f> {
         Ok(states)
     }
 
-    /// Refuses a file that has other tensors of the layer than those that were asked for, or none of a text.
+    /// Rejects a file with tensors of this layer that nothing has read, or with none although its text is not empty.
     pub(super) fn finish(self) -> Result<()> {
         let (asked, of) = (self.asked.into_inner(), |name: &&String| name.starts_with(&self.prefix));
         let last = self.file.last.tensors.keys().filter(of);

@@ -1,4 +1,4 @@
-//! A bank from an opened file.
+//! Loads a bank from an opened file.
 
 use march_engine::Engine;
 use safetensors::Dtype;
@@ -12,12 +12,12 @@ use crate::disk::header::Entry;
 use crate::error::{Error, Result};
 use crate::memory::StateBank;
 
-/// What of a policy may change when a bank is loaded.
+/// The policy settings that may change when a bank is loaded.
 const FREE: [&str; 2] = ["top_k", "retention"];
 
 impl BankFile {
-    /// Fills `empty`, a bank of no text that the model made, with the bank of this file, which must be of the same model
-    /// and tokenizer. The policy of `empty` may differ from the file's in top-K and retention only.
+    /// Fills `empty`, the model's bank of an empty text, from this file, which must belong to the same model and
+    /// tokenizer. The policy of `empty` may differ from the file's only in top-K and retention.
     pub fn load<E: Engine>(
         &self,
         engine: &E,
@@ -35,7 +35,7 @@ impl BankFile {
         }
         for (index, layer) in empty.layers.iter_mut().enumerate() {
             let ledger = ledgers.get(index).cloned().unwrap_or_default();
-            // Where each layer decides by itself which anchors to keep, its ledger lists them.
+            // If each layer decides by itself which anchors to keep, its ledger lists them.
             let own = self.policy().budget().map(|_| ledger.entries.len());
             let reader = LayerReader::new(self, index, ledger, own.unwrap_or(timeline.kept.len()));
             if timeline.position > 0 {
@@ -47,7 +47,7 @@ impl BankFile {
         Ok(empty)
     }
 
-    /// Refuses a bank of another model or tokenizer.
+    /// Rejects a bank of another model or tokenizer.
     pub(crate) fn check_tag(&self, tag: &BankTag) -> Result<()> {
         let own = self.tag();
         for (what, kind, saved, other_kind, asked) in [
@@ -65,12 +65,13 @@ impl BankFile {
         Ok(())
     }
 
-    /// Refuses a policy that differs from the file's in what is fixed.
+    /// Rejects a policy that differs from the file's in a fixed setting.
     fn check_policy(&self, asked: &Policy) -> Result<()> {
         let (saved, wanted) = (keys(self.policy()), keys(asked));
         for (key, value) in &saved {
             let other = wanted.get(key).unwrap_or(&Value::Null);
-            // A budget decides from the beginning of a text, layer by layer.
+            // A budget decides per layer from the beginning of the text, so it cannot be switched on or off for an
+            // existing bank.
             let budget = key == "retention" && (self.policy().budget().is_some() || asked.budget().is_some());
             if value != other && (budget || !FREE.contains(&key.as_str())) {
                 let message = format!(
@@ -83,7 +84,7 @@ impl BankFile {
         Ok(())
     }
 
-    /// What the file has of the text's end beside the bank; none in a file that was written without.
+    /// The end of the text, which the bank itself does not hold; `None` if the file was written without it.
     pub fn ending(&self, vocab_size: usize) -> Result<Option<Ending>> {
         let (Some(part), Some(recent)) = (self.last.tensors.get(LOGITS), &self.last.recent) else {
             return Ok(None);
@@ -95,7 +96,7 @@ impl BankFile {
         Ok(Some(Ending { logits, recent: recent.clone() }))
     }
 
-    /// A tensor of f32, compared with its checksums; before its rows there are others in earlier sections.
+    /// Reads an f32 tensor and verifies its checksums. `before` rows of it are in earlier sections.
     pub(super) fn numbers(
         &self,
         section: &Section,
@@ -120,7 +121,7 @@ impl BankFile {
     }
 }
 
-/// The keys of a policy.
+/// The keys and values of a policy.
 fn keys(policy: &Policy) -> Map<String, Value> {
     match serde_json::to_value(policy) {
         Ok(Value::Object(keys)) => keys,

@@ -1,9 +1,10 @@
-//! A state bank as one safetensors file, and behind it what was appended, each time as another; `docs/formats.md` has the
-//! layout.
+//! A state bank as one safetensors file, followed by whatever was appended, each time as another section. The layout is
+//! described in `docs/formats.md`.
 //!
-//! Opening a file reads its headers and tables of checksums. The live tensors are read when the bank is loaded; an
-//! anchor's state or tail when it is first needed, and is then kept in memory. Whatever is read is compared with its
-//! checksum first, once: a damaged file is refused at the latest when a token would read what is damaged.
+//! Opening a file reads its headers and checksum tables. The live tensors are read when the bank is loaded; the state
+//! or tail of an anchor is read when it is first needed, and then stays in memory. All data is verified against its
+//! checksum the first time it is read, so a damaged file is rejected at the latest when a token would read the damaged
+//! part.
 
 mod layer;
 mod load;
@@ -29,27 +30,28 @@ use crate::anchors::{Policy, Timeline};
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
 
-/// The newest version that this program writes; it reads all up to this one. Raised when a file's meaning changes.
+/// The newest version, which this program writes; it reads all versions up to this one. Raised when a file's meaning
+/// changes.
 pub const FORMAT_VERSION: u32 = 2;
 
 /// The logits after the text's last token.
 const LOGITS: &str = "logits";
 
-/// What a bank belongs to.
+/// The model and tokenizer that a bank belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BankTag {
-    /// `model_type`, to be read by people.
+    /// `model_type`, for display.
     pub model_type: String,
     /// `Model::fingerprint`.
     pub model: String,
-    /// The tokenizer's name, to be read by people.
+    /// The tokenizer's name, for display.
     pub tokenizer_name: String,
     /// [`Tokenizer::hash`].
     pub tokenizer: String,
 }
 
 impl BankTag {
-    /// The tag of a model's banks, from its `model_type` and its fingerprint.
+    /// Creates the tag of a model's banks from its `model_type` and its fingerprint.
     pub fn new(model_type: &str, fingerprint: String, tokenizer: &Tokenizer) -> Self {
         Self {
             model_type: model_type.into(),
@@ -60,7 +62,7 @@ impl BankTag {
     }
 }
 
-/// What a bank itself does not hold of its text's end, and what goes on from there without a new token needs.
+/// The end of the text: what continuing without a new token needs but the bank itself does not hold.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ending {
     /// The logits after the last token.
@@ -78,46 +80,47 @@ pub struct BankFile {
     last: Section,
 }
 
-/// What a file holds of one tensor, to be shown.
+/// Description of one tensor in a file, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePart {
-    /// As in the file.
+    /// The name in the file.
     pub name: String,
-    /// The numbers' type, as safetensors calls it.
+    /// The data type, as safetensors names it.
     pub dtype: String,
     /// Its dimensions.
     pub shape: Vec<usize>,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: usize,
 }
 
 impl<E: Engine> StateBank<E> {
-    /// Writes the bank to one file, whole or not at all; a file that is there is replaced. Banks that were loaded
-    /// from it go on reading what it was.
+    /// Writes the bank to one file atomically, replacing an existing file. Banks that were loaded from the old file
+    /// continue to read its old contents.
     pub fn save(&self, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
         write::save(self, None, engine, path, tag)
     }
 
-    /// Saves the bank to a file that may hold its beginning: then only what came since is written, behind the rest. A process that dies on the way leaves the bank that was there. All is written anew where the file holds
-    /// another bank, where most is new, and where half of the file would be of no use. The whole file is compared
-    /// with its checksums first: one that is no bank, or a damaged one, is refused and stays as it is.
+    /// Saves the bank to a file that may already hold its beginning; in that case only the new part is appended. A
+    /// process that dies midway leaves the previous bank in place. The whole file is rewritten if it holds another
+    /// bank, if most of the bank is new, or if half of the file would be unused. The existing file is first verified
+    /// against its checksums: a file that is damaged or is not a bank is rejected and left unchanged.
     pub fn append(&self, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
         write::append(self, None, engine, path, tag)
     }
 
-    /// [`StateBank::append`] with what the bank itself does not hold of its text's end.
+    /// Saves as [`StateBank::append`] does, and also writes the end of the text, which the bank itself does not hold.
     pub fn append_with(&self, ending: &Ending, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
         write::append(self, Some(ending), engine, path, tag)
     }
 }
 
 impl BankFile {
-    /// Opens a file and checks the headers and the tables of checksums in it.
+    /// Opens a file and verifies its headers and checksum tables.
     pub fn open(path: &Path) -> Result<Self> {
         Self::of(Source::open(path)?)
     }
 
-    /// [`BankFile::open`] for a file that is open already.
+    /// Same as [`BankFile::open`], for a file that is already open.
     fn of_file(path: &Path, file: File) -> Result<Self> {
         Self::of(Source::new(path, file)?)
     }
@@ -131,22 +134,22 @@ impl BankFile {
         self.earlier.iter().chain([&self.last])
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.source.path
     }
 
-    /// The format's version, the last section's.
+    /// The format version of the last section.
     pub fn version(&self) -> u32 {
         self.last.version
     }
 
-    /// What tells the file's contents from all others: the checksum of its last header, in which the others are.
+    /// Identifies the file's contents: the checksum of its last header, which covers the earlier headers.
     pub fn identity(&self) -> &str {
         &self.last.header_checksum
     }
 
-    /// What the bank belongs to.
+    /// The model and tokenizer that the bank belongs to.
     pub fn tag(&self) -> &BankTag {
         &self.last.tag
     }
@@ -156,12 +159,12 @@ impl BankFile {
         &self.last.policy
     }
 
-    /// Text tokens so far, and the anchors that are kept.
+    /// The number of text tokens so far, and the anchors that are kept.
     pub fn timeline(&self) -> &Timeline {
         &self.last.timeline
     }
 
-    /// The tensors but the checksums, by name; anchors' with all rows.
+    /// All tensors except the checksums, by name; tensors of anchors with the rows of all sections.
     pub fn parts(&self) -> Vec<FilePart> {
         let mut parts: BTreeMap<&str, FilePart> = BTreeMap::new();
         for section in self.sections() {
@@ -182,22 +185,22 @@ impl BankFile {
         parts.into_values().collect()
     }
 
-    /// How often something was appended since the whole was written.
+    /// How many times something was appended since the file was last rewritten.
     pub fn appended(&self) -> usize {
         self.earlier.len()
     }
 
-    /// Bytes that the file takes.
+    /// Size of the file in bytes.
     pub fn bytes(&self) -> usize {
         self.last.end
     }
 
-    /// How many checksums the file has.
+    /// Number of checksums in the file.
     pub fn checksums(&self) -> usize {
         self.sections().map(|section| section.checksums.len()).sum()
     }
 
-    /// The rows of an anchors' tensor, in the order of the anchors.
+    /// The rows of a tensor of anchors, in the order of the anchors.
     fn rows(&self, name: &str) -> Vec<Row<'_>> {
         let parts = self.sections().filter_map(|section| Some((section, section.tensors.get(name)?)));
         parts.flat_map(|(section, part)| (0..part.rows).map(move |row| Row { section, part, row })).collect()

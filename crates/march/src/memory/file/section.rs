@@ -1,4 +1,4 @@
-//! The sections of a bank's file: what each header says, whether it is sound, and where the tensors lie.
+//! The sections of a bank's file: parsing each header, validating it, and locating the tensors.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,43 +15,43 @@ use crate::disk::header::{Entry, LENGTH_BYTES, parse_header};
 use crate::error::Error;
 use crate::memory::Ledger;
 
-/// What the header calls the file.
+/// The name of the format in the header.
 pub(super) const FORMAT: &str = "march state bank";
-/// How every header begins; its own checksum follows, as 16 hexadecimal digits.
+/// The beginning of every header; the header's own checksum follows, as 16 hexadecimal digits.
 pub(super) const OPENING: &str = r#"{"__metadata__":{"header_checksum":""#;
 pub(super) const DIGITS: usize = 16;
-/// The tensor of checksums, which is the first.
+/// The tensor of checksums, which comes first.
 pub(super) const TABLE: &str = "checksums";
-/// A section begins on a multiple of this, and so does what follows its header.
+/// Alignment of a section's start and of the data after its header.
 pub(super) const ALIGNMENT: usize = 64;
-/// What stands in the place of a section's first bytes as long as it is not finished. It is on the disk before anything
-/// else of the section is written: so zeros in that place are damage, not an append that was broken off.
+/// Placeholder for the first bytes of a section until the section is finished. It is on the disk before anything else
+/// of the section is written, so zeros there mean damage, not an interrupted append.
 pub(super) const UNFINISHED: &[u8; ALIGNMENT] =
     b"march state bank: what follows here has not been written whole.\n";
-/// The version of files without the tokens at the text's end.
+/// The version of files without the last tokens of the text.
 pub(super) const PLAIN_VERSION: u32 = 1;
-/// The last tokens of the text, in the metadata.
+/// Metadata key for the last tokens of the text.
 pub(super) const RECENT: &str = "recent";
 
-/// What was written at once: a header, checksums and tensors. The live tensors are those of the last section, and the
-/// anchors those of all.
+/// The result of one write: a header, checksums and tensors. The live tensors are those of the last section; the
+/// anchors are those of all sections.
 #[derive(Debug)]
 pub(super) struct Section {
     pub version: u32,
     pub tag: BankTag,
     pub policy: Policy,
     pub timeline: Timeline,
-    /// What each layer knows of its anchors, where it decides by itself.
+    /// Each layer's bookkeeping of its anchors, if layers decide by themselves which to keep.
     pub ledgers: Vec<Ledger>,
-    /// The last tokens of the text, where its end is kept.
+    /// The last tokens of the text, if its end is kept.
     pub recent: Option<Vec<u32>>,
-    /// The checksum of its header.
+    /// The checksum of this section's header.
     pub header_checksum: String,
-    /// That of the section before it.
+    /// The header checksum of the previous section.
     pub after: Option<String>,
     pub checksums: Vec<u64>,
     pub tensors: BTreeMap<String, Part>,
-    /// Where it ends in the file.
+    /// The section's end in the file.
     pub end: usize,
 }
 
@@ -59,21 +59,21 @@ pub(super) struct Section {
 #[derive(Debug)]
 pub(super) struct Part {
     pub entry: Entry,
-    /// Where its checksums begin in the table.
+    /// The index of its first checksum in the table.
     pub first: usize,
-    /// How many they are: one for each anchor, or one in all.
+    /// Number of its checksums: one per anchor, or one in total.
     pub rows: usize,
 }
 
 impl Part {
-    /// The bytes of one row.
+    /// The byte range of one row.
     pub fn row(&self, row: usize) -> Range<usize> {
         let size = self.entry.range.len() / self.rows.max(1);
         let start = self.entry.range.start + row * size;
         start..start + size
     }
 
-    /// The bytes of some rows.
+    /// The byte range of several rows.
     pub fn rows_range(&self, rows: Range<usize>) -> Range<usize> {
         let size = self.entry.range.len() / self.rows.max(1);
         let start = self.entry.range.start;
@@ -81,7 +81,7 @@ impl Part {
     }
 }
 
-/// What a file holds of one anchor.
+/// The data of one anchor in a file.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
     pub section: &'a Section,
@@ -99,9 +99,9 @@ impl Row<'_> {
     }
 }
 
-/// Why a section cannot be read.
+/// The reason why a section cannot be read.
 pub(super) enum Problem {
-    /// What is wrong with it.
+    /// The section is invalid, and why.
     Wrong(String),
     /// The file could not be read.
     Unread(Error),
@@ -119,7 +119,7 @@ impl From<Error> for Problem {
     }
 }
 
-/// All sections of a file but the last, and the last.
+/// All sections of a file except the last, and the last.
 pub(super) fn sections(source: &Source) -> crate::Result<(Vec<Section>, Section)> {
     let refuse = |problem: Problem| match problem {
         Problem::Wrong(message) => Error::file(&source.path, message),
@@ -135,13 +135,13 @@ pub(super) fn sections(source: &Source) -> crate::Result<(Vec<Section>, Section)
     Ok((earlier, last))
 }
 
-/// The section behind another; none where there is none, or one that an append has not finished.
+/// The section after another one; `None` if there is none, or only one that an append did not finish.
 fn next(source: &Source, last: &Section) -> Result<Option<Section>, Problem> {
     let start = last.end.next_multiple_of(ALIGNMENT);
     let seen = source.read(last.end..source.length.min(start + ALIGNMENT))?;
     let (gap, first) = seen.split_at((start - last.end).min(seen.len()));
     let zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
-    // The mark of an append may not have come to the disk as a whole; nothing is written behind it before it has.
+    // The mark of an append may have reached the disk only in part; nothing is written after it until it is complete.
     if zero(gap) && (UNFINISHED.starts_with(first) || (zero(first) && source.length <= start + ALIGNMENT)) {
         return Ok(None);
     }
@@ -165,7 +165,7 @@ fn next(source: &Source, last: &Section) -> Result<Option<Section>, Problem> {
     }
 }
 
-/// What can be done where a section is sound and what comes after it is not.
+/// What to do when a section is valid and what follows it is not.
 pub(super) fn advice(last: &Section) -> String {
     let (end, position) = (last.end, last.timeline.position);
     format!(
@@ -175,7 +175,7 @@ pub(super) fn advice(last: &Section) -> String {
 }
 
 impl Section {
-    /// The section that begins at a byte of the file.
+    /// Reads the section that begins at a byte of the file.
     fn read(source: &Source, start: usize) -> Result<Self, Problem> {
         let rest = source.length.saturating_sub(start);
         let length = source.read(start..start + LENGTH_BYTES.min(rest))?;
@@ -185,7 +185,7 @@ impl Section {
             let message = "is cut short or not a state bank; take another copy of the file";
             return Err(message.to_string().into());
         };
-        // Not a header of any length: what is no bank is refused by its first bytes.
+        // Check the first bytes before reading a header of arbitrary length: they show whether this is a bank at all.
         let opening = source.read(start + LENGTH_BYTES..start + end.min(LENGTH_BYTES + OPENING.len()))?;
         if opening != OPENING.as_bytes() {
             return Err("is not a state bank, or its header is damaged".to_string().into());
@@ -270,12 +270,12 @@ impl Section {
     }
 }
 
-/// Whether a tensor has a row for each kept anchor.
+/// Whether a tensor has one row per kept anchor.
 pub(super) fn is_of_anchors(name: &str) -> bool {
     name.contains(".anchors.")
 }
 
-/// Compares a header, its length before it, with the checksum in it, for which its digits count as zeros.
+/// Verifies a header, preceded by its length, against its own checksum, computed with the checksum digits set to zero.
 fn check_header(header: &[u8]) -> std::result::Result<(), String> {
     let digits = LENGTH_BYTES + OPENING.len()..LENGTH_BYTES + OPENING.len() + DIGITS;
     let mut zeroed = header.to_vec();
@@ -284,7 +284,7 @@ fn check_header(header: &[u8]) -> std::result::Result<(), String> {
     compare("its header", &zeroed, std::str::from_utf8(&header[digits]).ok())
 }
 
-/// Refuses bytes that do not have the checksum that is written.
+/// Rejects bytes whose checksum differs from the recorded one.
 fn compare(what: &str, bytes: &[u8], written: Option<&str>) -> std::result::Result<(), String> {
     let found = hexadecimal(checksum(bytes));
     match written {
@@ -296,7 +296,7 @@ fn compare(what: &str, bytes: &[u8], written: Option<&str>) -> std::result::Resu
     }
 }
 
-/// A checksum as it is written.
+/// A checksum in its written form.
 pub(super) fn hexadecimal(checksum: u64) -> String {
     format!("{checksum:016x}")
 }
@@ -305,7 +305,7 @@ fn parse<T: DeserializeOwned>(key: &str, text: &str) -> std::result::Result<T, S
     serde_json::from_str(text).map_err(|error| format!("has a `{key}` that cannot be read: {error}"))
 }
 
-/// Refuses what no text leads to.
+/// Rejects a timeline that no text can produce.
 fn check_timeline(timeline: &Timeline) -> std::result::Result<(), String> {
     let Timeline { position, complete, kept, .. } = timeline;
     let ascend = kept.is_sorted_by(|a, b| a.ordinal < b.ordinal && a.position < b.position);

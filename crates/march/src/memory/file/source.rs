@@ -1,4 +1,4 @@
-//! The file of a bank, read by position: a file that is cut short while it is in use is an error like any other.
+//! The file of a bank, read by position: if it is truncated while in use, that is an ordinary error.
 
 use std::fs::File;
 use std::io;
@@ -9,14 +9,14 @@ use march_engine::{checksum, ops::anchor_read};
 
 use crate::error::{Error, Result};
 
-/// An open file, and how long it was when it was opened.
+/// An open file, with its length at the time it was opened.
 #[derive(Debug)]
 pub(super) struct Source {
     pub path: PathBuf,
     pub length: usize,
     #[cfg(unix)]
     file: File,
-    /// Reading moves the file's position.
+    /// Serialises reads, because reading moves the file's position.
     #[cfg(not(unix))]
     file: std::sync::Mutex<File>,
 }
@@ -37,7 +37,7 @@ impl Source {
         Ok(Self { path: path.into(), length, file })
     }
 
-    /// The bytes of a range.
+    /// Reads the bytes of a range.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         if range.end > self.length {
             return Err(self.cut_short(range));
@@ -47,7 +47,7 @@ impl Source {
         Ok(bytes)
     }
 
-    /// Fills `bytes` with those from `start` on.
+    /// Fills `bytes` from the file, beginning at `start`.
     pub fn fill(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
         self.read_exact(start as u64, bytes).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => self.cut_short(start..start + bytes.len()),
@@ -77,7 +77,7 @@ impl Source {
     }
 }
 
-/// An anchor's state or tails, when they are first read.
+/// Loads an anchor's state or tails when they are first read.
 impl anchor_read::Source for Source {
     fn fetch(&self, start: usize, sum: u64, bytes: &mut [u8]) -> std::result::Result<(), String> {
         self.fill(start, bytes).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Comparing a whole file with its checksums, on several threads.
+//! Verifies a whole file against its checksums, on several threads.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,26 +11,26 @@ use super::BankFile;
 use super::section::{Part, Section, advice, is_of_anchors};
 use crate::error::{Error, Result};
 
-/// Bytes that are read at a time: they stay in the cache until they are summed up.
+/// Bytes per read: few enough to stay in the cache until they are summed.
 const PIECE: usize = 256 << 10;
-/// A file of fewer bytes is read by one thread.
+/// Files smaller than this are read by a single thread.
 const SMALL: usize = 4 << 20;
 const THREADS: usize = 8;
 
-/// Some rows of a tensor, one after the other in the file.
+/// Consecutive rows of a tensor in the file.
 struct Piece<'a> {
     section: &'a Section,
-    /// The section before it.
+    /// The previous section.
     earlier: Option<&'a Section>,
     name: &'a str,
     part: &'a Part,
     rows: Range<usize>,
-    /// Rows of the tensor in earlier sections.
+    /// Number of the tensor's rows in earlier sections.
     before: usize,
 }
 
 impl BankFile {
-    /// Reads all and compares it with its checksums; the first that differs is refused by its tensor's name.
+    /// Reads everything and verifies the checksums; the error names the tensor of the first mismatch.
     pub fn verify(&self) -> Result<()> {
         let pieces = self.pieces();
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
@@ -49,7 +49,7 @@ impl BankFile {
             let mut bytes = Vec::new();
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
-                // What comes after something damaged need not be read.
+                // Nothing after the first damage needs to be read.
                 let Some(piece) = pieces.get(i).filter(|_| !failed_at(i, None)) else { return };
                 if let Err(error) = self.verify_piece(piece, &mut bytes) {
                     failed_at(i, Some(error));
@@ -82,7 +82,7 @@ impl BankFile {
             }
             earlier = Some(section);
         }
-        // In the order of the file.
+        // Sort by position in the file.
         pieces.sort_by_key(|piece| piece.part.row(piece.rows.start).start);
         pieces
     }
@@ -101,8 +101,8 @@ impl BankFile {
         })
     }
 
-    /// Compares the bytes of some rows of a tensor, before which there are others in earlier sections; or says what is
-    /// wrong.
+    /// Verifies the bytes of some rows of a tensor, `before` rows of which are in earlier sections; the error says what
+    /// is wrong.
     pub(super) fn compare_rows(
         &self,
         section: &Section,

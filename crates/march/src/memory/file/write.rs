@@ -1,5 +1,5 @@
-//! Writing a bank: the tensors one after the other, each with its checksums, then the header and the checksums before
-//! them, where room was left. What is appended becomes part of the file with its first 64 bytes, which are written last.
+//! Writing a bank: the tensors in sequence, each with its checksums, then the header and the checksum table into the
+//! space reserved before them. An appended section becomes valid with its first 64 bytes, which are written last.
 
 use std::cmp::Reverse;
 use std::fs::{File, OpenOptions};
@@ -53,7 +53,7 @@ pub(super) fn append<E: Engine>(
     }
     let mut file = open_locked(path)?;
     let begun = BankFile::of_file(path, file.try_clone().map_err(Error::io(path, "append to"))?)?;
-    // What is appended to damage would be lost with it.
+    // Verify first: data appended to a damaged file would be lost with it.
     begun.verify()?;
     let (mut tensors, storage) = tensors(bank, ending, engine)?;
     let whole: usize = tensors.iter().map(Out::bytes).sum();
@@ -74,7 +74,7 @@ pub(super) fn append<E: Engine>(
         file.sync_all().map_err(failed())
     };
     let write = || {
-        // What an earlier append has not finished.
+        // Remove what an earlier append left unfinished.
         file.set_len(end as u64).map_err(failed())?;
         let mark = [&vec![0; start - end][..], UNFINISHED].concat();
         put(&mut file, end, &mark)?;
@@ -85,27 +85,27 @@ pub(super) fn append<E: Engine>(
     };
     let written = write();
     if written.is_err() {
-        // The error is the one to report; the mark says that the section is not there.
+        // Report the original error; the mark already makes the section invalid.
         let _ = file.set_len(end as u64);
     }
     written
 }
 
-/// Opens a file to append to it, one process at a time. Where the system has no locks, two at once are found out by the
+/// Opens a file for appending, one process at a time. On systems without locks, concurrent appends are detected by the
 /// checksums.
 fn open_locked(path: &Path) -> Result<File> {
     loop {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(Error::io(path, "append to"))?;
         let _ = file.lock();
-        // Whoever had it before may have put another file into its place.
+        // The previous owner may have put another file in its place.
         if disk::is_at(&file, path) {
             return Ok(file);
         }
     }
 }
 
-/// Whether the anchors of a file are the first of these; if so, notes down how many.
+/// Whether the anchors in a file are the first of these; if so, records how many there are.
 fn continues<E: Engine>(
     engine: &E,
     file: &BankFile,
@@ -131,7 +131,7 @@ fn continues<E: Engine>(
     Ok(true)
 }
 
-/// Writes tensors into a file, with room for their header at byte `start`; returns what belongs there.
+/// Writes tensors to a file, with space for their header at byte `start`; returns the bytes that belong there.
 fn write_tensors<E: Engine>(
     engine: &E,
     path: &Path,
@@ -187,12 +187,12 @@ fn tensors<'a, E: Engine>(
         storage = writer.storage.or(storage);
         tensors.extend(writer.tensors);
     }
-    // Wide numbers first, so that all lie on addresses for their type.
+    // Widest types first, so that every tensor is aligned for its type.
     tensors.sort_by_key(|tensor| Reverse(tensor.dtype.bitsize()));
     Ok((tensors, storage))
 }
 
-/// The header but for its checksums.
+/// The header without its checksums.
 fn header<E: Engine>(
     bank: &StateBank<E>,
     ending: Option<&Ending>,
@@ -210,7 +210,7 @@ fn header<E: Engine>(
         add("after", after);
     }
     add("format", FORMAT);
-    // Without the text's end, also an earlier program can read it.
+    // Without the end of the text, use the old version, which earlier programs can read as well.
     add("version", &if ending.is_some() { FORMAT_VERSION } else { PLAIN_VERSION }.to_string());
     add("model_type", &tag.model_type);
     add("model", &tag.model);
@@ -253,7 +253,7 @@ fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// The header's length, the header and the table of checksums, with the checksums of these two.
+/// The header's length, the header and the checksum table, with the checksums of header and table filled in.
 fn prefix(mut header: Map<String, Value>, sums: &[u64]) -> Vec<u8> {
     let table: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
     if let Some(Value::Object(metadata)) = header.get_mut("__metadata__") {
@@ -261,7 +261,7 @@ fn prefix(mut header: Map<String, Value>, sums: &[u64]) -> Vec<u8> {
     }
     let header = Value::Object(header).to_string();
     debug_assert!(header.starts_with(OPENING));
-    // Spaces, so that the numbers begin at an address for any type.
+    // Pad with spaces, so that the numbers are aligned for any type.
     let length = (LENGTH_BYTES + header.len()).next_multiple_of(ALIGNMENT) - LENGTH_BYTES;
     let mut bytes = (length as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());

@@ -1,8 +1,8 @@
-//! What flash-linear-attention 0.6.0 fills in where a `config.json` leaves a key out, and where else than in its own
-//! key a value can be.
+//! The defaults that flash-linear-attention 0.6.0 uses for keys missing from a `config.json`, and the other places
+//! where it looks for a value.
 //!
-//! The values are those of its classes `GatedDeltaNetConfig` and `TransformerConfig`. Model types that it does not have
-//! have only the defaults of their own keys.
+//! The defaults are those of its classes `GatedDeltaNetConfig` and `TransformerConfig`. Model types that it does not
+//! have only have the defaults of their own keys.
 
 use serde_json::{Map, Value, json};
 
@@ -13,10 +13,10 @@ use crate::error::Result;
 const GATED_DELTANET: &str = "gated_deltanet";
 const TRANSFORMER: &str = "transformer";
 
-/// What a feed-forward network's width is to `hidden_size`, before the factor of two thirds.
+/// Ratio of a feed-forward network's width to `hidden_size`, before the factor of two thirds.
 const HIDDEN_RATIO: f64 = 4.0;
 
-/// Keys that say how positions are scaled.
+/// Keys for the scaling of positions.
 pub(super) const ROPE_KEYS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
 /// Whether a `model_type` is softmax attention.
@@ -24,14 +24,14 @@ pub(super) fn is_attention(model_type: &str) -> bool {
     model_type == TRANSFORMER
 }
 
-/// Fills in what a `config.json` leaves to defaults.
+/// Fills in the defaults of keys missing from a `config.json`.
 pub(super) fn fill(document: &mut Document) -> Result<()> {
     let model_type = document.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string();
     read_rope(document, is_attention(&model_type))?;
     let defaults = of_class(&model_type);
     let with_default = !defaults.is_empty();
     for (key, value) in defaults {
-        // A null is not filled: only for this key does it stand for the default.
+        // A null is not replaced: only for `tie_word_embeddings` does it stand for the default.
         if !document.has(&key) || key == "tie_word_embeddings" && document.get(&key).is_none() {
             document.set(&key, value);
         }
@@ -39,7 +39,7 @@ pub(super) fn fill(document: &mut Document) -> Result<()> {
     fill_intermediate_size(document, with_default)
 }
 
-/// The defaults of a class, but for keys whose own default is the same.
+/// The defaults of a class, except for keys whose own default is the same.
 fn of_class(model_type: &str) -> Map<String, Value> {
     let (keys, own) = match model_type {
         GATED_DELTANET => (
@@ -59,8 +59,8 @@ fn of_class(model_type: &str) -> Map<String, Value> {
     [common, keys, own].into_iter().filter_map(|keys| keys.as_object().cloned()).flatten().collect()
 }
 
-/// Where `intermediate_size` is left to `hidden_ratio`, computes it as flash-linear-attention does: two thirds of
-/// `hidden_size` · `hidden_ratio`, rounded up to a multiple of 256. `with_default`: also without a ratio.
+/// Computes `intermediate_size` if only `hidden_ratio` is given, as flash-linear-attention does: two thirds of
+/// `hidden_size` · `hidden_ratio`, rounded up to a multiple of 256. With `with_default`, also without a ratio.
 fn fill_intermediate_size(document: &mut Document, with_default: bool) -> Result<()> {
     let ratio = match (document.get("intermediate_size"), document.get("hidden_ratio")) {
         (Some(_), _) => return Ok(()),
@@ -83,8 +83,8 @@ fn fill_intermediate_size(document: &mut Document, with_default: bool) -> Result
     Ok(())
 }
 
-/// Refuses positions that are scaled. Takes `rope_theta` from where newer versions of transformers also write it, and
-/// refuses two values for it.
+/// Rejects scaled positions. Reads `rope_theta` also from the place where newer versions of transformers write it, and
+/// rejects conflicting values.
 fn read_rope(document: &mut Document, attention: bool) -> Result<()> {
     for key in ROPE_KEYS {
         let Some(value) = document.get(key).cloned() else { continue };

@@ -1,5 +1,5 @@
-//! Keys of a `config.json` that are not the model's own. Reading is a closed world: such a key is known not to change what
-//! is computed, or it has the one value that says what is computed here, or it is refused by name.
+//! Keys of a `config.json` that are not the model's own. Every such key is either known not to affect the computation,
+//! or has the one value that describes this computation, or is rejected by name; unknown keys are never ignored.
 //!
 //! The keys are those of transformers' `PreTrainedConfig` (4.45 to 5.22) and of flash-linear-attention's
 //! `GatedDeltaNetConfig` and `TransformerConfig` (0.1 to 0.6.0).
@@ -10,9 +10,9 @@ use super::defaults::{self, ROPE_KEYS};
 use crate::config::{Document, list, model_types_with, nearest};
 use crate::error::Result;
 
-/// Keys that change nothing in what a trained model computes; they are kept and written again.
+/// Keys that do not affect what a trained model computes; they are preserved when the file is written.
 const HARMLESS: &[&str] = &[
-    // Where the folder comes from, and with which classes and precision other tools open it.
+    // Origin of the folder, and the classes and precision with which other tools open it.
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
@@ -33,14 +33,14 @@ const HARMLESS: &[&str] = &[
     "transformers_version",
     "use_bfloat16",
     "xla_device",
-    // What a call gives back beside the logits, and in which pieces it is computed.
+    // What a call returns besides the logits, and how its computation is split.
     "chunk_size_feed_forward",
     "output_attentions",
     "output_hidden_states",
     "return_dict",
     "tie_last_hidden_states",
     "use_cache",
-    // Other tasks than predicting the next token: their heads would be extra tensors, which are refused.
+    // Tasks other than predicting the next token: their heads would be extra tensors, which are rejected.
     "finetuning_task",
     "id2label",
     "is_decoder",
@@ -51,7 +51,7 @@ const HARMLESS: &[&str] = &[
     "task_specific_params",
     "tf_legacy_loss",
     "tie_encoder_decoder",
-    // Tokens with a meaning for the tokenizer. The row of the padding token is read as any other.
+    // Tokens with a meaning for the tokenizer. The row of the padding token is treated like any other.
     "bos_token_id",
     "cls_token_id",
     "decoder_start_token_id",
@@ -97,21 +97,22 @@ const HARMLESS: &[&str] = &[
     "top_k",
     "top_p",
     "typical_p",
-    // flash-linear-attention: which kernels compute the same numbers, and the loss of training.
+    // flash-linear-attention: which kernels compute the same numbers, and the training loss.
     "attn_mode",
     "fuse_cross_entropy",
     "fuse_linear_cross_entropy",
     "fuse_norm",
     "fuse_swiglu",
     "use_l2warp",
-    // The same: how long the table of rotary angles is at first; never read; `intermediate_size` follows from it.
+    // flash-linear-attention: the initial length of the table of rotary angles; never read; only used to derive
+    // `intermediate_size`.
     "max_position_embeddings",
     "elementwise_affine",
     "hidden_ratio",
 ];
 
-/// Refuses a key that may ask for something else than what is computed here. Null asks for nothing, but for the two
-/// keys that are true by default.
+/// Rejects keys that may require a different computation from this one. Null requires nothing, except for the two keys
+/// that are true by default.
 pub(super) fn check(document: &Document, model_type: &str) -> Result<()> {
     for (key, value) in document.unknown() {
         let falsy =
@@ -132,7 +133,7 @@ pub(super) fn check(document: &Document, model_type: &str) -> Result<()> {
     Ok(())
 }
 
-/// For a key that is accepted with some values only: whether it has one of them, and which they are.
+/// For a key that is accepted with certain values only: whether it has one of them, and what they are.
 fn demanded(document: &Document, model_type: &str, key: &str, value: &Value) -> Option<(bool, String)> {
     let attention = defaults::is_attention(model_type);
     let is = |expected: bool| *value == Value::Bool(expected);
@@ -182,7 +183,7 @@ fn demanded(document: &Document, model_type: &str, key: &str, value: &Value) -> 
     Some((fits, only))
 }
 
-/// What to say of a key that nobody knows.
+/// The message about an unknown key.
 fn unknown(document: &Document, model_type: &str, key: &str, value: &Value) -> String {
     let users = model_types_with(document.examples(), key);
     if !users.is_empty() {
@@ -200,7 +201,7 @@ fn unknown(document: &Document, model_type: &str, key: &str, value: &Value) -> S
     )
 }
 
-/// A value, cut where it is long.
+/// A value, truncated if it is long.
 fn short(value: &Value) -> String {
     const LONGEST: usize = 80;
     let text = value.to_string();

@@ -1,7 +1,7 @@
 //! The keys of a model: `config.json` of a checkpoint, and `[model]` and `[memory]` of a configuration file.
 //!
-//! A TOML file is written for this program alone, so a key that nobody knows is refused. In `config.json`, keys of other
-//! tools that are known to change nothing in what is computed are kept.
+//! A TOML file is written for this program alone, so an unknown key is rejected. In `config.json`, keys of other tools
+//! that are known not to affect the computation are preserved.
 
 mod defaults;
 mod foreign;
@@ -16,39 +16,39 @@ use crate::anchors::{MemoryConfig, Policy};
 use crate::config::{self, Contradiction, Document, Example, Source, keys_of, presets};
 use crate::error::{Error, Result};
 
-/// What a model computes.
+/// The configuration of a model: what it computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Tokens that it knows.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
     /// D, the width of both streams.
     pub hidden_size: usize,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Width inside the feed-forward network.
+    /// Inner width of the feed-forward network.
     pub intermediate_size: usize,
-    /// What is added to the mean square in every norm.
+    /// The constant added to the mean square in every norm.
     pub norm_eps: f64,
-    /// Whether the output layer is the embedding.
+    /// Whether the output layer shares the embedding's weights.
     pub tie_word_embeddings: bool,
-    /// Standard deviation of new weights.
+    /// Standard deviation of initial weights.
     pub initializer_range: f64,
     /// The sequence mixer, with `model_type` and its own keys.
     pub mixer: MixerConfig,
-    /// How anchors are placed and kept: `[memory]`, and keys of their own in `config.json`. The defaults for a mixer
-    /// without anchors.
+    /// How anchors are placed and kept: `[memory]`, or separate keys in `config.json`. The defaults for a mixer without
+    /// anchors.
     pub memory: MemoryConfig,
-    /// Keys of other tools, kept and written again.
+    /// Keys of other tools, preserved when the file is written.
     pub other: Map<String, Value>,
 }
 
-/// The key that decides which others there are.
+/// The key that determines which other keys exist.
 #[derive(Serialize, Deserialize)]
 struct ModelType {
     model_type: String,
 }
 
-/// Keys of every model.
+/// The keys common to all models.
 #[derive(Serialize, Deserialize)]
 struct CommonConfig {
     vocab_size: usize,
@@ -60,14 +60,14 @@ struct CommonConfig {
     initializer_range: f64,
 }
 
-/// Sizes beyond these are mistakes, and their products would overflow.
+/// Larger sizes are mistakes, and their products would overflow.
 const MOST_LAYERS: usize = 10_000;
 const LARGEST_SIZE: usize = 1 << 24;
 
 impl ModelConfig {
-    /// Reads the `config.json` of a checkpoint. `origin` names it in errors. What flash-linear-attention fills in where
-    /// a key is left out is filled in; a key that may change what is computed is refused unless it says what is
-    /// computed here.
+    /// Reads the `config.json` of a checkpoint. `origin` names it in errors. Missing keys get the defaults of
+    /// flash-linear-attention; a key that may affect the computation is rejected unless its value describes this
+    /// computation.
     pub fn from_json(text: &str, origin: &str) -> Result<Self> {
         let refuse = |message: String| Error::file(origin.as_ref(), message);
         let keys = match serde_json::from_str(text) {
@@ -88,7 +88,7 @@ impl ModelConfig {
         Ok(model)
     }
 
-    /// Takes the keys of `[model]` from a document; what is left there is unknown to it.
+    /// Takes the keys of `[model]` from a document; whatever remains is unknown.
     pub(crate) fn read(document: &mut Document) -> Result<Self> {
         let ModelType { model_type } = document.keys()?;
         if !MixerConfig::MODEL_TYPES.contains(&model_type.as_str()) {
@@ -99,7 +99,7 @@ impl ModelConfig {
             MixerConfig::read(&model_type, document)
                 .unwrap_or_else(|| Err(unknown_model_type(document, &model_type)))
         };
-        // Once more with the defaults filled in, so that a key left out equals the same key written.
+        // Read again with the defaults filled in, so that an omitted key equals the same key written out.
         let filled = mixer(document)?.write();
         let mixer = mixer(&mut Document::new(document.origin(), filled))?;
         Ok(Self {
@@ -116,11 +116,11 @@ impl ModelConfig {
         })
     }
 
-    /// The models of the presets, as examples for messages about the keys of others.
+    /// The models of the presets, as examples for messages about keys.
     pub(crate) fn examples() -> &'static [Example] {
         static EXAMPLES: OnceLock<Vec<Example>> = OnceLock::new();
         let read = |preset| {
-            // Documents of presets have no examples of their own, which would never end.
+            // Documents of presets get no examples of their own, to avoid endless recursion.
             let mut sections = Source::preset(preset)?.sections(|| &[]).ok()?;
             let keys = sections.0.remove("model")?.keys;
             let model = Self::read(&mut Document::new(preset, keys)).ok()?;
@@ -129,18 +129,18 @@ impl ModelConfig {
         EXAMPLES.get_or_init(|| presets::names().filter_map(read).collect())
     }
 
-    /// The whole policy that the model was made for: how anchors are placed, kept and read. None for a mixer without
-    /// anchors.
+    /// The complete policy that the model was made for: how anchors are placed, kept and read. `None` for a mixer
+    /// without anchors.
     pub fn policy(&self) -> Option<Policy> {
         self.mixer.policy().map(|own| self.memory.over(own))
     }
 
-    /// The keys of `[model]` and their values, defaults filled in; `model_type` first, those of other tools last.
+    /// The keys of `[model]` and their values, with defaults filled in; `model_type` first, keys of other tools last.
     pub(crate) fn keys(&self) -> Map<String, Value> {
         self.keys_with(Map::new())
     }
 
-    /// The keys of `[model]`, then `more`, then those of other tools.
+    /// The keys of `[model]`, then `more`, then the keys of other tools.
     fn keys_with(&self, more: Map<String, Value>) -> Map<String, Value> {
         let mut keys = keys_of(&ModelType { model_type: self.mixer.model_type().into() });
         keys.extend(keys_of(&CommonConfig {
@@ -160,25 +160,25 @@ impl ModelConfig {
         keys
     }
 
-    /// Writes a `config.json`: every key, also those with a default; those of `[memory]` only for a mixer with anchors.
+    /// Writes a `config.json` with every key, including defaults; the keys of `[memory]` only for a mixer with anchors.
     pub fn to_json(&self) -> String {
         let memory = self.mixer.policy().map(|_| self.memory.keys());
         format!("{:#}\n", Value::Object(self.keys_with(memory.unwrap_or_default())))
     }
 
-    /// What says which weights belong to the model: its `config.json` without `[memory]`, which can be chosen anew for
-    /// the same weights, and without keys of other tools.
+    /// The part of the configuration that the weights depend on: `config.json` without `[memory]`, which can be changed
+    /// for the same weights, and without keys of other tools.
     pub(super) fn identity(&self) -> String {
         let own = Self { other: Map::new(), ..self.clone() };
         format!("{:#}\n", Value::Object(own.keys()))
     }
 
-    /// Refuses what cannot be. `origin` names the configuration in errors.
+    /// Rejects invalid values. `origin` names the configuration in errors.
     pub fn check(&self, origin: &str) -> Result<()> {
         self.contradiction().map_err(|(key, message)| Error::config(origin, key, message))
     }
 
-    /// The first key that cannot be as it is.
+    /// Returns the first key with an invalid value.
     pub(crate) fn contradiction(&self) -> std::result::Result<(), Contradiction> {
         for (key, size, most) in [
             ("vocab_size", self.vocab_size, LARGEST_SIZE),

@@ -1,12 +1,12 @@
-//! What mixers with anchors share: the kept anchors, reading them, and adaptive placement.
+//! Common parts of mixers with anchors: the kept anchors, reading them, and adaptive placement.
 //!
-//! An anchor of a layer is the recurrence's state at a boundary, a routing key, and the last inputs of the
-//! convolutions, from which the text can continue there. The tokens after it read it as
+//! An anchor of a layer consists of the recurrence's state at a boundary, a routing key, and the last inputs of the
+//! convolutions (tails), from which the text can continue there. Later tokens read it as
 //!
 //! ```text
 //! π_t = softmax([ρ_t·κ_m …, n_t])   over the anchors that token t sees and the null;   Σ_m π_tm A_mᵀ q_t
 //! ```
-//! where mixers differ in what ρ, κ and the null score are.
+//! where the definitions of ρ, κ and the null score depend on the mixer.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct AnchoredMemory<E: Engine> {
     pub(super) base: DeltaMemory<E>,
     /// The kept anchors.
     pub(super) anchors: Anchors<E>,
-    /// With adaptive placement, in the first layer: what it has seen.
+    /// The state of adaptive placement, in the first layer.
     followed: Followed<E>,
 }
 
@@ -44,12 +44,12 @@ impl<E: Engine> Default for AnchoredMemory<E> {
     }
 }
 
-/// The first layer's state as adaptive placement follows it. It is cut at every candidate for an anchor, the mixer's own
-/// at the anchors only; the two differ by rounding.
+/// The first layer's state as adaptive placement follows it. It is cut at every candidate for an anchor, whereas the
+/// mixer's own state is cut only at the anchors; the two differ by rounding.
 struct Followed<E: Engine> {
-    /// At the last point of the chunk grid; none is zero.
+    /// The state at the last point of the chunk grid; `None` stands for zero.
     state: Option<E::Tensor>,
-    /// At the last anchor, which movement is counted from.
+    /// The state at the last anchor, from which movement is measured.
     anchor: Option<E::Tensor>,
 }
 
@@ -65,7 +65,7 @@ impl<E: Engine> Default for Followed<E> {
     }
 }
 
-/// Names in a file: what adaptive placement has seen, and the anchors' routing keys.
+/// Names in a file: the state of adaptive placement, and the anchors' routing keys.
 const FOLLOWED: [&str; 2] = ["placement_state", "placement_anchor"];
 const ROUTING_KEYS: &str = "routing_keys";
 
@@ -169,14 +169,14 @@ impl<E: Engine> AnchoredMemory<E> {
 
 /// The kept anchors of one layer, oldest first.
 pub(super) struct Anchors<E: Engine> {
-    /// One entry for each anchor, [1, value_heads, d_k, d_v].
+    /// One entry per anchor, [1, value_heads, d_k, d_v].
     states: Vec<Arc<E::Stored>>,
-    /// [anchors, value_heads·d_r].
+    /// The routing keys, [anchors, value_heads·d_r].
     routing_keys: Option<E::Tensor>,
     /// The last inputs of the convolutions of q, k and v before each anchor, each [1, 1, conv_size − 1, channels], in
-    /// f32. They stay in the file unless somebody rolls back to them.
+    /// f32. They stay in the file unless a rollback needs them.
     tails: [Vec<Arc<E::Stored>>; 3],
-    /// What this layer knows of them, where it decides by itself which to keep; else empty.
+    /// This layer's bookkeeping of the anchors, if it decides by itself which to keep; otherwise empty.
     ledger: Ledger,
 }
 
@@ -209,7 +209,7 @@ impl<E: Engine> Anchors<E> {
         Ok(())
     }
 
-    /// Adds the convolutions' last inputs of new anchors.
+    /// Adds the convolution tails of new anchors.
     pub fn push_tails(&mut self, engine: &E, tails: Vec<[E::Tensor; 3]>) -> Result<()> {
         for (list, tail) in tails.into_iter().flat_map(|tails| std::iter::zip(0.., tails)) {
             let shape: Vec<usize> = [1].iter().chain(engine.shape(&tail)).copied().collect();
@@ -226,7 +226,7 @@ impl<E: Engine> Anchors<E> {
         Some([&**q?, &**k?, &**v?])
     }
 
-    /// Drops all anchors but those with the given numbers, which ascend.
+    /// Drops all anchors except those with the given numbers, which must be ascending.
     fn keep(&mut self, engine: &E, numbers: &[usize]) -> Result<()> {
         if numbers.len() == self.states.len() {
             return Ok(());
@@ -243,19 +243,19 @@ impl<E: Engine> Anchors<E> {
         Ok(())
     }
 
-    /// How many.
+    /// The number of kept anchors.
     pub fn len(&self) -> usize {
         self.states.len()
     }
 
-    /// Bytes of states, keys and tails.
+    /// Size of states, keys and tails, in bytes.
     pub fn bytes(&self, engine: &E) -> usize {
         let stored = self.states.iter().chain(self.tails.iter().flatten());
         let stored = stored.map(|state| engine.stored_bytes(state)).sum::<usize>();
         stored + self.routing_keys.as_ref().map_or(0, |keys| tensor_bytes(engine, keys))
     }
 
-    /// Enters the anchor that was pushed last into the ledger, and drops others until `budget` bytes hold the rest.
+    /// Adds the anchor that was pushed last to the ledger, and drops others until the rest fits into `budget` bytes.
     fn settle(&mut self, engine: &E, anchor: Anchor, budget: usize, record: bool) -> Result<()> {
         for entry in &mut self.ledger.entries {
             entry.mass *= DECAY;
@@ -282,13 +282,13 @@ impl<E: Engine> Anchors<E> {
         Ok(())
     }
 
-    /// ‖A_a − A_b‖; infinite where there is no a.
+    /// ‖A_a − A_b‖; infinite if there is no a.
     fn distance(&self, engine: &E, a: Option<usize>, b: usize) -> Result<f64> {
         let Some(a) = a else { return Ok(f64::INFINITY) };
         Ok(frobenius(&self.numbers(engine, a)?, Some(&self.numbers(engine, b)?)))
     }
 
-    /// A state as it is stored.
+    /// The numbers of a state, as stored.
     fn numbers(&self, engine: &E, n: usize) -> Result<Vec<f32>> {
         Ok(engine.stored_to_host(&self.states[n])?.to_f32()?)
     }
@@ -299,30 +299,30 @@ pub(super) struct Reader<'a> {
     pub base: &'a GatedDeltaNet,
     pub layer: Layer,
     pub routing_scale: f64,
-    /// All scores of this layer are equal: top-K takes the newest.
+    /// Whether all scores of this layer are equal, so that top-K takes the newest.
     pub equal_scores: bool,
-    /// Whether the share of each token's weight that goes to anchors is wanted, beside the readout.
+    /// Whether to compute each token's total weight on anchors as well as the readout.
     pub want_mass: bool,
 }
 
-/// What the tokens of a row route with: queries, routing queries ρ, null scores.
+/// The inputs that the tokens of a row route with: queries, routing queries ρ, null scores.
 pub(super) struct Routing<'a, T> {
     pub query: &'a Var<T>,
     pub routing_query: &'a Var<T>,
     pub null_score: Option<&'a Var<T>>,
 }
 
-/// What tokens read.
+/// The result of reading anchors.
 pub(super) struct History<T> {
     /// Σ_m π_tm A_mᵀ q_t, [B, n, value_heads·d_v].
     pub readout: Var<T>,
-    /// Σ_m π_tm, [B, n, value_heads], where it is wanted.
+    /// Σ_m π_tm, [B, n, value_heads], if it was requested.
     pub mass: Option<Var<T>>,
 }
 
 impl Reader<'_> {
-    /// Reads the anchors that each token sees; none where no token sees any. The call's new anchors are `states` with
-    /// their `keys`; with a memory, its anchors come before them, and the new ones that the plan keeps join it.
+    /// Reads the anchors that each token sees; `None` if no token sees any. The call's new anchors are `states` with
+    /// their `keys`. With a memory, its anchors come before them, and the new ones that the plan keeps are added to it.
     pub fn historical_readout<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -332,7 +332,7 @@ impl Reader<'_> {
         row: Row<'_>,
         anchors: Option<&mut Anchors<E>>,
     ) -> Result<Option<History<E::Tensor>>> {
-        // With a budget this layer knows by itself what there is to see.
+        // With a budget, the layer's own ledger determines which anchors are visible.
         let own = match (&anchors, row.anchors.budget) {
             (Some(anchors), Some(_)) => Some(row.anchors.seeing(anchors.ledger.anchors(), row.tokens)),
             _ => None,
@@ -418,7 +418,7 @@ impl Reader<'_> {
         Ok(history)
     }
 
-    /// Σ_m π_tm, by the reader itself: every anchor is the number 1, and so is every query.
+    /// Σ_m π_tm, computed by the reader itself with every anchor state and every query set to the number 1.
     fn mass<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -435,7 +435,7 @@ impl Reader<'_> {
         AnchorReadOptions { key_heads: self.base.value_heads, ..options.clone() }
     }
 
-    /// Queries for the tokens of `like`, and `count` states, of one number each, such that a state reads as 1.
+    /// Queries for the tokens of `like`, and `count` states, of one number each, chosen such that a state reads as 1.
     fn ones<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -465,7 +465,7 @@ impl Reader<'_> {
         Ok(pass.engine().routing_weights(input, options)?)
     }
 
-    /// Records routing weights where somebody wants to see them.
+    /// Records routing weights if a trace was requested.
     fn trace<E: Engine>(&self, pass: &Pass<'_, '_, E>, row: Row<'_>, weights: Option<E::Tensor>) {
         if let Some(trace) = pass.trace(row) {
             let mut trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -474,11 +474,11 @@ impl Reader<'_> {
     }
 }
 
-/// A query or key of one number whose length the engine normalises to exactly 1: beside its square, 2^20, the 1e-6
-/// under the root is lost in rounding.
+/// A query or key of one number that the engine normalises to exactly 1: next to its square, 2^20, the 1e-6 under the
+/// root is lost in rounding.
 pub(super) const UNIT: f64 = 1024.0;
 
-/// The anchors' part of [`super::Mixer::work`]: of each anchor that a token sees a score, of each that it reads Aᵀq.
+/// The anchors' part of [`super::Mixer::work`]: a score for each visible anchor, and Aᵀq for each one that is read.
 pub(super) fn read_work(base: &GatedDeltaNet, routing_dim: usize, tokens: usize, policy: &Policy) -> f64 {
     let plan = AnchorPlan::fresh(policy, 1, tokens);
     let (mut scored, mut read) = (0, 0);
@@ -490,7 +490,7 @@ pub(super) fn read_work(base: &GatedDeltaNet, routing_dim: usize, tokens: usize,
     2.0 * base.value_heads as f64 * (base.key_dim * base.value_dim * read + routing_dim * scored) as f64
 }
 
-/// Bytes of an [`AnchoredMemory`] after `tokens` tokens.
+/// Size of an [`AnchoredMemory`] after `tokens` tokens, in bytes.
 pub(super) fn memory_bytes<E: Engine>(
     base: &GatedDeltaNet,
     layer: Layer,
@@ -509,15 +509,16 @@ pub(super) fn memory_bytes<E: Engine>(
     base.live_bytes::<E>(tokens) + followed * base.state_bytes() + kept * anchor
 }
 
-/// Bytes of one anchor in one layer.
+/// Size of one anchor in one layer, in bytes.
 pub(super) fn anchor_bytes(base: &GatedDeltaNet, routing_dim: usize, storage: Storage) -> usize {
     let state = storage.bytes(base.value_heads * base.key_dim, base.value_dim);
     state + base.tail_bytes() + base.value_heads * routing_dim * size_of::<f32>()
 }
 
-/// [`super::Mixer::place`] of mixers with anchors. With adaptive placement the first layer's recurrence runs ahead of the
-/// call: the same recurrence over the same inputs, cut at every candidate, with a state of its own. So the decision
-/// depends on the text alone: not on the anchors, not on where calls end, and no gradient flows.
+/// Implements [`super::Mixer::place`] for mixers with anchors. With adaptive placement, the first layer's recurrence
+/// runs ahead of the call: the same recurrence over the same inputs, cut at every candidate, with its own state. The
+/// decision therefore depends on the text alone, not on the anchors or on where calls end, and no gradient flows
+/// through it.
 pub(super) fn place<E: Engine>(
     base: &GatedDeltaNet,
     pass: &Pass<'_, '_, E>,
@@ -542,7 +543,7 @@ pub(super) fn place<E: Engine>(
     let mut placed = timeline.clone();
     let mut boundaries = Vec::new();
     let mut last = memory.followed.anchor.as_ref().map(|state| engine.to_f32(state));
-    // Few candidates' states are held at once, and pieces end where chunks do.
+    // Process pieces that end with a chunk, so that only a few candidates' states are held at once.
     let piece = chunk * min;
     let mut position = begin;
     while position < end {
@@ -578,7 +579,7 @@ pub(super) fn place<E: Engine>(
     Ok(boundaries)
 }
 
-/// The states at the row's boundaries, [N, value_heads, d_k, d_v]; nothing else is computed.
+/// Computes only the states at the row's boundaries, [N, value_heads, d_k, d_v].
 fn states_at<E: Engine>(
     base: &GatedDeltaNet,
     pass: &Pass<'_, '_, E>,
@@ -599,7 +600,7 @@ mod tests {
 
     use super::*;
 
-    /// States on a line, none read: what goes is what lies nearest to its neighbour, and distances follow.
+    /// States on a line, none of them read: the one nearest to its neighbour is dropped, and distances are updated.
     #[test]
     fn distances_follow_what_is_dropped() {
         let engine = Reference;
@@ -614,7 +615,7 @@ mod tests {
             anchors.settle(&engine, anchor, 24, true).unwrap();
             assert!(anchors.bytes(&engine) <= 24);
         }
-        // At the fourth 2.1 goes (0.1 / 2.1 is least), at the fifth 2 (1 / 2 is less than 1 / 1 and 3 / 5).
+        // The fourth anchor evicts 2.1 (0.1 / 2.1 is least), the fifth evicts 2 (1 / 2 is less than 1 / 1 and 3 / 5).
         assert_eq!(anchors.ledger.evictions, [(4, vec![3]), (5, vec![2])]);
         assert_eq!(anchors.ledger.anchors().map(|a| a.ordinal).collect::<Vec<_>>(), [1, 4, 5]);
         let states: Vec<f32> =

@@ -3,7 +3,7 @@
 //! ```text
 //! q, k, v = W x;   q, k turned by their position;   o_t = Vᵀ softmax(K q_t / sqrt(d))   over positions ≤ t;   W_o o
 //! ```
-//! Memory: every key and value of the text, in blocks that forks of the text share.
+//! Memory: every key and value of the text, in blocks that are shared between forks of the text.
 
 use march_engine::Engine;
 use march_engine::ops::attention::{Attention as Inputs, BLOCK_TOKENS, KeyValues};
@@ -21,7 +21,7 @@ use crate::model::{Builder, Mixed, Parameter, Pass};
 /// Configuration of the Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionConfig {
-    /// Heads; each is `hidden_size / num_heads` wide.
+    /// Number of heads; each is `hidden_size / num_heads` wide.
     pub num_heads: usize,
     /// Base of the rotary wavelengths.
     pub rope_theta: f64,
@@ -87,14 +87,14 @@ struct Attention {
     o_proj: Parameter,
 }
 
-/// What attention keeps of a text: keys and values in blocks of [`BLOCK_TOKENS`] tokens, the last one open. Appending
-/// to a fork copies at most the open block.
+/// The keys and values of a text, in blocks of [`BLOCK_TOKENS`] tokens, the last of which is open. Appending to a fork
+/// copies at most the open block.
 pub struct KeyValueCache<E: Engine> {
     blocks: Vec<KeyValues<E::Tensor>>,
 }
 
 impl<E: Engine> KeyValueCache<E> {
-    /// Adds keys and values of the next tokens, [1, n, width].
+    /// Appends the keys and values of the next tokens, [1, n, width].
     fn append(&mut self, engine: &E, key: &E::Tensor, value: &E::Tensor) -> Result<()> {
         let (count, mut done) = (engine.shape(key)[1], 0);
         while done < count {
@@ -179,7 +179,8 @@ impl<E: Engine> Mixer<E> for Attention {
         Ok(Streams { text: pass.linear(&mixed.readout, self.o_proj)?, anchors: None })
     }
 
-    /// A score and a weighted value, two operations a dimension each, for each token at or before each token.
+    /// Operations for a score and a weighted value, two each per dimension, for every pair of a token and one at or
+    /// before it.
     fn work(&self, tokens: usize, _: &Policy) -> f64 {
         2.0 * (tokens * (tokens + 1) * self.width) as f64
     }

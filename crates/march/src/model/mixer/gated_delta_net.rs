@@ -5,8 +5,8 @@
 //! S ← α S + β k (v − α Sᵀk)ᵀ;   o = Sᵀ q      with q, k of length 1 and q scaled by d_k^-½
 //! y = W_o (rms_norm(o) ∘ SiLU(W_g x))
 //! ```
-//! Memory: the state at the last multiple of the chunk's length, the recurrence's inputs since then, and the last
-//! inputs of the three convolutions.
+//! Memory: the state at the last multiple of the chunk length, the recurrence's inputs since then, and the last inputs
+//! of the three convolutions (their tails).
 
 use std::sync::Arc;
 
@@ -27,24 +27,24 @@ use crate::model::{Builder, Init, Mixed, Parameter, Pass, Row};
 /// Configuration of Gated DeltaNet, and of the recurrence in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GatedDeltaNetConfig {
-    /// Heads of queries and keys.
+    /// Number of query and key heads.
     pub num_heads: usize,
-    /// Heads of values, a multiple of `num_heads`; as many by default.
+    /// Number of value heads, a multiple of `num_heads` and by default equal to it.
     #[serde(default)]
     pub num_v_heads: Option<usize>,
     /// d_k, the width of a query and a key.
     pub head_dim: usize,
     /// d_v / d_k.
     pub expand_v: f64,
-    /// Tokens that a convolution sees.
+    /// Number of tokens that a convolution sees.
     pub conv_size: usize,
-    /// Write strengths up to 2, which allow negative eigenvalues.
+    /// Whether write strengths go up to 2, which allows negative eigenvalues.
     #[serde(default)]
     pub allow_neg_eigval: bool,
 }
 
 impl GatedDeltaNetConfig {
-    /// Heads of values.
+    /// Number of value heads.
     pub fn value_heads(&self) -> usize {
         self.num_v_heads.unwrap_or(self.num_heads)
     }
@@ -100,7 +100,7 @@ impl MixerSpec for GatedDeltaNetConfig {
     }
 }
 
-/// The recurrence and what stands around it.
+/// The recurrence with its projections, convolutions, norm and gate.
 #[derive(Clone, Debug)]
 pub(super) struct GatedDeltaNet {
     pub key_heads: usize,
@@ -116,14 +116,14 @@ pub(super) struct GatedDeltaNet {
     b_proj: Parameter,
     g_proj: Parameter,
     o_proj: Parameter,
-    /// Of q, k and v.
+    /// Convolutions of q, k and v.
     conv1d: [Parameter; 3],
     pub a_log: Parameter,
     pub dt_bias: Parameter,
     o_norm: Parameter,
 }
 
-/// What the recurrence takes from each text token, before the convolutions.
+/// The inputs of the recurrence for each text token, before the convolutions.
 pub(super) struct Projected<T> {
     pub query: Var<T>,
     pub key: Var<T>,
@@ -138,7 +138,7 @@ impl<T> Projected<T> {
     }
 }
 
-/// What the recurrence gives.
+/// The result of the recurrence.
 pub(super) struct Recurred<T> {
     /// o, [B, n, value_heads·d_v].
     pub readout: Var<T>,
@@ -165,7 +165,7 @@ impl<E: Engine> Default for DeltaMemory<E> {
     }
 }
 
-/// Names of the convolutions' last inputs in a file.
+/// Names of the convolution tails in a file.
 pub(super) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
 
 impl<E: Engine> Memory<E> for DeltaMemory<E> {
@@ -200,16 +200,16 @@ impl<E: Engine> Memory<E> for DeltaMemory<E> {
 
 /// The gated delta rule between calls: a state, and what was written since.
 ///
-/// The state is that at the last point of the engine's chunk grid, not the newest one. The next call computes the open
-/// chunk again from there, so that every token has the bits that it has in one long call.
+/// The state is the one at the last point of the engine's chunk grid, not the newest. The next call recomputes the open
+/// chunk from there, so that every token is bit-identical to the same token in one long call.
 pub(super) struct Recurrence<E: Engine> {
-    /// [1, value_heads, d_k, d_v]; none is zero.
+    /// [1, value_heads, d_k, d_v]; `None` stands for zero.
     pub state: Option<E::Tensor>,
     /// Keys, values, retention and write inputs of the tokens since the state, each [1, n, width].
     pub open: Option<[E::Tensor; 4]>,
 }
 
-/// Names of what was written since the state, in a file.
+/// Names, in a file, of what was written since the state.
 const OPEN: [&str; 4] = ["chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
 
 impl<E: Engine> Clone for Recurrence<E> {
@@ -225,17 +225,17 @@ impl<E: Engine> Default for Recurrence<E> {
 }
 
 impl<E: Engine> Recurrence<E> {
-    /// The rule right after a state that no chunk has to be computed again for.
+    /// The rule right after a state on the grid, so that no chunk needs to be recomputed.
     pub fn at(state: E::Tensor) -> Self {
         Self { state: Some(state), open: None }
     }
 
-    /// Tokens since the state.
+    /// Number of tokens since the state.
     fn open_tokens(&self, engine: &E) -> usize {
         self.open.as_ref().map_or(0, |[keys, ..]| engine.shape(keys)[1])
     }
 
-    /// Adds what the next tokens write; gives all that was written since the state.
+    /// Appends what the next tokens write; returns everything that was written since the state.
     fn append(&mut self, engine: &E, writes: [&E::Tensor; 4]) -> Result<[E::Tensor; 4]> {
         match &mut self.open {
             Some(open) => {
@@ -254,7 +254,7 @@ impl<E: Engine> Recurrence<E> {
         self.state.iter().chain(open).map(|tensor| tensor_bytes(engine, tensor)).sum()
     }
 
-    /// Lists the tensors for a file, with a prefix before their names.
+    /// Lists the tensors for a file, with a prefix for their names.
     pub fn save<'a>(&'a self, engine: &E, prefix: &str, file: &mut LayerWriter<'a, E>) {
         if let Some(state) = &self.state {
             file.tensor(engine, &format!("{prefix}state"), state);
@@ -275,7 +275,7 @@ impl<E: Engine> Recurrence<E> {
     }
 }
 
-/// The gated delta rule with its gates' parameters.
+/// The gated delta rule with the parameters of its gates.
 pub(super) struct Rule<'a, T> {
     pub key_heads: usize,
     pub value_heads: usize,
@@ -295,8 +295,8 @@ impl<T: Clone> Rule<'_, T> {
         GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state }
     }
 
-    /// Runs over a row's tokens: queries, then keys, values, retention and write inputs. `boundaries` are counted from
-    /// the row's first token, in each batch entry; `recent` are text positions where the open chunk was cut before.
+    /// Runs over a row's tokens: queries, then keys, values, retention and write inputs. `boundaries` are relative to
+    /// the row's first token, for each batch entry; `recent` are text positions where the open chunk was already cut.
     pub fn run<E: Engine<Tensor = T>>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -322,7 +322,8 @@ impl<T: Clone> Rule<'_, T> {
         let again = memory.open_tokens(engine);
         let (start, end) = (row.position - again, row.position + row.tokens);
         let whole = memory.append(engine, writes.map(Var::value))?.map(|tensor| tape.constant(tensor));
-        // The cuts of this call, counted from where the memory's state is: those before it again, then its own.
+        // The cuts of this call, relative to the position of the memory's state: first the earlier ones again, then the
+        // new ones.
         let before: Vec<usize> = recent.iter().filter(|&&at| at > start).map(|at| at - start).collect();
         let new = boundaries.first().map_or(&[][..], Vec::as_slice).iter().map(|at| at + again);
         let anchors: Vec<usize> = before.iter().copied().chain(new).collect();
@@ -349,7 +350,8 @@ impl<T: Clone> Rule<'_, T> {
             }
             memory.open = <[T; 4]>::try_from(open).ok();
         }
-        // The new anchors' states: without those that were computed again, and without the grid's where it is no anchor.
+        // The states of the new anchors: without the recomputed ones, and without that of the grid point if it is no
+        // anchor.
         let (old, end) = (before.len(), cuts.len());
         let boundary_states = match cuts.len() > anchors.len() {
             true if old < at && at + 1 < end => {
@@ -396,7 +398,7 @@ impl GatedDeltaNet {
         }
     }
 
-    /// The projections of text.
+    /// Computes the projections of text.
     pub fn project<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -407,8 +409,8 @@ impl GatedDeltaNet {
         Ok(Projected { query, key, value, retention_input, write_input })
     }
 
-    /// Queries, keys and values after their convolutions. With a memory, its tails come before the first token and are
-    /// brought up to date; also returned are the tails as they were at each of `boundaries`.
+    /// Computes queries, keys and values after their convolutions. With a memory, its tails precede the first token and
+    /// are updated; the tails at each of `boundaries` are returned as well.
     pub fn convolve<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -429,7 +431,7 @@ impl GatedDeltaNet {
         for (i, (x, weight)) in inputs.into_iter().zip(weights).enumerate() {
             let tail = memory.tails.as_ref().map(|tails| pass.tape.constant(tails[i].clone()));
             for (tails, &boundary) in at_boundaries.iter_mut().zip(boundaries) {
-                // A tail is the new tail of a call that ends at the boundary.
+                // The tail at a boundary is the new tail of a call that ends there.
                 let recent = self.conv_size.saturating_sub(1).min(boundary);
                 let x = pass.tape.slice(x, 1, boundary - recent..boundary)?;
                 let tail = tail.as_ref().filter(|_| recent == boundary);
@@ -443,7 +445,7 @@ impl GatedDeltaNet {
         Ok((take(y), at_boundaries.into_iter().map(take).collect()))
     }
 
-    /// The recurrence over convolved inputs, and the states at the row's boundaries.
+    /// Runs the recurrence over convolved inputs; also returns the states at the row's boundaries.
     pub fn recur<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -461,7 +463,7 @@ impl GatedDeltaNet {
         rule.run(pass, inputs, row, &row.anchors.boundaries, &row.anchors.recent, memory)
     }
 
-    /// y = W_o (rms_norm(o) ∘ SiLU(W_g x)); `x` may be one row for all rows of the readout.
+    /// y = W_o (rms_norm(o) ∘ SiLU(W_g x)); `x` may be a single row shared by all rows of the readout.
     pub fn output<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -474,31 +476,31 @@ impl GatedDeltaNet {
         pass.linear(&pass.tape.gated_rms_norm(input, pass.norm_eps())?, self.o_proj)
     }
 
-    /// kᵀS, the update of S and Sᵀq, two operations for each number of S.
+    /// Operations for kᵀS, the update of S and Sᵀq: two for each number of S.
     pub(super) fn recurrence_work(&self, tokens: usize) -> f64 {
         6.0 * (self.key_dim * self.value_dim * self.value_heads) as f64 * tokens as f64
     }
 
-    /// Bytes of what goes on: a state, the inputs since it, and the convolutions' last inputs.
+    /// Size of the live memory in bytes: a state, the inputs since it, and the convolution tails.
     pub fn live_bytes<E: Engine>(&self, tokens: usize) -> usize {
         let inputs = self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2);
         let state = if tokens < E::CHUNK_TOKENS { 0 } else { self.state_bytes() };
         state + self.tail_bytes() + tokens % E::CHUNK_TOKENS * inputs * size_of::<f32>()
     }
 
-    /// Bytes of a state.
+    /// Size of a state, in bytes.
     pub fn state_bytes(&self) -> usize {
         self.value_heads * self.key_dim * self.value_dim * size_of::<f32>()
     }
 
-    /// Bytes of the convolutions' last inputs.
+    /// Size of the convolution tails, in bytes.
     pub fn tail_bytes(&self) -> usize {
         let channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim;
         (self.conv_size - 1) * channels * size_of::<f32>()
     }
 }
 
-/// Three of three.
+/// Converts a list of three items into an array.
 fn take<T>(list: Vec<T>) -> [T; 3] {
     let Ok(array) = <[T; 3]>::try_from(list) else { unreachable!("three were pushed") };
     array

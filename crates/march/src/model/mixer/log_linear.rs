@@ -1,9 +1,9 @@
-//! Log-Linear Gated DeltaNet: a state for each power of two of the past, each with its own weight.
+//! Log-Linear Gated DeltaNet: one state per power of two of the past, each with its own weight.
 //!
 //! ```text
 //! o_t = Σ_l λ_t^l S_t^(l)ᵀ q_t,   λ = softplus(L ∘ W_l x),   level(t, s) = bit_length(t XOR s)
 //! ```
-//! All else is Gated DeltaNet's. Memory: a state for each level in use, at most log2 of the text's length + 1.
+//! Everything else is as in Gated DeltaNet. Memory: one state per level in use, at most log2 of the text's length + 1.
 
 use std::sync::Once;
 
@@ -25,14 +25,14 @@ use crate::model::{Builder, Init, Mixed, Parameter, Pass};
 pub struct LogLinearConfig {
     /// The recurrence.
     pub base: GatedDeltaNetConfig,
-    /// What it adds.
+    /// The levels, which this mixer adds.
     pub levels: LevelConfig,
 }
 
-/// What Log-Linear Gated DeltaNet adds to the configuration.
+/// The keys that Log-Linear Gated DeltaNet adds to the configuration of Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LevelConfig {
-    /// Levels with weights of their own: ceil(log2 of the longest text) + 1.
+    /// Number of levels with their own weights: ceil(log2 of the longest text) + 1.
     pub num_levels: usize,
 }
 
@@ -85,7 +85,7 @@ struct LogLinear {
 }
 
 impl LogLinear {
-    /// Says once that the text is longer than the levels.
+    /// Warns once that the text is longer than the levels cover.
     fn warn_past_levels(&self, end: usize) {
         static WARNED: Once = Once::new();
         let longest = 1usize.checked_shl(self.levels as u32 - 1).unwrap_or(usize::MAX);
@@ -103,9 +103,9 @@ impl LogLinear {
 
 /// What Log-Linear Gated DeltaNet keeps of a text.
 pub struct LevelMemory<E: Engine> {
-    /// The states of the levels; none before the first token.
+    /// The states of the levels; `None` before the first token.
     levels: Option<E::Tensor>,
-    /// Gated DeltaNet's, of which only the convolutions' last inputs are in use.
+    /// The memory of Gated DeltaNet, of which only the convolution tails are used.
     base: DeltaMemory<E>,
 }
 
@@ -187,7 +187,7 @@ impl<E: Engine> Mixer<E> for LogLinear {
         Ok(Streams { text: base.output(pass, &mixed.readout, &input.text)?, anchors: None })
     }
 
-    /// The update of one state, and a read of each level's.
+    /// Operations for the update of one state, and one read per level.
     fn work(&self, tokens: usize, _: &Policy) -> f64 {
         let levels = (usize::BITS - tokens.leading_zeros()) as f64 + 1.0;
         self.base.recurrence_work(tokens) * (2.0 + levels) / 3.0

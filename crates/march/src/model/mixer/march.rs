@@ -1,4 +1,4 @@
-//! MARCH: Gated DeltaNet, and beside its state the states that it had at earlier boundaries.
+//! MARCH: Gated DeltaNet that can also read the states it had at earlier boundaries.
 //!
 //! ```text
 //! A_m = S at boundary m                                       state anchor, of the same layer
@@ -6,9 +6,9 @@
 //! token t:  ρ_t = W_R x_t;   π_t = softmax([ρ_t·κ_m …, w_∅·x_t + b_∅])   over the anchors that it sees and the null
 //! o_t = S_tᵀ q_t + Σ_m π_tm A_mᵀ q_t                          then norm, gate and W_o as for Gated DeltaNet
 //! ```
-//! In the first layer every anchor still is the same embedding, so its key is computed once and routing there is
-//! uniform; top-K there keeps the newest. After the last layer's keys nothing reads the anchor stream.
-//! Memory: Gated DeltaNet's, and for each kept anchor its state, its routing key and the convolutions' last inputs.
+//! In the first layer all anchors still have the same embedding, so their key is computed once and routing there is
+//! uniform; top-K there takes the newest. Nothing reads the anchor stream after the keys of the last layer. Memory:
+//! that of Gated DeltaNet, and for each kept anchor its state, its routing key and the convolution tails.
 
 use march_engine::Engine;
 use march_engine::ops::linear::Linear;
@@ -29,27 +29,27 @@ use crate::model::{Builder, Init, Mixed, Parameter, Pass};
 pub struct MarchConfig {
     /// The recurrence.
     pub base: GatedDeltaNetConfig,
-    /// What MARCH adds.
+    /// The routing, which MARCH adds.
     pub routing: RoutingConfig,
 }
 
-/// What MARCH adds to the configuration of Gated DeltaNet.
+/// The keys that MARCH adds to the configuration of Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoutingConfig {
-    /// C, text tokens between two anchors.
+    /// C, the number of text tokens between two anchors.
     pub anchor_interval: usize,
     /// d_r, the width of routing queries and keys.
     pub routing_dim: usize,
-    /// K, how many anchors a token reads; none is all that it sees.
+    /// K, the number of anchors that a token reads; `None` reads all visible anchors.
     #[serde(default)]
     pub routing_top_k: Option<usize>,
-    /// Whether a token can choose none of them.
+    /// Whether a token can choose to read no anchor.
     #[serde(default = "yes")]
     pub null_route: bool,
-    /// Factor on every score but the null's.
+    /// Factor on every score except the null score.
     #[serde(default = "one")]
     pub routing_scale: f64,
-    /// What b_∅ starts at.
+    /// Initial value of b_∅.
     #[serde(default)]
     pub null_bias_init: f64,
 }
@@ -178,7 +178,7 @@ impl<E: Engine> Mixer<E> for March {
             want_mass: false,
         };
         let [q, k, v, a, b] = projected.all();
-        // A model without a null passes the routing query in the null's place, where nothing looks at it.
+        // A model without a null passes the routing query in its place, where it is ignored.
         let inputs = [q, k, v, a, b, &routing_query, null_score.as_ref().unwrap_or(&routing_query)];
         let has_null = null_score.is_some();
         let mixed = pass.each_row(inputs, memory, |pass, inputs, row, mut memory| {
@@ -222,7 +222,7 @@ impl<E: Engine> Mixer<E> for March {
         Ok(Streams { text, anchors })
     }
 
-    /// The recurrence's, and that of reading anchors.
+    /// Operations of the recurrence, and of reading anchors.
     fn work(&self, tokens: usize, policy: &Policy) -> f64 {
         self.base.recurrence_work(tokens) + anchored::read_work(&self.base, self.routing_dim, tokens, policy)
     }

@@ -1,5 +1,5 @@
 //! Memory Caching on Gated DeltaNet, in its gated form (arXiv 2602.24281): the states at the ends of segments stay
-//! readable, and every token weighs them against the current state.
+//! readable, and every token weights them against the current state.
 //!
 //! ```text
 //! segments of C tokens; the state S goes on over their ends; A_i is S at the end of segment i
@@ -7,16 +7,16 @@
 //! g_t = softmax([u_t·c_1 … u_t·c_s])
 //! o_t = g_ts S_tᵀ q_t + Σ_{i<s} g_ti A_iᵀ q_t                    then norm, gate and W_o as for Gated DeltaNet
 //! ```
-//! With top-K a token reads the K best closed segments, and the open one always. In the words of MARCH the closed
-//! segments are anchors with keys c_i, and the open segment takes the null's place: its score is the null score, and what
-//! is left of the softmax, g_ts, weighs the current state.
+//! With top-K a token reads the K best closed segments, and always the open one. In terms of MARCH, closed segments are
+//! anchors with keys c_i, and the open segment replaces the null: its score is the null score, and the remainder of the
+//! softmax, g_ts, weights the current state.
 //!
-//! The running mean is itself a gated delta rule, with keys of one number, nothing forgotten, and the i-th token of a
-//! segment (from 1) written with strength 1/i: m ← m + (W_c x − m) / i. So it comes with the same exactness over cuts,
-//! and its states at the boundaries are the keys c_i.
+//! The running mean is itself a gated delta rule with one-dimensional keys and no decay, in which the i-th token of a
+//! segment (from 1) is written with strength 1/i: m ← m + (W_c x − m) / i. It is therefore just as exact across call
+//! boundaries, and its states at segment boundaries are the keys c_i.
 //!
-//! Memory: Gated DeltaNet's, the running mean's, and for each closed segment its state, its key and the convolutions'
-//! last inputs.
+//! Memory: that of Gated DeltaNet and of the running mean, and for each closed segment its state, its key and the
+//! convolution tails.
 
 use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
@@ -31,23 +31,23 @@ use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Ledger, Memory};
 use crate::model::{Builder, Mixed, Parameter, Pass, Row};
 
-/// Keys of Memory Caching.
+/// Configuration of Memory Caching.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryCachingConfig {
     /// The recurrence.
     pub base: GatedDeltaNetConfig,
-    /// What Memory Caching adds.
+    /// The segments, which Memory Caching adds.
     pub segments: SegmentConfig,
 }
 
 /// Keys that Memory Caching adds to Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SegmentConfig {
-    /// C, text tokens of a segment.
+    /// C, the number of text tokens in a segment.
     pub anchor_interval: usize,
     /// The width of u and c.
     pub routing_dim: usize,
-    /// K, how many closed segments a token reads; none is all that it sees.
+    /// K, the number of closed segments that a token reads; `None` reads all visible segments.
     #[serde(default)]
     pub routing_top_k: Option<usize>,
 }
@@ -118,11 +118,11 @@ struct MemoryCaching {
 pub struct SegmentMemory<E: Engine> {
     /// The recurrence and the closed segments.
     anchored: AnchoredMemory<E>,
-    /// The mean of the open segment.
+    /// The running mean of the open segment.
     mean: Recurrence<E>,
 }
 
-/// What names of the running mean's tensors begin with in a file.
+/// Prefix of the names of the running mean's tensors in a file.
 const MEAN: &str = "mean_";
 
 impl<E: Engine> Memory<E> for SegmentMemory<E> {
@@ -150,7 +150,7 @@ impl<E: Engine> Memory<E> for SegmentMemory<E> {
 
     fn rollback(&mut self, engine: &E, anchor: Anchor, place: usize) -> Result<Storage> {
         let storage = self.anchored.rollback(engine, anchor, place)?;
-        // At a boundary the running mean is the key of the segment that ends there.
+        // At a boundary, the running mean equals the key of the segment that ends there.
         self.mean = match self.anchored.last_key(engine)? {
             Some((key, heads)) => {
                 let width = engine.shape(&key).last().copied().unwrap_or(0);
@@ -174,14 +174,14 @@ impl<E: Engine> Memory<E> for SegmentMemory<E> {
     }
 }
 
-/// A retention input after which nothing is forgotten: softplus of it is 0, whatever the bias.
+/// A retention input for no decay: its softplus is 0, whatever the bias.
 const KEEP_ALL: f64 = -1e9;
-/// A write input with strength 1: σ of it is 1.
+/// A write input for strength 1: its sigmoid is 1.
 const WRITE_ALL: f64 = 1e4;
 
 impl MemoryCaching {
-    /// The mean of W_c x over the segment so far, for each token [B, n, value_heads·d_r] and at each boundary
-    /// [N, value_heads, 1, d_r].
+    /// The mean of W_c x over the segment so far, for each token [B, n, value_heads·d_r] and at each boundary [N,
+    /// value_heads, 1, d_r].
     fn running_mean<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -222,7 +222,7 @@ impl MemoryCaching {
         rule.run(pass, inputs, row, &row.anchors.boundaries, &row.anchors.recent, memory)
     }
 
-    /// Bytes of the running mean after `tokens` tokens.
+    /// Size of the running mean after `tokens` tokens, in bytes.
     fn mean_bytes<E: Engine>(&self, tokens: usize) -> usize {
         let heads = self.base.value_heads;
         let state = if tokens < E::CHUNK_TOKENS { 0 } else { heads * self.routing_dim };
@@ -279,7 +279,7 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
                 let history =
                     reader.historical_readout(pass, routing, &out.boundary_states, keys, row, anchors)?;
                 let Some(history) = history else { return Ok(Mixed { readout: out.readout, states: None }) };
-                // g_ts = 1 − Σ_{i<s} g_ti weighs the current state.
+                // g_ts = 1 − Σ_{i<s} g_ti is the weight of the current state.
                 let by_head = |width| [shape[0], shape[1], heads, width];
                 let closed = match history.mass {
                     Some(mass) => tape.reshape(&mass, &by_head(1))?,
@@ -293,7 +293,7 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
         Ok(Streams { text: base.output(pass, &mixed.readout, &input.text)?, anchors: None })
     }
 
-    /// The recurrence's, the running mean's, and that of reading closed segments.
+    /// Operations of the recurrence, of the running mean, and of reading closed segments.
     fn work(&self, tokens: usize, policy: &Policy) -> f64 {
         let mean = 6.0 * (self.base.value_heads * self.routing_dim * tokens) as f64;
         let read = anchored::read_work(&self.base, self.routing_dim, tokens, policy);

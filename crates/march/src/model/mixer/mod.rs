@@ -1,7 +1,7 @@
-//! Sequence mixers: what lets one position of the text know of others.
+//! Sequence mixers: the part of a block that passes information between positions of the text.
 //!
-//! A mixer is one file here and two lines below, its module and its place in [`mixers!`]; `docs/add-a-mixer.md` shows it.
-//! The file also defines what the mixer keeps of a text between calls, its [`Memory`].
+//! A mixer is one file in this folder and two lines below: its module and its entry in [`mixers!`]; see
+//! `docs/add-a-mixer.md`. The file also defines what the mixer keeps of a text between calls, its [`Memory`].
 
 mod anchored;
 pub mod attention;
@@ -23,50 +23,50 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::model::{Builder, Pass};
 
-/// Which layer a mixer stands in.
+/// The layer that a mixer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// From 0.
+    /// The layer's index, from 0.
     pub index: usize,
-    /// How many the model has.
+    /// The number of layers in the model.
     pub count: usize,
 }
 
 impl Layer {
-    /// Whether it is the first.
+    /// Whether this is the first layer.
     pub fn first(self) -> bool {
         self.index == 0
     }
 
-    /// Whether it is the last.
+    /// Whether this is the last layer.
     pub fn last(self) -> bool {
         self.index + 1 == self.count
     }
 }
 
-/// The two streams that every layer carries.
+/// The two streams that pass through every layer.
 #[derive(Clone, Debug)]
 pub struct Streams<T> {
-    /// Text, [B, n, D]; with memories the sequences one after the other, [1, N, D].
+    /// Text, [B, n, D]; with memories, the concatenated sequences, [1, N, D].
     pub text: Var<T>,
-    /// The call's new anchors, all rows' one after the other, [N, D]; [1, D] while they are all equal; none where
-    /// there are none or nothing reads them any more.
+    /// The call's new anchors, those of all rows concatenated, [N, D]; [1, D] while they are all equal; `None` if there
+    /// are no anchors or nothing reads them any more.
     pub anchors: Option<Var<T>>,
 }
 
-/// The input of the first layer's mixer for a range of a call's tokens, [1, n, D].
+/// Computes the input of the first layer's mixer for a range of a call's tokens, [1, n, D].
 pub type FirstInput<'a, T> = &'a dyn Fn(Range<usize>) -> Result<Var<T>>;
 
-/// A sequence mixer with its parameters' places.
+/// A sequence mixer, with the indices of its parameters.
 pub trait Mixer<E: Engine>: Send + Sync {
-    /// What it keeps of a text between calls.
+    /// What the mixer keeps of a text between calls.
     type Memory: Memory<E>;
 
-    /// The memory of an empty text.
+    /// Creates the memory of an empty text.
     fn memory(&self) -> Self::Memory;
 
-    /// The readout of both streams, from their normalised inputs. `memory` has one entry for each sequence of the text,
-    /// which the call continues; without entries it starts from nothing and keeps nothing.
+    /// Computes the readout of both streams from their normalised inputs. `memory` has one entry for each sequence,
+    /// which the call continues; if it is empty, the call starts from the beginning and keeps nothing.
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -74,21 +74,21 @@ pub trait Mixer<E: Engine>: Send + Sync {
         memory: &mut [&mut Self::Memory],
     ) -> Result<Streams<E::Tensor>>;
 
-    /// Floating-point operations of a forward pass over one text of `tokens` tokens from its beginning, counted over
-    /// the products along the text: all but the mixer's linear layers.
+    /// Floating-point operations of a forward pass over one text of `tokens` tokens from its beginning, counting the
+    /// products along the text: everything except the mixer's linear layers.
     fn work(&self, tokens: usize, policy: &Policy) -> f64;
 
-    /// Bytes that one layer's memory takes after `tokens` tokens.
+    /// Size of one layer's memory after `tokens` tokens, in bytes.
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize;
 
-    /// Bytes of an anchor in one layer; 0 for a mixer without anchors.
+    /// Size of an anchor in one layer, in bytes; 0 for a mixer without anchors.
     fn anchor_bytes(&self, _: Storage) -> usize {
         0
     }
 
-    /// Where anchors go among the next `tokens` tokens of a text, in the first layer, which decides for all of them. By
-    /// default on the policy's grid. `timeline` and `memory` are those before these tokens; what is learnt for
-    /// later decisions is noted in them.
+    /// Places anchors among the next `tokens` tokens of a text. The first layer decides this for all layers; by default
+    /// anchors are on the policy's grid. `timeline` and `memory` are those before these tokens; the method records in
+    /// them what later decisions need.
     fn place(
         &self,
         _: &Pass<'_, '_, E>,
@@ -102,24 +102,24 @@ pub trait Mixer<E: Engine>: Send + Sync {
     }
 }
 
-/// A [`Mixer`] whose memory's type is not known to the caller: what a model holds. Every mixer is one.
+/// A [`Mixer`] with the type of its memory erased, as a model holds it. Implemented for every mixer.
 pub trait AnyMixer<E: Engine>: Send + Sync {
-    /// [`Mixer::memory`].
+    /// See [`Mixer::memory`].
     fn new_memory(&self) -> Box<dyn Memory<E>>;
-    /// [`Mixer::forward`].
+    /// See [`Mixer::forward`].
     fn mix(
         &self,
         pass: &Pass<'_, '_, E>,
         input: &Streams<E::Tensor>,
         memory: &mut [&mut dyn Memory<E>],
     ) -> Result<Streams<E::Tensor>>;
-    /// [`Mixer::work`].
+    /// See [`Mixer::work`].
     fn count_work(&self, tokens: usize, policy: &Policy) -> f64;
-    /// [`Mixer::memory_bytes`].
+    /// See [`Mixer::memory_bytes`].
     fn count_memory(&self, tokens: usize, policy: &Policy) -> usize;
-    /// [`Mixer::anchor_bytes`].
+    /// See [`Mixer::anchor_bytes`].
     fn count_anchor(&self, storage: Storage) -> usize;
-    /// [`Mixer::place`].
+    /// See [`Mixer::place`].
     fn place_anchors(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -131,7 +131,7 @@ pub trait AnyMixer<E: Engine>: Send + Sync {
     ) -> Result<Vec<usize>>;
 }
 
-/// A memory as the type that its mixer made.
+/// Downcasts a memory to the type that its mixer created.
 fn own<E: Engine, M: Memory<E>>(memory: &mut dyn Memory<E>) -> Result<&mut M> {
     let any: &mut dyn Any = memory;
     any.downcast_mut().ok_or_else(|| Error::Request("the bank belongs to a model with other mixers".into()))
@@ -183,15 +183,15 @@ pub trait MixerSpec: Sized {
     const ANCHOR_STREAM: bool = false;
     /// Takes the mixer's keys from a document.
     fn read(document: &mut Document) -> Result<Self>;
-    /// The keys and their values, defaults filled in.
+    /// Returns the keys and their values, with defaults filled in.
     fn write(&self) -> Map<String, Value>;
-    /// Refuses what cannot be.
+    /// Rejects invalid values.
     fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction>;
-    /// What anchors a checkpoint of this kind was made for; none for a mixer without anchors.
+    /// The anchor policy that a checkpoint of this kind was made for; `None` for a mixer without anchors.
     fn policy(&self) -> Option<Policy> {
         None
     }
-    /// Lays out the parameters and makes the mixer.
+    /// Lays out the parameters and creates the mixer.
     fn build<E: Engine>(
         &self,
         hidden_size: usize,
@@ -200,20 +200,20 @@ pub trait MixerSpec: Sized {
     ) -> Box<dyn AnyMixer<E>>;
 }
 
-/// Makes the list of mixers: for each a variant of [`MixerConfig`] and an arm in each of its methods.
+/// Generates the list of mixers: for each, a variant of [`MixerConfig`] and an arm in each of its methods.
 macro_rules! mixers {
     ($($(#[$doc:meta])* $variant:ident($keys:ty),)*) => {
-        /// The mixer of a model, with its keys.
+        /// The configuration of a model's mixer.
         #[derive(Clone, Debug, PartialEq)]
         pub enum MixerConfig {
             $($(#[$doc])* $variant($keys),)*
         }
 
         impl MixerConfig {
-            /// The values of `model_type` that are known.
+            /// The known values of `model_type`.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$keys>::MODEL_TYPE),*];
 
-            /// Reads the keys of a mixer by its `model_type`; none if there is no such mixer.
+            /// Reads the keys of a mixer by its `model_type`; `None` if there is no such mixer.
             pub fn read(model_type: &str, document: &mut Document) -> Option<Result<Self>> {
                 match model_type {
                     $(<$keys>::MODEL_TYPE => Some(<$keys>::read(document).map(Self::$variant)),)*
@@ -226,17 +226,17 @@ macro_rules! mixers {
                 match self { $(Self::$variant(_) => <$keys>::MODEL_TYPE,)* }
             }
 
-            /// The keys and their values, defaults filled in.
+            /// Returns the keys and their values, with defaults filled in.
             pub fn write(&self) -> Map<String, Value> {
                 match self { $(Self::$variant(keys) => keys.write(),)* }
             }
 
-            /// Refuses what cannot be.
+            /// Rejects invalid values.
             pub fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction> {
                 match self { $(Self::$variant(keys) => keys.check(hidden_size),)* }
             }
 
-            /// What anchors the model was made for; none for a mixer without anchors.
+            /// The anchor policy that the model was made for; `None` for a mixer without anchors.
             pub fn policy(&self) -> Option<Policy> {
                 match self { $(Self::$variant(keys) => keys.policy(),)* }
             }
@@ -246,7 +246,7 @@ macro_rules! mixers {
                 match self { $(Self::$variant(_) => <$keys>::ANCHOR_STREAM,)* }
             }
 
-            /// Lays out the parameters of one layer and makes its mixer.
+            /// Lays out the parameters of one layer and creates its mixer.
             pub fn build<E: Engine>(
                 &self,
                 hidden_size: usize,

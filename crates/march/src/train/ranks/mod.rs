@@ -1,5 +1,5 @@
-//! The processes that train one model together: each learns from its share of every batch, and what they found is
-//! summed before the update, so that all make the same one.
+//! The processes that train one model together: each computes gradients for its share of every batch, and the gradients
+//! are summed before the update, so that all processes make the same update.
 
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -11,52 +11,52 @@ use crate::error::Result;
 #[cfg(feature = "mpi")]
 pub use mpi::{Job, Mpi};
 
-/// What gradients do while they become final: each is handed over as numbers.
+/// Called with each gradient, as numbers, when it becomes final.
 pub type HandOver<'a> = dyn FnMut(&[f32]) + 'a;
 
-/// The processes, seen from one of them. All must make the same calls in the same order.
+/// The group of processes, seen from one of them. All must make the same calls in the same order.
 pub trait Ranks {
-    /// This process's number, from 0. Number 0 writes files and speaks.
+    /// This process's number, from 0. Number 0 writes files and prints messages.
     fn rank(&self) -> usize;
 
-    /// How many there are.
+    /// The number of processes.
     fn count(&self) -> usize;
 
-    /// Sums over all processes, number by number; each gets the same bits.
+    /// Sums elementwise over all processes; all get bit-identical results.
     fn sum(&mut self, values: &mut [f64]) -> Result<()>;
 
-    /// Runs `backward`, which hands over at most `numbers` numbers as they become final, and sums what it hands over
-    /// while it goes on. Gives the sums in the same order.
+    /// Runs `backward`, which hands over at most `numbers` numbers as they become final, and sums them while it is
+    /// still running. Returns the sums in the same order.
     fn sum_during(
         &mut self,
         numbers: usize,
         backward: &mut dyn FnMut(&mut HandOver<'_>) -> Result<()>,
     ) -> Result<(&[f32], Overlap)>;
 
-    /// This process's part of the rows of a batch: as many as the others', or one more or less.
+    /// This process's share of the rows of a batch; the shares differ by at most one row.
     fn share(&self, rows: usize) -> Range<usize> {
         let at = |rank: usize| rank * rows / self.count();
         at(self.rank())..at(self.rank() + 1)
     }
 }
 
-/// How long sums were on their way, in seconds, and how much of that somebody waited for them.
+/// How long sums were in progress, in seconds, and how much of that was spent waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Overlap {
-    /// From the first hand-over that was sent to the last sum.
+    /// From the first hand-over sent to the last sum received.
     pub sending: f64,
-    /// Of that, after the backward pass had nothing left to do.
+    /// The part of that time after the backward pass had finished.
     pub waiting: f64,
 }
 
 impl Overlap {
-    /// The share of the time that was hidden behind the backward pass.
+    /// The fraction of the time that overlapped with the backward pass.
     pub fn hidden(&self) -> f64 {
         if self.sending > 0.0 { 1.0 - self.waiting / self.sending } else { 1.0 }
     }
 }
 
-/// One process by itself.
+/// A single process.
 #[derive(Debug, Default)]
 pub struct Alone {
     numbers: Vec<f32>,

@@ -1,8 +1,8 @@
-//! Processes that an MPI launcher started.
+//! Processes started by an MPI launcher.
 //!
-//! Only the thread that trains calls MPI. The numbers that it hands over fill buckets; a full bucket is sent off as a
-//! non-blocking sum, and every later hand-over lets MPI move it on. What is still on its way when the backward pass
-//! has ended is waited for.
+//! Only the training thread calls MPI. Gradients are collected in buckets; a full bucket is sent as a non-blocking sum,
+//! and every later hand-over lets MPI make progress on it. Sums that are unfinished when the backward pass ends are
+//! waited for.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -18,25 +18,26 @@ use ::mpi::traits::*;
 use super::{HandOver, Overlap, Ranks};
 use crate::error::{Error, Result};
 
-/// Prints a line to standard error; where that is closed, the line is lost and the job goes on.
+/// Prints a line to standard error; if that is closed, the line is lost and the job continues.
 macro_rules! aside {
     ($($text:tt)*) => { drop(writeln!(std::io::stderr(), $($text)*)) };
 }
 
-/// Numbers of a bucket, 1 MiB.
+/// Size of a bucket in numbers (1 MiB).
 const BUCKET: usize = 1 << 18;
 /// How long a process waits for the others: one of them may be writing a checkpoint.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// This process's part in a job. A process that leaves without [`Job::finish`] or [`Job::abort`] waits for the others.
+/// This process's membership in a job. A process that leaves without [`Job::finish`] or [`Job::abort`] waits for the
+/// others.
 pub struct Job {
     universe: Universe,
-    /// Set once the process is asked to end.
+    /// Set when the process is asked to stop.
     asked: &'static AtomicBool,
 }
 
 impl Job {
-    /// Joins the job; `asked` is set once this process is asked to end.
+    /// Joins the job; `asked` is set when this process is asked to stop.
     pub fn join(asked: &'static AtomicBool) -> Result<Self> {
         let Some((universe, threading)) = ::mpi::initialize_with_threading(Threading::Funneled) else {
             return Err(Error::Request("MPI runs already in this process".into()));
@@ -54,22 +55,22 @@ impl Job {
         Mpi { world: self.universe.world(), asked: self.asked, sent: Vec::new(), summed: Vec::new() }
     }
 
-    /// How many of the processes are on this machine.
+    /// How many of the processes run on this machine.
     pub fn on_this_machine(&self) -> usize {
         let world = self.universe.world();
         world.split_shared(world.rank()).size() as usize
     }
 
-    /// Leaves the job when all processes do.
+    /// Leaves the job once all processes do.
     pub fn finish(self) {}
 
-    /// Ends all processes of the job.
+    /// Terminates all processes of the job.
     pub fn abort(self) -> ! {
         self.universe.world().abort(1)
     }
 }
 
-/// All processes of the job, which must outlast it.
+/// All processes of a job. The job must outlive this value.
 pub struct Mpi {
     world: SimpleCommunicator,
     asked: &'static AtomicBool,
@@ -77,7 +78,7 @@ pub struct Mpi {
     summed: Vec<f32>,
 }
 
-/// Sends a bucket off to be summed.
+/// Starts the sum of a bucket.
 fn send<'a, 's>(
     world: &SimpleCommunicator,
     scope: &'s LocalScope<'a>,
@@ -87,7 +88,7 @@ fn send<'a, 's>(
     world.immediate_all_reduce_into(scope, sent, summed, SystemOperation::sum())
 }
 
-/// Waits until a sum is there; an end of patience ends the job, since what MPI still holds cannot be given back.
+/// Waits for a sum. A timeout ends the job, because buffers that MPI still holds cannot be freed.
 fn wait<'a, D: ?Sized>(
     world: &SimpleCommunicator,
     asked: &AtomicBool,
@@ -177,7 +178,7 @@ impl Ranks for Mpi {
                         (bucket, filled) = (buckets.next(), 0);
                     }
                 }
-                // MPI moves on only while it is called.
+                // MPI makes progress only while it is called.
                 while let Some(request) = on_their_way.pop_front() {
                     if let Err(request) = Request::test(request) {
                         on_their_way.push_front(request);
