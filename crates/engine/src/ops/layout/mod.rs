@@ -5,7 +5,7 @@
 //! place:    y[.., start..start + n, ..] = x, 0 elsewhere            dx = slice(dy)
 //! concat:   y = [x₁, x₂, ..] along `axis`                           dxᵢ = slice(dy)
 //! permute:  dimension i of y is dimension axes[i] of x              dx = permute(dy) by the inverse
-//! reshape:  the same numbers in the same order                      dx = reshape(dy)
+//! reshape:  the same elements in the same order                     dx = reshape(dy)
 //! ```
 
 pub(crate) mod fast;

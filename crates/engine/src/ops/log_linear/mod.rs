@@ -12,7 +12,7 @@
 //! q, k ← x / sqrt(Σx² + 1e-6)  (q unscaled),   β = σ(write)  (· 2 with allow_neg_eigval)
 //! log α = −exp(a_log) · softplus(retention + dt_bias),   λ = softplus(L ∘ level)
 //! before token t > 0, z = trailing zeros of t:   S^(z+1) += S⁰ + … + S^z,   S⁰ = … = S^z = 0
-//! m ≥ 1:  S^m ← α S^m,   S^m ← S^m − β k (S^mᵀ k)ᵀ;    S⁰ = β k vᵀ
+//! m ≥ 1:  S^m ← α S^m,   S^m ← S^m − β k (S^mᵀ k)ᵀ;        S⁰ = β k vᵀ
 //! o_t = Σ_m λ_t[min(m, NL − 1)] S^mᵀ q
 //! ```
 //!
