@@ -661,7 +661,7 @@ fn check_count(found: usize, shape: &[usize]) -> Result<()> {
     if found == expected {
         return Ok(());
     }
-    bad_value("tensor", format!("{found} numbers came for shape {shape:?}, which holds {expected}"))
+    bad_value("tensor", format!("got {found} values for shape {shape:?}, expected {expected}"))
 }
 
 /// Error for a gradient of a packed weight.

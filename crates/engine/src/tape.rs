@@ -225,7 +225,7 @@ impl<'e, E: Engine> Tape<'e, E> {
     pub fn backward(&self, loss: &Var<E::Tensor>, ready: impl FnMut(usize, E::Tensor)) -> Result<()> {
         let shape = self.engine.shape(&loss.value).to_vec();
         if shape.iter().product::<usize>() != 1 {
-            return bad_value("backward", format!("the loss has shape {shape:?}; it must be one number"));
+            return bad_value("backward", format!("the loss has shape {shape:?}; it must be a scalar"));
         }
         let one = self.engine.full(&shape, 1.0)?;
         self.backward_from(&[(loss, one)], ready)

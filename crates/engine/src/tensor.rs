@@ -276,7 +276,7 @@ impl<R: Real> Tensor<R> {
         if len != data.len() {
             return bad_value(
                 "tensor",
-                format!("{} numbers came for shape {shape:?}, which holds {len}", data.len()),
+                format!("got {} values for shape {shape:?}, expected {len}", data.len()),
             );
         }
         let mut tensor = Self::uninit(pool, shape);
@@ -323,7 +323,7 @@ impl<R: Real> Tensor<R> {
     pub(crate) fn data_mut(&mut self) -> &mut [R] {
         let len = self.len();
         let buffer =
-            Arc::get_mut(&mut self.buffer).expect("a tensor is written only while nobody else holds it");
+            Arc::get_mut(&mut self.buffer).expect("a tensor must not be shared while it is being written");
         &mut buffer.lines.as_mut().map_or(&mut [][..], Lines::as_mut_slice)[..len]
     }
 

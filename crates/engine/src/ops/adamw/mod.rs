@@ -51,7 +51,7 @@ pub(crate) fn check(shapes: [&[usize]; 3], gradient: &[usize], step: &Step) -> R
     expect_shape("adamw", "second_moment", shapes[2], shapes[0], names)?;
     expect_shape("adamw", "gradient", gradient, shapes[0], names)?;
     if step.step == 0 {
-        return bad_value("adamw", "the step's number starts at 1, and 0 came");
+        return bad_value("adamw", "step is 0; step numbers start at 1");
     }
     Ok(())
 }

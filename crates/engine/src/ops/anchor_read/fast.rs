@@ -306,7 +306,7 @@ pub(crate) fn backward(
             && kept.chosen.iter().all(|&id| id == NO_ANCHOR || (id as usize) < anchors)
     };
     let Some(AnchorReadKept { log_sum, chosen, weights }) = kept.filter(fits) else {
-        return bad_value(NAME, "the backward pass needs what the forward pass kept for it");
+        return bad_value(NAME, "the saved tensors do not match the forward pass of this call");
     };
     let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
     let pad = Padded::of(&sizes);

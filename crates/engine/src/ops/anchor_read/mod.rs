@@ -7,10 +7,10 @@
 //! ```text
 //! per value head h (key head h / (value_heads / key_heads)), s = d_k^-½, anchors m visible to token t
 //! q ← s q / sqrt(Σq² + 1e-6);   a_m = scale · ρ_t·κ_m;   π = softmax([a_m …, null])
-//! o_t = Σ_m π_m A_mᵀ q                  (the null reads zero; without it, softmax over anchors only)
+//! o_t = Σ_m π_m A_mᵀ q                                  (the null reads zero; without it, softmax over anchors only)
 //! top-K: the K highest a_m (the newer anchor wins ties) and the null
 //!
-//! query [.., key_heads·d_k]       routing_query [.., value_heads·d_r]   null_score [.., value_heads] or None
+//! query [.., key_heads·d_k]           routing_query [.., value_heads·d_r]     null_score [.., value_heads] or None
 //! routing_keys [N, value_heads·d_r]   anchor_states [N, value_heads, d_k, d_v]
 //! readout [.., value_heads·d_v]
 //!
@@ -170,7 +170,7 @@ pub(crate) fn check(input: &AnchorRead<&[usize]>, options: &AnchorReadOptions) -
         return bad_value(
             NAME,
             format!(
-                "{value_heads} value heads and {key_heads} key heads came; the first must be a multiple of the second"
+                "{value_heads} value heads are not a multiple of {key_heads} key heads, or one of the two numbers is 0"
             ),
         );
     }

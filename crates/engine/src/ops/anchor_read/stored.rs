@@ -1,8 +1,7 @@
 //! Anchor states in storage precision: f32, bf16, or int8 with one scale per row.
 //!
-//! Many anchors must stay available for a long time, so they are stored compactly and dequantised one tile at a
-//! time. They are in memory, or in a file until first read; then a state is loaded, verified against its checksum
-//! and cached.
+//! A bank may hold many anchors, so states can be stored compactly; they are dequantised one tile at a time. They
+//! are in memory, or in a file until first read; then a state is loaded, verified against its checksum and cached.
 
 use std::borrow::Cow;
 use std::ops::Range;

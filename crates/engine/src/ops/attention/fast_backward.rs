@@ -31,7 +31,7 @@ pub(crate) fn backward(
     let z = check(shapes(input), heads)?;
     expect_shape("attention", "gradient", gradient.shape(), &z.output(), "[B, Tq, H·e]")?;
     let [output, sums] = saved else {
-        return bad_value("attention", format!("{} saved tensors came, expected 2", saved.len()));
+        return bad_value("attention", format!("got {} saved tensors, expected 2", saved.len()));
     };
     expect_shape("attention", "saved output", output.shape(), &z.output(), "[B, Tq, H·e]")?;
     expect_shape("attention", "saved sums", sums.shape(), &[z.batch, z.queries, heads], "[B, Tq, H]")?;

@@ -1,9 +1,9 @@
 //! Optimised output layer with cross-entropy loss.
 //!
-//! The logits of all tokens would need far more memory than all other tensors, so the tokens that have a target are
-//! processed in blocks whose logits stay in cache: one product for the logits, softmax in place, and two products
-//! for the gradients, all before the next block. The softmax of a block's rows is distributed over threads; sums
-//! over the vocabulary and over tokens are in f64, in a fixed order.
+//! The logits of all tokens are never stored at once, because they would be tokens × vocabulary numbers. Instead, the
+//! tokens that have a target are processed in blocks whose logits stay in cache: one product for the logits, softmax
+//! in place, and two products for the gradients, all before the next block. The softmax of a block's rows is
+//! distributed over threads; sums over the vocabulary and over tokens are in f64, in a fixed order.
 
 use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
 use crate::cpu::{Cpu, Shared};

@@ -34,7 +34,7 @@ pub(crate) fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec
     if count != ids.len() {
         return bad_value(
             "embedding",
-            format!("{} ids came for shape {shape:?}, which holds {count}", ids.len()),
+            format!("got {} ids for shape {shape:?}, expected {count}", ids.len()),
         );
     }
     if let Some(at) = ids.iter().position(|&id| id as usize >= rows) {

@@ -51,7 +51,7 @@ pub(crate) fn backward(
         {
             (w, s)
         }
-        _ => return bad_value("gated_delta", "the backward pass needs what the forward pass kept for it"),
+        _ => return bad_value("gated_delta", "the saved tensors do not match the forward pass of this call"),
     };
     let plan = Plan::new(&sizes, options);
     let mut d = input.map(|t| cpu.uninit(t.shape()));

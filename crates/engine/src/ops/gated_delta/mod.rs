@@ -225,7 +225,7 @@ pub(crate) fn check_heads(
         return bad_value(
             operation,
             format!(
-                "{value_heads} value heads and {key_heads} key heads came; the first must be a multiple of the second"
+                "{value_heads} value heads are not a multiple of {key_heads} key heads, or one of the two numbers is 0"
             ),
         );
     }
@@ -237,14 +237,14 @@ pub(crate) fn check_heads(
             operation,
             "key",
             input.key,
-            format!("a last dimension that {key_heads} key heads divide"),
+            format!("a last dimension divisible by {key_heads} key heads"),
         );
     }
     let asking = match input.query {
         &[b, n, w] if b == batch && n <= tokens && w == width => n,
         _ => {
             let expected =
-                format!("[{batch}, at most {tokens}, {width}], as key but perhaps of the last tokens only");
+                format!("[{batch}, n, {width}] with n ≤ {tokens}: the shape of key, or its last n tokens");
             return bad_shape(operation, "query", input.query, expected);
         }
     };
@@ -291,7 +291,7 @@ pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -
     if !lists.is_empty() && lists.len() != sizes.batch {
         return bad_value(
             NAME,
-            format!("{} boundary lists came for {} batch rows", lists.len(), sizes.batch),
+            format!("got {} boundary lists, expected one per batch row ({})", lists.len(), sizes.batch),
         );
     }
     for (row, list) in lists.iter().enumerate() {
@@ -301,7 +301,7 @@ pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -
                 return bad_value(
                     NAME,
                     format!(
-                        "boundary {boundary} of row {row} must be above the one before it ({last}) and at most {}",
+                        "boundary {boundary} of row {row} must be greater than the previous ({last}) and at most {}",
                         sizes.tokens
                     ),
                 );
@@ -317,14 +317,14 @@ pub(crate) fn check(input: &GatedDelta<&[usize]>, options: &GatedDeltaOptions) -
 pub(crate) fn check_differentiable(sizes: &Sizes) -> Result<()> {
     if sizes.chunk_offset != 0 {
         let message =
-            "chunk_offset is not 0; a gradient flows only through calls that begin on the chunk grid";
+            "chunk_offset must be 0 for a differentiable call, which has to start at a chunk boundary";
         return bad_value("gated_delta", message);
     }
     if sizes.asking == sizes.tokens {
         return Ok(());
     }
     let message = format!(
-        "{} of {} tokens have a query; a gradient flows only where all have one",
+        "{} of {} tokens have a query; a differentiable call needs one for each",
         sizes.asking, sizes.tokens
     );
     bad_value("gated_delta", message)

@@ -5,7 +5,7 @@
 //! place:    y[.., start..start + n, ..] = x, 0 elsewhere            dx = slice(dy)
 //! concat:   y = [x₁, x₂, ..] along `axis`                           dxᵢ = slice(dy)
 //! permute:  dimension i of y is dimension axes[i] of x              dx = permute(dy) by the inverse
-//! reshape:  the same numbers in the same order                      dx = reshape(dy)
+//! reshape:  the same elements in the same order                     dx = reshape(dy)
 //! ```
 
 pub(crate) mod fast;
@@ -50,7 +50,7 @@ pub(crate) fn appended(whole: &[usize], rows: &[usize], axis: usize) -> Result<V
     let around = Around::new("append", whole, axis)?;
     let size = rows.get(axis).copied().unwrap_or(0);
     if around.outer != 1 || rows.len() != whole.len() || resized(rows, axis, around.size) != whole {
-        let expected = format!("{whole:?} but for dimension {axis}, with dimensions of 1 before it");
+        let expected = format!("{whole:?} except for dimension {axis}, and only 1 in dimensions before it");
         return bad_shape("append", "rows", rows, expected);
     }
     Ok(resized(whole, axis, around.size + size))
@@ -73,7 +73,7 @@ pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usiz
     if start.checked_add(around.size).is_none_or(|end| end > size) {
         return bad_value(
             "place",
-            format!("{} numbers from {start} on do not fit into size {size}", around.size),
+            format!("{} elements from {start} on do not fit in size {size}", around.size),
         );
     }
     element_count("place", &resized(shape, axis, size))?;
@@ -83,13 +83,13 @@ pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usiz
 /// Validates a `concat` and returns the shape of the result.
 pub(crate) fn check_concat(shapes: &[&[usize]], axis: usize) -> Result<Vec<usize>> {
     let Some(&first) = shapes.first() else {
-        return bad_value("concat", "there is nothing to join");
+        return bad_value("concat", "at least one tensor is required");
     };
     Around::new("concat", first, axis)?;
     let mut total = 0usize;
     for shape in shapes {
         if shape.len() != first.len() || resized(shape, axis, first[axis]) != first {
-            return bad_shape("concat", "x", shape, format!("{first:?} but for dimension {axis}"));
+            return bad_shape("concat", "x", shape, format!("{first:?} except for dimension {axis}"));
         }
         total = total.saturating_add(shape[axis]);
     }
@@ -105,7 +105,7 @@ pub(crate) fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize
     if !sorted.into_iter().eq(0..shape.len()) {
         return bad_value(
             "permute",
-            format!("axes {axes:?} for shape {shape:?}: each dimension must come once"),
+            format!("axes {axes:?} for shape {shape:?}: each dimension must occur once"),
         );
     }
     Ok(axes.iter().map(|&axis| shape[axis]).collect())
@@ -113,7 +113,7 @@ pub(crate) fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize
 
 pub(crate) fn check_reshape(from: &[usize], to: &[usize]) -> Result<()> {
     if element_count("reshape", to)? != from.iter().product::<usize>() {
-        return bad_shape("reshape", "x", from, format!("as many numbers as {to:?} holds"));
+        return bad_shape("reshape", "x", from, format!("as many elements as {to:?}"));
     }
     Ok(())
 }

@@ -91,7 +91,7 @@ trait Source: Copy {
     /// Elements `at..at + 32` must exist.
     #[inline(always)]
     unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { [self.load(s, at), self.load(s, at + 8), self.load(s, at + 16), self.load(s, at + 24)] }
     }
     fn get(self, at: usize) -> f32;
@@ -121,7 +121,7 @@ impl Source for F32<'_> {
     const LINE: usize = 16;
     #[inline(always)]
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.load_ptr(self.0.as_ptr().add(at)) }
     }
     #[inline(always)]
@@ -138,7 +138,7 @@ impl Source for Bf16<'_> {
     const LINE: usize = 32;
     #[inline(always)]
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.load_bf16_ptr(self.0.as_ptr().add(at)) }
     }
     #[inline(always)]
@@ -155,12 +155,12 @@ impl Source for Int8<'_> {
     const LINE: usize = 64;
     #[inline(always)]
     unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.mul(s.load_i8_ptr(self.codes.as_ptr().add(at)), s.splat(UNIT)) }
     }
     #[inline(always)]
     unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.load_i8_quads(self.codes.as_ptr().add(at)) }
     }
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Linear layer: product with a weight matrix.
 //!
 //! ```text
-//! y = x Wᵀ + b    x [.., in]   W [out, in]   b [out] or None   y [.., out]
+//! y = x Wᵀ + b        x [.., in]   W [out, in]   b [out] or None   y [.., out]
 //! dx = dy W,   dW = dyᵀ x,   db = Σ dy
 //! ```
 //! W may be packed in reduced precision ([`Engine::pack`]); then the layer is not differentiable.

@@ -41,7 +41,7 @@ pub(crate) fn backward(
     let (segments, kept) = segments(&chunks);
     let tasks = n.batch * n.value_heads;
     let Some(saved) = saved.filter(|t| t.shape() == [tasks, kept, pad.state()]) else {
-        return bad_value(NAME, "the backward pass needs what the forward pass kept for it");
+        return bad_value(NAME, "the saved tensors do not match the forward pass of this call");
     };
     let plan = Plan { sizes, chunks: &chunks, segments: &segments };
     let mut d = input.each(|t| cpu.uninit(t.shape()));

@@ -1,8 +1,8 @@
 //! Log-linear gated delta rule: every token reads a logarithmic number of states, each with its own weight.
 //!
-//! A single recurrent state treats the whole past alike. Here the past is split into blocks of power-of-two size,
-//! each with its own state, so recent tokens keep a finer resolution while time and memory grow only
-//! logarithmically.
+//! A single recurrent state mixes the whole past. Here the past is split into blocks of power-of-two size, each with
+//! its own state, so a token can weight recent and distant blocks differently, at a cost per token (time and memory)
+//! that grows only logarithmically with the length of the sequence.
 //!
 //! A token at position t sees an earlier (or its own) position s through level bit_length(t XOR s): level 0 is the
 //! token itself, level m ≥ 1 is a completed block of 2^(m−1) tokens. For each value head h, which uses key head h /
@@ -12,7 +12,7 @@
 //! q, k ← x / sqrt(Σx² + 1e-6)  (q unscaled),   β = σ(write)  (· 2 with allow_neg_eigval)
 //! log α = −exp(a_log) · softplus(retention + dt_bias),   λ = softplus(L ∘ level)
 //! before token t > 0, z = trailing zeros of t:   S^(z+1) += S⁰ + … + S^z,   S⁰ = … = S^z = 0
-//! m ≥ 1:  S^m ← α S^m,   S^m ← S^m − β k (S^mᵀ k)ᵀ;    S⁰ = β k vᵀ
+//! m ≥ 1:  S^m ← α S^m,   S^m ← S^m − β k (S^mᵀ k)ᵀ;        S⁰ = β k vᵀ
 //! o_t = Σ_m λ_t[min(m, NL − 1)] S^mᵀ q
 //! ```
 //!

@@ -273,7 +273,7 @@ impl Kernel for Row<'_> {
     }
 }
 
-/// Some rows and at most 32 columns of one product.
+/// Task that computes some rows and at most 32 columns of one product.
 struct Chains<'a> {
     k: usize,
     n: usize,

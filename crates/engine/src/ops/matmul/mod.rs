@@ -53,10 +53,10 @@ pub(crate) fn check(a: &[usize], b: &[usize], transpose: Transpose) -> Result<(S
     let (n, inner) = if transpose.b { (*b0, *b1) } else { (*b1, *b0) };
     if inner != k {
         let place = if transpose.b { "last" } else { "last but one" };
-        return bad_shape("matmul", "b", b, format!("{k} as its {place} dimension, to fit a's {a:?}"));
+        return bad_shape("matmul", "b", b, format!("{k} as its {place} dimension, to match a's {a:?}"));
     }
     if !others.is_empty() && others != leading {
-        return bad_shape("matmul", "b", b, format!("leading dimensions {leading:?} as a has, or none"));
+        return bad_shape("matmul", "b", b, format!("the leading dimensions {leading:?} of a, or none"));
     }
     let mut shape = leading.to_vec();
     shape.extend([m, n]);

@@ -6,7 +6,7 @@
 //! y[i]       = x[i] cos a − x[i + d/2] sin a
 //! y[i + d/2] = x[i + d/2] cos a + x[i] sin a
 //!
-//! dx is dy turned back, by −a.
+//! dx is dy rotated by −a.
 //! ```
 
 pub(crate) mod fast;

@@ -41,7 +41,7 @@ pub(crate) fn check(query: &[usize], states: &[usize], key_heads: usize) -> Resu
         return bad_value(
             NAME,
             format!(
-                "{value_heads} value heads and {key_heads} key heads came; the first must be a multiple of the second"
+                "{value_heads} value heads are not a multiple of {key_heads} key heads, or one of the two numbers is 0"
             ),
         );
     }
