@@ -77,7 +77,7 @@ impl Place {
         }
         let file = BankFile::open(&self.path).and_then(|file| file.verify().map(|()| file));
         let file = file.context(
-            "the file is there and is no sound bank, so it is not written over; delete it first, or name another",
+            "the file exists but is not a valid bank, so it is not overwritten; delete it first or choose another path",
         )?;
         if force || own.iter().any(|own| own == file.identity()) {
             return Ok(());

@@ -44,14 +44,14 @@ pub struct Chat {
 }
 
 const HELP: &str = "\
-/help                 these lines
+/help                 this help
 /memory               how much was said, and what is kept of it
 /undo                 take the last turn back
 /rollback N           go back to the last kept anchor at or before N tokens
 /reset                forget everything
 /save [--force] FILE  write the memory to a file; with --force also over that of another text
-/load FILE            go on from such a file
-/quit                 end; so does the end of the input";
+/load FILE            continue from such a file
+/quit                 quit; the end of the input does the same";
 
 const ADVICE: Advice = Advice { go_on: "continue it with /load", replace: "/save --force FILE" };
 

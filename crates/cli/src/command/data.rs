@@ -35,7 +35,7 @@ const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jso
   march data prepare --tokenizer tokenizer.json --output data/web web-*.jsonl.zst
 
 {FORMATS}
-Interrupted, by Ctrl-C or by anything else, the same command goes on where it was and writes the same bytes."))]
+If interrupted, by Ctrl-C or otherwise, the same command resumes where it stopped and writes the same bytes."))]
 struct Prepare {
     /// `bytes`, or a Hugging Face tokenizer.json
     #[arg(long, value_name = "bytes|FILE")]

@@ -114,7 +114,7 @@ impl Demo {
         );
         let Some(learned) = self.learn(&configs, &folder, &task, stop)? else {
             say!(
-                "\nstopped; go on with one of them: march train --resume {}",
+                "\nstopped; resume one of them with: march train --resume {}",
                 folder.join("march").display()
             );
             interrupt::leave();
