@@ -1,4 +1,4 @@
-//! Ctrl-C, for work that ends well when it is asked to.
+//! Ctrl-C, for work that can stop cleanly.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use crate::display::screen;
 
 static ASKED: AtomicBool = AtomicBool::new(false);
 
-/// From now on Ctrl-C, or a request to end the process, only asks, and `say` is said; a second one ends it at once.
+/// From now on Ctrl-C or a termination signal only requests a stop and prints `say`; a second one exits immediately.
 pub fn listen(say: &'static str) -> anyhow::Result<&'static AtomicBool> {
     ctrlc::set_handler(move || {
         ask();
@@ -21,16 +21,16 @@ pub fn listen(say: &'static str) -> anyhow::Result<&'static AtomicBool> {
     Ok(&ASKED)
 }
 
-/// Asks the work to end; the second time the process ends at once.
+/// Requests a stop; the second request exits immediately.
 pub fn ask() {
     if ASKED.swap(true, Ordering::Relaxed) {
         screen::give_back();
-        // Not `leave`: the work may be held up by the very output that it would wait for.
+        // Not `leave`: the work may be blocked by the very output that it would wait for.
         std::process::exit(EXIT);
     }
 }
 
-/// Ends the process as one that was asked to, after what it printed is written out.
+/// Exits with the code for an interrupted command, after flushing its output.
 pub fn leave() -> ! {
     if let Some(error) = out::finish() {
         note!("error: standard output: could not write: {error}");
@@ -38,15 +38,15 @@ pub fn leave() -> ! {
     std::process::exit(EXIT)
 }
 
-/// Whether the work is asked to end.
+/// Whether a stop was requested.
 pub fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
-/// Takes the request back, for work that goes on with something else.
+/// Clears the request, for work that continues with something else.
 pub fn forget() {
     ASKED.store(false, Ordering::Relaxed);
 }
 
-/// The exit code of a command that was asked to end.
+/// The exit code of an interrupted command.
 pub const EXIT: i32 = 130;

@@ -1,6 +1,6 @@
-//! A command as one of the processes that an MPI launcher started.
+//! Running a command as one of the processes started by an MPI launcher.
 
-/// What launchers tell the processes they start: Open MPI, PMIx, and MPICH's kin.
+/// Environment variables that launchers set: Open MPI, PMIx, and MPICH and its derivatives.
 const SIGNS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
 /// Whether a launcher started this process.
@@ -22,8 +22,8 @@ mod with_mpi {
 
     use crate::display::out::note;
 
-    /// Runs `work` with the job's processes and the threads that this one may use; 0 is all. An error ends the whole
-    /// job.
+    /// Runs `work` with the job's processes and the number of threads that this one may use; 0 means all. An error ends
+    /// the whole job.
     pub fn together(
         asked: &'static AtomicBool,
         work: impl FnOnce(Box<dyn Ranks>, usize) -> anyhow::Result<()>,
@@ -32,13 +32,13 @@ mod with_mpi {
         let ranks = job.ranks();
         let rank = ranks.rank();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // A launcher that binds processes to cores has divided them already.
+        // A launcher that binds processes to cores has already divided them.
         let divided = cores < online();
         let threads = if divided { cores } else { (cores / job.on_this_machine().max(1)).max(1) };
         match work(Box::new(ranks), threads) {
             Ok(()) => job.finish(),
             Err(error) => {
-                // What all processes found wrong is said by the first.
+                // An error that all processes found is reported by the first.
                 if rank > 0 {
                     std::thread::sleep(Duration::from_secs(2));
                 }
@@ -49,7 +49,7 @@ mod with_mpi {
         Ok(())
     }
 
-    /// Cores of the machine, whether or not this process may use them.
+    /// Number of cores in the machine, whether or not this process may use them.
     fn online() -> usize {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         text.lines().filter(|line| line.starts_with("processor")).count()
@@ -62,7 +62,7 @@ mod without_mpi {
 
     use march::train::ranks::Ranks;
 
-    /// Refuses: each process would train by itself.
+    /// Fails, because without MPI each process would train by itself.
     pub fn together(
         _: &'static AtomicBool,
         _: impl FnOnce(Box<dyn Ranks>, usize) -> anyhow::Result<()>,

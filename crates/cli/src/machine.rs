@@ -1,4 +1,4 @@
-//! What the machine, the system and the build tell of themselves.
+//! Information about the machine, the system and the build.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -7,15 +7,15 @@ use march::engine::Cpu;
 use march::run::Session;
 use march::train::machine_memory;
 
-/// Features that the program may be built with, and whether it was.
+/// Optional features of the program, and whether it was built with them.
 const FEATURES: [(&str, bool); 1] = [("mpi", cfg!(feature = "mpi"))];
 
-/// The kind of build.
+/// The build profile.
 pub fn profile() -> &'static str {
     if cfg!(debug_assertions) { "debug build" } else { "release build" }
 }
 
-/// The instruction sets that matter here and that the processor has.
+/// The relevant instruction sets that the processor supports.
 pub fn instructions() -> String {
     #[cfg(target_arch = "x86_64")]
     {
@@ -33,22 +33,22 @@ pub fn instructions() -> String {
     }
 }
 
-/// Cores that this process may use.
+/// Number of cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The memory that the process has in use, in bytes.
+/// The memory that the process currently uses, in bytes.
 pub fn resident() -> Option<usize> {
     kib("/proc/self/status", "VmRSS")
 }
 
-/// The most that it ever had.
+/// The peak memory of the process, in bytes.
 pub fn peak() -> Option<usize> {
     kib("/proc/self/status", "VmHWM")
 }
 
-/// This call of the program, one of `processes`, for a run that has made `step` steps. It names neither user nor host.
+/// Describes this invocation, one of `processes`, for a run at step `step`. Contains neither user nor host name.
 pub fn session(engine: &Cpu, step: u64, processes: usize) -> Session {
     let home = std::env::var("HOME").unwrap_or_default();
     let arguments = std::env::args_os().skip(1);
@@ -70,7 +70,7 @@ pub fn session(engine: &Cpu, step: u64, processes: usize) -> Session {
     }
 }
 
-/// The value of the first line `name<separator>value` of a file of the system, without quotes.
+/// The value of the first line `name<separator>value` of a system file, without quotes.
 fn field(file: &str, name: &str, separator: char) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once(separator));
@@ -78,12 +78,12 @@ fn field(file: &str, name: &str, separator: char) -> Option<String> {
     Some(value.trim().trim_matches('"').into())
 }
 
-/// The same where the value is a number and "kB", in bytes.
+/// The value of a line of a system file that is given in kB, in bytes.
 fn kib(file: &str, name: &str) -> Option<usize> {
     field(file, name, ':')?.split_whitespace().next()?.parse::<usize>().ok().map(|kib| kib * 1024)
 }
 
-/// An argument in which the home folder, which a shell may have filled in, is `~` again.
+/// Replaces the home folder, which a shell may have expanded, by `~` in an argument.
 fn without_home(argument: &str, home: &str) -> String {
     let (key, path) = argument.rsplit_once('=').map_or(("", argument), |(key, path)| (key, path));
     match Path::new(path).strip_prefix(home) {

@@ -1,6 +1,6 @@
 //! The `march` command.
 
-// Printing goes through `display::out`, which never panics.
+// All printing goes through `display::out`, which never panics.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod command;
@@ -39,7 +39,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // What went wrong and why, in one line, whatever the environment says of backtraces.
+    // Report what went wrong and why on one line, whatever the environment says about backtraces.
     let result = run();
     let printed = display::out::finish()
         .map_or(Ok(()), |error| Err(anyhow::Error::new(error).context("standard output: could not write")));
@@ -64,7 +64,7 @@ fn run() -> anyhow::Result<ExitCode> {
     let cli = match matches.and_then(|found| Cli::from_arg_matches(&found).map_err(|e| e.format(&mut flags)))
     {
         Ok(cli) => cli,
-        // Help, the version, or a mistake.
+        // Help, the version, or a usage error.
         Err(message) => {
             let printed = message.print();
             if !message.use_stderr() {

@@ -1,18 +1,18 @@
-//! Numbers in flags: which ones are taken, and what is said of any other.
+//! Numeric flag values: which ones are valid, and the messages about others.
 
 use std::str::FromStr;
 
 use clap::Command;
 
-/// More threads than any machine has use for; the system would give up long before a larger number.
+/// More threads than any machine can use; the system would fail long before a larger number.
 const MOST_THREADS: u64 = 4096;
-/// The most of anything that is counted: a larger number is a mistake.
+/// The maximum of any count: a larger number is a mistake.
 const MOST: u64 = 1_000_000_000_000;
-/// The longest sequence of a task. Several are read at once, and their tokens are kept.
+/// The maximum length of a task's sequence. Several are read at a time, and their tokens are kept.
 const MOST_LENGTH: u64 = 1 << 24;
 
-/// The command with rules for the flags that many of its subcommands share, and with negative numbers understood as
-/// values of flags, so that the message speaks of the number and not of an unknown flag `-1`.
+/// Adds rules for the flags that many subcommands share, and allows negative numbers as values, so that the message is
+/// about the number and not about an unknown flag `-1`.
 pub fn tuned(command: Command) -> Command {
     let command = command.mut_args(|flag| {
         if flag.get_long().is_none() || !flag.get_action().takes_values() {
@@ -28,37 +28,37 @@ pub fn tuned(command: Command) -> Command {
     command.mut_subcommands(tuned)
 }
 
-/// A number of threads; 0 is all of the machine's.
+/// A number of threads; 0 means all cores.
 fn threads(text: &str) -> Result<usize, String> {
     within(text, 0, MOST_THREADS)
 }
 
-/// A seed of random numbers.
+/// A random seed.
 fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("it must be a whole number from 0 to {} (2^64 - 1)", u64::MAX))
 }
 
-/// A whole number, 0 among them.
+/// A whole number, including 0.
 pub fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     within(text, 0, MOST)
 }
 
-/// A whole number of which 0 makes no sense.
+/// A whole number of at least 1.
 pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     within(text, 1, MOST)
 }
 
-/// The length of a sequence of a task, in tokens.
+/// The length of a task's sequence, in tokens.
 pub fn length(text: &str) -> Result<usize, String> {
     within(text, 1, MOST_LENGTH)
 }
 
-/// Seeds of a sweep, each of which is a training of its own.
+/// The number of seeds in a sweep, each of which is a separate training run.
 pub fn seeds(text: &str) -> Result<u64, String> {
     within(text, 1, 1000)
 }
 
-/// A number above 0 that is not infinite.
+/// A finite number above 0.
 pub fn positive(text: &str) -> Result<f64, String> {
     match f64::from_str(text) {
         Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
@@ -66,7 +66,7 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A number; which ones have a meaning is said by whoever uses it.
+/// Any number; the caller decides which values are valid.
 pub fn any(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| "it must be a number".into())
 }

@@ -1,5 +1,5 @@
-//! Files that commands write. Each is checked before the work begins, so that nothing is computed in vain and nothing
-//! that is read, or that something else wrote, is replaced.
+//! Files that commands write. Each is checked before the work begins, so that no work is wasted and no input, and no
+//! file of another kind, is overwritten.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,28 +12,28 @@ use march::eval::is_report;
 use march::report::{is_page, is_picture};
 use serde_json::Value;
 
-/// What a file holds.
+/// The kind of contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of `march logits`.
+    /// Written by `march logits`.
     Logits,
     /// A `tokenizer.json`.
     Tokenizer,
-    /// The checksum beside a `tokenizer.json`.
+    /// The checksum next to a `tokenizer.json`.
     Checksum,
-    /// Of `march eval`.
+    /// Written by `march eval`.
     Results,
-    /// Of `march inspect policies`.
+    /// Written by `march inspect policies`.
     Policies,
     /// HTML that this program wrote.
     Page,
     /// SVG that this program wrote.
     Picture,
-    /// Text, which does not show who wrote it: no file is replaced by it.
+    /// Text, whose origin cannot be recognised, so it never replaces a file.
     Text,
 }
 
-/// Names in a folder of a model or a run that belong to it, whether or not the folder has such a file.
+/// Reserved names in the folder of a model or a run, whether or not the folder has such a file.
 const OWN_NAMES: [&str; 11] = [
     "checksums.json",
     "config.json",
@@ -48,18 +48,19 @@ const OWN_NAMES: [&str; 11] = [
     "tokenizer.json",
 ];
 
-/// Larger JSON files than this are not taken for one of this program's.
+/// Larger JSON files are assumed not to be written by this program.
 const LARGEST_JSON: u64 = 1 << 30;
 
-/// A file that may be written.
+/// An output file that passed the checks.
 #[derive(Debug)]
 pub struct Output {
     path: PathBuf,
 }
 
 impl Output {
-    /// Refuses a path that cannot be written, that is one of the `inputs` (files, or folders of models and runs) or a
-    /// part of one, and an existing file of another kind. A file of the same kind, or an empty one, will be replaced.
+    /// Rejects a path that is not writable, that is one of the `inputs` (files, or folders of models and runs) or
+    /// inside one, or that is an existing file of another kind. A file of the same kind, or an empty one, will be
+    /// replaced.
     pub fn check(path: &Path, kind: Kind, inputs: &[&Path]) -> anyhow::Result<Self> {
         let shown = path.display();
         if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
@@ -70,7 +71,7 @@ impl Output {
         if !folder.is_dir() {
             bail!("{shown}: there is no folder {}; make it first", folder.display());
         }
-        // Where the bytes will be: a symbolic link stays, and the file that it points to is replaced.
+        // The real destination: a symbolic link stays, and the file that it points to is replaced.
         let real = if path.is_symlink() || path.exists() {
             fs::canonicalize(path).with_context(|| format!("{shown}: could not follow the link"))?
         } else {
@@ -99,23 +100,23 @@ impl Output {
         Ok(Self { path: path.into() })
     }
 
-    /// [`Output::check`] of a file that need not be asked for.
+    /// Same as [`Output::check`] for an optional output.
     pub fn check_some(path: Option<&Path>, kind: Kind, inputs: &[&Path]) -> anyhow::Result<Option<Self>> {
         path.map(|path| Self::check(path, kind, inputs)).transpose()
     }
 
-    /// The path, as it was named.
+    /// The path as given by the user.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes the file: it is there whole, or as it was before.
+    /// Writes the file atomically.
     pub fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
         Ok(disk::replace(&self.path, bytes)?)
     }
 }
 
-/// Refuses a folder of tokens to be written whose files are read.
+/// Rejects an output folder of tokens that contains input files.
 pub fn check_tokens_folder(folder: &Path, inputs: &[PathBuf]) -> anyhow::Result<()> {
     let shown = folder.display();
     if folder.exists() && !folder.is_dir() {
@@ -142,14 +143,14 @@ pub fn check_tokens_folder(folder: &Path, inputs: &[PathBuf]) -> anyhow::Result<
     Ok(())
 }
 
-/// Whether a file of this name belongs to the model or run in whose folder it is.
+/// Whether a file of this name belongs to the model or run in its folder.
 fn is_own(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let weights = name.starts_with("model") && (name.contains(".safetensors") || name.ends_with(".bin"));
     weights || OWN_NAMES.contains(&&*name)
 }
 
-/// Refuses what is there, unless it may be replaced by a file of the kind.
+/// Rejects an existing file unless a file of this kind may replace it.
 fn check_existing(path: &Path, kind: Kind) -> anyhow::Result<()> {
     let shown = path.display();
     let metadata = fs::metadata(path).with_context(|| format!("{shown}: could not be looked at"))?;
@@ -171,7 +172,7 @@ fn check_existing(path: &Path, kind: Kind) -> anyhow::Result<()> {
     bail!("{shown}: exists and {}; it would be replaced: {remedy}", kind.other())
 }
 
-/// Refuses a place where nothing can be written, by making the file that the bytes would first go to.
+/// Rejects a destination that is not writable, by creating the temporary file that is written first.
 fn check_writable(path: &Path, real: &Path) -> anyhow::Result<()> {
     let mut name = std::ffi::OsString::from(".");
     name.push(real.file_name().unwrap_or_default());
@@ -179,7 +180,7 @@ fn check_writable(path: &Path, real: &Path) -> anyhow::Result<()> {
     let partial = real.with_file_name(name);
     match File::options().write(true).create_new(true).open(&partial) {
         Ok(_) => fs::remove_file(&partial),
-        // Left by a process that died.
+        // Left by a dead process.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }
@@ -187,7 +188,7 @@ fn check_writable(path: &Path, real: &Path) -> anyhow::Result<()> {
 }
 
 impl Kind {
-    /// Whether a file that is not empty is of this kind.
+    /// Whether a non-empty file is of this kind.
     fn describes(self, file: &mut File, size: u64) -> bool {
         match self {
             Self::Logits => safetensors_header(file, size).is_some_and(|header| is_logits(&header)),
@@ -205,7 +206,7 @@ impl Kind {
         }
     }
 
-    /// What a file of another kind is.
+    /// The message for a file of another kind.
     fn other(self) -> &'static str {
         match self {
             Self::Logits => "does not hold logits",
@@ -220,14 +221,14 @@ impl Kind {
     }
 }
 
-/// The first part of a file.
+/// Reads the beginning of a file.
 fn beginning(file: &mut File) -> Vec<u8> {
     let mut bytes = Vec::new();
     let _ = file.take(4096).read_to_end(&mut bytes);
     bytes
 }
 
-/// The text of a JSON file.
+/// Reads the text of a JSON file.
 fn json_text(file: &mut File, size: u64) -> Option<String> {
     if size > LARGEST_JSON {
         return None;
@@ -237,13 +238,13 @@ fn json_text(file: &mut File, size: u64) -> Option<String> {
     Some(text)
 }
 
-/// The object of a JSON file.
+/// Reads the object of a JSON file.
 fn json(file: &mut File, size: u64) -> Option<Value> {
     serde_json::from_str::<Value>(&json_text(file, size)?).ok().filter(Value::is_object)
 }
 
-/// Whether the header of a safetensors file is that of `march logits`: it holds these tensors only, and says of no
-/// format. Banks and models hold others, or name their format.
+/// Whether the header of a safetensors file is that of `march logits`: it has only these tensors, and names no format.
+/// Banks and models have other tensors, or name their format.
 fn is_logits(header: &Value) -> bool {
     let Some(tensors) = header.as_object() else { return false };
     let own = |name: &str| {
@@ -254,13 +255,13 @@ fn is_logits(header: &Value) -> bool {
         && tensors.keys().all(|name| own(name))
 }
 
-/// Whether a JSON object is a `tokenizer.json`: it lists its added tokens, and its model has a vocabulary.
+/// Whether a JSON object is a `tokenizer.json`: it lists added tokens, and its model has a vocabulary.
 fn is_tokenizer(object: &Value) -> bool {
     let vocabulary = &object["model"]["vocab"];
     object["added_tokens"].is_array() && (vocabulary.is_object() || vocabulary.is_array())
 }
 
-/// The header of a safetensors file: its tensors by name.
+/// Reads the header of a safetensors file: its tensors by name.
 fn safetensors_header(file: &mut File, size: u64) -> Option<Value> {
     let mut length = [0; 8];
     file.read_exact(&mut length).ok()?;

@@ -1,4 +1,4 @@
-//! Where a command's bank comes from and where it goes.
+//! Loading and saving a command's bank.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,19 +18,19 @@ pub fn empty(opened: &Opened) -> anyhow::Result<StateBank<Cpu>> {
     Ok(opened.model.bank(opened.policy.clone())?)
 }
 
-/// The text of a file, with the bank's own policy but for what the flags change.
+/// Loads the text of a file, with the bank's own policy except for what the flags change.
 pub fn load(opened: &Opened, file: &BankFile) -> anyhow::Result<Text<Cpu>> {
     let policy = opened.flags.over(file.policy().clone());
     Ok(Text::load(&opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
 }
 
-/// How a command says that a file holds another text, and what can be done.
+/// How a command's message that a file holds another text suggests to proceed.
 pub struct Advice {
     pub go_on: &'static str,
     pub replace: &'static str,
 }
 
-/// A place for a bank, which no other process writes to as long as this is held.
+/// The destination of a bank. No other process writes to it while this is held.
 pub struct Place {
     path: PathBuf,
     real: PathBuf,
@@ -38,7 +38,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes a place, before there is a bank to lose. Refused is one that another process writes to.
+    /// Takes the destination before any work is done. Rejects one that another process writes to.
     pub fn take(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let real = real(path)?;
@@ -59,15 +59,15 @@ impl Place {
         Ok(Self { path: path.into(), real, _lock: lock })
     }
 
-    /// Refuses a file that is no sound bank and, unless `force` is given, a bank that is not one of `own`, which the
-    /// text to be saved goes on from ([`BankFile::identity`]).
+    /// Rejects a file that is not a valid bank and, unless `force` is given, a bank that is not one of `own`: those
+    /// that the text to be saved continues ([`BankFile::identity`]).
     pub fn check(&self, own: &[String], force: bool, advice: &Advice) -> anyhow::Result<()> {
         let Ok(metadata) = self.real.metadata() else { return Ok(()) };
         let shown = self.path.display();
         if !metadata.is_file() {
             bail!("{shown}: is not a regular file; name another file for the memory");
         }
-        // Opening it this way changes nothing.
+        // Opening it this way does not change it.
         File::options()
             .append(true)
             .open(&self.real)
@@ -77,7 +77,7 @@ impl Place {
         }
         let file = BankFile::open(&self.path).and_then(|file| file.verify().map(|()| file));
         let file = file.context(
-            "the file is there and is no sound bank, so it is not written over; delete it first, or name another",
+            "the file exists but is not a valid bank, so it is not overwritten; delete it first or choose another path",
         )?;
         if force || own.iter().any(|own| own == file.identity()) {
             return Ok(());
@@ -85,12 +85,12 @@ impl Place {
         bail!("{shown}: {}", other_text(&file, advice))
     }
 
-    /// Writes the text's bank; only what is new, where the file holds its beginning.
+    /// Writes the text's bank; if the file holds its beginning, only the new part.
     pub fn save(&self, opened: &Opened, generator: &mut Generator<'_, Cpu>) -> anyhow::Result<()> {
         Ok(generator.save(&self.path, &tag(opened)?)?)
     }
 
-    /// As it was given.
+    /// The path as given by the user.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -105,7 +105,7 @@ fn other_text(file: &BankFile, advice: &Advice) -> String {
     )
 }
 
-/// The file that a path leads to, or would lead to if it were there.
+/// The file that a path leads to, or would lead to if it existed.
 fn real(path: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(real) = std::fs::canonicalize(path) {
         return Ok(real);
@@ -121,7 +121,7 @@ fn real(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Goes back to the last kept anchor that is at most so many tokens into the text; gives what there is to say.
+/// Rolls back to the last kept anchor that is at most `tokens` tokens into the text; returns a message.
 pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Result<String> {
     let before = generator.text().tokens();
     Ok(match generator.rollback(tokens)? {
@@ -141,12 +141,12 @@ pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Re
     })
 }
 
-/// What the model's banks belong to.
+/// The tag of the model's banks.
 fn tag(opened: &Opened) -> anyhow::Result<BankTag> {
     Ok(BankTag::new(opened.model.config().mixer.model_type(), opened.fingerprint()?, &opened.tokenizer))
 }
 
-/// A bank in a line.
+/// A one-line description of a bank.
 pub fn line(opened: &Opened, bank: &StateBank<Cpu>) -> String {
     let timeline = bank.timeline();
     let anchors = match bank.policy().interval {

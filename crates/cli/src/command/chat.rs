@@ -1,4 +1,4 @@
-//! `march chat`: turns of a conversation, each read once; the state bank carries what was said.
+//! `march chat`: a conversation in which each turn is read once; the state bank carries what was said.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, IsTerminal, Write};
@@ -17,7 +17,7 @@ use crate::display::Progress;
 use crate::display::out::note;
 use crate::interrupt;
 
-/// Talk with a model whose memory stays from turn to turn.
+/// Chat with a model whose memory persists from turn to turn.
 #[derive(Args)]
 #[command(after_help = "Example:
   march chat --model models/tiny-march --max-tokens 100
@@ -28,13 +28,13 @@ slash are commands; /help lists them. Ctrl-C ends an answer.")]
 pub struct Chat {
     #[command(flatten)]
     model: ModelArgs,
-    /// What stands before what you say; \n, \t and \\ are understood [default: '\nUser: ']
-    // Shown by hand: clap doubles the backslashes of a default with a space.
+    /// The text before each of your turns; \n, \t and \\ are understood [default: '\nUser: ']
+    // The default is written by hand, because clap doubles the backslashes of a default with a space.
     #[arg(
         long, value_name = "TEXT", default_value = r"\nUser: ", hide_default_value = true, value_parser = unescape
     )]
     user_prefix: String,
-    /// What stands between that and the answer [default: '\nAssistant:']
+    /// The text between your turn and the answer [default: '\nAssistant:']
     #[arg(
         long, value_name = "TEXT", default_value = r"\nAssistant:", hide_default_value = true, value_parser = unescape
     )]
@@ -44,18 +44,18 @@ pub struct Chat {
 }
 
 const HELP: &str = "\
-/help                 these lines
+/help                 this help
 /memory               how much was said, and what is kept of it
 /undo                 take the last turn back
 /rollback N           go back to the last kept anchor at or before N tokens
 /reset                forget everything
 /save [--force] FILE  write the memory to a file; with --force also over that of another text
-/load FILE            go on from such a file
-/quit                 end; so does the end of the input";
+/load FILE            continue from such a file
+/quit                 quit; the end of the input does the same";
 
 const ADVICE: Advice = Advice { go_on: "continue it with /load", replace: "/save --force FILE" };
 
-/// Turns that can be taken back; each keeps a state of every layer.
+/// Number of turns that can be undone; each keeps a state of every layer.
 const UNDO_TURNS: usize = 8;
 
 impl Chat {
@@ -81,7 +81,7 @@ struct Talk<'a> {
     generator: Generator<'a, Cpu>,
     /// The text before each of the last turns.
     forks: VecDeque<Text<Cpu>>,
-    /// The files' contents that this text was loaded from or saved as ([`BankFile::identity`]).
+    /// The identities of the files that this text was loaded from or saved to ([`BankFile::identity`]).
     own: Vec<String>,
 }
 
@@ -95,7 +95,7 @@ impl Talk<'_> {
         let mut line = Vec::new();
         loop {
             if terminal {
-                // The prompt is a courtesy.
+                // The prompt is optional, so ignore errors.
                 let mut aside = std::io::stderr();
                 let _ = write!(aside, "> ").and_then(|()| aside.flush());
             }
@@ -114,10 +114,10 @@ impl Talk<'_> {
                 },
                 None if text.is_empty() => {}
                 None => match self.turn(text) {
-                    // Nobody reads the answers.
+                    // The reader of the answers is gone.
                     Ok(Ended::Asked) if !interrupt::asked() => return Ok(()),
                     Ok(_) => {}
-                    // No turn of such a model can be answered.
+                    // Such a model cannot answer any turn.
                     Err(error @ march::Error::Diverged(_)) => return Err(error.into()),
                     Err(error) => note!("{error}; the turn is taken back"),
                 },
@@ -125,7 +125,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Reads what was said and answers. After an error the text is what it was before.
+    /// Reads a turn and answers. After an error the text is unchanged.
     fn turn(&mut self, said: &str) -> march::Result<Ended> {
         let before = self.generator.text().clone();
         match self.read_and_answer(said) {
@@ -145,7 +145,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Why the answer ended; none where reading was interrupted before it.
+    /// Returns why the answer ended; `None` if reading was interrupted before it.
     fn read_and_answer(&mut self, said: &str) -> march::Result<Option<Ended>> {
         let Chat { user_prefix, assistant_prefix, .. } = self.chat;
         let ids = self.opened.tokenizer.encode(&format!("{user_prefix}{said}{assistant_prefix}"))?;
@@ -171,7 +171,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Does what a command asks for; gives what there is to say.
+    /// Runs a command; returns its message.
     fn command(&mut self, command: &str) -> anyhow::Result<String> {
         let (name, file) = command.split_once(' ').unwrap_or((command, ""));
         let file = file.trim();

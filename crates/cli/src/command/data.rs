@@ -1,4 +1,4 @@
-//! `march data`: from files of text to tokens.
+//! `march data`: from text files to tokens.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::display::{Progress, bytes, left, thousands};
 use crate::output::{Kind, Output, check_tokens_folder};
 use crate::{interrupt, number};
 
-/// Make tokens of files of text.
+/// Convert text files to tokens.
 #[derive(Args)]
 pub struct Data {
     #[command(subcommand)]
@@ -28,14 +28,14 @@ enum What {
 const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jsonl.zst (one document a line), or \
 .parquet (one document a row).";
 
-/// Encode files of text into a folder of tokens that training reads.
+/// Encode text files into a folder of tokens for training.
 #[derive(Args)]
 #[command(after_help = format!("Examples:
   march data prepare --tokenizer bytes --output data/play play.txt
   march data prepare --tokenizer tokenizer.json --output data/web web-*.jsonl.zst
 
 {FORMATS}
-Interrupted, by Ctrl-C or by anything else, the same command goes on where it was and writes the same bytes."))]
+If interrupted, by Ctrl-C or otherwise, the same command resumes where it stopped and writes the same bytes."))]
 struct Prepare {
     /// `bytes`, or a Hugging Face tokenizer.json
     #[arg(long, value_name = "bytes|FILE")]
@@ -46,24 +46,24 @@ struct Prepare {
     /// The key or column that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     text_column: String,
-    /// Leave out broken lines and files without text instead of stopping at them
+    /// Skip invalid lines and files without text instead of stopping at them
     #[arg(long)]
     skip_bad: bool,
-    /// Tokens of a shard
+    /// Tokens per shard
     #[arg(long, value_name = "N", default_value_t = Options::default().shard_tokens, value_parser = number::count::<u64>)]
     shard_tokens: u64,
-    /// Replace the tokens that the folder has
+    /// Replace the tokens in an existing folder
     #[arg(long)]
     force: bool,
-    /// Threads; 0 takes all of the machine's
+    /// Number of threads; 0 uses all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Files of text, in the order of their tokens
+    /// Text files, in the order of their tokens
     #[arg(required = true)]
     files: Vec<PathBuf>,
 }
 
-/// Learn a byte-level BPE from files of text.
+/// Train a byte-level BPE tokenizer on text files.
 #[derive(Args)]
 #[command(after_help = format!("Example:
   march data train-tokenizer --vocab-size 8192 --output tokenizer.json web-*.jsonl.zst
@@ -71,7 +71,7 @@ struct Prepare {
 {FORMATS}
 The same files give the same tokenizer."))]
 struct TrainTokenizer {
-    /// How many ids: 256 bytes, <|endoftext|>, and what is learnt
+    /// Number of ids: 256 bytes, <|endoftext|>, and the learned tokens
     #[arg(long, value_name = "N", value_parser = number::whole::<usize>)]
     vocab_size: usize,
     /// The tokenizer.json to write
@@ -80,16 +80,16 @@ struct TrainTokenizer {
     /// The key or column that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     text_column: String,
-    /// Leave out broken lines instead of stopping at them
+    /// Skip invalid lines instead of stopping at them
     #[arg(long)]
     skip_bad: bool,
-    /// Files of text
+    /// Text files
     #[arg(required = true)]
     files: Vec<PathBuf>,
 }
 
 impl Data {
-    /// Does what was asked for.
+    /// Runs the subcommand.
     pub fn run(self) -> anyhow::Result<()> {
         match self.what {
             What::Prepare(prepare) => prepare.run(),
@@ -136,7 +136,7 @@ impl Prepare {
     }
 }
 
-/// Tokens a second of this run.
+/// Tokens per second in this run.
 fn rate(status: &Status, seconds: f64) -> String {
     let new = status.tokens.saturating_sub(status.resumed_tokens);
     format!("{} tokens a second", thousands((new as f64 / seconds.max(1e-9)) as usize))

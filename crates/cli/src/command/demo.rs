@@ -1,4 +1,4 @@
-//! `march demo`: a small GDN and a small MARCH learn to recall, side by side, and are asked the same questions.
+//! `march demo`: trains a small GDN and a small MARCH on a recall task in parallel, and asks both the same questions.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,8 @@ use crate::display::{Pupils, bytes, lines, thousands};
 use crate::output::{Kind, Output};
 use crate::{interrupt, machine, number};
 
-/// Train a small MARCH and a small Gated DeltaNet on a recall task, ask both the same questions, and show the difference.
+/// Train a small MARCH and a small Gated DeltaNet on a recall task, ask both the same questions, and show the
+/// difference.
 #[derive(Args)]
 #[command(
     after_help = "Both models learn at the same time, on a thread each, from the same sequences, with as many parameters, each with
@@ -39,49 +40,49 @@ its own best learning rate (docs/results/demo.md has the sweep). The folder then
 for each model, whose checkpoints every other command takes."
 )]
 pub struct Demo {
-    /// A folder for everything that is written [default: runs/demo, with a number if that exists]
+    /// The folder for all output [default: runs/demo, with a number if that exists]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
-    /// Only a few steps: shows what happens, but not who learns
+    /// Train only a few steps: shows what the demo does, but not which model learns
     #[arg(long)]
     quick: bool,
-    /// Of first weights and sequences
+    /// Seed of the initial weights and the sequences
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Steps of training [default: those of the presets demo/march and demo/gdn]
+    /// Number of training steps [default: those of the presets demo/march and demo/gdn]
     #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
     steps: Option<u64>,
-    /// Train with these learning rates, separated by commas, and several seeds instead; prints a table
+    /// Instead, train with each of these learning rates (separated by commas) and several seeds, and print a table
     #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = number::positive)]
     sweep: Vec<f64>,
-    /// Seeds of a sweep
+    /// Number of seeds in a sweep
     #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep", value_parser = number::seeds)]
     seeds: u64,
 }
 
-/// The models: name; folder in the run and preset.
+/// The models: display name; folder in the run and name of the preset.
 pub const MODELS: [(&str, &str); 2] = [("MARCH", "march"), ("GDN", "gdn")];
 
-/// What a model tells while it learns.
+/// A message from a model in training.
 pub enum Note {
     Step(u64, f64),
     Asked(u64, f64),
 }
 
-/// A model that has learned.
+/// A trained model.
 pub struct Learned {
     pub parameters: usize,
     pub learning_rate: f64,
     pub seconds: f64,
     curve: Vec<(u64, f64)>,
     pub result: TaskReport,
-    /// With the same weights but no anchors, where there are any.
+    /// The result with the same weights but without anchors, if the model has any.
     pub without: Option<TaskReport>,
     routing: Option<Routing>,
 }
 
 impl Demo {
-    /// Trains, asks, reports.
+    /// Trains, evaluates and reports.
     pub fn run(self) -> anyhow::Result<()> {
         let began = Instant::now();
         let stop = interrupt::listen("finishing the step, then saving")?;
@@ -92,7 +93,7 @@ impl Demo {
         if !self.sweep.is_empty() {
             return sweep(&configs, &self.sweep, self.seeds, &folder, &task, stop);
         }
-        // The report of another run would be replaced.
+        // Otherwise the report of another run would be replaced.
         check_free(&folder)?;
         MODELS.iter().try_for_each(|(_, name)| check_free(&folder.join(name)))?;
         let files = Files::check(&folder)?;
@@ -113,7 +114,7 @@ impl Demo {
         );
         let Some(learned) = self.learn(&configs, &folder, &task, stop)? else {
             say!(
-                "\nstopped; go on with one of them: march train --resume {}",
+                "\nstopped; resume one of them with: march train --resume {}",
                 folder.join("march").display()
             );
             interrupt::leave();
@@ -137,8 +138,8 @@ impl Demo {
         Ok(config)
     }
 
-    /// All models at once, each on a thread of its own: the bits do not depend on the machine's number of cores. None
-    /// where they were interrupted.
+    /// Trains all models at once, each on its own thread, so that the results do not depend on the machine's number of
+    /// cores. `None` if interrupted.
     fn learn(
         &self,
         configs: &[Config; 2],
@@ -176,7 +177,7 @@ impl Demo {
         })
     }
 
-    /// The page, the picture and an example; says where they are and what to try.
+    /// Writes the page, the picture and an example; prints where they are and what to try next.
     fn write(
         &self,
         folder: &Path,
@@ -267,7 +268,7 @@ impl Demo {
     }
 }
 
-/// What is written beside the runs.
+/// The output files besides the runs.
 struct Files {
     example: Output,
     report: Output,
@@ -275,7 +276,7 @@ struct Files {
 }
 
 impl Files {
-    /// Makes the folder; refuses one in which a file of somebody else's would be replaced.
+    /// Creates the folder; rejects one in which a foreign file would be replaced.
     fn check(folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("{}: could not create", folder.display()))?;
         let file = |name: &str, kind| Output::check(&folder.join(name), kind, &[]);
@@ -287,7 +288,7 @@ impl Files {
     }
 }
 
-/// Refuses a folder that holds a run.
+/// Rejects a folder that holds a run.
 pub fn check_free(run: &Path) -> anyhow::Result<()> {
     if ["config.toml", "run.json"].iter().any(|name| run.join(name).exists()) {
         bail!("{}: already holds a run; choose another folder with --run", run.display());
@@ -295,7 +296,7 @@ pub fn check_free(run: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How this program was called.
+/// The name under which this program was called.
 fn program() -> String {
     let called = std::env::args().next().unwrap_or_else(|| "march".into());
     match Path::new(&called).is_absolute() {
@@ -310,7 +311,7 @@ fn age(age: &AgeReport) -> page::Age {
     page::Age { from: age.from, to: age.to - 1, correct, asked: age.asked, error }
 }
 
-/// What a configuration is trained on.
+/// The task that a configuration trains on.
 fn task_of(config: &Config) -> anyhow::Result<Task> {
     let text = config.data.task.as_deref().context("the demo's configuration names no task")?;
     Ok(Task::open(text, Some(config.data.sequence_length))?)
@@ -323,8 +324,8 @@ fn words(task: &Task, tokens: &[u32]) -> String {
     words.join(" ")
 }
 
-/// Trains one model, saves it, and asks the saved one. None where `stop` was set on the way; what was learned so far is
-/// saved.
+/// Trains one model, saves it, and evaluates the saved one. `None` if `stop` was set in the meantime; the state so far
+/// is saved.
 pub fn learn(
     number: usize,
     config: &Config,
@@ -359,7 +360,7 @@ pub fn learn(
         return Ok(None);
     }
     let saved = saved.context("no checkpoint was written")?;
-    // As `march eval` reads: decoding gives the bits of the whole sequence.
+    // As in `march eval`: decoding is bit-identical to reading the whole sequence.
     let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
     let engine = Cpu::new(options).context("the engine could not start")?;
     let checkpoint = Checkpoint::open(&saved)?;

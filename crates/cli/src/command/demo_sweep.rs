@@ -27,8 +27,8 @@ impl Job {
     }
 }
 
-/// Trains every model with every rate and seed, a thread each, as many at once as there are cores; prints a line for
-/// each, then a table in Markdown.
+/// Trains every model with every rate and seed, one thread each, as many at a time as there are cores; prints one line
+/// per run, then a table in Markdown.
 pub fn sweep(
     configs: &[Config; 2],
     rates: &[f64],
@@ -82,7 +82,7 @@ pub fn sweep(
     Ok(())
 }
 
-/// Takes one job after the other.
+/// Works through the jobs one by one.
 fn work(
     jobs: &[Job],
     next: &AtomicUsize,

@@ -1,11 +1,11 @@
-//! What `march demo` prints of two models that have learned.
+//! The table that `march demo` prints about its trained models.
 
 use super::demo::{Learned, MODELS};
 use super::eval::percent;
 use crate::display::out::say;
 use crate::display::{bytes, lines, thousands};
 
-/// The results, a column for each model.
+/// Prints the results, one column per model.
 pub fn table(learned: &[Learned]) {
     let line = |label: &str, cell: &dyn Fn(&Learned) -> String| {
         let cells: Vec<String> = learned.iter().map(|model| format!("{:>16}", cell(model))).collect();
@@ -30,7 +30,7 @@ pub fn table(learned: &[Learned]) {
     line("training", &|model| lines::duration(model.seconds));
 }
 
-/// What the table says, in a sentence.
+/// Prints a one-sentence conclusion.
 pub fn verdict(learned: &[Learned], quick: bool) {
     let [march, gdn] = learned else { return };
     let points = 100.0 * (march.result.accuracy - gdn.result.accuracy);

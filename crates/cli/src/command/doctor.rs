@@ -1,4 +1,4 @@
-//! `march doctor`: what this machine offers and how the program was built.
+//! `march doctor`: the machine's capabilities and the build of the program.
 
 use anyhow::Context;
 use clap::Args;
@@ -8,11 +8,11 @@ use march::train::machine_memory;
 use crate::display::out::say;
 use crate::machine;
 
-/// Show what this machine offers: instruction sets, threads, memory, and measured limits.
+/// Show the machine's capabilities: instruction sets, threads, memory, and measured limits.
 #[derive(Args)]
 #[command(after_help = "Example:\n  march doctor --threads 2")]
 pub struct Doctor {
-    /// Threads to measure with; 0 takes all of the machine's.
+    /// Number of threads to measure with; 0 uses all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
 }
@@ -30,7 +30,7 @@ impl Doctor {
             Some((total, free)) => say!("memory        {total:.1} GiB, {free:.1} GiB available"),
             None => say!("memory        unknown on this system"),
         }
-        // Two arrays of at most an eighth of what is free, so that a small machine is not pushed into swapping.
+        // Two arrays of at most an eighth of the free memory, so that a small machine does not start swapping.
         let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
         let measured = Machine::measure(&cpu, array);
         say!("FMA peak      {:.1} GFLOP/s", measured.peak_gflops);
@@ -43,7 +43,7 @@ impl Doctor {
     }
 }
 
-/// Total and available memory in GiB, where the system tells.
+/// Total and available memory in GiB, if the system reports them.
 fn memory() -> Option<(f64, f64)> {
     let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
     machine_memory().map(|[total, available]| (gib(total), gib(available)))

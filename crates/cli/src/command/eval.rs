@@ -40,11 +40,11 @@ pub struct Eval {
 enum What {
     Compare(Compare),
     Policies(Box<EvalPolicies>),
-    /// The tasks and their sizes
+    /// List the tasks and their sizes
     Tasks,
 }
 
-/// What is to be asked, where no subcommand is given.
+/// The evaluation arguments, if no subcommand is given.
 struct Maybe(Option<Asked>);
 
 impl Args for Maybe {
@@ -82,22 +82,22 @@ struct Asked {
     output: Option<PathBuf>,
 }
 
-/// What is asked: every task in every length.
+/// What to ask: every task at every length.
 #[derive(Args)]
 pub struct Questions {
     /// The tasks, separated by commas, such as mqar:pairs=16,needle
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     tasks: Vec<String>,
-    /// Lengths of sequences, separated by commas [default: the shortest that each task can have]
+    /// Lengths of sequences, separated by commas [default: the shortest possible for each task]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number::length)]
     lengths: Vec<usize>,
-    /// Sequences of each task and length
+    /// Number of sequences for each task and length
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<u64>)]
     pub samples: u64,
 }
 
 impl Questions {
-    /// The tasks, each in every length.
+    /// The tasks, each at every length.
     pub fn open(&self) -> anyhow::Result<Vec<Task>> {
         let lengths: Vec<Option<usize>> = match self.lengths.as_slice() {
             [] => vec![None],
@@ -108,23 +108,23 @@ impl Questions {
     }
 }
 
-/// The paired difference of two results, with its 95 % interval.
+/// The paired difference of two results, with its 95 % confidence interval.
 #[derive(Args)]
 #[command(
     after_help = "Both files come from `march eval --output`. Each sequence is its own control: the difference is that of the
 shares of right answers in the same sequence, B - A, and its interval is Student's."
 )]
 struct Compare {
-    /// Results
+    /// The first results
     #[arg(value_name = "A.json")]
     a: PathBuf,
-    /// Other results
+    /// The second results
     #[arg(value_name = "B.json")]
     b: PathBuf,
 }
 
 impl Eval {
-    /// Asks, compares or lists.
+    /// Evaluates, compares or lists.
     pub fn run(self) -> anyhow::Result<()> {
         match (self.what, self.asked.0) {
             (Some(What::Compare(files)), _) => files.run(),
@@ -185,7 +185,7 @@ impl Asked {
     }
 }
 
-/// How the model is read, in a line.
+/// A one-line description of how the model is run.
 fn about(report: &Report) -> String {
     let read = if report.read == "decode" { "one token at a time" } else { "whole sequences" };
     let policy = &report.policy;
@@ -230,7 +230,7 @@ fn show(result: &TaskReport, width: usize) {
     }
 }
 
-/// A share and its standard error, which one sequence does not have.
+/// A percentage and its standard error, which a single sequence does not have.
 pub fn percent(share: f64, error: Option<f64>) -> String {
     let error = error.map_or("–".into(), |error| format!("{:.1}", 100.0 * error));
     format!("{:.1} ± {error} %", 100.0 * share)

@@ -17,7 +17,7 @@ use crate::display::{Progress, bytes, thousands};
 use crate::interrupt;
 use crate::output::{Kind, Output};
 
-/// Recall by memory policy: the same models and questions, a table for each task and length, a row for each policy.
+/// Recall by memory policy: the same models and questions, one table per task and length, one row per policy.
 #[derive(Args)]
 #[command(after_help = "Example:
   march eval policies --model runs/a/march --also runs/b/march,runs/c/march --tasks mqar:pairs=24 --plot recall.svg
@@ -32,11 +32,11 @@ pub struct EvalPolicies {
     also: Vec<PathBuf>,
     #[command(flatten)]
     questions: Questions,
-    /// What differs from the checkpoint's own policy, of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
-    /// storage=TYPE; as often as wanted [default: a list that varies each setting]
+    /// Changes to the checkpoint's own policy: any of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
+    /// storage=TYPE; may be repeated [default: a list that varies each setting]
     #[arg(long, value_name = "SETTINGS")]
     policy: Vec<String>,
-    /// Write a plot of recall against bytes to this file; for one task and length
+    /// Write a plot of recall by memory size to this file; for a single task and length
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -96,7 +96,7 @@ impl EvalPolicies {
         Ok(())
     }
 
-    /// Prints the table of one task; gives the bytes and the mean accuracy of each policy.
+    /// Prints the table of one task; returns the bytes and the mean accuracy of each policy.
     fn table(
         &self,
         models: &[Opened],
@@ -130,7 +130,7 @@ impl EvalPolicies {
         Ok(points)
     }
 
-    /// One model's share of right answers and its bytes.
+    /// One model's fraction of correct answers and its bytes.
     fn ask(
         &self,
         opened: &Opened,
@@ -165,7 +165,7 @@ fn mean(values: &[f64]) -> (f64, f64) {
     (mean, if n > 1.0 { (squares / (n - 1.0) / n).sqrt() } else { 0.0 })
 }
 
-/// Each setting alone, from little memory to much; adaptive placement beside periodic at the same intervals.
+/// Each setting alone, from little to much memory; adaptive placement next to periodic at the same intervals.
 fn built_in(own: &Policy, interval: usize, length: usize, anchor: usize) -> Vec<Policy> {
     let mut settings = vec![String::new()];
     let intervals: Vec<usize> =
@@ -188,7 +188,7 @@ fn built_in(own: &Policy, interval: usize, length: usize, anchor: usize) -> Vec<
     policies
 }
 
-/// The line of the plot that a policy belongs to; none for those that are no matter of bytes.
+/// The line of the plot that a policy belongs to; empty for policies that have no line.
 fn varied(policy: &Policy, own: &Policy) -> &'static str {
     let Policy { retention, placement, storage, top_k, .. } = policy;
     if (storage, top_k) != (&own.storage, &own.top_k) {

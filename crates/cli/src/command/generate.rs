@@ -1,4 +1,4 @@
-//! `march generate`: a prompt, continued.
+//! `march generate`: continues a prompt.
 
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use crate::display::out::{note, say};
 use crate::display::{Progress, left, thousands};
 use crate::{interrupt, number};
 
-/// Continue a prompt, as the model would.
+/// Continue a prompt.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march generate --model models/tiny-march --prompt 'Alice was' --max-tokens 100
@@ -36,21 +36,22 @@ error. An empty prompt continues the text of --bank, or begins a new one. Ctrl-C
 pub struct Generate {
     #[command(flatten)]
     model: ModelArgs,
-    /// The prompt [default: what comes on the standard input]
+    /// The prompt [default: read from standard input]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
     /// A file with the prompt
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
-    /// Go on after the text that this file is the memory of
+    /// Continue the text whose memory (bank) is in this file
     #[arg(long, value_name = "FILE")]
     bank: Option<PathBuf>,
-    /// First go back to the last kept anchor at or before so many tokens of that text
+    /// First go back to the last kept anchor at or before token N of that text
     #[arg(
         long, value_name = "N", requires = "bank", value_parser = number::whole::<usize>
     )]
     rollback: Option<usize>,
-    /// Write the memory of all the text to this file; only what is new, where it holds the beginning
+    /// Write the memory (bank) of the whole text to this file; if it already holds the beginning, append only what is
+    /// new
     #[arg(long, value_name = "FILE")]
     save_bank: Option<PathBuf>,
     /// Let --save-bank replace the bank of another text
@@ -63,7 +64,7 @@ pub struct Generate {
 const ADVICE: Advice = Advice { go_on: "continue it with --bank", replace: "pass --force" };
 
 impl Generate {
-    /// Writes until something ends the text.
+    /// Generates until something ends the text.
     pub fn run(self) -> anyhow::Result<()> {
         let sampling = self.writing.sampling();
         sampling.check()?;
@@ -97,7 +98,7 @@ impl Generate {
         }
         lines.push(format!("memory   {}", bank::line(&opened, generator.bank()?)));
         if let Some(place) = &place {
-            // An interrupt before the first token leaves nothing to save.
+            // If interrupted before the first token, there is nothing to save.
             if whole || read > 0 {
                 place.save(&opened, &mut generator)?;
                 lines.push(format!("saved    {}", place.path().display()));
@@ -113,8 +114,8 @@ impl Generate {
         Ok(())
     }
 
-    /// The bank that the text goes on from, and where the text's own will go. The second is taken first, so that nobody
-    /// else writes to it from here on.
+    /// The bank to continue from, and the place to save to. The latter is taken first, so that no other process writes
+    /// to it from then on.
     fn files(&self) -> anyhow::Result<(Option<BankFile>, Option<Place>)> {
         let place = self.save_bank.as_deref().map(Place::take).transpose()?;
         let file = self.bank.as_deref().map(BankFile::open).transpose()?;
@@ -125,8 +126,8 @@ impl Generate {
         Ok((file, place))
     }
 
-    /// What an empty prompt stands for: nothing where a bank's text goes on, else what stands before a text, which is the
-    /// end of another.
+    /// The tokens that replace an empty prompt: none if a bank's text continues, otherwise what precedes a text, which
+    /// is the end of another.
     fn beginning(
         &self,
         tokenizer: &Tokenizer,
@@ -152,8 +153,8 @@ impl Generate {
     }
 }
 
-/// Reads a prompt as it comes; how many tokens were read, and whether that is all of it. An empty one is replaced by
-/// `beginning` where the text cannot go on by itself.
+/// Reads a prompt as it arrives; returns the number of tokens read, and whether that is all of it. An empty prompt is
+/// replaced by `beginning` if the text cannot continue by itself.
 fn read(
     generator: &mut Generator<'_, Cpu>,
     tokenizer: &Tokenizer,
@@ -184,7 +185,7 @@ fn read(
                 break;
             }
         }
-        // Before the end only whole calls, so that they do not depend on how the pieces came.
+        // Before the end, read only whole calls, so that the calls do not depend on how the pieces arrive.
         let count = if pieces.is_some() { generator.whole_calls(ids.len()) } else { ids.len() };
         let start = generator.text().tokens() - before;
         whole = generator.read(&ids[..count], &mut |left| {
@@ -192,7 +193,7 @@ fn read(
             progress.show(|seconds| progress_line(done, seconds, bytes as u64, prompt.total()));
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        // Asked to end after the last call, there is nothing left to end here.
+        // If interrupted after the last call, there is nothing left to interrupt.
         if !whole {
             break;
         }
@@ -204,7 +205,7 @@ fn read(
     Ok((read, whole))
 }
 
-/// How much of a prompt was read; with a known total, also how much is left.
+/// How much of a prompt was read; if the total is known, also how much is left.
 fn progress_line(tokens: usize, seconds: f64, bytes: u64, total: Option<u64>) -> String {
     let left = match total {
         Some(total) if total > bytes => {

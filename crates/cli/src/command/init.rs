@@ -1,4 +1,4 @@
-//! `march init`: a checkpoint with first, random weights.
+//! `march init`: a checkpoint with random initial weights.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use march::model::Model;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 
-/// Write a checkpoint with random first weights, the same for the same seed.
+/// Write a checkpoint with random initial weights, determined by the seed.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march init --config tiny/march --output models/tiny-march
@@ -22,7 +22,7 @@ pub struct Init {
     /// A TOML file, or the name of a preset
     #[arg(long, value_name = "FILE|PRESET")]
     config: String,
-    /// The checkpoint folder to make; it must not exist yet
+    /// The checkpoint folder to create; it must not exist yet
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
     /// Seed of the random numbers

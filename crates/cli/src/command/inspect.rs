@@ -1,4 +1,4 @@
-//! `march inspect`: what a model is made of and what it does with a text, or what a state bank holds.
+//! `march inspect`: the parts of a model and what it does with a text, or the contents of a state bank.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use super::policy::PolicyArgs;
 use crate::display::out::say;
 use crate::display::{bytes, thousands};
 
-/// Look into a model, or the file of a state bank.
+/// Inspect a model, or the file of a state bank.
 #[derive(Args)]
 pub struct Inspect {
     #[command(subcommand)]
@@ -37,14 +37,14 @@ enum What {
     Policies(InspectPolicies),
 }
 
-/// Parameters by part, and the memory that decoding keeps, beside a Transformer's cache.
+/// Parameters by part, and the memory that decoding keeps, compared with a Transformer's cache.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march inspect model paper/march
   march inspect model models/tiny-march --interval 128 --retention fenwick
   march inspect model --list")]
 struct InspectModel {
-    /// The name of a preset, a TOML file, a checkpoint folder, or that of a run, whose newest checkpoint is taken
+    /// The name of a preset, a TOML file, a checkpoint folder, or the folder of a run, whose newest checkpoint is used
     #[arg(value_name = "PRESET|FILE|DIR", required_unless_present = "list")]
     model: Option<String>,
     /// List the presets instead
@@ -55,7 +55,7 @@ struct InspectModel {
 }
 
 impl Inspect {
-    /// Prints what was asked for.
+    /// Runs the subcommand.
     pub fn run(self) -> anyhow::Result<()> {
         match self.what {
             What::Bank(bank) => bank.run(),
@@ -70,7 +70,7 @@ impl Inspect {
     }
 }
 
-/// The presets with their sizes.
+/// Lists the presets with their sizes.
 fn list() -> anyhow::Result<()> {
     for name in Config::presets() {
         let config = Config::load(name)?.model;
@@ -125,11 +125,11 @@ fn share(part: usize, whole: usize) -> String {
     format!("{:.2} %", 100.0 * part as f64 / whole as f64)
 }
 
-/// The model of a preset, a TOML file or a checkpoint.
+/// Reads the model of a preset, a TOML file or a checkpoint.
 fn read(name: &str) -> anyhow::Result<ModelConfig> {
     let path = Path::new(name);
     if path.is_dir() && !Config::presets().any(|preset| preset == name) {
-        // Refused where loading refuses it.
+        // Rejects the same checkpoints as loading does.
         let checkpoint = Checkpoint::open(&newest(path))?;
         let config = checkpoint.config().clone();
         checkpoint.check(Model::<Cpu>::new(&config).layout())?;

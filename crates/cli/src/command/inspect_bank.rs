@@ -1,4 +1,4 @@
-//! `march inspect bank`: what a state bank's file holds.
+//! `march inspect bank`: the contents of a state bank's file.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::display::out::say;
 use crate::display::{bytes, thousands};
 
-/// Whose memory a file is, how far its text has come, which anchors it keeps, and whether it is sound.
+/// Which model a bank belongs to, the length of its text, which anchors it keeps, and whether the file is valid.
 #[derive(Args)]
 #[command(after_help = "Example:
   march inspect bank notes.safetensors")]
@@ -21,11 +21,11 @@ pub struct InspectBank {
     file: PathBuf,
 }
 
-/// Anchors that are listed at either end.
+/// Number of anchors listed at either end.
 const SHOWN: usize = 8;
 
 impl InspectBank {
-    /// Prints what the file holds. A damaged file is an error, after what can still be said of it.
+    /// Prints the contents of the file. A damaged file is an error, after everything that could still be read.
     pub fn run(self) -> anyhow::Result<()> {
         let file = BankFile::open(&self.file)?;
         let (tag, timeline) = (file.tag(), file.timeline());
@@ -40,7 +40,7 @@ impl InspectBank {
         if !timeline.kept.is_empty() {
             line("", &anchors(&timeline.kept));
         }
-        // Bytes by part, all layers together.
+        // Bytes by part, over all layers.
         let mut parts: BTreeMap<(&str, String), (usize, usize)> = BTreeMap::new();
         let list = file.parts();
         for part in &list {
@@ -81,7 +81,7 @@ fn policy(file: &BankFile) -> anyhow::Result<String> {
     Ok(keys.map(|(key, value)| format!("{key} {}", plain(value))).collect::<Vec<_>>().join(", "))
 }
 
-/// Numbers and positions of anchors, of many the first and the last.
+/// Numbers and positions of anchors; if there are many, the first and the last.
 fn anchors(kept: &[Anchor]) -> String {
     let show = |list: &[Anchor]| {
         let one = |anchor: &Anchor| format!("{} at {}", anchor.ordinal, thousands(anchor.position));

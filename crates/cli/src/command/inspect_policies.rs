@@ -1,4 +1,4 @@
-//! `march inspect policies`: what memory policies cost and give on one text.
+//! `march inspect policies`: the cost and benefit of memory policies on one text.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
 use crate::{interrupt, number};
 
-/// What memory policies cost and give on one text: the bank's bytes, the loss, and how fast tokens are read and decoded.
+/// The cost and benefit of memory policies on one text: size of the bank, loss, and speed of reading and decoding.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march inspect policies --model models/tiny-march
@@ -30,29 +30,29 @@ and neither with the loss.")]
 pub struct InspectPolicies {
     #[command(flatten)]
     model: ModelArgs,
-    /// The text [default: the book that is built in]
+    /// The text [default: the built-in book]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Numbers of tokens after which the bank's bytes are shown
+    /// Numbers of tokens after which to show the bank's size
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,65536", value_parser = number::count::<usize>)]
     lengths: Vec<usize>,
-    /// How many of the last tokens come one at a time
+    /// How many of the last tokens to decode one at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::whole::<usize>)]
     decode: usize,
-    /// What differs from the checkpoint's own policy, of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
-    /// storage=TYPE; as often as wanted [default: a list that shows each setting alone and some together]
+    /// Changes to the checkpoint's own policy: any of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
+    /// storage=TYPE; may be repeated [default: a list that shows each setting alone and some together]
     #[arg(long, value_name = "SETTINGS")]
     policy: Vec<String>,
-    /// Print a table for a Markdown page
+    /// Print the table in Markdown
     #[arg(long)]
     markdown: bool,
-    /// Also write the numbers to a file, after every row
+    /// Also write the numbers to this file, after every row
     #[arg(long, value_name = "FILE.json")]
     output: Option<PathBuf>,
 }
 
 impl InspectPolicies {
-    /// Prints a row for each policy as soon as it is measured.
+    /// Prints one row per policy as soon as it is measured.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.lengths.sort_unstable();
         self.lengths.dedup();
@@ -110,7 +110,7 @@ impl InspectPolicies {
         let table = Table::new(&self.lengths, &names, self.markdown);
         let tokens = measure.ids.len();
         table.head();
-        // The first calls of a process are slow; no row is to pay for that.
+        // Warm up: the first calls of a process are slow, and no row should include that.
         let first = &measure.ids[..tokens.min(PIECE_TOKENS)];
         let warm = Measure { ids: first, lengths: &[], decode: 1 };
         warm.run(engine, model, parameters, &policies[0], &mut |_| ControlFlow::Continue(()))?;
@@ -147,8 +147,8 @@ impl InspectPolicies {
     }
 }
 
-/// The policy of the checkpoint, each setting alone, and some together; without those that are the same, and those
-/// that do not go with the checkpoint's own settings.
+/// The policy of the checkpoint, each setting alone, and some together; without duplicates, and without those that
+/// contradict the checkpoint's own settings.
 fn built_in(opened: &Opened, interval: usize) -> Vec<Policy> {
     let (own, model) = (&opened.policy, &opened.model);
     let anchor = model.anchor_bytes(own);
@@ -174,13 +174,13 @@ fn built_in(opened: &Opened, interval: usize) -> Vec<Policy> {
     policies
 }
 
-/// The next number with two digits and zeros.
+/// Rounds up to two significant digits.
 fn round(bytes: usize) -> usize {
     let step = 10usize.pow(bytes.max(1).ilog10().saturating_sub(1));
     bytes.div_ceil(step) * step
 }
 
-/// Columns of one width, or Markdown.
+/// Columns of equal width, or Markdown.
 struct Table {
     columns: Vec<String>,
     widths: Vec<usize>,

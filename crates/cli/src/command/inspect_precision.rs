@@ -1,4 +1,4 @@
-//! `march inspect precision`: what weights and anchors in fewer bits change.
+//! `march inspect precision`: the effect of weights and anchors in fewer bits.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::display::out::say;
 use crate::display::{bytes, thousands};
 use crate::number;
 
-/// What weights, and the states of anchors, in fewer bits change: the loss and the logits of a text, beside those of f32.
+/// The effect of weights and anchor states in fewer bits on the loss and the logits of a text, compared with f32.
 #[derive(Args)]
 #[command(after_help = "Example:
   march inspect precision --model models/tiny-march --text book.txt
@@ -26,7 +26,7 @@ use crate::number;
 The largest logit error is the largest difference of any logit of any token from its f32 value; beside it stands the
 largest f32 logit. Bytes are those of all weights, and of the whole bank after the text.")]
 pub struct InspectPrecision {
-    /// A checkpoint folder, or that of a run, whose newest checkpoint is taken
+    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
@@ -35,24 +35,24 @@ pub struct InspectPrecision {
     /// A text file
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// How many of its tokens to read, from its beginning
+    /// Number of tokens to read, from its beginning
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = number::count::<usize>)]
     tokens: usize,
-    /// Threads; 0 takes all of the machine's
+    /// Number of threads; 0 uses all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
     #[command(flatten)]
     policy: PolicyArgs,
 }
 
-/// A flag's value.
+/// Parses a flag's value.
 pub fn precision(text: &str) -> Result<Precision, String> {
     text.parse().map_err(|_| "it must be `f32`, `bf16` or `int8`".to_string())
 }
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
-/// What a model says of a text.
+/// The results of a model on a text.
 struct Said {
     logits: Vec<f32>,
     loss: f64,
@@ -61,7 +61,7 @@ struct Said {
 }
 
 impl InspectPrecision {
-    /// Prints a table of weights, and one of anchors where there are any.
+    /// Prints a table of weights, and one of anchors if there are any.
     pub fn run(self) -> anyhow::Result<()> {
         let folder = open::newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
@@ -104,7 +104,7 @@ impl InspectPrecision {
     }
 }
 
-/// Reads the text into a bank: only there are anchors in the policy's storage.
+/// Reads the text into a bank, because only a bank keeps anchors in the policy's storage.
 fn say(
     engine: &Cpu,
     model: &Model<Cpu>,
@@ -124,7 +124,7 @@ fn say(
         let logits = model.logits(&tape, &weights, &hidden)?;
         time += started.elapsed();
         said.logits.extend(engine.to_f32(logits.value()));
-        // The token at t predicts that at t + 1; the last has nothing to predict.
+        // The token at t predicts the one at t + 1; the last has nothing to predict.
         let count = piece.len().min(targets - at);
         if count > 0 {
             let before = tape.slice(&hidden, 1, 0..count)?;
@@ -139,7 +139,7 @@ fn say(
     Ok(said)
 }
 
-/// Rows that are compared with the first.
+/// Rows, each compared with the first.
 struct Table {
     exact: Option<Said>,
 }

@@ -30,10 +30,10 @@ pub struct InspectRouting {
     /// The text
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// Read only so many tokens of it
+    /// Read at most this many tokens of it
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = number::count::<usize>)]
     tokens: usize,
-    /// Also write a page with a map of the weights
+    /// Also write an HTML page with a map of the weights
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
     /// Also list every head
@@ -41,11 +41,11 @@ pub struct InspectRouting {
     heads: bool,
 }
 
-/// Weights of one head in all layers that are shown at most: some hundred megabytes in memory.
+/// Maximum number of weights per head over all layers: some hundred megabytes in memory.
 const MOST_WEIGHTS: usize = 1 << 24;
 
 impl InspectRouting {
-    /// Reads the text and shows what it read.
+    /// Reads the text and shows which anchors it read.
     pub fn run(self) -> anyhow::Result<()> {
         let mut inputs = self.model.inputs();
         inputs.push(&self.text);
@@ -92,7 +92,7 @@ impl InspectRouting {
         Ok(())
     }
 
-    /// Reads the text; none if somebody asked to stop.
+    /// Reads the text; `None` if interrupted.
     fn read(&self, opened: &Opened, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
         let layers = opened.model.config().num_hidden_layers;
         let interval = opened.policy.interval.unwrap_or(usize::MAX);
@@ -139,7 +139,7 @@ impl InspectRouting {
     }
 }
 
-/// What was read, in a line.
+/// A one-line summary of what was read.
 fn facts(opened: &Opened, routing: &Routing, all: usize) -> String {
     let (tokens, policy) = (routing.tokens(), &opened.policy);
     let of = if tokens < all { format!(" of {}", thousands(all)) } else { String::new() };

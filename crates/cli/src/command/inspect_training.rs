@@ -1,4 +1,4 @@
-//! `march inspect training`: what a run asks of the machines, before it starts.
+//! `march inspect training`: the resources that a run needs, before it starts.
 
 use clap::Args;
 use march::Config;
@@ -10,7 +10,7 @@ use crate::display::out::say;
 use crate::display::{bytes, figure, flops, thousands};
 use crate::number;
 
-/// The work of a run, and the memory and speed that it needs of each process.
+/// The work of a run, and the memory and speed that it needs per process.
 #[derive(Args)]
 #[command(after_help = "Examples:
   march inspect training paper/march
@@ -22,14 +22,14 @@ pub struct InspectTraining {
     /// The name of a preset, or a TOML file
     #[arg(value_name = "PRESET|FILE")]
     config: String,
-    /// Set a key anew; may be given several times
+    /// Override a key; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     settings: Vec<String>,
     /// Numbers of processes to compare
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 16, 64, 256],
         value_parser = number::count::<usize>)]
     processes: Vec<usize>,
-    /// Days that the run may take
+    /// Maximum duration of the run in days
     #[arg(long, value_name = "N", default_value_t = 30.0, value_parser = number::positive)]
     days: f64,
 }

@@ -1,4 +1,4 @@
-//! `march logits`: what a checkpoint says of given tokens, to be compared with another implementation.
+//! `march logits`: the logits of a checkpoint for given tokens, to compare with another implementation.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -28,7 +28,7 @@ The file holds `logits` [tokens, vocabulary]; with --trace also `routing_weights
 0 where an anchor was not seen or not chosen and without the null, and `boundaries` [anchors], the number of text
 tokens before each anchor.")]
 pub struct Logits {
-    /// A checkpoint folder, or that of a run, whose newest checkpoint is taken
+    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// A JSON file with a list of token ids
@@ -37,16 +37,16 @@ pub struct Logits {
     /// The safetensors file to write
     #[arg(long, value_name = "FILE.safetensors")]
     output: PathBuf,
-    /// Feed one token at a time through the memory, as generation does
+    /// Read one token at a time through the memory, as generation does
     #[arg(long)]
     decode: bool,
     /// Also write which anchors each token read
     #[arg(long)]
     trace: bool,
-    /// Precision of the weights: f32, bf16, or int8 with a scale for each row
+    /// Precision of the weights: f32, bf16, or int8 with one scale per row
     #[arg(long, value_name = "f32|bf16|int8", default_value = "f32", value_parser = precision)]
     weights: Precision,
-    /// Threads; 0 takes all of the machine's
+    /// Number of threads; 0 uses all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
     #[command(flatten)]
@@ -93,7 +93,7 @@ impl Logits {
     }
 }
 
-/// The ids of a JSON list.
+/// Reads the ids of a JSON list.
 fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("{}: could not read", path.display()))?;
@@ -122,12 +122,12 @@ struct Run<'a> {
     policy: &'a Policy,
 }
 
-/// A tensor to be written: name, type, shape, bytes.
+/// A tensor to write: name, type, shape, bytes.
 type Out = (String, Dtype, Vec<usize>, Vec<u8>);
 
 impl Run<'_> {
-    /// The logits, and the text tokens before each anchor. Without --decode all tokens go through at once: as training
-    /// computes them, or through a bank where the policy is one that only a bank follows.
+    /// The logits, and the number of text tokens before each anchor. Without --decode all tokens are read at once: as
+    /// in training, or through a bank if the policy requires one.
     fn compute(
         &self,
         decode: bool,
@@ -150,7 +150,7 @@ impl Run<'_> {
         Ok((self.engine.to_f32(logits.value()), boundaries))
     }
 
-    /// The same, `size` tokens at a time, from a bank.
+    /// The logits and anchor positions computed through a bank, `size` tokens at a time.
     fn extend(&self, size: usize, trace: Option<&TraceCell<Cpu>>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
         let tape = Tape::inference(self.engine);
         let weights = self.model.bind(&tape, self.parameters);

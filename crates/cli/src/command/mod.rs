@@ -1,4 +1,4 @@
-//! One file a verb.
+//! One file per command.
 
 mod bank;
 pub mod chat;

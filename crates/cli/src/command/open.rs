@@ -1,4 +1,4 @@
-//! A model with its tokenizer, ready to read, as several commands open it.
+//! Opening a model with its tokenizer, shared by several commands.
 
 use std::path::{Path, PathBuf};
 
@@ -14,51 +14,51 @@ use march::tokenizer::Tokenizer;
 
 use super::policy::PolicyArgs;
 
-/// Which model, and how it runs.
+/// The model, and how to run it.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A checkpoint folder, or that of a run, whose newest checkpoint is taken
+    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
     #[arg(long, value_name = "bytes|FILE")]
     tokenizer: Option<String>,
-    /// Threads; 0 takes all of the machine's
+    /// Number of threads; 0 uses all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Precision of the weights: f32, bf16, or int8 with a scale for each row
+    /// Precision of the weights: f32, bf16, or int8 with one scale per row
     #[arg(long, default_value_t)]
     pub weights: Precision,
     #[command(flatten)]
     policy: PolicyArgs,
 }
 
-/// A model that is ready to read.
+/// A model that is ready to run.
 pub struct Opened {
     pub engine: Cpu,
     pub model: Model<Cpu>,
     pub parameters: InferenceParameters<Cpu>,
     pub tokenizer: Tokenizer,
     pub policy: Policy,
-    /// What the flags ask for, to be laid over another policy.
+    /// The flags, to be applied to another policy.
     pub flags: PolicyArgs,
     checkpoint: Checkpoint,
     weights: Precision,
 }
 
 impl ModelArgs {
-    /// The same for another checkpoint.
+    /// These arguments for another checkpoint.
     pub fn of(&self, model: &Path) -> Self {
         Self { model: model.into(), ..self.clone() }
     }
 
-    /// The files and folders that are read.
+    /// The input files and folders.
     pub fn inputs(&self) -> Vec<&Path> {
         let tokenizer = self.tokenizer.as_deref().map(Path::new);
         [self.model.as_path()].into_iter().chain(tokenizer).collect()
     }
 
-    /// Opens the checkpoint. Decoding is to give the bits of reading, whatever the calls' lengths.
+    /// Opens the checkpoint. Products are batch-invariant, so that decoding is bit-identical to reading in long calls.
     pub fn open(&self) -> anyhow::Result<Opened> {
         let folder = newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
@@ -75,7 +75,7 @@ impl ModelArgs {
     }
 }
 
-/// The newest checkpoint of a run's folder; any other folder is itself.
+/// The newest checkpoint of a run's folder; any other folder is returned unchanged.
 pub fn newest(folder: &Path) -> PathBuf {
     let Ok(entries) = std::fs::read_dir(folder.join("checkpoints")) else { return folder.into() };
     let steps = entries.filter_map(|entry| {
@@ -87,7 +87,7 @@ pub fn newest(folder: &Path) -> PathBuf {
 }
 
 impl Opened {
-    /// What tells the model from others, also from itself with weights in another precision.
+    /// Identifies the model, including the precision of its weights.
     pub fn fingerprint(&self) -> anyhow::Result<String> {
         let own = self.model.checkpoint_fingerprint(&self.checkpoint)?;
         Ok(match self.weights {
@@ -96,13 +96,13 @@ impl Opened {
         })
     }
 
-    /// Goes on after what `bank` has read.
+    /// Creates a generator that continues after what `bank` has read.
     pub fn generator(&self, bank: StateBank<Cpu>, sampling: Sampling) -> anyhow::Result<Generator<'_, Cpu>> {
         Ok(Generator::new(&self.engine, &self.model, &self.parameters, bank, sampling)?)
     }
 }
 
-/// Refuses logits, `vocabulary` of each token, that are not finite: nothing can be said of them.
+/// Rejects logits, `vocabulary` per token, that are not finite, because they are meaningless.
 pub fn check_finite(logits: &[f32], vocabulary: usize) -> anyhow::Result<()> {
     if let Some(at) = logits.iter().position(|logit| !logit.is_finite()) {
         bail!(
@@ -115,7 +115,7 @@ pub fn check_finite(logits: &[f32], vocabulary: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The text of a file.
+/// Reads a text file.
 pub fn text(path: &Path) -> anyhow::Result<String> {
     let text = std::fs::read(path).with_context(|| format!("{}: could not read", path.display()))?;
     String::from_utf8(text).with_context(|| format!("{}: not UTF-8", path.display()))

@@ -7,13 +7,13 @@ use march::anchors::{Placement, Policy, Retention, Storage};
 
 use crate::number;
 
-/// Anchors, where they are to differ from what the checkpoint was made for.
+/// The anchor settings, where they differ from those that the checkpoint was made for.
 #[derive(Args, Clone)]
 pub struct PolicyArgs {
     /// Text tokens from one anchor to the next [default: the checkpoint's]
     #[arg(long, value_name = "N", value_parser = number::whole::<usize>)]
     interval: Option<usize>,
-    /// How many anchors a token reads: a number, or `dense` for all that it sees [default: the checkpoint's]
+    /// Number of anchors that a token reads: a number, or `dense` for all visible ones [default: the checkpoint's]
     #[arg(long, value_name = "K|dense")]
     routing_top_k: Option<TopK>,
     /// Which anchors are kept: `all`, `fenwick` (a logarithmic number), `recent:N` (the newest), `budget:BYTES` (what
@@ -23,7 +23,7 @@ pub struct PolicyArgs {
     /// The precision of kept states: `f32`, `bf16` or `int8` [default: the checkpoint's]
     #[arg(long, value_name = "TYPE", value_parser = setting::<Storage>)]
     storage: Option<Storage>,
-    /// Where anchors are: `periodic`, or `adaptive:MIN` (where the state has moved, at most one in MIN tokens)
+    /// Where anchors are placed: `periodic`, or `adaptive:MIN` (where the state has moved, at most one in MIN tokens)
     /// [default: the checkpoint's]
     #[arg(long, value_name = "RULE", value_parser = setting::<Placement>)]
     placement: Option<Placement>,
@@ -44,7 +44,7 @@ impl FromStr for TopK {
     }
 }
 
-/// A setting, refused in a sentence that follows clap's own.
+/// Parses a setting; the error continues clap's own sentence.
 fn setting<T: FromStr<Err = String>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error: String| match error.split_once("; ") {
         Some((_, must)) => must.to_string(),
@@ -53,7 +53,7 @@ fn setting<T: FromStr<Err = String>>(text: &str) -> Result<T, String> {
 }
 
 impl PolicyArgs {
-    /// `own` with what the flags change.
+    /// Applies the flags to the policy `own`.
     pub fn over(&self, own: Policy) -> Policy {
         Policy {
             interval: self.interval.or(own.interval),

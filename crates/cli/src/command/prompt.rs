@@ -1,4 +1,4 @@
-//! A prompt as it comes, piece by piece, from an argument, a file or the standard input.
+//! A prompt that is read piece by piece, from an argument, a file or standard input.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
@@ -10,22 +10,22 @@ use anyhow::{Context, bail};
 
 use crate::interrupt;
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// How often Ctrl-C is looked for while nothing comes.
+/// How often to check for Ctrl-C while nothing arrives.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A prompt. It is read on a thread of its own, so that Ctrl-C is noticed while nothing comes.
+/// A prompt. It is read on a separate thread, so that Ctrl-C is noticed while nothing arrives.
 pub struct Prompt {
-    /// What it is called in messages.
+    /// Its name in messages.
     name: String,
     pieces: Receiver<io::Result<Vec<u8>>>,
-    /// Its bytes, where they are known.
+    /// Its size in bytes, if known.
     total: Option<u64>,
 }
 
-/// What comes next of a prompt.
+/// The next event of a prompt.
 pub enum Next {
     Piece(Vec<u8>),
     End,
@@ -33,13 +33,13 @@ pub enum Next {
 }
 
 impl Prompt {
-    /// The text, or else the file, or else the standard input. A terminal has no prompt to give: that is refused, or an
-    /// empty prompt where there may be none.
+    /// Opens the text, or else the file, or else standard input. A terminal cannot provide a prompt: that is rejected,
+    /// or counts as an empty prompt if that is allowed.
     pub fn open(text: Option<&str>, file: Option<&Path>, may_be_empty: bool) -> anyhow::Result<Self> {
         let (sender, pieces) = sync_channel(1);
         let (name, total) = match (text, file) {
             (Some(text), _) => {
-                // There is room for it.
+                // The channel has room for it.
                 let _ = sender.send(Ok(text.as_bytes().to_vec()));
                 ("--prompt".into(), Some(text.len() as u64))
             }
@@ -68,12 +68,12 @@ impl Prompt {
         Ok(Self { name, pieces, total })
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its bytes, where they are known.
+    /// Its size in bytes, if known.
     pub fn total(&self) -> Option<u64> {
         self.total
     }
@@ -96,7 +96,7 @@ impl Prompt {
     }
 }
 
-/// Reads to the end on another thread, never more than a few pieces ahead.
+/// Reads to the end on another thread, at most a few pieces ahead.
 fn read(
     mut input: impl Read + Send + 'static,
     pieces: SyncSender<io::Result<Vec<u8>>>,

@@ -28,7 +28,7 @@ impl Report {
         let output = Output::check(&path, Kind::Page, &[&self.run])?;
         output.write(march::report::render(&self.run)?.as_bytes())?;
         say!("{}", path.display());
-        // The page says it in place of the machines; a script should hear it too.
+        // The page shows this error in place of the machines; report it to scripts as well.
         Session::all(&self.run)?;
         Ok(())
     }

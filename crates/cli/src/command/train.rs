@@ -1,4 +1,4 @@
-//! `march train`: a model that learns, and a run folder that never loses work.
+//! `march train`: trains a model, in a run folder that preserves all work.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -35,10 +35,10 @@ pub struct Train {
     /// A TOML file, or the name of a preset
     #[arg(value_name = "FILE|PRESET", required_unless_present = "resume", conflicts_with = "resume")]
     config: Option<String>,
-    /// Set a key anew; may be given several times
+    /// Override a key; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     settings: Vec<String>,
-    /// Steps in all, as `--set train.steps=N`; with --resume it makes the run longer or shorter
+    /// Total number of steps, same as `--set train.steps=N`; with --resume it makes the run longer or shorter
     #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
     steps: Option<u64>,
     /// The run's folder [default: runs/NAME after the configuration, with a number if that exists]
@@ -47,22 +47,22 @@ pub struct Train {
     /// Continue this run from its newest valid checkpoint
     #[arg(long, value_name = "RUN")]
     resume: Option<PathBuf>,
-    /// Start with the weights of this checkpoint, or of the newest one of this run
+    /// Start with the weights of this checkpoint, or of the newest checkpoint of this run
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     init_from: Option<PathBuf>,
     /// Stop after this step and save, as if interrupted
     #[arg(long, value_name = "STEP", value_parser = number::whole::<u64>)]
     stop_at: Option<u64>,
-    /// Threads; 0 takes all of the machine's
+    /// Number of threads; 0 uses all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Fill the terminal with curves and numbers instead of lines; q finishes the step, saves and stops
+    /// Show a full-screen dashboard of curves and numbers instead of lines; q finishes the step, saves and stops
     #[arg(long)]
     dashboard: bool,
 }
 
 impl Train {
-    /// Trains until the steps are made or somebody interrupts.
+    /// Trains until all steps are done or the run is interrupted.
     pub fn run(self) -> anyhow::Result<()> {
         let stop = interrupt::listen("saving a checkpoint")?;
         if job::launched() {
@@ -92,7 +92,7 @@ impl Train {
             (None, Some(name)) => {
                 let config = Config::load_with(name, &settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
-                // Before there is a folder that would have to be removed.
+                // Check before a folder is created that would have to be removed.
                 let rows = config.train.tokens_per_step / config.data.sequence_length;
                 let rows = ranks.share(rows).len().min(config.train.micro_batch);
                 refuse_beyond_machine(&engine, &config, rows, ranks.count())?;
@@ -130,7 +130,7 @@ impl Train {
                 let step = run.trainer().step();
                 lines::say(&format!("stopped after step {step}; continue: march train --resume {folder}"));
                 if interrupt::asked() {
-                    // The lock of the run's folder goes with the run.
+                    // Dropping the run releases the lock on its folder.
                     drop(run);
                     interrupt::leave();
                 }
@@ -153,8 +153,8 @@ pub fn free_folder(config: &str) -> PathBuf {
     std::iter::once(first).chain(numbered).find(|path| !path.exists()).unwrap_or_default()
 }
 
-/// Refuses a step that takes more memory than the machine has: the system would end the process. Nothing is refused here
-/// where the configuration will be refused for another reason.
+/// Rejects a step that takes more memory than the machine has, because the system would kill the process. Does not
+/// reject a configuration that will be rejected for another reason.
 fn refuse_beyond_machine(engine: &Cpu, config: &Config, rows: usize, processes: usize) -> anyhow::Result<()> {
     let Some([machine, _]) = machine_memory() else { return Ok(()) };
     if Model::<Cpu>::new(&config.model).parameter_count() > machine / 16 {
@@ -180,7 +180,7 @@ fn refuse_beyond_machine(engine: &Cpu, config: &Config, rows: usize, processes: 
     )
 }
 
-/// Says what is about to happen.
+/// Prints what is about to happen.
 fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     let MemoryPlan { step, available, recompute } = run.plan_memory()?;
     let (data, train) = (&run.config().data, &run.config().train);
@@ -220,9 +220,9 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The dashboard, or a note that there is none.
+/// Opens the dashboard, or prints that there is none.
 fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
-    // A launcher stands between its processes and the terminal.
+    // A launcher is between its processes and the terminal.
     if job::launched()
         || !std::io::stdout().is_terminal()
         || std::env::var("TERM").is_ok_and(|name| name == "dumb")

@@ -1,4 +1,4 @@
-//! Flags that say how text is drawn and what ends it, and text on its way to the terminal.
+//! Flags for sampling and for the end of a text, and printing text to the terminal.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -11,49 +11,49 @@ use march::generate::{Ended, Limits, Sampling};
 use crate::display::out;
 use crate::{interrupt, number};
 
-/// How text is drawn, and what ends it.
+/// How text is sampled, and what ends it.
 #[derive(Args, Clone)]
 pub struct WritingArgs {
-    /// Write at most so many tokens
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::whole::<usize>)]
     max_tokens: usize,
-    /// Stop before this text; may be given several times; \n, \t and \\ are understood
+    /// Stop before this text; may be repeated; \n, \t and \\ are understood
     #[arg(long = "stop", value_name = "TEXT", value_parser = unescape)]
     stop: Vec<String>,
-    /// Logits are divided by this; 0 always takes the most probable token
+    /// Sampling temperature: logits are divided by this; 0 always takes the most probable token
     #[arg(long, value_name = "X", default_value_t = 0.8, value_parser = number::any)]
     temperature: f64,
-    /// Draw from the K most probable tokens only
+    /// Sample only from the K most probable tokens
     #[arg(long, value_name = "K", value_parser = number::whole::<usize>)]
     top_k: Option<usize>,
-    /// Draw from the most probable tokens only that together reach this probability
+    /// Sample only from the most probable tokens that together reach this probability
     #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = number::any)]
     top_p: f64,
-    /// Above 1, tokens that came of late become less probable
+    /// Above 1, tokens that occurred recently become less probable
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number::any)]
     repetition_penalty: f64,
-    /// How many of the last tokens that penalty looks at
+    /// How many of the last tokens the repetition penalty looks at
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::whole::<usize>)]
     penalty_window: usize,
-    /// Seed of the random numbers: the same seed gives the same text
+    /// Random seed: the same seed gives the same text
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
 
 impl WritingArgs {
-    /// How tokens are drawn.
+    /// The sampling settings.
     pub fn sampling(&self) -> Sampling {
         let Self { temperature, top_k, top_p, repetition_penalty, penalty_window, seed, .. } = *self;
         Sampling { temperature, top_k, top_p, repetition_penalty, penalty_window, seed }
     }
 
-    /// What ends the text.
+    /// The limits of the text.
     pub fn limits(&self) -> Limits {
         Limits { max_tokens: self.max_tokens, stop: self.stop.clone() }
     }
 }
 
-/// A text with \n, \t and \\ for what the shell makes hard to type.
+/// Replaces the escapes \n, \t and \\, which stand for characters that are hard to type in a shell.
 pub fn unescape(text: &str) -> Result<String, String> {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars();
@@ -71,7 +71,7 @@ pub fn unescape(text: &str) -> Result<String, String> {
     Ok(plain)
 }
 
-/// Shows a piece at once. Breaks off where Ctrl-C asks for it or the standard output takes nothing any more.
+/// Prints a piece immediately. Breaks if Ctrl-C was pressed or standard output no longer accepts text.
 pub fn show(piece: &str) -> ControlFlow<()> {
     match std::io::stdout().is_terminal() {
         true => out::piece(&visible(piece)),
@@ -80,8 +80,8 @@ pub fn show(piece: &str) -> ControlFlow<()> {
     if out::is_open() && !interrupt::asked() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
 }
 
-/// Text for a terminal: control characters but line ends and tabs are spelt out, so that a model's text cannot move the
-/// cursor, change the title or send keys.
+/// Text for a terminal: control characters except line breaks and tabs are escaped, so that a model's text cannot move
+/// the cursor, change the title or send keys.
 fn visible(text: &str) -> Cow<'_, str> {
     let acts = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(acts) {
@@ -90,7 +90,7 @@ fn visible(text: &str) -> Cow<'_, str> {
     let mut spelt = String::with_capacity(text.len() + 8);
     for character in text.chars() {
         match acts(character) {
-            // A string takes all that is written to it.
+            // Writing to a string cannot fail.
             true => _ = write!(spelt, "\\x{:02x}", u32::from(character)),
             false => spelt.push(character),
         }
@@ -98,7 +98,7 @@ fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(spelt)
 }
 
-/// Why a text ended, for people.
+/// A description of why a text ended.
 pub fn reason(ended: Ended) -> &'static str {
     match ended {
         Ended::EndOfText => "end of text",

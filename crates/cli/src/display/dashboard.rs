@@ -1,7 +1,7 @@
-//! A run as a screen of curves and numbers.
+//! A run as a full-screen dashboard of curves and numbers.
 //!
-//! The training loop only sends events. A thread of its own follows `metrics.jsonl` and draws, at most five times a
-//! second and only when something changed; another one waits for keys.
+//! The training loop only sends events. A separate thread follows `metrics.jsonl` and draws, at most five times per
+//! second and only if something changed; another one waits for keys.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Read, stdout};
@@ -19,21 +19,21 @@ use super::view::{About, View};
 use super::{lines, screen};
 use crate::interrupt;
 
-/// Between two drawings.
+/// The interval between two frames.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A held key repeats itself before this has passed; that is not a second press.
+/// A key press within this time is a repeat of a held key, not a second press.
 const REPEAT: Duration = Duration::from_millis(700);
 const CTRL_C: u8 = 3;
 const ESCAPE: u8 = 27;
 
-/// The thread that draws; dropping it gives the terminal back.
+/// The drawing thread; dropping it restores the terminal.
 pub struct Dashboard {
     events: Option<Sender<Event>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Dashboard {
-    /// Takes the terminal. `past` are events that have been shown as lines already.
+    /// Takes over the terminal. `past` are events that were already printed as lines.
     pub fn open(about: About, past: Vec<Event>) -> io::Result<Self> {
         let (events, received) = channel();
         let mut view = View::new(about);
@@ -56,7 +56,7 @@ impl Dashboard {
         Ok(Self { events: Some(events), thread: Some(thread) })
     }
 
-    /// Shows what happened: on the dashboard, or as a line should that have ended.
+    /// Shows an event: on the dashboard, or as a line if the dashboard has ended.
     pub fn show(&self, event: Event) {
         let Some(events) = &self.events else { return };
         if let Err(unsent) = events.send(event) {
@@ -69,16 +69,16 @@ impl Drop for Dashboard {
     fn drop(&mut self) {
         self.events = None;
         if let Some(thread) = self.thread.take() {
-            // Its panic has been reported, and the lines that followed were shown.
+            // A panic of the thread was already reported, and later events were printed as lines.
             let _ = thread.join();
         }
         screen::give_back();
     }
 }
 
-/// Draws until the events end or the terminal is given back.
+/// Draws until the events end or the terminal is restored.
 fn watch(mut view: View, events: &Receiver<Event>) -> io::Result<()> {
-    // Never dropped: the library would show the cursor, which `screen` does, and panic where the terminal is gone.
+    // Never dropped: the library would show the cursor, which `screen` does, and panic if the terminal is gone.
     let mut terminal = ManuallyDrop::new(Terminal::new(CrosstermBackend::new(BufWriter::new(stdout())))?);
     let (mut drawn, mut before, mut changed) = (None::<Instant>, None, true);
     loop {
@@ -87,7 +87,7 @@ fn watch(mut view: View, events: &Receiver<Event>) -> io::Result<()> {
             let now = Some((terminal.size()?, interrupt::asked()));
             changed |= std::mem::replace(&mut before, now) != now;
         }
-        // The clock moves on each second.
+        // Redraw the clock every second.
         if age >= Duration::from_secs(1) || (age >= PAUSE && changed) {
             view.read_on();
             if !screen::draw(|| terminal.draw(|frame| view.draw(frame)).map(|_| ()))? {
@@ -107,8 +107,8 @@ fn watch(mut view: View, events: &Receiver<Event>) -> io::Result<()> {
     }
 }
 
-/// q and Ctrl-C ask the run to end, for as long as the terminal is taken. Plain reading, which ends with the terminal;
-/// the library's events would turn in a circle there.
+/// Handles q and Ctrl-C as requests to stop, while the dashboard has the terminal. Uses plain reads, which end with the
+/// terminal; the library's event loop would spin in that case.
 fn read_keys() {
     let mut keyboard: Box<dyn Read> = match File::open("/dev/tty") {
         Ok(file) if !io::stdin().is_terminal() => Box::new(file),
@@ -121,7 +121,7 @@ fn read_keys() {
             Ok(count @ 1..) if screen::taken() => count,
             _ => return,
         };
-        // An arrow, say, comes as several bytes.
+        // Ignore escape sequences: an arrow key, for instance, arrives as several bytes.
         for key in keys[..count].iter().take_while(|key| **key != ESCAPE) {
             match *key {
                 CTRL_C => interrupt::ask(),

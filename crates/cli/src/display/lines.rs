@@ -7,7 +7,7 @@ use super::out::{self, note};
 use super::{bytes, thousands};
 use crate::machine;
 
-/// Prints a line for what happened.
+/// Prints an event as a line.
 pub fn show(event: Event) {
     match event {
         Event::SetAside(..) => note!("{}", line(&event)),
@@ -15,12 +15,12 @@ pub fn show(event: Event) {
     }
 }
 
-/// Prints a line. Somebody may be reading through a pipe that is gone; the run goes on.
+/// Prints a line. If it goes to a closed pipe, the run continues.
 pub fn say(line: &str) {
     out::line(format_args!("{line}"));
 }
 
-/// What happened, in a line.
+/// Formats an event as a line.
 pub fn line(event: &Event) -> String {
     match event {
         Event::Step(line) => step(line),
@@ -54,7 +54,7 @@ fn step(line: &StepLine) -> String {
     )
 }
 
-/// 3725 seconds as 1 h 02 m.
+/// Formats a duration: 3725 seconds as 1 h 02 m.
 pub fn duration(seconds: f64) -> String {
     let seconds = seconds as u64;
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {

@@ -1,4 +1,4 @@
-//! What people see while they wait, and numbers as they read them.
+//! Progress displays, and number formats.
 
 mod dashboard;
 pub mod lines;
@@ -44,7 +44,7 @@ pub fn bytes(count: usize) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// A number above 0 with at least three digits that tell something: 1,880.0, 12.3, 0.759, 2.01e-5.
+/// A number above 0 with at least three significant digits: 1,880.0, 12.3, 0.759, 2.01e-5.
 pub fn figure(number: f64) -> String {
     if number >= 99.95 {
         let tenths = (10.0 * number).round() as usize;
@@ -59,7 +59,7 @@ pub fn figure(number: f64) -> String {
     }
 }
 
-/// Operations of a second, with a unit: 108.8 TFLOP/s.
+/// Operations per second, with a unit: 108.8 TFLOP/s.
 pub fn flops(rate: f64) -> String {
     const UNITS: [&str; 6] = ["", "k", "M", "G", "T", "P"];
     let (mut value, mut unit) = (rate, 0);

@@ -1,5 +1,5 @@
-//! What a command prints. Printing never stops the work: a pipe whose reader has gone away is ignored from then on, and
-//! any other failure, such as a full disk, is kept and ends the command with an error once its work is done.
+//! The output of a command. Printing never stops the work: once a pipe's reader is gone, output is ignored; any other
+//! failure, such as a full disk, is remembered and ends the command with an error once its work is done.
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
@@ -14,7 +14,7 @@ macro_rules! say {
     ($($text:tt)*) => { $crate::display::out::line(format_args!($($text)*)) };
 }
 
-/// Prints to standard error, as `eprintln!` does; where that is closed or full, the text is lost.
+/// Prints to standard error, as `eprintln!` does; if that is closed or full, the text is lost.
 macro_rules! note {
     () => { $crate::display::out::aside(format_args!("")) };
     ($($text:tt)*) => { $crate::display::out::aside(format_args!($($text)*)) };
@@ -22,37 +22,37 @@ macro_rules! note {
 
 pub(crate) use {note, say};
 
-/// A line on standard output.
+/// Prints a line to standard output.
 pub fn line(text: Arguments<'_>) {
     write(|out| writeln!(out, "{text}"));
 }
 
-/// Text on standard output, shown at once.
+/// Prints text to standard output and flushes it.
 pub fn piece(text: &str) {
     write(|out| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
 }
 
-/// A line on standard error.
+/// Prints a line to standard error.
 pub fn aside(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Keeps the failure of something that wrote to standard output by itself.
+/// Records the failure of code that wrote to standard output directly.
 pub fn keep(written: io::Result<()>) {
     write(|_| written);
 }
 
-/// Whether standard output still takes what is printed.
+/// Whether standard output still accepts text.
 pub fn is_open() -> bool {
     failure().is_none()
 }
 
-/// Whether whoever read standard output has gone away.
+/// Whether the reader of standard output is gone.
 pub fn is_closed() -> bool {
     failure().as_ref().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// Writes out what is still held back; the error that the command should end with, if there is one.
+/// Flushes the output; returns the error that the command should end with, if there is one.
 pub fn finish() -> Option<io::Error> {
     write(|out| out.flush());
     failure().take().filter(|error| error.kind() != ErrorKind::BrokenPipe)

@@ -1,5 +1,5 @@
-//! Models that learn side by side: one line each, rewritten on a terminal; elsewhere a line for each step that all of
-//! them have been asked at.
+//! Models that train in parallel: one line each, rewritten in place on a terminal; elsewhere one line per step at which
+//! all of them have been evaluated.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::lines::duration;
 use super::out::{self, say};
 
-/// How one model comes along.
+/// The progress of one model.
 #[derive(Clone, Default)]
 struct Pupil {
     step: u64,
@@ -17,12 +17,12 @@ struct Pupil {
     curve: Vec<(u64, f64)>,
 }
 
-/// What is shown of models that learn.
+/// The display of models in training.
 pub struct Pupils {
     names: Vec<&'static str>,
     steps: u64,
     pupils: Vec<Pupil>,
-    /// By step, the accuracies that are known.
+    /// The known accuracies, by step.
     known: BTreeMap<u64, Vec<Option<f64>>>,
     started: Instant,
     drawn: Option<Instant>,
@@ -30,7 +30,7 @@ pub struct Pupils {
 }
 
 impl Pupils {
-    /// Models that will make so many steps each.
+    /// A display for models that make `steps` steps each.
     pub fn new(names: Vec<&'static str>, steps: u64) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let pupils = vec![Pupil::default(); names.len()];
@@ -38,14 +38,14 @@ impl Pupils {
         Self { names, steps, pupils, known, started, drawn, terminal }
     }
 
-    /// A model made a step.
+    /// A model completed a step.
     pub fn step(&mut self, number: usize, step: u64, loss: f64) {
         let pupil = &mut self.pupils[number];
         (pupil.step, pupil.loss) = (step, loss);
         self.draw(false);
     }
 
-    /// A model was asked.
+    /// A model was evaluated.
     pub fn asked(&mut self, number: usize, step: u64, accuracy: f64) {
         self.pupils[number].curve.push((step, accuracy));
         let row = self.known.entry(step).or_insert_with(|| vec![None; self.names.len()]);
@@ -59,7 +59,7 @@ impl Pupils {
         self.draw(false);
     }
 
-    /// Draws the lines a last time.
+    /// Draws the lines one last time.
     pub fn finish(mut self) {
         self.draw(true);
     }
@@ -78,7 +78,7 @@ impl Pupils {
         if !self.terminal || (recently && !last) {
             return;
         }
-        // Back to the first of the lines that were drawn before.
+        // Move back to the first of the previously drawn lines.
         let mut text =
             if self.drawn.is_some() { format!("\x1b[{}A", self.names.len()) } else { String::new() };
         for (name, pupil) in self.names.iter().zip(&self.pupils) {
@@ -100,7 +100,7 @@ impl Pupils {
     }
 }
 
-/// The last shares as a row of blocks.
+/// The last accuracies as a row of block characters.
 fn spark(curve: &[(u64, f64)]) -> String {
     const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let shown = &curve[curve.len().saturating_sub(30)..];

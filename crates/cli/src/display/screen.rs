@@ -1,5 +1,5 @@
-//! The whole terminal, taken for a while and always given back: at the end, after an error, in a panic, and before the
-//! process ends on its second interrupt.
+//! The full-screen mode of the terminal, which is always restored: at the end, after an error, in a panic, and before
+//! the process exits on a second interrupt.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,12 @@ use ratatui::crossterm::terminal::{
 };
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
-/// Held while something is drawn.
+/// Locked while drawing.
 static DRAWING: Mutex<()> = Mutex::new(());
-/// What would have gone to standard error meanwhile.
+/// Text for standard error that is held back in the meantime.
 static ASIDE: Mutex<String> = Mutex::new(String::new());
 
-/// Takes the terminal: keys come one by one, and what it showed is kept for later.
+/// Takes over the terminal: keys arrive one by one, and the previous contents are kept.
 pub fn take() -> io::Result<()> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -30,16 +30,16 @@ pub fn take() -> io::Result<()> {
     });
     enable_raw_mode()?;
     TAKEN.store(true, Ordering::SeqCst);
-    // Not every terminal has a second screen, which begins empty.
+    // Clear explicitly, because not every terminal has an alternate screen, which starts empty.
     execute!(io::stdout(), EnterAlternateScreen, Clear(ClearType::All), Hide).inspect_err(|_| give_back())
 }
 
-/// Whether the terminal is taken.
+/// Whether the terminal is taken over.
 pub fn taken() -> bool {
     TAKEN.load(Ordering::SeqCst)
 }
 
-/// Draws, unless the terminal was given back; gives whether it did.
+/// Draws, unless the terminal was restored; returns whether it did.
 pub fn draw(draw: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
     let _drawing = lock(&DRAWING);
     if !taken() {
@@ -48,9 +48,9 @@ pub fn draw(draw: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
     draw().map(|()| true)
 }
 
-/// Makes the terminal what it was, and says what was held back. Does nothing where it was not taken.
+/// Restores the terminal and prints what was held back. Does nothing if the terminal was not taken over.
 pub fn give_back() {
-    // Waits for the drawing to end, but not for ever: this may be the panic of that drawing.
+    // Wait for the current frame to finish, but not indefinitely: this may run in a panic of that very frame.
     let mut drawing = DRAWING.try_lock();
     for _ in 0..100 {
         if drawing.is_ok() || !taken() {
@@ -60,7 +60,7 @@ pub fn give_back() {
         drawing = DRAWING.try_lock();
     }
     if TAKEN.swap(false, Ordering::SeqCst) {
-        // A terminal that is gone needs nothing back.
+        // A terminal that is gone need not be restored.
         let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
         let _ = disable_raw_mode();
         let aside = std::mem::take(&mut *lock(&ASIDE));
@@ -77,8 +77,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Standard error for messages that can come at any time: held back while the terminal is taken. Writing never fails,
-/// because whoever logs would report that on standard error, and panic where that is closed or full.
+/// Standard error for messages that can occur at any time: held back while the terminal is taken over. Writing never
+/// fails, because the logger would report that on standard error, and panic if that is closed or full.
 pub struct Aside;
 
 impl Write for Aside {

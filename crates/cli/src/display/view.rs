@@ -1,5 +1,5 @@
-//! What the dashboard shows, at any size. All curves and numbers come from `metrics.jsonl`, so that those from before a
-//! resume are among them.
+//! The contents of the dashboard, at any size. All curves and numbers come from `metrics.jsonl`, so that they include
+//! those from before a resume.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,28 +17,28 @@ use super::lines::{self, duration};
 use super::{bytes, screen, thousands};
 use crate::{interrupt, machine};
 
-/// Messages that are kept.
+/// Number of messages to keep.
 const MESSAGES: usize = 100;
-/// The least width and height that have room for a chart.
+/// The minimum width and height with space for a chart.
 const ROOM: (u16, u16) = (40, 12);
 const TRAINING: Color = Color::Cyan;
 const VALIDATION: Color = Color::Yellow;
 
-/// What does not change during a run.
+/// Constant information about a run.
 pub struct About {
     /// The run's folder.
     pub folder: PathBuf,
-    /// The model's kind.
+    /// The model's type.
     pub model: String,
-    /// Its parameters.
+    /// Number of parameters.
     pub parameters: usize,
-    /// Steps made before.
+    /// Number of steps completed before.
     pub step: u64,
-    /// Steps in all.
+    /// Total number of steps.
     pub steps: u64,
 }
 
-/// What is shown.
+/// The state of the dashboard.
 pub struct View {
     about: About,
     follow: Follow,
@@ -46,14 +46,14 @@ pub struct View {
     seconds_left: Option<f64>,
     memory: Option<usize>,
     messages: Vec<String>,
-    /// Of the lines held back from standard error, those among the messages.
+    /// How many of the lines held back from standard error are already among the messages.
     held_back: usize,
     started: Instant,
     stopping: bool,
 }
 
 impl View {
-    /// Before anything happened.
+    /// The view before anything happened.
     pub fn new(about: About) -> Self {
         Self {
             follow: Follow::new(&about.folder),
@@ -68,14 +68,14 @@ impl View {
         }
     }
 
-    /// Takes what happened.
+    /// Handles an event.
     pub fn take(&mut self, event: Event) {
         match &event {
             Event::Step(line) => {
                 self.step = line.step;
                 self.seconds_left = Some(line.seconds_left);
             }
-            // These stand elsewhere on the screen.
+            // These are shown elsewhere on the screen.
             Event::Sampled(..) | Event::Validated(..) => {}
             _ => self.say(lines::line(&event)),
         }
@@ -87,7 +87,7 @@ impl View {
         self.messages.drain(..extra);
     }
 
-    /// Takes what came from elsewhere since the last drawing.
+    /// Reads what came from other sources since the last frame.
     pub fn read_on(&mut self) {
         if let Err(error) = self.follow.read_on() {
             let message = error.to_string();
@@ -104,7 +104,7 @@ impl View {
         self.stopping = interrupt::asked();
     }
 
-    /// Draws all of it that there is room for.
+    /// Draws everything that fits.
     pub fn draw(&self, frame: &mut Frame<'_>) {
         let area = frame.area();
         if area.width < ROOM.0 || area.height < ROOM.1 {
@@ -148,7 +148,7 @@ impl View {
         frame.render_widget(self.hint(), hint);
     }
 
-    /// The numbers alone, as many as there is room for.
+    /// Draws only the numbers, as many as fit.
     fn draw_small(&self, frame: &mut Frame<'_>, area: Rect) {
         let mut rows = vec![Line::from(self.progress())];
         if self.stopping {
@@ -160,7 +160,7 @@ impl View {
 
     fn draw_chart(&self, frame: &mut Frame<'_>, area: Rect) {
         let metrics = self.follow.metrics();
-        // Two dots of a chart are as wide as a character.
+        // A chart has two dots per character.
         let training = thinned(&smoothed(&metrics.loss), 2 * usize::from(area.width));
         let validation = thinned(&metrics.validation, 2 * usize::from(area.width));
         let range = |of: fn(&(f64, f64)) -> f64| {
@@ -252,7 +252,7 @@ fn pair(name: &str, value: &str) -> Line<'static> {
     Line::from(vec![Span::from(format!(" {name:<13} ")).dim(), Span::from(value.to_string()).bold()])
 }
 
-/// About `most` points: means of neighbours, each where the first of them is; the last point stays.
+/// About `most` points: means of neighbours, each at the position of the first of them; the last point is kept.
 fn thinned(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     let size = points.len().div_ceil(most.max(1)).max(1);
     let mean = |part: &[(f64, f64)]| {
@@ -291,7 +291,7 @@ mod tests {
         Event::Step(StepLine { step, steps: 120, report, tokens_per_second: 1234.0, seconds_left: 3725.0 })
     }
 
-    /// Every size, with nothing to show and with much.
+    /// Draws at every size, with no data and with much data.
     #[test]
     fn any_size_is_drawn() {
         let run = tempfile::tempdir().unwrap();
@@ -326,7 +326,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         let mut view = view(run.path());
         assert!(screen(&view, 120, 40).contains("step 40/120, 33 %"));
-        // From before the run was gone on with.
+        // From before the run was resumed.
         let lines = "{\"step\":1,\"loss\":5.5,\"gradient_norm\":1.25,\"learning_rate\":0.001,\"tokens\":4096,\
                      \"tokens_per_second\":2048}\n{\"step\":40,\"loss\":3.25}\n\
                      {\"step\":20,\"validation_loss\":3.5}\n{\"step\":40,\"validation_loss\":3.75}\n\

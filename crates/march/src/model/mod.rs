@@ -508,7 +508,7 @@ impl<E: Engine> Model<E> {
         let Batch { ids, rows } = *batch;
         if rows == 0 || ids.is_empty() || !ids.len().is_multiple_of(rows) {
             let message = format!(
-                "{} token ids came for {rows} sequences; each needs as many, at least one",
+                "got {} token ids for {rows} sequences; each needs the same number, at least one",
                 ids.len()
             );
             return Err(Error::Request(message));

@@ -107,7 +107,7 @@ impl Demo {
             );
         }
         if !self.next.is_empty() {
-            let _ = writeln!(body, "<h2>To go on</h2>\n<pre>{}</pre>", escape(&self.next.join("\n")));
+            let _ = writeln!(body, "<h2>Next steps</h2>\n<pre>{}</pre>", escape(&self.next.join("\n")));
         }
         whole_page(&self.title, routing::STYLE, &body)
     }

@@ -91,8 +91,8 @@ impl Pipeline<'_> {
         let (batch_sender, batches) = channel::<Batch>();
         let batches = Mutex::new(batches);
         let (sender, receiver) = channel::<Encoded>();
-        // Limits the batches in flight: the reader sends a permit for each batch and blocks while the channel is full; a
-        // batch that is written frees one.
+        // Limits the batches in flight: the reader sends a permit for each batch and blocks while the channel is full;
+        // a batch that is written frees one.
         let (coins, given_back) = sync_channel::<()>(threads * BATCHES_A_THREAD);
         std::thread::scope(|scope| {
             scope.spawn(move || {

@@ -50,7 +50,7 @@ impl Command {
     /// Describes why the command `now` cannot resume what this one started; `None` if it can.
     fn difference(&self, now: &Self, skipped: u64) -> Option<String> {
         let changed = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
-            Some(format!("was begun with {what} {then}, not {now}"))
+            Some(format!("was started with {what} {then}, not {now}"))
         };
         if self.tokenizer_hash != now.tokenizer_hash {
             let same = if self.tokenizer == now.tokenizer { " of other contents" } else { "" };
@@ -64,7 +64,7 @@ impl Command {
         }
         // If no record was invalid so far, the flag has made no difference yet.
         if self.skip_bad && !now.skip_bad && skipped > 0 {
-            return Some(format!("was begun with --skip-bad and has left out {skipped} broken lines"));
+            return Some(format!("was started with --skip-bad and has left out {skipped} broken lines"));
         }
         for (place, (then, now)) in self.files.iter().zip(&now.files).enumerate() {
             if then.file != now.file {
@@ -72,11 +72,11 @@ impl Command {
             }
             if then.bytes != now.bytes {
                 let (file, then, now) = (&then.file, then.bytes, now.bytes);
-                return Some(format!("was begun when {file} had {then} bytes; now it has {now}"));
+                return Some(format!("was started when {file} had {then} bytes; now it has {now}"));
             }
         }
         let (then, now) = (self.files.len(), now.files.len());
-        (then != now).then(|| format!("was begun with {then} files, not {now}"))
+        (then != now).then(|| format!("was started with {then} files, not {now}"))
     }
 }
 
@@ -141,8 +141,8 @@ impl Progress {
         if !path.exists() {
             return Ok(None);
         }
-        let wrong = |what: String| Error::damaged(&path, format!("{what}; begin anew with --force"));
-        let (text, sealed) = disk::read_sealed(&path, "begin anew with --force")?;
+        let wrong = |what: String| Error::damaged(&path, format!("{what}; start over with --force"));
+        let (text, sealed) = disk::read_sealed(&path, "start over with --force")?;
         let progress: Self =
             serde_json::from_str(&text).map_err(|error| wrong(format!("cannot be understood: {error}")))?;
         let progress = progress.summed();
@@ -164,7 +164,7 @@ impl Progress {
     pub fn taken_up(self, now: Command, folder: &Path) -> Result<Self> {
         if let Some(difference) = self.command.difference(&now, self.sum.skipped) {
             let message =
-                format!("{difference}; run that command again, choose another folder, or begin anew");
+                format!("{difference}; run that command again, choose another folder, or start over");
             return Err(Error::file(folder, format!("{message} with --force")));
         }
         Ok(Self { command: now, ..self }.summed())

@@ -12,7 +12,7 @@ use crate::disk;
 use crate::error::{Error, Result};
 
 /// Advice for a folder that cannot be resumed.
-const ADVICE: &str = "begin anew with --force";
+const ADVICE: &str = "start over with --force";
 
 pub(super) struct Writer<'a> {
     folder: &'a Path,

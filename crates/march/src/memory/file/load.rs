@@ -56,8 +56,8 @@ impl BankFile {
         ] {
             if saved != asked {
                 let message = format!(
-                    "is a bank of {what} {saved} ({kind}), but {what} {asked} ({other_kind}) is to go on with it; a \
-                     bank goes on only with what made it"
+                    "is a bank of {what} {saved} ({kind}), but {what} {asked} ({other_kind}) was requested; only \
+                     the model and tokenizer that made a bank can continue it"
                 );
                 return Err(Error::file(self.path(), message));
             }

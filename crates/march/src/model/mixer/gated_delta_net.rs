@@ -225,7 +225,7 @@ impl<E: Engine> Default for Recurrence<E> {
 }
 
 impl<E: Engine> Recurrence<E> {
-    /// The rule right after a state on the grid, so that no chunk needs to be recomputed.
+    /// The rule right after a state from which no open chunk needs to be recomputed.
     pub fn at(state: E::Tensor) -> Self {
         Self { state: Some(state), open: None }
     }

@@ -2,8 +2,8 @@
 //! readable, and every token weights them against the current state.
 //!
 //! ```text
-//! segments of C tokens; the state S goes on over their ends; A_i is S at the end of segment i
-//! u_t = W_u x_t;   c_i = mean of W_c x_j over segment i, of the open segment s over its tokens so far    (per value head)
+//! segments of C tokens; the state S continues across their ends; A_i is S at the end of segment i
+//! u_t = W_u x_t;  c_i = mean of W_c x_j over segment i, for the open segment s over its tokens so far (per value head)
 //! g_t = softmax([u_t·c_1 … u_t·c_s])
 //! o_t = g_ts S_tᵀ q_t + Σ_{i<s} g_ti A_iᵀ q_t                    then norm, gate and W_o as for Gated DeltaNet
 //! ```
