@@ -231,10 +231,9 @@ impl<E: Engine> Anchors<E> {
         if numbers.len() == self.states.len() {
             return Ok(());
         }
-        let keep =
-            |list: &Vec<Arc<E::Stored>>| numbers.iter().filter_map(|&n| list.get(n).cloned()).collect();
-        self.states = keep(&self.states);
-        self.tails = self.tails.each_ref().map(keep);
+        for list in [&mut self.states].into_iter().chain(&mut self.tails) {
+            *list = numbers.iter().filter_map(|&n| list.get(n).cloned()).collect();
+        }
         if let Some(keys) = &self.routing_keys {
             let ids: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
             let rows = Embedding { table: keys, ids: &ids, shape: &[ids.len()] };
