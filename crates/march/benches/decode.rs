@@ -3,7 +3,7 @@
 //! After `--`: `--threads N` (default: all of the machine's), `--paper` (also the paper's MARCH with random weights:
 //! 3.3 GB as f32), `--only TEXT` (sections whose name holds TEXT), `--tokens N` (tokens that the paper's model
 //! decodes), `--profile` (decodes with the small model only, for ten seconds), `--rows N` (with `--profile`: decodes N
-//! sequences of tiny/march in one step). Times are the best of several runs;
+//! sequences of tiny/march in one step; with `--paper`, of paper/march with int8 weights). Times are the best of several runs;
 //! nothing here asserts a time.
 
 use std::time::Instant;
@@ -54,7 +54,8 @@ fn main() {
     match (profile, rows) {
         (false, _) => {}
         (true, 0) => return bench.profile(),
-        (true, rows) => return bench.profile_rows(rows),
+        (true, rows) if paper => return bench.profile_rows("paper/march", Precision::Int8, rows),
+        (true, rows) => return bench.profile_rows("tiny/march", Precision::F32, rows),
     }
     bench.small();
     bench.many_anchors();
@@ -317,15 +318,15 @@ impl Bench {
         }
     }
 
-    fn profile_rows(&self, rows: usize) {
-        let model: Model<Cpu> = Model::new(&Config::load("tiny/march").expect("a preset").model);
-        let parameters = model.init(&self.engine, 1).expect("shapes that fit");
+    fn profile_rows(&self, preset: &str, weights: Precision, rows: usize) {
+        let model: Model<Cpu> = Model::new(&Config::load(preset).expect("a preset").model);
+        let parameters = self.packed(&model, weights);
         let tape = Tape::inference(&self.engine);
         let weights = model.bind(&tape, &parameters);
         let mut banks: Vec<_> =
             (0..rows).map(|_| model.bank(model.policy()).expect("its own policy")).collect();
         let (start, mut steps) = (Instant::now(), 0);
-        while start.elapsed().as_secs() < 5 {
+        while start.elapsed().as_secs() < 8 {
             if steps % 512 == 0 {
                 banks.iter_mut().for_each(|bank| *bank = model.bank(model.policy()).expect("its own policy"));
             }

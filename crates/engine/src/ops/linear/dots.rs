@@ -6,8 +6,11 @@
 //! ```text
 //! lane i of eight sums x_l w_l over l = i, i + 8, …;   then the lanes;   then the remaining l;   then · scale
 //! ```
-//! For few rows, W is streamed from memory once, widened in registers, with software prefetch. For many rows, a
-//! piece of W is converted to f32 at a time; it stays in the L1 cache while blocks of rows are multiplied by it.
+//! W is read from memory once, and what is multiplied together must come from a near cache:
+//!
+//! - Few rows: four rows of x at a time stay in the L1 cache while W streams past them, widened in registers. With
+//!   more than four rows, a group of rows of W stays in the L2 cache until all rows of x were multiplied by it.
+//! - Many rows: a piece of W is converted to f32 and stays in the L1 cache while blocks of rows of x stream past it.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -21,11 +24,17 @@ use crate::weight::{BLOCK, RawWeight};
 /// Number of rows of W processed together.
 pub(super) const COLUMNS: usize = 8;
 /// Maximum number of rows of x for which W is read in place.
-const FEW: usize = 8;
+const FEW: usize = 24;
+/// Number of rows of x per pass over W.
+const PASS: usize = 4;
+/// Bytes of W that stay in the L2 cache between passes, and as many that are prefetched meanwhile.
+const GROUP: usize = 128 * 1024;
 /// Prefetch distance, in cache lines past the current rows.
 const AHEAD: usize = 32;
-/// Elements of a row converted at a time; a multiple of the block size.
-const PIECE: usize = 512;
+/// Elements of a row processed at a time: four rows of x fill most of the L1 cache. A multiple of the block size.
+const PIECE: usize = 1536;
+/// Elements of a row converted at a time when there are many rows of x; a multiple of the block size.
+const PANEL: usize = 512;
 
 /// Task that computes columns `columns` of y = x Wᵀ.
 pub(super) struct Dots<'a> {
@@ -42,13 +51,20 @@ fn block_rows(inner: usize) -> usize {
     (64 * 1024 / inner.max(1)).clamp(3, 512) / 3 * 3
 }
 
+/// Number of rows of W in a group, for elements of which a cache line holds `line`.
+fn group_columns(inner: usize, line: usize) -> usize {
+    (GROUP / (inner * 64 / line).max(1)).next_multiple_of(PASS).max(PASS)
+}
+
 impl Dots<'_> {
     pub(super) fn scratch(sizes: Sizes) -> usize {
         if sizes.rows <= FEW {
-            return 0;
+            // Bytes per element are at least one, so a group has at most this many rows of W.
+            let sums = group_columns(sizes.inner, 64) * PASS * LANES;
+            return if sizes.inner <= PIECE { 0 } else { sums };
         }
         let block = block_rows(sizes.inner).min(sizes.rows.next_multiple_of(3));
-        COLUMNS * PIECE + block * COLUMNS * LANES
+        COLUMNS * PANEL + block * COLUMNS * LANES
     }
 }
 
@@ -188,46 +204,130 @@ impl Call<'_> {
     #[inline(always)]
     fn run<S: Simd, W: Source>(self, s: S, w: W, scratch: &mut [f32]) {
         match self.sizes.rows {
-            1 => self.stream::<S, W, 1, 4>(s, w),
-            2 => self.stream::<S, W, 2, 4>(s, w),
-            3 => self.stream::<S, W, 3, 4>(s, w),
-            4 => self.stream::<S, W, 4, 2>(s, w),
-            // One row of W at a time: eight accumulators and their operands fill the registers.
-            5 => self.stream::<S, W, 5, 1>(s, w),
-            6 => self.stream::<S, W, 6, 1>(s, w),
-            7 => self.stream::<S, W, 7, 1>(s, w),
-            8 => self.stream::<S, W, 8, 1>(s, w),
+            rows @ 0..=PASS if rows * self.sizes.inner <= PASS * PIECE => {
+                self.pass(s, w, 0, self.columns.clone(), 0..self.sizes.inner, Ahead::InOrder, &mut []);
+            }
+            0..=FEW => self.passes(s, w, scratch),
             _ => self.blocks(s, w, scratch),
         }
     }
 
-    /// Multiplies all M rows of x by each row of W as it is read from memory.
+    /// Multiplies four rows of x at a time by a group of rows of W that stays in the L2 cache. All passes together
+    /// prefetch the next group, so that reading memory and multiplying overlap. Long rows are processed in pieces, so
+    /// that those of x stay in the L1 cache; `sums` holds the partial sums between pieces.
     #[inline(always)]
-    fn stream<S: Simd, W: Source, const M: usize, const N: usize>(&self, s: S, w: W) {
-        let mut c = self.columns.start;
-        while c + N <= self.columns.end {
-            self.stream_tile::<S, W, M, N>(s, w, c);
-            c += N;
+    fn passes<S: Simd, W: Source>(&self, s: S, w: W, sums: &mut [f32]) {
+        let Sizes { rows, inner, .. } = self.sizes;
+        let group = group_columns(inner, W::LINE);
+        let passes = rows.div_ceil(PASS);
+        for c in self.columns.clone().step_by(group) {
+            let columns = c..(c + group).min(self.columns.end);
+            for pass in 0..passes {
+                for from in (0..inner).step_by(PIECE) {
+                    let piece = from..(from + PIECE).min(inner);
+                    // The same piece of the rows of the next group, of which each pass takes an equal part.
+                    let distance = group * inner + pass * (piece.len() / passes);
+                    let ahead = Ahead::NextGroup { distance, every: passes };
+                    self.pass(s, w, pass * PASS, columns.clone(), piece, ahead, sums);
+                }
+            }
         }
-        while c < self.columns.end {
-            self.stream_tile::<S, W, M, 1>(s, w, c);
-            c += 1;
+    }
+
+    /// Multiplies a piece of the rows of x from `r` on, four rows at most, by each row of W in `columns`.
+    #[inline(always)]
+    fn pass<S: Simd, W: Source>(
+        &self,
+        s: S,
+        w: W,
+        r: usize,
+        columns: Range<usize>,
+        piece: Range<usize>,
+        ahead: Ahead,
+        sums: &mut [f32],
+    ) {
+        match self.sizes.rows - r {
+            0 => {}
+            1 => self.stream::<S, W, 1, 4>(s, w, r, columns, piece, ahead, sums),
+            2 => self.stream::<S, W, 2, 4>(s, w, r, columns, piece, ahead, sums),
+            3 => self.stream::<S, W, 3, 2>(s, w, r, columns, piece, ahead, sums),
+            _ => self.stream::<S, W, PASS, 2>(s, w, r, columns, piece, ahead, sums),
+        }
+    }
+
+    /// Multiplies a piece of M rows of x by each row of W in `columns` as it is read.
+    #[inline(always)]
+    fn stream<S: Simd, W: Source, const M: usize, const N: usize>(
+        &self,
+        s: S,
+        w: W,
+        r: usize,
+        columns: Range<usize>,
+        piece: Range<usize>,
+        ahead: Ahead,
+        sums: &mut [f32],
+    ) {
+        let (mut c, mut sums) = (columns.start, sums);
+        while c + N <= columns.end {
+            let (tile, rest) = sums.split_at_mut(sums.len().min(M * N * LANES));
+            self.stream_tile::<S, W, M, N>(s, w, r, c, piece.clone(), ahead, tile);
+            (c, sums) = (c + N, rest);
+        }
+        while c < columns.end {
+            let (tile, rest) = sums.split_at_mut(sums.len().min(M * LANES));
+            self.stream_tile::<S, W, M, 1>(s, w, r, c, piece.clone(), ahead, tile);
+            (c, sums) = (c + 1, rest);
         }
     }
 
     #[inline(always)]
-    fn stream_tile<S: Simd, W: Source, const M: usize, const N: usize>(&self, s: S, w: W, c: usize) {
+    fn stream_tile<S: Simd, W: Source, const M: usize, const N: usize>(
+        &self,
+        s: S,
+        w: W,
+        r: usize,
+        c: usize,
+        piece: Range<usize>,
+        ahead: Ahead,
+        sums: &mut [f32],
+    ) {
         let inner = self.sizes.inner;
-        let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[i * inner..][..inner]);
+        let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[(r + i) * inner..][..inner]);
         let at: [usize; N] = std::array::from_fn(|j| (c + j) * inner);
         let mut acc = [[s.splat(0.0); N]; M];
-        let whole = inner / LANES * LANES;
-        // Prefetch in memory order as much as an iteration reads, starting past the current rows.
-        let ahead = at[0] + N * inner + AHEAD * W::LINE;
-        let mut l = 0;
+        if piece.start > 0 {
+            for i in 0..M {
+                for j in 0..N {
+                    acc[i][j] = s.load(&sums[(i * N + j) * LANES..]);
+                }
+            }
+        }
+        let whole = piece.end / LANES * LANES;
+        let (mut l, mut wait) = (piece.start, 0);
+        let mut next = match ahead {
+            Ahead::InOrder => at[0] + N * inner + AHEAD * W::LINE,
+            Ahead::NextGroup { distance, .. } => distance + l,
+        };
         while l + BLOCK <= whole {
-            for line in (0..N * BLOCK).step_by(W::LINE) {
-                w.prefetch(s, ahead + N * l + line);
+            match ahead {
+                Ahead::InOrder => {
+                    for line in (0..N * BLOCK).step_by(W::LINE) {
+                        w.prefetch(s, next + line);
+                    }
+                    next += N * BLOCK;
+                }
+                Ahead::NextGroup { every, .. } => {
+                    if wait == 0 {
+                        for j in 0..N {
+                            for line in (0..BLOCK).step_by(W::LINE) {
+                                w.prefetch(s, at[j] + next + line);
+                            }
+                        }
+                        next += BLOCK;
+                        wait = every;
+                    }
+                    wait -= 1;
+                }
             }
             // SAFETY: l + 32 ≤ inner, and rows c + j are within W, as checked by `run`.
             unsafe {
@@ -256,7 +356,14 @@ impl Call<'_> {
             }
             l += LANES;
         }
-        self.finish(s, w, &acc, 0, c);
+        if piece.end == inner {
+            return self.finish(s, w, &acc, r, c);
+        }
+        for i in 0..M {
+            for j in 0..N {
+                s.store(&mut sums[(i * N + j) * LANES..], acc[i][j]);
+            }
+        }
     }
 
     /// Multiplies blocks of rows of x by eight rows of W, one piece at a time. `sums` holds the partial sums
@@ -265,7 +372,7 @@ impl Call<'_> {
     fn blocks<S: Simd, W: Source>(&self, s: S, w: W, scratch: &mut [f32]) {
         let Sizes { rows, inner, .. } = self.sizes;
         let mut carve = Carve(scratch);
-        let panel = carve.take(COLUMNS * PIECE);
+        let panel = carve.take(COLUMNS * PANEL);
         let sums = std::mem::take(&mut carve.0);
         let (block, whole) = (block_rows(inner), inner / LANES * LANES);
         for r0 in (0..rows).step_by(block) {
@@ -273,8 +380,8 @@ impl Call<'_> {
             for c in self.columns.clone().step_by(COLUMNS) {
                 let wide = (self.columns.end - c).min(COLUMNS);
                 // At least one piece, so that rows of fewer than eight elements are processed too.
-                for from in (0..whole.max(1)).step_by(PIECE) {
-                    let piece = Piece { from, to: (from + PIECE).min(whole), last: from + PIECE >= whole };
+                for from in (0..whole.max(1)).step_by(PANEL) {
+                    let piece = Piece { from, to: (from + PANEL).min(whole), last: from + PANEL >= whole };
                     for j in 0..wide {
                         let mut l = from;
                         while l + BLOCK <= piece.to {
@@ -285,14 +392,14 @@ impl Call<'_> {
                             // SAFETY: l + 32 ≤ inner, and row c + j is within W.
                             let block = unsafe { w.block(s, (c + j) * inner + l) };
                             for v in 0..BLOCK / LANES {
-                                s.store(&mut panel[j * PIECE + l - from + v * LANES..], block[v]);
+                                s.store(&mut panel[j * PANEL + l - from + v * LANES..], block[v]);
                             }
                             l += BLOCK;
                         }
                         while l < piece.to {
                             // SAFETY: l + 8 ≤ inner, and row c + j is within W.
                             let v = unsafe { w.load(s, (c + j) * inner + l) };
-                            s.store(&mut panel[j * PIECE + l - from..], v);
+                            s.store(&mut panel[j * PANEL + l - from..], v);
                             l += LANES;
                         }
                     }
@@ -347,7 +454,7 @@ impl Call<'_> {
         let inner = self.sizes.inner;
         let len = piece.to - piece.from;
         let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[(r + i) * inner + piece.from..][..len]);
-        let p: [&[f32]; N] = std::array::from_fn(|j| &panel[(j0 + j) * PIECE..][..len]);
+        let p: [&[f32]; N] = std::array::from_fn(|j| &panel[(j0 + j) * PANEL..][..len]);
         let place = |i: usize, j: usize| (i * COLUMNS + j0 + j) * LANES;
         let mut acc = [[s.splat(0.0); N]; M];
         if piece.from > 0 {
@@ -410,6 +517,15 @@ impl Call<'_> {
             }
         }
     }
+}
+
+/// What to prefetch while rows of W are read.
+#[derive(Clone, Copy)]
+enum Ahead {
+    /// As much as is read, `AHEAD` cache lines past the current rows.
+    InOrder,
+    /// One block for `every` blocks that are read, starting `distance` elements past the current rows.
+    NextGroup { distance: usize, every: usize },
 }
 
 /// Range of the inner dimension.
