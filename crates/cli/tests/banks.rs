@@ -106,7 +106,7 @@ fn a_text_is_rolled_back() {
         refused(&generate(&model, &["--bank", text(&fresh), "--rollback", tokens, "--prompt", prompt]))
     };
     let (_, said) = run(&model, &["--bank", text(&fresh), "--rollback", &length.to_string(), "--prompt", ""]);
-    assert!(said.contains(&format!("ends at {length} tokens already")), "{said}");
+    assert!(said.contains(&format!("already ends at {length} tokens")), "{said}");
     assert!(refused_at("10", "x").contains("no anchor at or before 10 tokens"), "too early");
     assert!(refused_at("1000", "x").contains(&format!("the text has {length} tokens")), "too late");
     assert!(refused_at("50", "").contains("no logits at the place"), "without a prompt");
@@ -305,7 +305,7 @@ fn a_chat_goes_on_after_an_error() {
     let chat = ["chat", "--model", text(&model), "--temperature", "0", "--max-tokens", "4"];
     let input = format!("/load {}\nWho?\nAnd?\n/reset\n/memory\nWho?\n/memory\n", text(&damaged));
     let (answers, said) = with_input(&chat, &input);
-    assert!(said.contains("damaged.bank: is damaged") && said.contains("the turn is taken back"), "{said}");
+    assert!(said.contains("damaged.bank: is damaged") && said.contains("the turn was undone"), "{said}");
     assert!(said.contains("\n0 tokens") && !answers.is_empty(), "{said}");
     // A word that a vocabulary of words lacks.
     let words = folder.path().join("words");

@@ -316,7 +316,7 @@ fn mistakes_are_named() {
     let output = path("no/such/folder/out.safetensors");
     let good = path("good.json");
     let errors = refused(&["logits", "--model", gdn, "--tokens", &good, "--output", &output]);
-    assert!(errors.contains("there is no folder"), "{errors}");
+    assert!(errors.contains("does not exist; create it first"), "{errors}");
     assert!(!folder.path().join("out.safetensors").exists());
     let errors = refused(&["inspect", "model", "paper/marhc"]);
     assert!(errors.contains("paper/march"), "{errors}");

@@ -69,7 +69,7 @@ fn mistakes_are_answered() {
     let said = refused(&run(&with(&["a.jsonl"])));
     assert!(said.contains("a.jsonl: line 2: `text` is a number, not a text"), "{said}");
     let said = ok(&run(&with(&["--skip-bad", "a.jsonl"])));
-    assert!(said.contains("4 tokens in 1 document, 1 shard, 8 B, 1 broken record left out"), "{said}");
+    assert!(said.contains("4 tokens in 1 document, 1 shard, 8 B, 1 invalid record skipped"), "{said}");
     let said = refused(&run(&with(&["a.jsonl"])));
     assert!(said.contains("finished already") && said.contains("--force"), "{said}");
     for (more, names) in [
@@ -145,7 +145,10 @@ fn ctrl_c_stops_and_the_same_command_goes_on() {
     let out = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(130), "{said}");
-    assert!(said.contains("stopped after") && said.contains("the same command goes on from here"), "{said}");
+    assert!(
+        said.contains("stopped after") && said.contains("run the same command again to resume"),
+        "{said}"
+    );
     assert!(long.path("out/progress.json").exists() && !long.path("out/meta.json").exists());
     let finished = std::fs::metadata(long.path("out/tokens-00001.bin")).unwrap().modified().unwrap();
     ok(&long.command("out").output().unwrap());

@@ -178,15 +178,15 @@ fn no_output_is_an_input() {
         "model/model-00001-of-00002.safetensors",
         "model/config.json",
     ] {
-        assert!(logits(output).contains("is a file of model, which is to be read"), "{output}");
+        assert!(logits(output).contains("is a file of the input model"), "{output}");
     }
-    assert!(logits("same.safetensors").contains("does not hold logits"));
-    assert!(logits("tokens.json").contains("is also to be read"));
+    assert!(logits("same.safetensors").contains("does not contain logits"));
+    assert!(logits("tokens.json").contains("is also an input"));
     let learn = |output: &str, text: &str| {
         place.refused(&["data", "train-tokenizer", "--vocab-size", "260", "--output", output, text])
     };
-    assert!(learn("book.txt", "book.txt").contains("is also to be read"));
-    assert!(learn("copy.txt", "book.txt").contains("is also to be read"));
+    assert!(learn("book.txt", "book.txt").contains("is also an input"));
+    assert!(learn("copy.txt", "book.txt").contains("is also an input"));
     let eval = ["eval", "--model", "run", "--tasks", TASK, "--output"];
     for file in ["run/config.toml", "run/metrics.jsonl", "run/checkpoints/step-3/config.json"] {
         assert!(place.refused(&[&eval[..], &[file]].concat()).contains("is a file of run"), "{file}");
@@ -194,9 +194,9 @@ fn no_output_is_an_input() {
     let policies = ["eval", "policies", "--model", "model", "--also", "run", "--tasks", TASK, "--plot"];
     assert!(place.refused(&[&policies[..], &["run/samples.txt"]].concat()).contains("is a file of run"));
     let routing = ["inspect", "routing", "--model", "model", "--text", "book.txt", "--html", "copy.txt"];
-    assert!(place.refused(&routing).contains("is also to be read"));
+    assert!(place.refused(&routing).contains("is also an input"));
     let policies = ["inspect", "policies", "--model", "model", "--text", "book.txt", "--output"];
-    assert!(place.refused(&[&policies[..], &["book.txt"]].concat()).contains("is also to be read"));
+    assert!(place.refused(&[&policies[..], &["book.txt"]].concat()).contains("is also an input"));
     let report = ["report", "run", "--output", "run/config.toml"];
     assert!(place.refused(&report).contains("is a file of run"));
     // A text that is one of the shards by another name.
@@ -207,7 +207,7 @@ fn no_output_is_an_input() {
     assert!(run(prepare("book.txt")).status.success());
     fs::hard_link(place.path("tokens/tokens-00000.bin"), place.path("shard.txt")).unwrap();
     let out = run(prepare("shard.txt"));
-    assert!(!out.status.success() && errors(&out).contains("is also to be read"), "{}", errors(&out));
+    assert!(!out.status.success() && errors(&out).contains("is also an input"), "{}", errors(&out));
     assert!(place.path("tokens/meta.json").exists());
     let after = [place.read("model/model.safetensors"), place.read("book.txt"), place.read("tokens.json")];
     assert!(before == after);
@@ -293,7 +293,7 @@ fn outputs_are_checked_before_the_work() {
     ];
     for command in &commands {
         for (output, part) in [
-            ("no/such/x", "there is no folder no/such; make it first"),
+            ("no/such/x", "the folder no/such does not exist; create it first"),
             ("folder", "is a folder"),
             ("new/", "is a folder"),
             ("dangling", "could not follow the link"),
@@ -314,7 +314,7 @@ fn outputs_are_checked_before_the_work() {
     fs::create_dir(place.path("mine")).unwrap();
     place.write("mine/example.txt", "mine");
     let said = place.refused(&["demo", "--quick", "--run", "mine"]);
-    assert!(said.contains("mine/example.txt: exists and may be yours"), "{said}");
+    assert!(said.contains("mine/example.txt: exists and may not be from this program"), "{said}");
     assert!(!place.path("mine/march").exists());
     // The folder of another run, whose report would be replaced.
     place.ok(&["report", "run"]);

@@ -109,7 +109,7 @@ impl Prepare {
             threads: self.threads,
             force: self.force,
         };
-        interrupt::listen("finishing what is in work")?;
+        interrupt::listen("finishing the documents in progress")?;
         let mut progress = Progress::new("preparing", "bytes", 0);
         let mut watch = |status: &Status| {
             progress.show(|seconds| line(status, seconds));
@@ -125,10 +125,10 @@ impl Prepare {
             }
             Prepared::Stopped(status) => {
                 note!(
-                    "{folder}: stopped after {} documents, {} tokens; the same command{} goes on from here",
+                    "{folder}: stopped after {} documents, {} tokens; run the same command again{} to resume",
                     thousands(status.documents as usize),
                     thousands(status.tokens as usize),
-                    if self.force { ", without --force," } else { "" }
+                    if self.force { " without --force" } else { "" }
                 );
                 interrupt::leave();
             }
@@ -159,7 +159,7 @@ fn summary(meta: &Meta, status: &Status, seconds: f64) -> String {
     };
     let skipped = match status.skipped {
         0 => String::new(),
-        skipped => format!(", {} left out", count(skipped as usize, "broken record")),
+        skipped => format!(", {} skipped", count(skipped as usize, "invalid record")),
     };
     format!(
         "{} in {}, {}, {}{skipped}; {seconds:.1} s, {}",
@@ -188,7 +188,7 @@ impl TrainTokenizer {
         say!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
         if learnt < self.vocab_size {
             note!(
-                "No other pair stands twice in the text; for {} ids give more.",
+                "No other pair occurs twice in the text; learning {} ids needs more text.",
                 thousands(self.vocab_size)
             );
         }

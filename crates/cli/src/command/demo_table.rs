@@ -35,12 +35,13 @@ pub fn verdict(learned: &[Learned], quick: bool) {
     let [march, gdn] = learned else { return };
     let points = 100.0 * (march.result.accuracy - gdn.result.accuracy);
     if quick {
-        say!("\nA quick run learns next to nothing; without --quick both models learn for some minutes.");
+        say!("\nA quick run learns almost nothing; without --quick both models train for several minutes.");
     } else {
         say!(
-            "\nMARCH answers {:.0} points {} than GDN. With the same weights but no anchors it answers {:.0} %.",
+            "\nMARCH's accuracy is {:.0} points {} than GDN's. With the same weights but no anchors it is \
+             {:.0} %.",
             points.abs(),
-            if points >= 0.0 { "more" } else { "less" },
+            if points >= 0.0 { "higher" } else { "lower" },
             100.0 * march.without.as_ref().map_or(march.result.accuracy, |result| result.accuracy)
         );
     }

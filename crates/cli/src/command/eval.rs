@@ -111,8 +111,9 @@ impl Questions {
 /// The paired difference of two results, with its 95 % confidence interval.
 #[derive(Args)]
 #[command(
-    after_help = "Both files come from `march eval --output`. Each sequence is its own control: the difference is that of the
-shares of right answers in the same sequence, B - A, and its interval is Student's."
+    after_help = "\
+Both files come from `march eval --output`. The comparison is paired: the difference B - A is that of the
+shares of right answers to the same sequence, and its interval uses Student's t distribution."
 )]
 struct Compare {
     /// The first results
@@ -131,7 +132,7 @@ impl Eval {
             (Some(What::Policies(policies)), _) => policies.run(),
             (Some(What::Tasks), _) => list(),
             (None, Some(asked)) => asked.run(),
-            (None, None) => bail!("name a model and tasks: march eval --model DIR --tasks mqar"),
+            (None, None) => bail!("give a model and tasks: march eval --model DIR --tasks mqar"),
         }
     }
 }
@@ -160,7 +161,7 @@ impl Asked {
         let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
         heading(width);
         for task in &tasks {
-            let mut progress = Progress::new("asked", "sequences", self.questions.samples as usize);
+            let mut progress = Progress::new("evaluated", "sequences", self.questions.samples as usize);
             let asking = Asking { samples: self.questions.samples, decode: self.decode };
             let answers = ask(&reader, task, asking, &mut |done| {
                 progress.at(done as usize);

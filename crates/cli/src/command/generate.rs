@@ -139,7 +139,7 @@ impl Generate {
                 "{}: the prompt is empty, and {}; give a prompt of at least one token",
                 file.path().display(),
                 match self.rollback {
-                    Some(_) => "a bank has no logits at the place that it was rolled back to",
+                    Some(_) => "a bank has no logits after a rollback",
                     None =>
                         "the bank has no stored logits to continue from: it was written by an earlier version of this \
                          program",
@@ -148,7 +148,7 @@ impl Generate {
         }
         match tokenizer.end_of_text() {
             Some(id) if (id as usize) < vocabulary => Ok(vec![id]),
-            _ => bail!("the prompt is empty, and the model's vocabulary has no end of text to begin after"),
+            _ => bail!("the prompt is empty, and the model has no end-of-text token; give a prompt"),
         }
     }
 }

@@ -60,7 +60,7 @@ impl InspectRouting {
         let all = ids.len();
         ids.truncate(self.tokens);
         if ids.is_empty() {
-            bail!("{}: there is nothing to read", self.text.display());
+            bail!("{}: the text has no tokens", self.text.display());
         }
         let Some(routing) = self.read(&opened, &ids)? else { interrupt::leave() };
         let finite = |layer| routing.summary(layer, None).entropy.is_finite();
@@ -74,7 +74,7 @@ impl InspectRouting {
         let facts = facts(&opened, &routing, all);
         say!("{}\n{facts}", self.text.display());
         if routing.anchors() == 0 {
-            say!("the text is too short for an anchor that a token could see; a smaller --interval helps");
+            say!("the text is too short for an anchor that a token could read; use a smaller --interval");
         } else {
             self.print(&routing);
         }

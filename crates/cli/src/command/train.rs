@@ -98,7 +98,7 @@ impl Train {
                 refuse_beyond_machine(&engine, &config, rows, ranks.count())?;
                 Run::create(&engine, config, &folder, options, ranks)?
             }
-            (None, None) => bail!("name a configuration, or a run with --resume"),
+            (None, None) => bail!("give a configuration, or a run to resume with --resume"),
         };
         introduce(&engine, &mut run)?;
         let session = machine::session(&engine, run.trainer().step(), run.trainer().rank().1);
@@ -169,7 +169,7 @@ fn refuse_beyond_machine(engine: &Cpu, config: &Config, rows: usize, processes: 
         return Ok(());
     }
     let advice = match (memory.parameters > machine, off) {
-        (true, _) => "take a smaller model",
+        (true, _) => "use a smaller model",
         (_, true) => "lower train.micro_batch or data.sequence_length, or set train.recompute to auto",
         _ => "lower train.micro_batch or data.sequence_length",
     };
@@ -227,7 +227,7 @@ fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
         || !std::io::stdout().is_terminal()
         || std::env::var("TERM").is_ok_and(|name| name == "dumb")
     {
-        note!("note          no dashboard: the output is not a terminal that can be drawn on");
+        note!("note          no dashboard: the output is not an interactive terminal");
         return None;
     }
     let model = run.trainer().model();
