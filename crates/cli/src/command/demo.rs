@@ -34,13 +34,11 @@ use crate::{interrupt, machine, number};
 /// Train a small MARCH and a small Gated DeltaNet on a recall task, ask both the same questions, and show the
 /// difference.
 #[derive(Args)]
-#[command(
-    after_help = "\
+#[command(after_help = "\
 The two models have about the same number of parameters and train at the same time, on one thread each, on
 the same sequences, each with its own best learning rate (docs/results/demo.md has the sweep). The output
 folder then contains report.html, picture.svg and a run for each model; every other command accepts their
-checkpoints."
-)]
+checkpoints.")]
 pub struct Demo {
     /// The folder for all output [default: runs/demo, with a number if that exists]
     #[arg(long, value_name = "DIR")]
@@ -219,8 +217,9 @@ impl Demo {
             ),
             format!(
                 "Both models have two layers and about the same number of parameters, and were trained for \
-                 {} steps of {} sequences, each with its own best learning rate; seed {}. They were asked the same {} \
-                 questions in {} sequences that neither had seen, and read them one token at a time.",
+                 {} steps of {} sequences, each with its own best learning rate; seed {}. They were asked \
+                 the same {} questions in {} sequences that neither had seen, and read them one token at \
+                 a time.",
                 thousands(keys.steps as usize),
                 keys.tokens_per_step / task.length(),
                 self.seed,

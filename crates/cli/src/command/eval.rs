@@ -110,11 +110,9 @@ impl Questions {
 
 /// The paired difference of two results, with its 95 % confidence interval.
 #[derive(Args)]
-#[command(
-    after_help = "\
+#[command(after_help = "\
 Both files come from `march eval --output`. The comparison is paired: the difference B - A is that of the
-shares of right answers to the same sequence, and its interval uses Student's t distribution."
-)]
+shares of right answers to the same sequence, and its interval uses Student's t distribution.")]
 struct Compare {
     /// The first results
     #[arg(value_name = "A.json")]
