@@ -330,7 +330,7 @@ fn mistakes_are_named() {
     write("text.txt", "a text");
     let (tokenizer, tokens, file) = (path("tokenizer.json"), path("tokens"), path("text.txt"));
     let errors = refused(&["data", "prepare", "--tokenizer", &tokenizer, "--output", &tokens, &file]);
-    assert!(errors.contains("its `model` is broken") && !errors.contains("enum"), "{errors}");
+    assert!(errors.contains("its `model` is not valid") && !errors.contains("enum"), "{errors}");
     write("list.json", "[1, 2]");
     let errors = refused(&["eval", "compare", &path("list.json"), &path("list.json")]);
     assert!(errors.contains("is not a file of results") && errors.contains("not a JSON object"), "{errors}");
@@ -441,7 +441,7 @@ fn policies_are_compared() {
     for (flags, part) in [
         (&["--lengths", "4096,999999"][..], "the built-in book has 1"),
         (&["--lengths", "0,5"], "from 1 to"),
-        (&["--lengths", "5", "--policy", "topk=4"], "`topk` is no setting"),
+        (&["--lengths", "5", "--policy", "topk=4"], "`topk` is not a setting"),
         (&["--lengths", "5", "--policy", "retention=budget:1kB"], "holds no anchor"),
         (&["--lengths", "5", "--output", "/no/such/folder/out.json"], "/no/such/folder"),
     ] {

@@ -71,7 +71,7 @@ fn mistakes_are_answered() {
     let said = ok(&run(&with(&["--skip-bad", "a.jsonl"])));
     assert!(said.contains("4 tokens in 1 document, 1 shard, 8 B, 1 invalid record skipped"), "{said}");
     let said = refused(&run(&with(&["a.jsonl"])));
-    assert!(said.contains("finished already") && said.contains("--force"), "{said}");
+    assert!(said.contains("already complete") && said.contains("--force"), "{said}");
     for (more, names) in [
         (&["--force", "a.csv"][..], "extension"),
         (&["gone.txt"], "gone.txt: does not exist"),

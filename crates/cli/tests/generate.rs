@@ -55,8 +55,8 @@ fn prompts_from_anywhere() {
     assert!(said.contains("read     1 tokens"), "{said}");
 
     let refuse = |flags: &[&str]| refused(&[&["generate", "--model", text(&model)], flags].concat());
-    assert!(refuse(&["--prompt", "a", "--top-p", "0"]).contains("top-p of 0"));
-    assert!(refuse(&["--prompt", "a", "--temperature", "-1"]).contains("temperature of -1"));
+    assert!(refuse(&["--prompt", "a", "--top-p", "0"]).contains("top-p is 0"));
+    assert!(refuse(&["--prompt", "a", "--temperature", "-1"]).contains("temperature is -1"));
     for flag in ["--seed", "--max-tokens", "--top-k", "--penalty-window"] {
         let errors = refuse(&["--prompt", "a", flag, "-1"]);
         assert!(errors.contains("'-1'") && errors.contains("a whole number from 0 to "), "{errors}");

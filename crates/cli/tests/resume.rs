@@ -484,7 +484,7 @@ fn a_finished_run_is_made_longer() {
         assert!(a == b, "{file}");
     }
     let errors = refused(&["train", "--resume", text(&run), "--steps", "7"]);
-    assert!(errors.contains("20 steps already") && errors.contains("--steps 20"), "{errors}");
+    assert!(errors.contains("already at step 20") && errors.contains("--steps 20"), "{errors}");
     assert!(!errors.contains("--set"), "{errors}");
 }
 

@@ -360,7 +360,7 @@ fn settings_that_cannot_be_are_refused() {
     let message = case.model.forward(&tape, &weights, Batch::one(&ids), &settings, None).unwrap_err();
     assert!(message.to_string().contains("replay"), "{message}");
     let message = case.model.replay(&tape, &weights, Batch::one(&ids), &settings, &[], None).unwrap_err();
-    assert!(message.to_string().contains("0 recordings came for 1"), "{message}");
+    assert!(message.to_string().contains("got 0 recordings, expected 1"), "{message}");
     let plain = Case::new(&engine, &small("gated_deltanet"));
     let stored = Policy { storage: Storage::Int8, ..Policy::default() };
     assert!(plain.model.bank(stored).unwrap_err().to_string().contains("has no anchors"));

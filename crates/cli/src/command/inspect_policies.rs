@@ -125,7 +125,7 @@ impl InspectPolicies {
             let Some(measured) = measured else { interrupt::leave() };
             if measured.loss.is_some_and(|loss| !loss.is_finite()) {
                 bail!(
-                    "policy `{name}`: the loss is not finite: the weights are damaged, or their training diverged; take \
+                    "policy `{name}`: the loss is not finite: the weights are damaged, or their training diverged; use \
                      an earlier checkpoint"
                 );
             }

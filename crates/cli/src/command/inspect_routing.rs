@@ -67,7 +67,7 @@ impl InspectRouting {
         if let Some(layer) = (0..routing.layers()).find(|&layer| !finite(layer)) {
             bail!(
                 "{}: the routing weights of layer {layer} are not finite: the weights are damaged, or their training \
-                 diverged; take an earlier checkpoint",
+                 diverged; use an earlier checkpoint",
                 self.model.model.display()
             );
         }

@@ -43,7 +43,7 @@ impl Folder {
     pub fn open(path: &Path, writes: bool) -> Result<Self> {
         if !path.is_dir() {
             let wrong = if path.exists() { "is not a folder" } else { "does not exist" };
-            let message = format!("{wrong}; a run's folder has a `{CONFIG_FILE}` (march train makes it)");
+            let message = format!("{wrong}; a run's folder has a `{CONFIG_FILE}` (march train writes it)");
             return Err(Error::file(path, message));
         }
         let lock = match writes {

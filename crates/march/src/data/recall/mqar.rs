@@ -1,4 +1,4 @@
-//! MQAR, multi-query associative recall: key-value pairs, then every key is asked once.
+//! MQAR, multi-query associative recall: key-value pairs, then every key is asked for once.
 //!
 //! Rules, with N pairs, a vocabulary of V tokens and sequences of L ≥ 4N tokens:
 //!
@@ -16,15 +16,15 @@ use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
     name: "mqar",
-    about: "key-value pairs, then every key is asked once",
+    about: "key-value pairs, then every key is asked for once",
     sizes: &[
         Size { name: "pairs", about: "key-value pairs", default: 24 },
         Size {
             name: "fewest",
-            about: "pairs of the easiest sequences to learn from; 0 if all are alike",
+            about: "pairs in the easiest training sequences; 0 if all have the same number",
             default: 0,
         },
-        Size { name: "vocabulary", about: "tokens; a half are keys, a half values", default: 64 },
+        Size { name: "vocabulary", about: "tokens; half are keys, half are values", default: 64 },
     ],
     build,
 };

@@ -42,7 +42,7 @@ impl MixerSpec for AttentionConfig {
         let heads = self.num_heads;
         if heads == 0 || !hidden_size.is_multiple_of(heads) {
             let message =
-                format!("is {heads}, which must divide `hidden_size` ({hidden_size}); take a divisor of it");
+                format!("is {heads}, which must divide `hidden_size` ({hidden_size}); use a divisor of it");
             return Err(("num_heads", message));
         }
         if !(hidden_size / heads).is_multiple_of(2) {
