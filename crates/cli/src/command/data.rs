@@ -139,7 +139,7 @@ impl Prepare {
 /// Tokens per second in this run.
 fn rate(status: &Status, seconds: f64) -> String {
     let new = status.tokens.saturating_sub(status.resumed_tokens);
-    format!("{} tokens a second", thousands((new as f64 / seconds.max(1e-9)) as usize))
+    format!("{} tokens per second", thousands((new as f64 / seconds.max(1e-9)) as usize))
 }
 
 fn line(status: &Status, seconds: f64) -> String {

@@ -24,7 +24,7 @@ pub fn table(learned: &[Learned]) {
     });
     line("guessing", &|model| format!("{:.1} %", 100.0 * model.result.chance));
     line("memory of a sequence", &|model| bytes(model.result.memory_bytes));
-    line("decoding, tokens a second", &|model| thousands(model.result.tokens_per_second as usize));
+    line("decoding, tokens per second", &|model| thousands(model.result.tokens_per_second as usize));
     line("parameters", &|model| thousands(model.parameters));
     line("learning rate", &|model| format!("{}", model.learning_rate));
     line("training", &|model| lines::duration(model.seconds));

@@ -214,7 +214,7 @@ fn progress_line(tokens: usize, seconds: f64, bytes: u64, total: Option<u64>) ->
         _ => String::new(),
     };
     let rate = tokens as f64 / seconds.max(1e-9);
-    format!("read {} tokens{left}, {} a second", thousands(tokens), thousands(rate as usize))
+    format!("read {} tokens{left}, {} per second", thousands(tokens), thousands(rate as usize))
 }
 
 fn rate(tokens: usize, seconds: f64) -> String {

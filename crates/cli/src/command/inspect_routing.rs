@@ -22,8 +22,9 @@ use crate::{interrupt, number};
   march inspect routing --model models/tiny-march --text book.txt
   march inspect routing --model models/tiny-march --text book.txt --routing-top-k 4 --html routing.html
 
-Only tokens that see an anchor count. Entropy is that of a token's weights, the null among them; distance is how many
-tokens back the anchors are that were read, by weight. The page shows every weight, with the text.")]
+Only tokens that see an anchor count. Entropy is that of a token's routing weights, including the null route;
+distance is the mean number of tokens back to the anchors, weighted by how much each is read. The page shows
+every weight, with the text.")]
 pub struct InspectRouting {
     #[command(flatten)]
     model: ModelArgs,

@@ -59,7 +59,7 @@ impl InspectTraining {
             tokens
         );
         say!(
-            "  a token: {} MFLOP forward, {} MFLOP a step; the run: {:.3e} FLOP",
+            "  per token: {} MFLOP forward, {} MFLOP in training; whole run: {:.3e} FLOP",
             figure(forward / 1e6),
             figure(3.0 * forward / 1e6),
             3.0 * forward * tokens
@@ -72,8 +72,8 @@ impl InspectTraining {
             flops(3.0 * forward * tokens / seconds),
             flops(4.0 * forward * tokens / seconds)
         );
-        say!("                                   -------------------- each process --------------------");
-        say!("  processes  sequences of a step   tokens/s          work    memory     with recomputation");
+        say!("                                   -------------------- per process ---------------------");
+        say!("  processes   sequences per step   tokens/s          work    memory     with recomputation");
         let settings = Settings { policy: policy.clone(), recompute: false };
         let memory = StepMemory::measure(&engine, &config, &settings, length)?;
         for &processes in &self.processes {

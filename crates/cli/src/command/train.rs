@@ -208,7 +208,7 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
         train.micro_batch
     );
     say!(
-        "memory        about {} a step, {} with activation recomputation ({}); {} available",
+        "memory        about {} per step, {} with activation recomputation ({}); {} available",
         bytes(step.parameters + step.activations),
         bytes(step.parameters + step.recomputed),
         if recompute { "on" } else { "off" },

@@ -170,7 +170,7 @@ impl View {
             if high > low { [low, high] } else { [low - 0.5, low + 0.5] }
         };
         let title = [
-            "loss, nats a token: ".into(),
+            "loss, nats per token: ".into(),
             "training, smoothed".fg(TRAINING),
             ", ".into(),
             "validation".fg(VALIDATION),
