@@ -24,7 +24,7 @@ pub fn load(opened: &Opened, file: &BankFile) -> anyhow::Result<Text<Cpu>> {
     Ok(Text::load(&opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
 }
 
-/// How a command's message that a file holds another text suggests to proceed.
+/// What a command suggests if a file holds the bank of another text.
 pub struct Advice {
     pub go_on: &'static str,
     pub replace: &'static str,

@@ -22,9 +22,9 @@ use crate::interrupt;
 #[command(after_help = "Example:
   march chat --model models/tiny-march --max-tokens 100
 
-A line is a turn: the model reads the user prefix, the line and the assistant prefix, and writes until the user prefix,
-the end of a text or --max-tokens. What was said before is not read again: the memory holds it. Lines that begin with a
-slash are commands; /help lists them. Ctrl-C ends an answer.")]
+Each line is a turn: the model reads the user prefix, the line and the assistant prefix, and writes until the
+user prefix, the end of the text or --max-tokens. Earlier turns are not read again: the memory holds them.
+Lines that begin with a slash are commands; /help lists them. Ctrl-C ends an answer.")]
 pub struct Chat {
     #[command(flatten)]
     model: ModelArgs,

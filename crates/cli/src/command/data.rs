@@ -25,8 +25,8 @@ enum What {
     TrainTokenizer(TrainTokenizer),
 }
 
-const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jsonl.zst (one document a line), or \
-.parquet (one document a row).";
+const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jsonl.zst (one document per line), or \
+.parquet (one document per row).";
 
 /// Encode text files into a folder of tokens for training.
 #[derive(Args)]

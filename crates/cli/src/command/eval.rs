@@ -26,8 +26,9 @@ use crate::{interrupt, number};
   march eval compare all.json fenwick.json
   march eval tasks
 
-A task is its name and the sizes that differ from its defaults, separated by colons. All models are asked the same
-questions. Standard errors take sequences as independent draws; age is the number of tokens from a fact to its question."
+A task is given as its name and the sizes that differ from its defaults, separated by colons. All models are
+asked the same questions. Standard errors treat sequences as independent samples; age is the number of tokens
+from a fact to its question."
 )]
 pub struct Eval {
     #[command(subcommand)]

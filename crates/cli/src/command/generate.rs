@@ -31,8 +31,8 @@ use crate::{interrupt, number};
   march generate --model models/tiny-march --bank book.safetensors --rollback 4096 --prompt 'Instead,'
   cat book.txt | march generate --model models/tiny-march --temperature 0
 
-The text goes to the standard output, without the prompt; how long it took and what is kept of the text to the standard
-error. An empty prompt continues the text of --bank, or begins a new one. Ctrl-C ends the text where it is.")]
+The text is written to standard output, without the prompt; the time and the size of the memory are reported
+on standard error. An empty prompt continues the text of --bank, or starts a new one. Ctrl-C ends the text.")]
 pub struct Generate {
     #[command(flatten)]
     model: ModelArgs,
@@ -45,7 +45,7 @@ pub struct Generate {
     /// Continue the text whose memory (bank) is in this file
     #[arg(long, value_name = "FILE")]
     bank: Option<PathBuf>,
-    /// First go back to the last kept anchor at or before token N of that text
+    /// First roll back to the last kept anchor at or before token N of that text
     #[arg(
         long, value_name = "N", requires = "bank", value_parser = number::whole::<usize>
     )]
@@ -126,8 +126,8 @@ impl Generate {
         Ok((file, place))
     }
 
-    /// The tokens that replace an empty prompt: none if a bank's text continues, otherwise what precedes a text, which
-    /// is the end of another.
+    /// The tokens that replace an empty prompt: none if the text of a bank continues, otherwise the end-of-text
+    /// token, after which a new text starts.
     fn beginning(
         &self,
         tokenizer: &Tokenizer,

@@ -16,8 +16,9 @@ use crate::number;
   march inspect training paper/march
   march inspect training paper/march --processes 64,256 --days 14
 
-Memory is measured: a few layers run forward on a short text, and what they keep is scaled. Work is counted over the
-products of a step, forward once and backward twice that; with activation recomputation forward twice.")]
+Memory is measured: a few layers run forward on a short text, and what they keep is scaled to the whole model.
+Work counts the matrix products of a step: the forward pass, and twice as much for the backward pass;
+activation recomputation adds another forward pass.")]
 pub struct InspectTraining {
     /// The name of a preset, or a TOML file
     #[arg(value_name = "PRESET|FILE")]

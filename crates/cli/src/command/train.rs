@@ -26,11 +26,11 @@ use crate::{interrupt, job, machine, number};
   march train --resume runs/gdn --dashboard
   march train --resume runs/gdn --steps 2000
 
-Without [data] the model learns from a book that is part of the program. Ctrl-C writes a checkpoint of the last finished
-step, says how to continue, and exits with code 130. A checkpoint RUN/checkpoints/step-N is an ordinary model folder.
-With --resume, --set can change what does not decide the weights, such as train.save_every, and the places in [data],
-where the same data must be. --steps makes a finished run longer: the learning rate then follows the schedule over the
-new number of steps.")]
+Without [data], the model is trained on a built-in book. Ctrl-C saves a checkpoint of the last finished step,
+prints how to resume, and exits with code 130. A checkpoint RUN/checkpoints/step-N is an ordinary model
+folder. With --resume, --set can change settings that do not affect the weights, such as train.save_every, and
+the paths in [data], if the same data has moved. --steps makes a run longer or shorter: from there on, the
+learning rate follows the schedule over the new number of steps.")]
 pub struct Train {
     /// A TOML file, or the name of a preset
     #[arg(value_name = "FILE|PRESET", required_unless_present = "resume", conflicts_with = "resume")]

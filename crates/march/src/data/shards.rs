@@ -204,7 +204,7 @@ impl Shards {
         &self.folder
     }
 
-    /// The tokenizer that the folder was made with, from its own copy.
+    /// The tokenizer that encoded the folder's tokens, from the folder's copy.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let path = self.folder.join(TOKENIZER_FILE);
         let tokenizer = Tokenizer::load(&path.to_string_lossy())?;

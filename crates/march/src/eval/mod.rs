@@ -27,7 +27,7 @@ use crate::train::machine_memory;
 /// Number of sequences read in parallel.
 const ROWS: usize = 32;
 
-/// How a task is asked.
+/// How a task is evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     /// Number of sequences.

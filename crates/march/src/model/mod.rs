@@ -171,7 +171,7 @@ impl<E: Engine> Model<E> {
         self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()
     }
 
-    /// The policy that the model was made for; a policy without anchors if the model has none.
+    /// The policy that the model was trained with; a policy without anchors if the model has none.
     pub fn policy(&self) -> Policy {
         self.config.policy().unwrap_or_default()
     }

@@ -381,7 +381,7 @@ impl<'e, E: Engine> Run<'e, E> {
 
     /// Makes the remaining steps, or fewer: once `stop` is set, the current state is saved. A single process abandons
     /// the step or validation in progress; several processes finish it together. An abandoned validation or sample is
-    /// made up when the run resumes. Returns whether the run is complete.
+    /// repeated when the run resumes. Returns whether the run is complete.
     pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
         let train = self.config.train.clone();
         let writes = self.trainer.rank().0 == 0;

@@ -69,7 +69,7 @@ pub trait Recall: Send + Sync {
     /// Draws a sequence.
     fn example(&self, random: &mut Random) -> Example;
 
-    /// Draws a training sequence, which may be easier than those that are asked.
+    /// Draws a training sequence, which may be easier than evaluation sequences.
     fn lesson(&self, random: &mut Random) -> Example {
         self.example(random)
     }

@@ -4,8 +4,8 @@
 //!
 //! - keys are drawn from ids 1..V/2 and values from ids V/2..V, each without replacement;
 //! - the context is k₁ v₁ … k_N v_N;
-//! - in the tail after it, the even offsets are slots; the i-th pair is asked at the i-th slot drawn, without
-//!   replacement, slot j (from 1) with probability ∝ j^(a − 1), a = 0.01;
+//! - in the tail after it, the even offsets are slots; the i-th key is asked for at the i-th slot drawn,
+//!   without replacement, slot j (from 1) with probability ∝ j^(a − 1), a = 0.01;
 //! - a question is the key alone; the answer is expected right after it and is not part of the text;
 //! - all other tokens of the tail are random tokens of the whole vocabulary.
 //!

@@ -150,7 +150,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The keys that a line has instead, for an error message.
+/// The keys of a line that lacks the text, for an error message.
 fn keys(line: &str) -> String {
     const NAMED: usize = 5;
     let Ok(Value::Object(object)) = serde_json::from_str(line) else { return String::new() };

@@ -1,7 +1,7 @@
 //! Multi-head softmax attention with rotary positions: the Transformer baseline.
 //!
 //! ```text
-//! q, k, v = W x;   q, k turned by their position;   o_t = Vᵀ softmax(K q_t / sqrt(d))   over positions ≤ t;   W_o o
+//! q, k, v = W x;   q, k rotated by their position;   o_t = Vᵀ softmax(K q_t / sqrt(d))   over positions ≤ t;   W_o o
 //! ```
 //! Memory: every key and value of the text, in blocks that are shared between forks of the text.
 
