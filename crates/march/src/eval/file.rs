@@ -398,7 +398,7 @@ mod tests {
             (|result| result.answers[0] = "0112".into(), "sequence 0"),
             (|result| result.by_age[0].asked = 7, "by age"),
             (|result| result.by_age[0].to = 0, "by age"),
-            (|result| result.standard_error = Some(-1.0), "outside"),
+            (|result| result.standard_error = Some(-1.0), "out of range"),
         ];
         for (change, said) in changes {
             let mut report = report(&["0110", "1111"]);
