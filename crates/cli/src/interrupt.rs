@@ -14,7 +14,7 @@ pub fn listen(say: &'static str) -> anyhow::Result<&'static AtomicBool> {
     ctrlc::set_handler(move || {
         ask();
         if !screen::taken() {
-            note!("\n{say}; once more to end at once");
+            note!("\n{say}; interrupt again to exit immediately");
         }
     })
     .context("could not listen for Ctrl-C")?;

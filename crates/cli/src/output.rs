@@ -66,10 +66,10 @@ impl Output {
         if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             bail!("{shown}: is a folder; name a file in it");
         }
-        let Some(name) = path.file_name() else { bail!("{shown}: is not the name of a file") };
+        let Some(name) = path.file_name() else { bail!("{shown}: does not name a file") };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
-            bail!("{shown}: there is no folder {}; make it first", folder.display());
+            bail!("{shown}: the folder {} does not exist; create it first", folder.display());
         }
         // The real destination: a symbolic link stays, and the file that it points to is replaced.
         let real = if path.is_symlink() || path.exists() {
@@ -80,7 +80,7 @@ impl Output {
         for input in inputs {
             if disk::same_file(path, input) {
                 bail!(
-                    "{shown}: is also to be read ({}), and would be replaced; name another file",
+                    "{shown}: is also an input ({}) and would be overwritten; name another file",
                     input.display()
                 );
             }
@@ -88,7 +88,7 @@ impl Output {
                 input.is_dir() && fs::canonicalize(input).is_ok_and(|folder| real.starts_with(folder));
             if inside && real.file_name().is_some_and(is_own) {
                 bail!(
-                    "{shown}: is a file of {}, which is to be read, and would be replaced; name another file",
+                    "{shown}: is a file of the input {} and would be overwritten; name another file",
                     input.display()
                 );
             }
@@ -134,7 +134,7 @@ pub fn check_tokens_folder(folder: &Path, inputs: &[PathBuf]) -> anyhow::Result<
         let read = inputs.iter().find(|input| own && disk::same_file(input, &entry.path()));
         if let Some(input) = read {
             bail!(
-                "{}: is also to be read ({}), and would be replaced; name another folder than {shown}",
+                "{}: is also an input ({}) and would be overwritten; name another folder than {shown}",
                 entry.path().display(),
                 input.display()
             );
@@ -153,7 +153,7 @@ fn is_own(name: &OsStr) -> bool {
 /// Rejects an existing file unless a file of this kind may replace it.
 fn check_existing(path: &Path, kind: Kind) -> anyhow::Result<()> {
     let shown = path.display();
-    let metadata = fs::metadata(path).with_context(|| format!("{shown}: could not be looked at"))?;
+    let metadata = fs::metadata(path).with_context(|| format!("{shown}: could not be inspected"))?;
     if !metadata.is_file() {
         bail!("{shown}: is a device or a pipe; name a file");
     }
@@ -161,15 +161,15 @@ fn check_existing(path: &Path, kind: Kind) -> anyhow::Result<()> {
         return Ok(());
     }
     let file = File::open(path);
-    let mut file = file.with_context(|| format!("{shown}: exists, and could not be read"))?;
+    let mut file = file.with_context(|| format!("{shown}: exists but could not be read"))?;
     if kind.describes(&mut file, metadata.len()) {
         return Ok(());
     }
     let remedy = match kind {
-        Kind::Tokenizer => "name another file (was the name after --output forgotten?)",
+        Kind::Tokenizer => "name another file (is the value of --output missing?)",
         _ => "name another file, or remove this one",
     };
-    bail!("{shown}: exists and {}; it would be replaced: {remedy}", kind.other())
+    bail!("{shown}: exists and {}; it would be overwritten: {remedy}", kind.other())
 }
 
 /// Rejects a destination that is not writable, by creating the temporary file that is written first.
@@ -184,7 +184,7 @@ fn check_writable(path: &Path, real: &Path) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }
-    .with_context(|| format!("{}: could not be written there", path.display()))
+    .with_context(|| format!("{}: could not be written", path.display()))
 }
 
 impl Kind {
@@ -209,14 +209,14 @@ impl Kind {
     /// The message for a file of another kind.
     fn other(self) -> &'static str {
         match self {
-            Self::Logits => "does not hold logits",
+            Self::Logits => "does not contain logits",
             Self::Tokenizer => "is not a tokenizer.json",
             Self::Checksum => "is not the checksum of a tokenizer.json",
-            Self::Results => "does not hold results of `march eval`",
-            Self::Policies => "does not hold numbers of `march inspect policies`",
-            Self::Page => "is not a page of this program",
-            Self::Picture => "is not a picture of this program",
-            Self::Text => "may be yours",
+            Self::Results => "does not contain results of `march eval`",
+            Self::Policies => "does not contain results of `march inspect policies`",
+            Self::Page => "is not a page written by this program",
+            Self::Picture => "is not a picture written by this program",
+            Self::Text => "may not be from this program",
         }
     }
 }

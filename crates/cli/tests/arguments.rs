@@ -1,4 +1,4 @@
-//! Arguments that cannot be meant, and numbers that say nothing.
+//! Invalid arguments, and results that would be meaningless.
 
 mod common;
 
@@ -12,7 +12,7 @@ use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
 use march::engine::Cpu;
 use march::model::Model;
 
-/// Each is refused at once, with the flag and what it takes, and leaves nothing behind.
+/// Each is rejected immediately, with the flag and its valid values, and leaves no files behind.
 #[test]
 fn numbers_that_make_no_sense_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -71,7 +71,7 @@ fn numbers_that_make_no_sense_are_refused() {
     }
 }
 
-/// What a command itself refuses comes before its work, too.
+/// Arguments that the command itself rejects are also rejected before any work.
 #[test]
 fn settings_that_make_no_sense_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn the_version_is_the_program_s() {
     assert_eq!(ok(&["--version"]).trim(), concat!("march ", env!("CARGO_PKG_VERSION")));
 }
 
-/// A command without the flag does not advise it.
+/// A command without the flag `--resume` does not suggest it.
 #[test]
 fn only_training_speaks_of_resuming() {
     let folder = tempfile::tempdir().unwrap();
@@ -106,7 +106,7 @@ fn only_training_speaks_of_resuming() {
     assert!(!said.contains("--resume"), "{said}");
 }
 
-/// No figure is 0 because the model is small.
+/// No number is rounded to 0 because the model is small.
 #[test]
 fn the_work_of_a_small_model_is_not_zero() {
     for preset in ["tiny/march", "demo/gdn"] {
@@ -117,7 +117,7 @@ fn the_work_of_a_small_model_is_not_zero() {
     }
 }
 
-/// A run's folder stands for its newest checkpoint.
+/// A run folder is treated as its newest checkpoint.
 #[test]
 fn logits_of_a_run_are_those_of_its_newest_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn logits_of_a_run_are_those_of_its_newest_checkpoint() {
     assert!(logits("run", "a.safetensors") == logits("run/checkpoints/step-3", "b.safetensors"));
 }
 
-/// One draw has no standard error.
+/// A single sequence has no standard error.
 #[test]
 fn one_sequence_has_no_standard_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ fn with_large_head(run: &Path, output: &Path, infinite: bool) {
     std::fs::copy(checkpoint.join("tokenizer.json"), output.join("tokenizer.json")).unwrap();
 }
 
-/// The most probable token among logits that are not finite means nothing.
+/// The most probable token among logits that are not finite is meaningless, so commands reject them.
 #[test]
 fn logits_that_are_not_finite_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +192,7 @@ fn logits_that_are_not_finite_are_refused() {
     let only_infinite = path("infinite");
     with_large_head(&run, &only_infinite, true);
     let infinite = ["--model", text(&only_infinite)];
-    // A text in the words of the task.
+    // A text in the task's vocabulary.
     let tokenizer = march::tokenizer::Tokenizer::load(text(&model.join("tokenizer.json"))).unwrap();
     let ids: Vec<u32> = (1..20).collect();
     std::fs::write(&words, tokenizer.decode(&ids).unwrap()).unwrap();
@@ -216,7 +216,7 @@ fn logits_that_are_not_finite_are_refused() {
         assert!(said.contains("not finite") && said.contains("diverged"), "{command:?}: {said}");
     }
     assert!(!logits.exists() && !results.exists());
-    // A turn of a chat, between prefixes of white space.
+    // A turn of a chat, with prefixes of white space.
     let spaces = ["--user-prefix", r"\n", "--assistant-prefix", r"\n"];
     let mut chat = Command::new(env!("CARGO_BIN_EXE_march"))
         .args([&["chat"], &infinite[..], &spaces].concat())
@@ -233,7 +233,7 @@ fn logits_that_are_not_finite_are_refused() {
     assert!(said.contains("not finite") && said.contains("diverged"), "{said}");
 }
 
-/// What the machine's memory cannot hold is refused before anything is made.
+/// A request that exceeds the machine's memory is rejected before any file is created.
 #[cfg(target_os = "linux")]
 #[test]
 fn more_memory_than_the_machine_has_is_refused() {

@@ -1,4 +1,4 @@
-//! Banks as a user keeps them: continued, rolled back, saved over others, written by two at once.
+//! Banks from the command line: continuing, rolling back, overwriting other banks, and concurrent writers.
 
 mod common;
 #[path = "common/writing.rs"]
@@ -28,7 +28,7 @@ fn generate<'a>(model: &'a Path, flags: &[&'a str]) -> Vec<&'a str> {
     arguments
 }
 
-/// What it writes, and what it says, with nothing on its standard input.
+/// Standard output and standard error, with nothing on standard input.
 fn run(model: &Path, flags: &[&str]) -> (String, String) {
     with_input(&generate(model, flags), "")
 }
@@ -89,7 +89,7 @@ fn a_text_is_rolled_back() {
         "{said}"
     );
     let again = format!("{}Once more", &PROMPT[..48]);
-    // The penalty knows the tokens since the rollback only.
+    // The penalty only sees the tokens since the rollback.
     let plain = ["--repetition-penalty", "1", "--max-tokens", "30"];
     let bare = |flags: &[&str]| {
         let all = [&["generate", "--model", text(&model), "--temperature", "0"][..], flags, &plain].concat();
@@ -101,15 +101,16 @@ fn a_text_is_rolled_back() {
     run(&model, &["--prompt", PROMPT, "--save-bank", text(&fresh), "--max-tokens", "1"]);
     let back = bare(&["--bank", text(&fresh), "--rollback", "71", "--prompt", "Once more"]);
     assert_eq!(back, bare(&["--prompt", &again]));
-    // The end is where the text is; nothing is before its first anchor, and nothing behind its end.
+    // Rolling back to the end changes nothing; positions before the first anchor or after the end are
+    // rejected.
     let refused_at = |tokens: &str, prompt: &str| {
         refused(&generate(&model, &["--bank", text(&fresh), "--rollback", tokens, "--prompt", prompt]))
     };
     let (_, said) = run(&model, &["--bank", text(&fresh), "--rollback", &length.to_string(), "--prompt", ""]);
-    assert!(said.contains(&format!("ends at {length} tokens already")), "{said}");
-    assert!(refused_at("10", "x").contains("no anchor at or before 10 tokens"), "too early");
-    assert!(refused_at("1000", "x").contains(&format!("the text has {length} tokens")), "too late");
-    assert!(refused_at("50", "").contains("no logits at the place"), "without a prompt");
+    assert!(said.contains(&format!("already ends at {length} tokens")), "{said}");
+    assert!(refused_at("10", "x").contains("at or before 10 tokens"), "too early");
+    assert!(refused_at("1000", "x").contains(&format!("the text has {length}")), "too late");
+    assert!(refused_at("50", "").contains("no logits after a rollback"), "without a prompt");
     assert!(refused_at("-1", "x").contains("a whole number from 0"), "below 0");
     assert!(refused(&generate(&model, &["--prompt", "x", "--rollback", "3"])).contains("--bank"));
 }
@@ -132,7 +133,7 @@ fn another_text_is_not_saved_over() {
         assert!(errors.contains("--bank") && errors.contains("--force"), "{errors}");
         assert!(fs::read(&one).unwrap() == before);
     }
-    // Its own bank, also by a link; the link stays.
+    // The text's own bank, also through a symbolic link, which stays a link.
     let save = ["--bank", text(&one), "--prompt", "More", "--max-tokens", "3"];
     #[cfg(unix)]
     {
@@ -147,7 +148,7 @@ fn another_text_is_not_saved_over() {
     let force = ["--prompt", "More", "--max-tokens", "3", "--force", "--save-bank", text(&one)];
     run(&model, &force);
     assert_eq!(BankFile::open(&one).unwrap().timeline().position, 7);
-    // What is no bank, and a damaged one, stay whatever is asked for.
+    // A file that is not a bank, or a damaged bank, is never overwritten.
     let mut damaged = before.clone();
     let last = damaged.len() - 100;
     damaged[last] ^= 1;
@@ -203,7 +204,7 @@ fn two_writers_of_one_bank() {
     assert!(!names(folder.path()).iter().any(|name| name.contains(".lock")));
 }
 
-/// A bank that is cut short while a process reads from it.
+/// A bank that is truncated while a process reads from it.
 #[test]
 #[cfg(unix)]
 fn a_bank_that_is_cut_short_in_use() {
@@ -264,7 +265,7 @@ fn outputs_that_take_nothing() {
     }
 }
 
-/// A bank that may not be written is refused before anything is read.
+/// A bank that cannot be written is rejected before anything is read.
 #[test]
 #[cfg(unix)]
 fn a_read_only_bank_is_refused_before_the_work() {
@@ -283,14 +284,14 @@ fn a_read_only_bank_is_refused_before_the_work() {
     assert!(fs::read(&bank).unwrap() == before);
 }
 
-/// What cannot be read ends a turn, not the chat.
+/// A read error ends the turn, not the chat.
 #[test]
 fn a_chat_goes_on_after_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let model = trained(folder.path());
     let bank = folder.path().join("a.bank");
     run(&model, &["--prompt", &PROMPT.repeat(3), "--max-tokens", "3", "--save-bank", text(&bank)]);
-    // An anchor, which is compared with its checksum when it is first read.
+    // An anchor, which is verified against its checksum when it is first read.
     let file = BankFile::open(&bank).unwrap();
     assert!(file.timeline().kept.len() > 3);
     drop(file);
@@ -305,9 +306,9 @@ fn a_chat_goes_on_after_an_error() {
     let chat = ["chat", "--model", text(&model), "--temperature", "0", "--max-tokens", "4"];
     let input = format!("/load {}\nWho?\nAnd?\n/reset\n/memory\nWho?\n/memory\n", text(&damaged));
     let (answers, said) = with_input(&chat, &input);
-    assert!(said.contains("damaged.bank: is damaged") && said.contains("the turn is taken back"), "{said}");
+    assert!(said.contains("damaged.bank: is damaged") && said.contains("the turn was undone"), "{said}");
     assert!(said.contains("\n0 tokens") && !answers.is_empty(), "{said}");
-    // A word that a vocabulary of words lacks.
+    // A word that is not in a vocabulary of words.
     let words = folder.path().join("words");
     ok(&common::few_steps("demo/march", text(&words)));
     let chat = ["chat", "--model", text(&words), "--user-prefix", r"\n", "--assistant-prefix", r"\n"];
@@ -337,12 +338,12 @@ fn a_chat_saves_and_goes_back() {
     let (_, said) = chat("Who?\n/reset\nHm\n/save ONE\n/save --force ONE\n/save --force\n");
     assert_eq!(said.matches("another text").count(), 1, "{said}");
     assert!(said.contains("name a file") && position(&one) < before, "{said}");
-    // The same answer from the same place.
+    // The same answer from the same position.
     let (text, said) =
         chat("/load OTHER\nWho?\n/rollback 79\nWho?\n/undo\n/undo\n/memory\n/rollback 5\n/rollback x\n");
     assert!(!text.is_empty());
     assert!(said.contains("back from ") && said.contains(" to 72 tokens, anchor 3, exactly"), "{said}");
-    assert!(said.contains("no anchor at or before 5") && said.contains("name a number of tokens"), "{said}");
+    assert!(said.contains("at or before 5 tokens") && said.contains("name a number of tokens"), "{said}");
     let help = ok(&["chat", "--help"]);
     assert!(help.contains(r"\n, \t and \\ are understood") && !help.contains(r"\\n"), "{help}");
 }

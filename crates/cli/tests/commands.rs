@@ -103,7 +103,7 @@ fn decoding_equals_the_forward_pass() {
     }
 }
 
-/// Settings that only a bank follows: token by token as at once.
+/// Settings that only apply to a bank: reading token by token gives the same result as reading at once.
 #[test]
 fn every_setting_of_the_bank_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ fn what_loading_refuses_is_not_shown() {
     ok(&["inspect", "model", &changed("transformer", "use_cache", true.into())]);
 }
 
-/// `inspect model` takes a run as other commands do, and refuses damage as they do.
+/// `inspect model` accepts a run folder and rejects damage, as other commands do.
 #[test]
 fn a_run_is_shown_and_a_damaged_one_is_not() {
     let folder = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ fn a_run_is_shown_and_a_damaged_one_is_not() {
     *flipped.last_mut().unwrap() ^= 1;
     std::fs::write(&file, flipped).unwrap();
     assert!(refused(&["inspect", "model", run]).contains("checksum"));
-    // Without the list of checksums, a number that is none.
+    // Without the list of checksums, a number that is NaN.
     std::fs::remove_file(format!("{newest}/checksums.json")).unwrap();
     let mut broken = sound.clone();
     let end = broken.len();
@@ -316,7 +316,7 @@ fn mistakes_are_named() {
     let output = path("no/such/folder/out.safetensors");
     let good = path("good.json");
     let errors = refused(&["logits", "--model", gdn, "--tokens", &good, "--output", &output]);
-    assert!(errors.contains("there is no folder"), "{errors}");
+    assert!(errors.contains("does not exist; create it first"), "{errors}");
     assert!(!folder.path().join("out.safetensors").exists());
     let errors = refused(&["inspect", "model", "paper/marhc"]);
     assert!(errors.contains("paper/march"), "{errors}");
@@ -324,19 +324,19 @@ fn mistakes_are_named() {
     let errors = refused(&["init", "--config", &path("bad.toml"), "--output", &path("new")]);
     assert!(errors.contains("`anchor_intervall`") && errors.contains("`anchor_interval`"), "{errors}");
     assert!(!folder.path().join("new").exists());
-    // The parts of a tokenizer are named as the file has them.
+    // The parts of a tokenizer are named as in the file.
     let broken = "{\"version\": \"1.0\", \"added_tokens\": [], \"model\": {\"vocab\": 7}}";
     write("tokenizer.json", broken);
     write("text.txt", "a text");
     let (tokenizer, tokens, file) = (path("tokenizer.json"), path("tokens"), path("text.txt"));
     let errors = refused(&["data", "prepare", "--tokenizer", &tokenizer, "--output", &tokens, &file]);
-    assert!(errors.contains("its `model` is broken") && !errors.contains("enum"), "{errors}");
+    assert!(errors.contains("its `model` is not valid") && !errors.contains("enum"), "{errors}");
     write("list.json", "[1, 2]");
     let errors = refused(&["eval", "compare", &path("list.json"), &path("list.json")]);
     assert!(errors.contains("is not a file of results") && errors.contains("not a JSON object"), "{errors}");
 }
 
-/// What a process that was killed left beside a new folder is removed; what one that lives writes is not.
+/// What a killed process left next to a new folder is removed; what a running process is writing is not.
 #[cfg(unix)]
 #[test]
 fn leftovers_of_dead_processes_are_removed() {
@@ -355,7 +355,7 @@ fn leftovers_of_dead_processes_are_removed() {
     assert!(path("new").join("config.json").exists());
 }
 
-/// Logits with weights in fewer bits are near those of f32, and the command that says how near says so.
+/// Logits with weights in fewer bits are close to those of f32, and `inspect precision` reports how close.
 #[test]
 fn weights_in_fewer_bits() {
     let folder = tempfile::tempdir().unwrap();
@@ -379,7 +379,7 @@ fn weights_in_fewer_bits() {
     for part in ["34 tokens", "f32", "bf16", "int8", "largest logit error", "too short for an anchor"] {
         assert!(report.contains(part), "{report}");
     }
-    // A second table where a token can see an anchor; its first row is the first of the first.
+    // A second table if a token can see an anchor; its first row equals the first row of the first table.
     let report = inspect(&model, &["--interval", "5"]);
     let rows: Vec<Vec<&str>> = report.lines().map(|line| line.split_whitespace().collect()).collect();
     let row = |name: &str, n: usize| rows.iter().filter(|row| row.first() == Some(&name)).nth(n).unwrap();
@@ -392,7 +392,7 @@ fn weights_in_fewer_bits() {
     assert!(refused(&["inspect", "precision", "--model", &model, "--text", &text]).contains("at least two"));
 }
 
-/// One row for each policy; the same numbers in a file, and as Markdown.
+/// One row per policy; the same numbers in the output file and in Markdown.
 #[test]
 fn policies_are_compared() {
     let folder = tempfile::tempdir().unwrap();
@@ -441,8 +441,8 @@ fn policies_are_compared() {
     for (flags, part) in [
         (&["--lengths", "4096,999999"][..], "the built-in book has 1"),
         (&["--lengths", "0,5"], "from 1 to"),
-        (&["--lengths", "5", "--policy", "topk=4"], "`topk` is no setting"),
-        (&["--lengths", "5", "--policy", "retention=budget:1kB"], "holds no anchor"),
+        (&["--lengths", "5", "--policy", "topk=4"], "`topk` is not a setting"),
+        (&["--lengths", "5", "--policy", "retention=budget:1kB"], "is too small: one anchor"),
         (&["--lengths", "5", "--output", "/no/such/folder/out.json"], "/no/such/folder"),
     ] {
         let errors = refused(&own(flags));

@@ -14,7 +14,7 @@ fn ok(out: &Output) -> String {
     String::from_utf8(out.stdout.clone()).unwrap()
 }
 
-/// What a command that must fail says.
+/// The error message of a command that must fail.
 fn refused(out: &Output) -> String {
     let errors = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(!out.status.success(), "it should have failed");
@@ -34,7 +34,7 @@ fn meta(folder: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(folder.join("meta.json")).unwrap()).unwrap()
 }
 
-/// The commands and the `meta.json` that `docs/data.md` shows are what one gets.
+/// The commands in `docs/data.md` produce the `meta.json` shown there.
 #[cfg(unix)]
 #[test]
 fn the_page_is_true() {
@@ -69,9 +69,9 @@ fn mistakes_are_answered() {
     let said = refused(&run(&with(&["a.jsonl"])));
     assert!(said.contains("a.jsonl: line 2: `text` is a number, not a text"), "{said}");
     let said = ok(&run(&with(&["--skip-bad", "a.jsonl"])));
-    assert!(said.contains("4 tokens in 1 document, 1 shard, 8 B, 1 broken record left out"), "{said}");
+    assert!(said.contains("4 tokens in 1 document, 1 shard, 8 B, 1 invalid record skipped"), "{said}");
     let said = refused(&run(&with(&["a.jsonl"])));
-    assert!(said.contains("finished already") && said.contains("--force"), "{said}");
+    assert!(said.contains("already complete") && said.contains("--force"), "{said}");
     for (more, names) in [
         (&["--force", "a.csv"][..], "extension"),
         (&["gone.txt"], "gone.txt: does not exist"),
@@ -89,10 +89,10 @@ fn mistakes_are_answered() {
     assert!(said.contains("257"), "{said}");
     let out = run(&[&train[..], &["--vocab-size", "1000", "--skip-bad", "a.jsonl"]].concat());
     assert!(ok(&out).contains("t.json: 257 ids"));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("give more"));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("needs more text"));
 }
 
-/// A text that takes seconds, and the command that prepares it.
+/// A text that takes seconds to prepare, and the command that prepares it.
 struct Long {
     folder: tempfile::TempDir,
 }
@@ -124,7 +124,7 @@ impl Long {
     }
 }
 
-/// Waits until a file is there.
+/// Waits until a file exists.
 fn wait_for(path: &Path, child: &mut Child) {
     let started = Instant::now();
     while !path.exists() {
@@ -145,7 +145,10 @@ fn ctrl_c_stops_and_the_same_command_goes_on() {
     let out = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(130), "{said}");
-    assert!(said.contains("stopped after") && said.contains("the same command goes on from here"), "{said}");
+    assert!(
+        said.contains("stopped after") && said.contains("run the same command again to resume"),
+        "{said}"
+    );
     assert!(long.path("out/progress.json").exists() && !long.path("out/meta.json").exists());
     let finished = std::fs::metadata(long.path("out/tokens-00001.bin")).unwrap().modified().unwrap();
     ok(&long.command("out").output().unwrap());
@@ -163,7 +166,7 @@ fn a_killed_process_loses_nothing() {
         let mut child = long.command("out").spawn().unwrap();
         wait_for(&long.path("out/progress.json"), &mut child);
         std::thread::sleep(Duration::from_millis(wait));
-        // Fails only where the process has ended.
+        // Fails only if the process has already ended.
         let _ = child.kill();
         if !child.wait_with_output().unwrap().status.success() {
             kills += 1;
@@ -177,7 +180,7 @@ fn a_killed_process_loses_nothing() {
         ok(&long.command("out").output().unwrap());
     }
     let mut out = contents(&long.path("out"));
-    // Where the last kill came after `meta.json`.
+    // In case the last kill happened after `meta.json` was written.
     out.retain(|name, _| name != "prepare.lock" && name != "progress.json");
     assert_eq!(out, contents(&long.path("whole")));
 }

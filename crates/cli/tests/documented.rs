@@ -1,9 +1,9 @@
-//! Every command of README.md and docs/*.md, run as a reader types it.
+//! Runs every command of README.md and docs/*.md as a reader would type it.
 //!
-//! A page has a folder of its own with what the repository's root has for readers. Each command of its `sh`
-//! blocks goes through `sh -c`, in the order of the page; `march`, `target/release/march` and `cargo run … --` are
-//! the program under test. A line for each command says that it ran, or why not. Comments right before a block
-//! change it for the test:
+//! Each page has its own folder with the files that readers find in the repository's root. The commands of
+//! its `sh` blocks run with `sh -c`, in the order of the page; `march`, `target/release/march` and `cargo run
+//! … --` run the program under test. For each command, a line reports that it ran, or why not. Comments right
+//! before a block change it for the test:
 //!
 //! ```text
 //! <!-- test: --max-tokens 20 -->                       added to the block's march commands
@@ -13,7 +13,7 @@
 //! <!-- test: skip: needs a cluster -->                 nothing of the block runs, for this reason
 //! ```
 //!
-//! What the text says of `march` must exist too: the commands and flags that stand in prose, and all links.
+//! Commands and flags of `march` that are mentioned in prose must exist too, and so must all link targets.
 #![cfg(unix)]
 
 mod common;
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use page::{Block, Hint, Page};
 
-/// A test for each page, and the list of all pages.
+/// One test per page, and the list of all pages.
 macro_rules! pages {
     ($($test:ident $path:literal,)*) => {
         const PAGES: &[&str] = &[$($path),*];
@@ -56,7 +56,7 @@ pages! {
     train "docs/train.md",
 }
 
-/// Beginnings of commands that no page needs a hint for.
+/// Command prefixes for which no page needs a hint.
 const NOT_HERE: &[(&str, &str)] = &[
     ("cargo bench", "measures; `.ci/run` has its quick form"),
     ("cargo build", "built already"),
@@ -71,7 +71,7 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("mpirun ", "this build has no MPI"),
 ];
 
-/// A command that takes longer needs a hint that makes it short.
+/// A command that takes longer than this needs a hint that shortens it.
 const LIMIT: Duration = Duration::from_secs(180);
 
 fn repository() -> PathBuf {
@@ -82,7 +82,7 @@ fn read(path: &str) -> Page {
     Page::read(path, &std::fs::read_to_string(repository().join(path)).unwrap())
 }
 
-/// Runs all commands of a page and looks up those it speaks of.
+/// Runs all commands of a page and checks the commands mentioned in its prose.
 fn run(path: &str) {
     let page = read(path);
     look_up(&page);
@@ -116,19 +116,19 @@ fn reason_not_to_run<'a>(block: &'a Block, command: &str) -> Option<&'a str> {
         .or_else(|| NOT_HERE.iter().find(|(start, _)| command.starts_with(start)).map(|(_, reason)| *reason))
 }
 
-/// A line that is seen also when tests pass.
+/// Prints a line that is shown even if the tests pass.
 fn say(path: &str, line: usize, what: &str, command: &str) {
     let command = page::on_one_line(command);
     let mut output = std::io::stderr().lock();
     writeln!(output, "{path}:{line}: {what}: {command}").unwrap();
 }
 
-/// Where a page's commands run, one after the other.
+/// The folder in which a page's commands run, one after the other.
 struct Shell {
     root: PathBuf,
     log: PathBuf,
     hints: String,
-    /// Process groups of commands that may still run.
+    /// Process groups of commands that may still be running.
     groups: Vec<u32>,
 }
 
@@ -151,14 +151,14 @@ impl Shell {
     fn run(&mut self, path: &str, line: usize, command: &str) {
         let (began, log) = (Instant::now(), File::create(&self.log).unwrap());
         let found = std::env::var("PATH").unwrap_or_default();
-        // A pipe fails where any of its commands does.
+        // A pipe fails if any of its commands fails.
         let mut child = Command::new("bash")
             .args(["-o", "pipefail", "-c", command])
             .current_dir(&self.root)
             .env("PATH", format!("{}:{found}", programs().display()))
             .env("MARCH_PROGRAM", env!("CARGO_BIN_EXE_march"))
             .env("MARCH_HINTS", &self.hints)
-            // Root and more processes than cores, which tests may meet, are refused otherwise.
+            // Without these, running as root or with more processes than cores is rejected.
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
@@ -186,7 +186,7 @@ impl Shell {
 }
 
 impl Drop for Shell {
-    /// Ends what commands left in the background, or what took too long.
+    /// Ends processes that commands left in the background, or that took too long.
     fn drop(&mut self) {
         for group in &self.groups {
             let _ = Command::new("kill").args(["--", &format!("-{group}")]).stderr(Stdio::null()).status();
@@ -194,12 +194,12 @@ impl Drop for Shell {
     }
 }
 
-/// The folder with what stands for `march` and `cargo`.
+/// The folder with the replacements for `march` and `cargo`.
 fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/documented")
 }
 
-/// Each command and flag of `march` that a page names must be in its help.
+/// Every command and flag of `march` that a page mentions must be in its help.
 fn look_up(page: &Page) {
     let mut helps = BTreeMap::new();
     let mut help_of = |command: &[String]| -> Help {

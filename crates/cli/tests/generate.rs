@@ -1,4 +1,4 @@
-//! Text as a user has it written: prompts, seeds, chats; and what a text reads of its own past.
+//! Generation from the command line: prompts, seeds, chats, and which anchors a text reads.
 
 mod common;
 #[path = "common/writing.rs"]
@@ -50,13 +50,13 @@ fn prompts_from_anywhere() {
     let (short, said) = run(&["--stop", &stop.replace('\\', "\\\\")], prompt);
     assert_eq!(short, written[..written.find(&stop).unwrap()]);
     assert!(said.contains("stop string"), "{said}");
-    // An empty prompt begins a text.
+    // An empty prompt starts a new text.
     let (_, said) = run(&["--prompt", ""], "");
     assert!(said.contains("read     1 tokens"), "{said}");
 
     let refuse = |flags: &[&str]| refused(&[&["generate", "--model", text(&model)], flags].concat());
-    assert!(refuse(&["--prompt", "a", "--top-p", "0"]).contains("top-p of 0"));
-    assert!(refuse(&["--prompt", "a", "--temperature", "-1"]).contains("temperature of -1"));
+    assert!(refuse(&["--prompt", "a", "--top-p", "0"]).contains("top-p is 0"));
+    assert!(refuse(&["--prompt", "a", "--temperature", "-1"]).contains("temperature is -1"));
     for flag in ["--seed", "--max-tokens", "--top-k", "--penalty-window"] {
         let errors = refuse(&["--prompt", "a", flag, "-1"]);
         assert!(errors.contains("'-1'") && errors.contains("a whole number from 0 to "), "{errors}");
@@ -115,7 +115,7 @@ fn a_chat_is_one_text() {
     assert_eq!(said, format!("{first}\n{second}\n"));
     assert!(aside.contains("49 tokens, 2 of 2 anchors, ") && aside.contains("94 tokens, 3 of 3"), "{aside}");
 
-    // An answer that a stop string ends: the next turn goes on behind the text that was shown.
+    // An answer that ends at a stop string: the next turn continues after the text that was shown.
     let stop = &first[12..15];
     let flags = ["--stop", stop];
     let short = generate("\nQ: Who are you?\nA:", &flags);
@@ -123,12 +123,12 @@ fn a_chat_is_one_text() {
     let second = generate(&format!("\nQ: Who are you?\nA:{short}\nQ: And she?\nA:"), &flags);
     assert_eq!(chat("Who are you?\nAnd she?\n", &flags).0, format!("{short}\n{second}\n"));
 
-    // Turns that are taken back or forgotten were never there.
+    // Turns that were undone or forgotten have no effect.
     let (said, aside) = chat("Else\n/undo\nWho are you?\n/reset\nWho are you?\n/undo\n/undo\n/what\n", &[]);
     let other = generate("\nQ: Else\nA:", &[]);
     assert_eq!(said, format!("{other}\n{first}\n{first}\n"));
-    assert!(aside.contains("0 tokens, 0 of 0 anchors") && aside.contains("no turn to take back"), "{aside}");
-    assert!(aside.contains("there is no /what"), "{aside}");
+    assert!(aside.contains("0 tokens, 0 of 0 anchors") && aside.contains("no turn to undo"), "{aside}");
+    assert!(aside.contains("unknown command /what"), "{aside}");
     assert!(chat("/help\n/save\n", &[]).1.contains("/save FILE"));
 }
 
@@ -221,7 +221,7 @@ fn a_page_of_routing() {
             assert_eq!((at, nulls.len()), (weights.len(), heads * tokens));
         }
     }
-    // Too short for an anchor; a model that has none.
+    // A text that is too short for an anchor, and a model without anchors.
     fs::write(&file, "short").unwrap();
     let said =
         ok(&["inspect", "routing", "--model", text(&model), "--text", text(&file), "--html", text(&page)]);

@@ -1,4 +1,4 @@
-//! Several processes as a user starts them: `mpirun -n 2 march train …`. Needs the feature `mpi` and a launcher.
+//! Training with several processes: `mpirun -n 2 march train …`. Needs the feature `mpi` and a launcher.
 #![cfg(feature = "mpi")]
 
 mod common;
@@ -12,7 +12,7 @@ use common::{ok, text};
 /// `mpirun -n RANKS march ARGUMENTS…`, one thread each.
 fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
     let mut command = Command::new("mpirun");
-    // Root and more processes than cores are refused otherwise; tests may meet both.
+    // Without these, running as root or with more processes than cores is rejected.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_march")]);
     command.args(arguments).args(["--threads", "1"]);
@@ -57,14 +57,15 @@ fn ranks_equal_one_process() {
     let config = small(folder.path(), 20);
     let alone = folder.path().join("alone");
     ok(&["train", text(&config), "--run", text(&alone), "--threads", "1"]);
-    // Three processes do not divide six sequences of micro-batches of two evenly into calls; two do.
+    // Three processes do not divide six sequences of micro-batches of two evenly into calls; two processes
+    // do.
     for ranks in [2, 3] {
         let run = folder.path().join(format!("ranks-{ranks}"));
         let said = together(ranks, &["train", text(&config), "--run", text(&run), "--stop-at", "8"]);
         assert!(said.contains(&format!("processes     {ranks} of 1 threads")), "{said}");
         assert!(said.contains("hidden"), "{said}");
         assert_eq!(said.matches("stopped after step 8").count(), 1, "{said}");
-        // All of them go on, from the same checkpoint.
+        // All processes resume from the same checkpoint.
         let said = together(ranks, &["train", "--resume", text(&run)]);
         assert_eq!(said.matches("resumed       from").count(), 1, "{said}");
         for key in ["loss", "gradient_norm", "validation_loss"] {
@@ -87,7 +88,7 @@ fn a_dead_rank_ends_the_job_and_loses_nothing() {
         assert!(began.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The second process, by what the launcher told it.
+    // The second process, identified by the launcher's environment variables.
     let second = std::fs::read_dir("/proc").unwrap().find_map(|entry| {
         let path = entry.unwrap().path();
         let environment = std::fs::read(path.join("environ")).ok()?;

@@ -1,4 +1,5 @@
-//! Standard output that is closed or full, files that cannot be written, and outputs that would destroy something.
+//! Standard output that is closed or full, files that cannot be written, and outputs that would overwrite
+//! something.
 
 #![cfg(unix)]
 
@@ -11,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 
 use common::{BOOK, few_steps};
 
-/// A folder with a model, a run, texts and results, in which commands are run.
+/// A folder with a model, a run, texts and results, in which commands run.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -74,7 +75,7 @@ fn full() -> Stdio {
 
 const TASK: &str = "mqar:pairs=4";
 
-/// Commands that print, with the files that they write; `out` is a folder for those.
+/// Commands that print, with the files that they write; `out` is a folder for these files.
 fn printing(out: &str) -> Vec<(Vec<String>, Vec<String>)> {
     let all = [
         "--help |",
@@ -158,7 +159,7 @@ fn standard_error_may_be_closed_or_full() {
     }
 }
 
-/// An output that is read, or a part of what is read, is refused, and nothing is changed.
+/// An output that is an input, or part of one, is rejected, and nothing is changed.
 #[test]
 fn no_output_is_an_input() {
     let place = Place::new();
@@ -178,15 +179,15 @@ fn no_output_is_an_input() {
         "model/model-00001-of-00002.safetensors",
         "model/config.json",
     ] {
-        assert!(logits(output).contains("is a file of model, which is to be read"), "{output}");
+        assert!(logits(output).contains("is a file of the input model"), "{output}");
     }
-    assert!(logits("same.safetensors").contains("does not hold logits"));
-    assert!(logits("tokens.json").contains("is also to be read"));
+    assert!(logits("same.safetensors").contains("does not contain logits"));
+    assert!(logits("tokens.json").contains("is also an input"));
     let learn = |output: &str, text: &str| {
         place.refused(&["data", "train-tokenizer", "--vocab-size", "260", "--output", output, text])
     };
-    assert!(learn("book.txt", "book.txt").contains("is also to be read"));
-    assert!(learn("copy.txt", "book.txt").contains("is also to be read"));
+    assert!(learn("book.txt", "book.txt").contains("is also an input"));
+    assert!(learn("copy.txt", "book.txt").contains("is also an input"));
     let eval = ["eval", "--model", "run", "--tasks", TASK, "--output"];
     for file in ["run/config.toml", "run/metrics.jsonl", "run/checkpoints/step-3/config.json"] {
         assert!(place.refused(&[&eval[..], &[file]].concat()).contains("is a file of run"), "{file}");
@@ -194,9 +195,9 @@ fn no_output_is_an_input() {
     let policies = ["eval", "policies", "--model", "model", "--also", "run", "--tasks", TASK, "--plot"];
     assert!(place.refused(&[&policies[..], &["run/samples.txt"]].concat()).contains("is a file of run"));
     let routing = ["inspect", "routing", "--model", "model", "--text", "book.txt", "--html", "copy.txt"];
-    assert!(place.refused(&routing).contains("is also to be read"));
+    assert!(place.refused(&routing).contains("is also an input"));
     let policies = ["inspect", "policies", "--model", "model", "--text", "book.txt", "--output"];
-    assert!(place.refused(&[&policies[..], &["book.txt"]].concat()).contains("is also to be read"));
+    assert!(place.refused(&[&policies[..], &["book.txt"]].concat()).contains("is also an input"));
     let report = ["report", "run", "--output", "run/config.toml"];
     assert!(place.refused(&report).contains("is a file of run"));
     // A text that is one of the shards by another name.
@@ -207,13 +208,13 @@ fn no_output_is_an_input() {
     assert!(run(prepare("book.txt")).status.success());
     fs::hard_link(place.path("tokens/tokens-00000.bin"), place.path("shard.txt")).unwrap();
     let out = run(prepare("shard.txt"));
-    assert!(!out.status.success() && errors(&out).contains("is also to be read"), "{}", errors(&out));
+    assert!(!out.status.success() && errors(&out).contains("is also an input"), "{}", errors(&out));
     assert!(place.path("tokens/meta.json").exists());
     let after = [place.read("model/model.safetensors"), place.read("book.txt"), place.read("tokens.json")];
     assert!(before == after);
 }
 
-/// `--output texts/*.txt` with the name forgotten, and the like.
+/// `--output texts/*.txt` without a value for `--output`, and similar mistakes.
 #[test]
 fn a_file_of_another_kind_is_not_replaced() {
     let place = Place::new();
@@ -242,13 +243,13 @@ fn a_file_of_another_kind_is_not_replaced() {
         place.ok(&[&command[..], &[name]].concat());
     }
     fs::copy(place.path("model/model.safetensors"), place.path("weights")).unwrap();
-    // It holds the logits that its text goes on with.
+    // It contains the logits from which its text continues.
     let write = ["generate", "--prompt", "a", "--max-tokens", "1", "--save-bank", "bank"];
     place.ok(&[&write[..], &model].concat());
     let pages = |a: &str, b: &str| [a, b].iter().all(|name| name.ends_with(".html"));
     for (name, command) in &commands {
         let command = |output| [&command[..], &[output]].concat();
-        // Its own kind is replaced; mode and link stay.
+        // A file of the same kind is replaced; its mode and link are kept.
         fs::set_permissions(place.path(name), fs::Permissions::from_mode(0o600)).unwrap();
         symlink(name, place.path("link")).unwrap();
         place.ok(&command("link"));
@@ -275,7 +276,7 @@ fn a_file_of_another_kind_is_not_replaced() {
     }
 }
 
-/// A place where nothing can be written is refused before anything else is looked at.
+/// A path that cannot be written is rejected before anything else is checked.
 #[test]
 fn outputs_are_checked_before_the_work() {
     let place = Place::new();
@@ -293,12 +294,12 @@ fn outputs_are_checked_before_the_work() {
     ];
     for command in &commands {
         for (output, part) in [
-            ("no/such/x", "there is no folder no/such; make it first"),
+            ("no/such/x", "the folder no/such does not exist; create it first"),
             ("folder", "is a folder"),
             ("new/", "is a folder"),
             ("dangling", "could not follow the link"),
             ("pipe", "is a device or a pipe"),
-            ("/proc/x", "could not be written there"),
+            ("/proc/x", "could not be written"),
         ] {
             let said = place.refused(&[&command[..], &[output]].concat());
             assert!(said.contains(part) && said.contains(output), "{command:?} {output}: {said}");
@@ -314,9 +315,9 @@ fn outputs_are_checked_before_the_work() {
     fs::create_dir(place.path("mine")).unwrap();
     place.write("mine/example.txt", "mine");
     let said = place.refused(&["demo", "--quick", "--run", "mine"]);
-    assert!(said.contains("mine/example.txt: exists and may be yours"), "{said}");
+    assert!(said.contains("mine/example.txt: exists and may not be from this program"), "{said}");
     assert!(!place.path("mine/march").exists());
-    // The folder of another run, whose report would be replaced.
+    // The folder of another run, whose report would be overwritten.
     place.ok(&["report", "run"]);
     let page = place.read("run/report.html");
     fs::copy(place.path("run/config.toml"), place.path("config.toml")).unwrap();
@@ -324,12 +325,12 @@ fn outputs_are_checked_before_the_work() {
         let said = place.refused(&["demo", "--quick", "--steps", "2", "--run", "run"]);
         assert!(said.contains("run: already holds a run"), "{said}");
         assert!(place.read("run/report.html") == page && !place.path("run/march").exists());
-        // Its record alone shows it, too.
+        // Its record alone identifies it as a run.
         let _ = fs::remove_file(place.path("run/config.toml"));
     }
 }
 
-/// The checksum beside a tokenizer stays where its folder takes the tokens.
+/// The checksum file next to a tokenizer is kept when tokens are written to the same folder.
 #[test]
 fn tokens_beside_their_tokenizer_keep_its_checksum() {
     let place = Place { folder: tempfile::tempdir().unwrap() };
@@ -345,7 +346,7 @@ fn tokens_beside_their_tokenizer_keep_its_checksum() {
     }
 }
 
-/// Where nothing fits on the disk, there is no file, or the one from before.
+/// On a full disk, the output is missing or is the previous file.
 #[test]
 fn a_full_disk_leaves_no_empty_file() {
     let place = Place::new();

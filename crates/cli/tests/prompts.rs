@@ -1,4 +1,4 @@
-//! Prompts that are long, slow or endless: memory stays small, and Ctrl-C is answered.
+//! Prompts that are long, slow or endless: memory stays small, and Ctrl-C works.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -17,7 +17,7 @@ use writing::start;
 
 const WORD: &str = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n";
 
-/// A small model and a tokenizer to which a line of [`WORD`] is two tokens.
+/// A small model, and a tokenizer that encodes a line of [`WORD`] as two tokens.
 fn model(folder: &Path) -> (PathBuf, PathBuf) {
     let config = "extends = \"tiny/gdn\"\n[model]\nvocab_size = 320\nhidden_size = 8\nnum_hidden_layers = 1\n\
          intermediate_size = 8\nnum_heads = 1\nhead_dim = 4\nexpand_v = 1.0\nconv_size = 2\n";
@@ -30,7 +30,7 @@ fn model(folder: &Path) -> (PathBuf, PathBuf) {
     (model, tokenizer)
 }
 
-/// A process that ends when it is interrupted, with what it said.
+/// A process that ends when it is interrupted, with its messages.
 fn interrupt(child: Child) -> String {
     let started = Instant::now();
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
@@ -42,14 +42,14 @@ fn interrupt(child: Child) -> String {
     said
 }
 
-/// The most memory that a process has had, in bytes.
+/// The peak memory of a process, in bytes.
 fn peak(child: &Child) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// The ids of a prompt are never all in memory, and neither is its text.
+/// A prompt's ids are never all in memory at once, and its text is not either.
 #[test]
 fn memory_does_not_grow_with_the_prompt() {
     let folder = tempfile::tempdir().unwrap();
@@ -69,7 +69,8 @@ fn memory_does_not_grow_with_the_prompt() {
     send(20 << 20);
     let after = peak(&child);
     assert!(after < before + (8 << 20), "{before} bytes after 4 MiB, {after} after 24 MiB");
-    // All but what is on its way was read; it waits for more, and is interrupted.
+    // Everything except what is still in the buffers has been read; the process waits for more, and is
+    // interrupted.
     let said = interrupt(child);
     let read = BankFile::open(&bank).unwrap().timeline().position;
     assert!(read > (20 << 20) / WORD.len() * 2, "{said}");
@@ -90,7 +91,7 @@ fn an_endless_prompt_is_interrupted() {
     }
 }
 
-/// Words of a vocabulary of words are read as they come.
+/// The words of a word-level vocabulary are read as they arrive.
 #[test]
 fn an_endless_prompt_of_words_begins() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,7 +105,7 @@ fn an_endless_prompt_of_words_begins() {
     assert!(BankFile::open(&bank).unwrap().timeline().position > 1000, "{said}");
 }
 
-/// Nothing comes, or half a call: nothing is saved before the first token.
+/// No input, or only half a call: nothing is saved before the first token.
 #[test]
 fn a_slow_prompt_is_interrupted() {
     let folder = tempfile::tempdir().unwrap();
@@ -129,7 +130,7 @@ fn a_slow_prompt_is_interrupted() {
     }
 }
 
-/// The ids and calls of a prompt do not depend on how it comes.
+/// The ids and calls of a prompt do not depend on how it arrives.
 #[test]
 fn a_prompt_in_bits_is_the_whole_prompt() {
     let folder = tempfile::tempdir().unwrap();

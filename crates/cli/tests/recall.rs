@@ -94,7 +94,7 @@ fn whole_sequences_and_decoding_answer_alike() {
     assert!(said.contains("+0.0 to +0.0 %"), "{said}");
 }
 
-/// A checkpoint remembers the policy that it was trained with; a flag overrides it.
+/// A checkpoint stores the policy that it was trained with; a flag overrides it.
 #[test]
 fn a_checkpoint_remembers_its_policy() {
     let folder = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ fn a_checkpoint_remembers_its_policy() {
     assert_eq!(policy(&["--retention", "recent:2", "--storage", "f32"]), ["recent:2", "f32"]);
     let inspected = ok(folder, &["inspect", "model", "run/checkpoints/step-2"]);
     assert!(inspected.contains("retention fenwick") && inspected.contains("(int8)"), "{inspected}");
-    // A run whose checkpoints do not name the policy goes on with that of its configuration.
+    // A run whose checkpoints do not store the policy resumes with that of its configuration.
     ok(folder, &[&["train", "demo/march", "--run", "old"][..], &set].concat());
     let config = folder.join("old/checkpoints/step-2/config.json");
     let text = std::fs::read_to_string(&config).unwrap();
@@ -131,7 +131,7 @@ fn a_checkpoint_remembers_its_policy() {
     assert_eq!(read(&folder.join("old/checkpoints/step-3/config.json"))["retention"], "fenwick");
 }
 
-/// `march eval policies` takes tasks and lengths as `march eval` does.
+/// `march eval policies` accepts tasks and lengths as `march eval` does.
 #[test]
 fn policies_are_asked_for_lists() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ fn policies_are_asked_for_lists() {
     }
     assert_eq!(said.matches("retention=fenwick").count(), 4, "{said}");
     let several = refused(folder, &[&asked[..], &flags, &["--plot", "plot.svg"]].concat());
-    assert!(several.contains("--plot shows one task in one length"), "{several}");
+    assert!(several.contains("--plot shows one task at one length"), "{several}");
     assert!(!folder.join("plot.svg").exists());
 }
 
@@ -194,7 +194,8 @@ fn every_task_is_learned_from_and_asked() {
     }
 }
 
-/// A run that is stopped and resumed has the bits of one that was not: the task's sequences go on where they were.
+/// A run that is stopped and resumed is bit-identical to one that was not: the task's sequences continue
+/// where they stopped.
 #[test]
 fn lessons_go_on_where_they_stopped() {
     let folder = tempfile::tempdir().unwrap();
@@ -227,7 +228,7 @@ fn the_demo_leaves_what_it_says() {
     assert!(page.contains("What MARCH reads in one example") && page.contains("most read"));
     assert!(!page.contains("<td>0.000</td><td>0.00</td>"), "the map shows what the anchors gave");
     assert!(std::fs::read_to_string(folder.join("runs/demo/picture.svg")).unwrap().contains("</svg>"));
-    // The commands that it names work, and give the accuracy of its table.
+    // The commands that it suggests work, and give the accuracy of its table.
     let commands: Vec<&str> =
         said.lines().filter(|line| line.starts_with("  ") && line.contains(" --model ")).collect();
     assert_eq!(commands.len(), 3, "{said}");

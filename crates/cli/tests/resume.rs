@@ -1,4 +1,4 @@
-//! Runs that are damaged, changed or shared: a result is the right one, or there is none.
+//! Runs that are damaged, changed or shared: the result is correct, or there is none.
 
 mod common;
 
@@ -14,7 +14,7 @@ use common::{ok, refused, text};
 
 const MARCH: &str = env!("CARGO_BIN_EXE_march");
 
-/// A configuration that trains in a moment.
+/// A configuration that trains in a few seconds.
 fn small(folder: &Path) -> PathBuf {
     let path = folder.join("small.toml");
     let config = "extends = \"tiny/march\"\n[model]\nhidden_size = 16\nnum_hidden_layers = 2\nintermediate_size = 24\n\
@@ -119,7 +119,7 @@ fn a_folder_without_checksums_loads_and_other_files_are_compared() {
     let write =
         ["generate", "--model", text(&model), "--prompt", "a", "--max-tokens", "4", "--temperature", "0"];
     let want = ok(&write);
-    // What the command says on the side comes after the text.
+    // Messages on standard error come after the text.
     let text = |said: String| said.split("read  ").next().unwrap_or_default().to_string();
     flip(&model.join("config.json"), 40);
     assert!(refused(&write).contains("config.json"));
@@ -145,14 +145,14 @@ fn a_run_without_a_usable_checkpoint_is_refused_and_kept() {
     assert!(errors.contains("no checkpoint can be used"), "{errors}");
     assert!(errors.contains("step-8") && errors.contains("step-4"), "{errors}");
     assert!(contents(&run) == before);
-    // All gone: the run made steps that were saved, so it does not start over.
+    // All checkpoints are gone: the run had saved steps, so it does not start over.
     fs::remove_dir_all(run.join("checkpoints")).unwrap();
     let before = contents(&run);
-    assert!(refused(&["train", "--resume", text(&run)]).contains("made 8 steps"));
+    assert!(refused(&["train", "--resume", text(&run)]).contains("is at step 8"));
     assert!(contents(&run) == before);
 }
 
-/// A run that has written a checkpoint does not start over without one, whenever that was.
+/// A run that ever wrote a checkpoint does not start over without one.
 #[test]
 fn a_run_that_lost_its_checkpoints_does_not_start_over() {
     let folder = tempfile::tempdir().unwrap();
@@ -166,19 +166,19 @@ fn a_run_that_lost_its_checkpoints_does_not_start_over() {
         let before = contents(&run);
         let errors = refused(&["train", "--resume", text(&run)]);
         assert!(errors.contains("no checkpoint can be used: there is none"), "{errors}");
-        assert!(errors.contains(&format!("made {stop} steps and has written a checkpoint")), "{errors}");
+        assert!(errors.contains(&format!("is at step {stop} and has written a checkpoint")), "{errors}");
         assert!(contents(&run) == before, "{name}");
         fs::rename(run.join("away"), &lost).unwrap();
         resume(&run);
     }
-    // One that was stopped before the first does.
+    // A run that was stopped before its first checkpoint does start over.
     let run = folder.path().join("none");
     train(&config, &run, &["--stop-at", "0"]);
     resume(&run);
     assert!(step(&run, 12).exists());
 }
 
-/// The advice about a damaged line works.
+/// Following the advice about a damaged line works.
 #[test]
 fn metrics_with_a_damaged_line_are_moved_away() {
     let folder = tempfile::tempdir().unwrap();
@@ -195,7 +195,8 @@ fn metrics_with_a_damaged_line_are_moved_away() {
     ok(&["report", text(&run)]);
 }
 
-/// A checkpoint without what only training needs is a model; a run does not go on from it.
+/// A checkpoint without the files that only training needs is a valid model, but a run does not resume from
+/// it.
 #[test]
 fn a_copy_without_the_optimizer_is_a_model() {
     let folder = tempfile::tempdir().unwrap();
@@ -224,12 +225,12 @@ fn an_edited_configuration_is_refused_by_its_key() {
     let errors = refused(&["train", "--resume", text(&run)]);
     assert!(errors.contains("`model.anchor_interval` is 16, and was 8"), "{errors}");
     assert!(contents(&run) == before);
-    // Deleted, it comes back from the record.
+    // If it is deleted, it is restored from the record.
     fs::remove_file(&file).unwrap();
     resume(&run);
     assert_eq!(fs::read_to_string(&file).unwrap(), original);
     assert!(step(&run, 12).exists());
-    // What cannot change within a run is refused, the rest is not.
+    // Settings that cannot change within a run are rejected; the others are accepted.
     let set = |setting: &str| ["train", "--resume", text(&run), "--set", setting].map(String::from);
     let refused_set = set("train.learning_rate=1");
     let errors = refused(&refused_set.each_ref().map(String::as_str));
@@ -238,7 +239,7 @@ fn an_edited_configuration_is_refused_by_its_key() {
     assert!(fs::read_to_string(&file).unwrap().contains("save_every = 3"));
 }
 
-/// What may not be read now is not damage, and the checkpoint before it is not taken in its place.
+/// A file that cannot be read at the moment is not damage, and the previous checkpoint is not used instead.
 #[cfg(unix)]
 #[test]
 fn a_checkpoint_that_may_not_be_read_is_an_error() {
@@ -246,7 +247,7 @@ fn a_checkpoint_that_may_not_be_read_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let (config, run) = (small(folder.path()), folder.path().join("run"));
     train(&config, &run, &["--stop-at", "8"]);
-    // Files that a resume writes must be the user's.
+    // Files that a resume writes must belong to the user.
     for name in ["run.json", "config.toml", "metrics.jsonl", "environment.json"] {
         fs::set_permissions(run.join(name), fs::Permissions::from_mode(0o666)).unwrap();
     }
@@ -256,7 +257,7 @@ fn a_checkpoint_that_may_not_be_read_is_an_error() {
     let errors = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(!out.status.success() && errors.contains("ermission denied"), "{errors}");
     assert!(step(&run, 8).exists() && !step(&run, 12).exists());
-    // The same user may go on where the file may be read.
+    // The same user can resume once the file is readable.
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let out = as_nobody(folder.path(), &["train", "--resume", text(&run)]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -270,14 +271,14 @@ fn first_weights_are_in_the_folder_before_the_first_step() {
     let (first, whole, run) =
         (folder.path().join("first"), folder.path().join("whole"), folder.path().join("run"));
     train(&config, &first, &[]);
-    // A run's folder stands for its newest checkpoint.
+    // A run folder is treated as its newest checkpoint.
     train(&config, &whole, &["--init-from", text(&first), "--set", "train.seed=3"]);
     train(&config, &run, &["--init-from", text(&first), "--set", "train.seed=3", "--stop-at", "0"]);
     assert!(step(&run, 0).join("model.safetensors").exists());
     fs::remove_dir_all(&first).unwrap();
     resume(&run);
     assert!(contents(&step(&run, 12)) == contents(&step(&whole, 12)));
-    // Without them there is nothing to begin with.
+    // Without them there are no initial weights.
     let lost = folder.path().join("lost");
     train(&config, &lost, &["--init-from", text(&whole), "--stop-at", "0"]);
     fs::remove_dir_all(step(&lost, 0)).unwrap();
@@ -311,7 +312,7 @@ fn other_data_is_refused_and_the_same_data_is_found_from_anywhere() {
     prepare(100);
     let (fine, errors) = here(&run, &["train", "--resume", "."]);
     assert!(fine, "{errors}");
-    // Data to validate on is named by its own place.
+    // Validation data is identified by its own path.
     let held_back = ["data", "prepare", "--tokenizer", "bytes", "--output", "held-back", "--force"];
     let hold_back = |file: &str| {
         let (fine, errors) = here(folder.path(), &[&held_back[..], &[file]].concat());
@@ -358,14 +359,14 @@ fn one_process_owns_a_run_and_ctrl_c_ends_it_with_130() {
     let mut errors = String::new();
     child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
     assert!(errors.contains("saving a checkpoint"), "{errors}");
-    // Whatever a process that died was writing is removed.
+    // Whatever a dead process was writing is removed.
     let partial = run.join("checkpoints/.step-9.partial-99999");
     fs::create_dir_all(&partial).unwrap();
     ok(&["train", "--resume", text(&run), "--stop-at", "1"]);
     assert!(!partial.exists());
 }
 
-/// Interrupts a command once `path` is there and it had time for more; gives how long it took to end, with code 130.
+/// Interrupts a command some time after `path` exists; returns how long it took to exit, with code 130.
 #[cfg(unix)]
 fn interrupted(arguments: &[&str], path: &Path) -> (Duration, String) {
     let mut child = spawn(arguments);
@@ -384,8 +385,8 @@ fn interrupted(arguments: &[&str], path: &Path) -> (Duration, String) {
     (began.elapsed(), errors)
 }
 
-/// Training looks for signals between micro-batches, while it validates and while it samples; what was given up is made
-/// when the run goes on, and the result is that of a run that was never stopped.
+/// Training checks for signals between micro-batches, while it validates and while it samples. What was
+/// abandoned is repeated when the run resumes, and the result is that of a run that was never stopped.
 #[cfg(unix)]
 #[test]
 fn an_interrupt_is_noticed_whatever_a_run_does() {
@@ -399,12 +400,12 @@ fn an_interrupt_is_noticed_whatever_a_run_does() {
         (run, all)
     };
     let limit = Duration::from_secs(20);
-    // One step of hours.
+    // A single step that would take hours.
     let (run, all) = begin("step", &["train.tokens_per_step=400000000", "train.micro_batch=1"]);
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let (took, _) = interrupted(&all, &run.join("environment.json"));
     assert!(took < limit, "a step: {took:?}");
-    // Minutes of validation or of samples after the first step.
+    // Minutes of validation or of sampling after the first step.
     let large = ["model.hidden_size=128", "model.num_hidden_layers=12", "train.micro_batch=1"];
     let many = ["train.validation_sequences=1000000", "data.validation_fraction=0.9"];
     let samples = ["train.sample_every=1", "train.sample_tokens=10000000", "train.prompts=['a', 'b']"];
@@ -427,7 +428,7 @@ fn an_interrupt_is_noticed_whatever_a_run_does() {
             lines.lines().filter(|line| named(line)).map(String::from).collect()
         };
         assert!(lines(&run).is_empty());
-        // Twice: lines about what was given up are not there twice.
+        // Twice: the lines of abandoned work do not appear twice.
         let resume = ["train", "--resume", text(&run), "--threads", "1", "--set", quick];
         ok(&[&resume[..], &["--stop-at", "1"]].concat());
         let first = lines(&run);
@@ -444,7 +445,7 @@ fn an_interrupt_is_noticed_whatever_a_run_does() {
     }
 }
 
-/// A demo ends as other commands do, also before its first step and in a sweep.
+/// A demo stops as other commands do, also before its first step and in a sweep.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_demo_exits_with_130() {
@@ -456,7 +457,7 @@ fn an_interrupted_demo_exits_with_130() {
         let all = [&["demo", "--run", text(&run), "--steps", "100000"][..], more].concat();
         let (_, errors) = interrupted(&all, &run.join(first).join("metrics.jsonl"));
         assert!(!errors.contains("error"), "{errors}");
-        // At once: there is no step yet.
+        // Immediately: there is no completed step yet.
         let run = folder.path().join(format!("{name}-at-once"));
         let all = [&["demo", "--run", text(&run), "--steps", "100000"][..], more].concat();
         let mut child = spawn(&all);
@@ -484,11 +485,11 @@ fn a_finished_run_is_made_longer() {
         assert!(a == b, "{file}");
     }
     let errors = refused(&["train", "--resume", text(&run), "--steps", "7"]);
-    assert!(errors.contains("20 steps already") && errors.contains("--steps 20"), "{errors}");
+    assert!(errors.contains("already at step 20") && errors.contains("--steps 20"), "{errors}");
     assert!(!errors.contains("--set"), "{errors}");
 }
 
-/// Lines of steps that are made again are kept, not lost.
+/// Lines of repeated steps are kept, not lost.
 #[test]
 fn metrics_are_never_thrown_away() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Training as a user runs it: the golden losses, and runs that are stopped, killed and damaged.
+//! Training from the command line: the golden losses, and runs that are stopped, killed and damaged.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn metrics(run: &Path) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The losses of `training.json` come out of the command, also when a step is made of two calls.
+/// The command reproduces the losses of `training.json`, also if a step consists of two calls.
 #[test]
 fn golden_losses() {
     let folder = tempfile::tempdir().unwrap();
@@ -62,7 +62,7 @@ fn golden_losses() {
     }
 }
 
-/// A configuration that trains in a moment.
+/// A configuration that trains in a few seconds.
 fn small(folder: &Path, steps: u64) -> PathBuf {
     let path = folder.join("small.toml");
     let config = format!(
@@ -92,7 +92,7 @@ fn checkpoint(run: &Path, step: u64) -> PathBuf {
     run.join("checkpoints").join(format!("step-{step}"))
 }
 
-/// The metrics without the speed, which differs.
+/// The metrics without the speed, which varies.
 fn comparable(run: &Path) -> Vec<Value> {
     let mut lines = metrics(run);
     for line in &mut lines {
@@ -124,7 +124,7 @@ fn stopping_and_going_on_equals_never_stopping() {
     let kept: Vec<bool> = [20, 30, 33, 40, 50, 60].iter().map(|&n| checkpoint(&run, n).exists()).collect();
     assert_eq!(kept, [false, false, false, true, true, true]);
 
-    // The newest checkpoint is cut short: the one before is taken, and it is said.
+    // The newest checkpoint is truncated: the previous one is used, and this is reported.
     let run = folder.path().join("torn");
     ok(&["train", text(&config), "--run", text(&run), "--threads", "1", "--stop-at", "40"]);
     for (step, file) in [(40, "optimizer.safetensors"), (30, "progress.json")] {
@@ -162,7 +162,7 @@ fn a_killed_run_goes_on() {
     assert_eq!(comparable(&run), comparable(&whole));
 }
 
-/// Text files become shards, and a run learns from them; its checkpoint carries the tokenizer.
+/// Text files become shards, and a run trains on them; its checkpoint includes the tokenizer.
 #[test]
 fn shards_are_learned_from() {
     let folder = tempfile::tempdir().unwrap();
@@ -228,7 +228,8 @@ fn mistakes_are_named() {
     let from = folder.path().join("nowhere");
     let arguments = ["train", text(&config), "--run", text(&other), "--init-from", text(&from)];
     assert!(refused(&arguments).contains("nowhere"));
-    // A rate that no model survives: the run ends with the step and advice, and keeps its checkpoints.
+    // A learning rate at which any model diverges: the run ends with the step and advice, and keeps its
+    // checkpoints.
     let wild = folder.path().join("wild");
     let arguments = ["train", text(&config), "--run", text(&wild), "--set", "train.learning_rate=1e30"];
     let errors = refused(&[&arguments[..], &["--set", "train.save_every=1"]].concat());
@@ -236,7 +237,7 @@ fn mistakes_are_named() {
     assert!(checkpoint(&wild, 1).join("model.safetensors").exists());
 }
 
-/// Without a terminal the dashboard is a note, and the lines are as ever.
+/// Without a terminal, a note replaces the dashboard, and the lines are printed as usual.
 #[test]
 fn a_dashboard_needs_a_terminal() {
     let folder = tempfile::tempdir().unwrap();
@@ -278,7 +279,7 @@ fn sessions_are_recorded() {
     ok(&["report", text(&run)]);
     let page = fs::read_to_string(run.join("report.html")).unwrap();
     assert!(page.contains("<h2>Machine</h2>") && page.contains("<td>4</td>"), "{page}");
-    // A file that somebody changed is no reason not to train, and stays.
+    // A file that was edited does not prevent training, and is kept.
     fs::write(&path, "mine").unwrap();
     assert!(ok(&["train", "--resume", text(&run)]).contains("environment.json"));
     assert_eq!(fs::read_to_string(&path).unwrap(), "mine");

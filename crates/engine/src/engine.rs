@@ -667,6 +667,6 @@ fn check_count(found: usize, shape: &[usize]) -> Result<()> {
 /// Error for a gradient of a packed weight.
 pub(crate) fn no_gradient<T>(operation: &'static str, precision: Precision) -> Result<T> {
     let message =
-        format!("no gradient passes a weight in {precision}: train with f32 weights, or use Tape::inference");
+        format!("a weight in {precision} has no gradient: train with f32 weights, or use Tape::inference");
     bad_value(operation, message)
 }

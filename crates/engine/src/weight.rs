@@ -173,7 +173,7 @@ fn check<R: Real>(weight: &Tensor<R>, precision: Precision) -> Result<[usize; 2]
     if precision == Precision::Int8
         && let Some(at) = weight.data().iter().position(|v| !v.is_finite())
     {
-        let message = format!("row {} holds a number that is not finite, which int8 cannot", at / width);
+        let message = format!("row {} holds a number that is not finite, which int8 cannot hold", at / width);
         return bad_value("pack", message);
     }
     Ok([rows, width])

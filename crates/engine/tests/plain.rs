@@ -484,7 +484,10 @@ fn refuses<E: Engine>(engine: &E) {
     assert!(engine.sum_to(x, &[2]).is_err());
     assert!(engine.sum_to(x, &[1, 2, 3]).is_err());
     let error = tape.embedding(Embedding { table: &tape.constant(x.clone()), ids: &[1, 7], shape: &[2] });
-    assert_eq!(error.unwrap_err().to_string(), "embedding: id 7 at position 1; the table has 2 rows");
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "embedding: id 7 at position 1 is out of range: the table has 2 rows"
+    );
 }
 
 #[test]

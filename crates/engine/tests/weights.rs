@@ -150,7 +150,7 @@ fn refused() {
             ];
             for (i, error) in errors.into_iter().enumerate() {
                 let message = error.unwrap_or_else(|| panic!("call {i} passed a weight in {precision}"));
-                let expected = format!("no gradient passes a weight in {precision}");
+                let expected = format!("a weight in {precision} has no gradient");
                 assert!(message.to_string().contains(&expected), "{message}");
             }
             // Without gradients, the same calls are valid.

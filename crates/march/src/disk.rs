@@ -31,7 +31,7 @@ pub(crate) fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> Result<
         _ => path.to_path_buf(),
     };
     let path = target.as_path();
-    let Some(name) = path.file_name() else { return Err(Error::file(path, "is not the name of a file")) };
+    let Some(name) = path.file_name() else { return Err(Error::file(path, "does not name a file")) };
     let mut partial = OsString::from(".");
     partial.push(name);
     partial.push(".partial");

@@ -38,7 +38,7 @@ impl Config {
             Some(preset) => preset,
             None if path.exists() => Source::file(path)?,
             None => {
-                let message = format!("is neither a preset nor a file; {}", config::preset(name_or_path));
+                let message = format!("is not a preset or a file; {}", config::preset(name_or_path));
                 return Err(Error::file(path, message));
             }
         };

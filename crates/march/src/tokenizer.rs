@@ -88,7 +88,7 @@ impl Tokenizer {
             None if BYTE_VOCABULARIES.contains(&vocabulary) => Self::bytes(),
             None => {
                 let message = format!(
-                    "has no `tokenizer.json`, and a vocabulary of {vocabulary} is not one of bytes; \
+                    "has no `tokenizer.json`, and a vocabulary of {vocabulary} is not a byte vocabulary; \
                      name the model's tokenizer (`--tokenizer FILE`)"
                 );
                 return Err(Error::file(folder, message));
@@ -98,7 +98,7 @@ impl Tokenizer {
         let needed = if tokenizer.name == BYTES { BYTE_VOCABULARIES[0] } else { tokenizer.vocabulary() };
         if needed > vocabulary {
             let message = format!(
-                "the model's vocabulary has {vocabulary} ids, but the tokenizer `{}` gives {needed}: \
+                "the model's vocabulary has {vocabulary} ids, but the tokenizer `{}` needs {needed}: \
                  it belongs to another model",
                 tokenizer.name
             );
@@ -128,7 +128,7 @@ impl Tokenizer {
         });
         let json = serde_json::to_vec(&value).unwrap_or_default();
         Self::from_json(json, "words")
-            .map_err(|message| Error::Request(format!("a list of words: {message}")))
+            .map_err(|message| Error::Request(format!("the list of words is not valid: {message}")))
     }
 
     /// Parses the contents of a `tokenizer.json`.
@@ -352,9 +352,9 @@ fn broken_part(value: &Value, error: &str) -> String {
     let Some(part) = named else { return error.into() };
     match value[part]["type"].as_str() {
         Some(kind) => {
-            format!("its `{part}` of type `{kind}` is broken: a key is missing or has a wrong value")
+            format!("its `{part}` of type `{kind}` is not valid: a key is missing or has a wrong value")
         }
-        None => format!("its `{part}` is broken, or of a type that this program does not know"),
+        None => format!("its `{part}` is not valid, or of an unknown type"),
     }
 }
 

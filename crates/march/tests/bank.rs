@@ -261,7 +261,7 @@ fn notes_are_taken_only_where_asked_for() {
     assert!(bank.recording().is_none());
     assert!(bank.layers().iter().all(|layer| layer.ledger().unwrap().evictions.is_empty()));
     let refused = bank.record(true).unwrap_err();
-    assert!(refused.to_string().contains("begins with an empty bank"), "{refused}");
+    assert!(refused.to_string().contains("requires an empty bank"), "{refused}");
     assert!(bank.record(false).is_ok());
 }
 
@@ -347,7 +347,7 @@ fn settings_that_cannot_be_are_refused() {
     let refused = |policy: Policy| case.model.bank(policy).unwrap_err().to_string();
     let small_budget = Policy { retention: Retention::Budget(ANCHOR - 1), ..own.clone() };
     let message = refused(small_budget);
-    assert!(message.contains("holds no anchor") && message.contains(&ANCHOR.to_string()), "{message}");
+    assert!(message.contains("is too small") && message.contains(&ANCHOR.to_string()), "{message}");
     let int8 = Policy { retention: Retention::Budget(ANCHOR - 1), storage: Storage::Int8, ..own.clone() };
     assert!(case.model.bank(int8).is_ok());
     let far = Policy { placement: Placement::Adaptive(17), ..own.clone() };
@@ -360,7 +360,7 @@ fn settings_that_cannot_be_are_refused() {
     let message = case.model.forward(&tape, &weights, Batch::one(&ids), &settings, None).unwrap_err();
     assert!(message.to_string().contains("replay"), "{message}");
     let message = case.model.replay(&tape, &weights, Batch::one(&ids), &settings, &[], None).unwrap_err();
-    assert!(message.to_string().contains("0 recordings came for 1"), "{message}");
+    assert!(message.to_string().contains("got 0 recordings, expected 1"), "{message}");
     let plain = Case::new(&engine, &small("gated_deltanet"));
     let stored = Policy { storage: Storage::Int8, ..Policy::default() };
     assert!(plain.model.bank(stored).unwrap_err().to_string().contains("has no anchors"));

@@ -324,14 +324,14 @@ fn anchors_that_are_not_kept_are_refused_by_name() {
     let before = bank.timeline().clone();
     let mut refused = |ordinal| bank.rollback(&engine, ordinal).unwrap_err().to_string();
     assert_eq!(refused(5), "anchor 5 is no longer kept; the bank keeps 4, 6–7");
-    assert_eq!(refused(8), "anchor 8 has never been; the bank keeps 4, 6–7");
-    assert_eq!(refused(0), "anchor 0 has never been; the bank keeps 4, 6–7");
+    assert_eq!(refused(8), "anchor 8 does not exist; the bank keeps 4, 6–7");
+    assert_eq!(refused(0), "anchor 0 does not exist; the bank keeps 4, 6–7");
     assert_eq!(*bank.timeline(), before);
     for kind in KINDS.into_iter().filter(|kind| !kind.starts_with("march")) {
         let trial = Trial::new(&engine, kind);
         let mut bank = trial.bank(&Policy::default(), &tokens(40, 37, 1));
         let refused = bank.rollback(&engine, 1).unwrap_err().to_string();
-        assert_eq!(refused, "there is no anchor 1 to go back to: the bank keeps none");
+        assert_eq!(refused, "no anchor 1 to roll back to: the bank keeps no anchors");
     }
 }
 

@@ -330,8 +330,8 @@ fn damaged_files_are_refused() {
         &["`b`", "offset 4", "`a` ends at 8", "overlap"],
     );
     refused_file(&raw_file(&two("[0,8]", "[0,8]"), &[0; 8]), &["overlap"]);
-    refused_file(&raw_file(&two("[0,8]", "[12,20]"), &[0; 20]), &["`b`", "offset 12", "belong to nothing"]);
-    refused_file(&raw_file(&two("[4,12]", "[12,20]"), &[0; 20]), &["`a`", "offset 4", "belong to nothing"]);
+    refused_file(&raw_file(&two("[0,8]", "[12,20]"), &[0; 20]), &["`b`", "offset 12", "belong to no tensor"]);
+    refused_file(&raw_file(&two("[4,12]", "[12,20]"), &[0; 20]), &["`a`", "offset 4", "belong to no tensor"]);
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn tensors_that_do_not_fit_are_refused() {
     let one = |dtype, shape: &[usize]| file(&[("a", dtype, shape, &[0; 8])]);
     refused_file(&one(Dtype::I64, &[1]), &["`a`", "[1]", "[2]"]);
     refused_file(&one(Dtype::I32, &[2]), &["`a`", "I32", "F32, BF16 and F16"]);
-    refused_file(&one(Dtype::F32, &[1, 2]), &["`a`", "has shape [1, 2]", "asks for [2]"]);
+    refused_file(&one(Dtype::F32, &[1, 2]), &["`a`", "has shape [1, 2]", "requires [2]"]);
     let unknown = r#"{"a":{"dtype":"Q4_K","shape":[2],"data_offsets":[0,8]}}"#;
     refused_file(&raw_file(unknown, &[0; 8]), &["`a`", "Q4_K", "F32, BF16 and F16"]);
 

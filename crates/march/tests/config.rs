@@ -400,10 +400,10 @@ fn extends_merges_key_by_key() {
 
     write("a.toml", "extends = 'sub/b.toml'");
     write("sub/b.toml", "extends = '../sub/../a.toml'");
-    refused(load("a.toml"), &["b.toml, line 1: `extends` leads in a circle", "a.toml", " → "]);
+    refused(load("a.toml"), &["b.toml, line 1: `extends` forms a cycle", "a.toml", " → "]);
     write("self.toml", "# one line\nextends = 'self.toml'");
-    refused(load("self.toml"), &["self.toml, line 2: `extends` leads in a circle"]);
-    refused(Config::from_toml("extends = 'a.toml'", "text", Some(folder.path())), &["circle"]);
+    refused(load("self.toml"), &["self.toml, line 2: `extends` forms a cycle"]);
+    refused(Config::from_toml("extends = 'a.toml'", "text", Some(folder.path())), &["cycle"]);
 
     write("lost.toml", "extends = 'nowhere.toml'");
     refused(load("lost.toml"), &["lost.toml, line 1: `extends` names `nowhere.toml`", "does not exist"]);

@@ -174,7 +174,7 @@ fn a_page_that_is_not_true_is_found_out() {
         (
             "- test: `crates/march/tests/properties.rs::the_first_values_are_as_they_should_be`",
             "",
-            "First values: no test",
+            "Initial values: no test",
         ),
     ] {
         assert!(page.contains(part), "{part}");

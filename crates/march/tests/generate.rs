@@ -195,12 +195,12 @@ fn going_back_by_tokens() {
     assert_eq!(generator.rollback(100).unwrap(), None);
     assert!(generator.text().can_continue());
     let error = generator.rollback(101).unwrap_err().to_string();
-    assert!(error.contains("the text has 100 tokens"), "{error}");
+    assert!(error.contains("the text has 100"), "{error}");
     let (anchor, exactness) = generator.rollback(50).unwrap().unwrap();
     assert_eq!((anchor.ordinal, anchor.position, exactness), (3, 48, Rollback::Exact));
     assert!(!generator.text().can_continue() && generator.text().tokens() == 48);
     let error = generator.rollback(15).unwrap_err().to_string();
-    assert!(error.contains("at or before 15 tokens") && error.contains("after 16 tokens"), "{error}");
+    assert!(error.contains("at or before 15 tokens") && error.contains("is at 16 tokens"), "{error}");
     read(&mut generator, &ids[48..60]);
     assert_eq!(next(&mut generator, 20), plain(&case, &ids[..60], 20));
 }
@@ -228,7 +228,7 @@ fn the_same_seed_gives_the_same_tokens() {
     let strict = run(Sampling { repetition_penalty: 1e6, penalty_window: 8, ..GREEDY });
     assert!(strict.windows(9).all(|window| !window[..8].contains(&window[8])), "{strict:?}");
     let empty = generator(&case, GREEDY).next_token().unwrap_err().to_string();
-    assert!(empty.contains("no token to continue from"), "{empty}");
+    assert!(empty.contains("no logits to sample from"), "{empty}");
 }
 
 /// A tokenizer of 37 letters.

@@ -24,7 +24,7 @@ pub fn load(opened: &Opened, file: &BankFile) -> anyhow::Result<Text<Cpu>> {
     Ok(Text::load(&opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
 }
 
-/// How a command's message that a file holds another text suggests to proceed.
+/// What a command suggests if a file holds the bank of another text.
 pub struct Advice {
     pub go_on: &'static str,
     pub replace: &'static str,
@@ -51,8 +51,8 @@ impl Place {
         let held = real.with_file_name(lock);
         let Some(lock) = Lock::take(&held)? else {
             bail!(
-                "{shown}: another process is writing this bank (it holds {}); wait until it has ended, or name another \
-                 file",
+                "{shown}: another process is writing this bank (it holds the lock {}); wait until \
+                 it ends, or name another file",
                 held.display()
             );
         };
@@ -111,13 +111,13 @@ fn real(path: &Path) -> anyhow::Result<PathBuf> {
         return Ok(real);
     }
     if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
-        bail!("{}: is a link to a file that is not there; remove it, or name another file", path.display());
+        bail!("{}: is a symbolic link to a missing file; remove it, or name another file", path.display());
     }
-    let Some(name) = path.file_name() else { bail!("{}: is not the name of a file", path.display()) };
+    let Some(name) = path.file_name() else { bail!("{}: does not name a file", path.display()) };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match std::fs::canonicalize(folder) {
         Ok(folder) if folder.is_dir() => Ok(folder.join(name)),
-        _ => bail!("{}: there is no folder {}; make it first", path.display(), folder.display()),
+        _ => bail!("{}: the folder {} does not exist; create it first", path.display(), folder.display()),
     }
 }
 
@@ -125,11 +125,11 @@ fn real(path: &Path) -> anyhow::Result<PathBuf> {
 pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Result<String> {
     let before = generator.text().tokens();
     Ok(match generator.rollback(tokens)? {
-        None => format!("the text ends at {} tokens already", thousands(before)),
+        None => format!("the text already ends at {} tokens", thousands(before)),
         Some((anchor, rollback)) => {
             let exactness = match rollback {
                 Rollback::Exact => "exactly as it was".into(),
-                Rollback::Approximate(why) => format!("near what it was: {why}"),
+                Rollback::Approximate(why) => format!("approximately as it was: {why}"),
             };
             format!(
                 "back from {} to {} tokens, anchor {}, {exactness}",

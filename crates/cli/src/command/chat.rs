@@ -22,9 +22,9 @@ use crate::interrupt;
 #[command(after_help = "Example:
   march chat --model models/tiny-march --max-tokens 100
 
-A line is a turn: the model reads the user prefix, the line and the assistant prefix, and writes until the user prefix,
-the end of a text or --max-tokens. What was said before is not read again: the memory holds it. Lines that begin with a
-slash are commands; /help lists them. Ctrl-C ends an answer.")]
+Each line is a turn: the model reads the user prefix, the line and the assistant prefix, and writes until the
+user prefix, the end of the text or --max-tokens. Earlier turns are not read again: the memory holds them.
+Lines that begin with a slash are commands; /help lists them. Ctrl-C ends an answer.")]
 pub struct Chat {
     #[command(flatten)]
     model: ModelArgs,
@@ -45,12 +45,12 @@ pub struct Chat {
 
 const HELP: &str = "\
 /help                 this help
-/memory               how much was said, and what is kept of it
-/undo                 take the last turn back
-/rollback N           go back to the last kept anchor at or before N tokens
+/memory               tokens read so far, kept anchors, and bytes
+/undo                 undo the last turn
+/rollback N           roll back to the last kept anchor at or before N tokens
 /reset                forget everything
-/save [--force] FILE  write the memory to a file; with --force also over that of another text
-/load FILE            continue from such a file
+/save [--force] FILE  save the memory to a file; --force overwrites that of another text
+/load FILE            continue from a saved memory
 /quit                 quit; the end of the input does the same";
 
 const ADVICE: Advice = Advice { go_on: "continue it with /load", replace: "/save --force FILE" };
@@ -90,7 +90,7 @@ impl Talk<'_> {
         let mut stdin = std::io::stdin().lock();
         let terminal = stdin.is_terminal();
         if terminal {
-            note!("/help lists the commands; /quit or Ctrl-D ends");
+            note!("/help lists the commands; /quit or Ctrl-D quits");
         }
         let mut line = Vec::new();
         loop {
@@ -119,7 +119,7 @@ impl Talk<'_> {
                     Ok(_) => {}
                     // Such a model cannot answer any turn.
                     Err(error @ march::Error::Diverged(_)) => return Err(error.into()),
-                    Err(error) => note!("{error}; the turn is taken back"),
+                    Err(error) => note!("{error}; the turn was undone"),
                 },
             }
         }
@@ -135,7 +135,7 @@ impl Talk<'_> {
             }
             Ok(None) => {
                 self.generator.set_text(before);
-                note!("the turn was not read to its end and is taken back");
+                note!("interrupted while reading the turn; the turn was undone");
                 Ok(Ended::Asked)
             }
             Err(error) => {
@@ -180,7 +180,7 @@ impl Talk<'_> {
             "memory" => {}
             "undo" => match self.forks.pop_back() {
                 Some(text) => self.generator.set_text(text),
-                None => return Ok(format!("no turn to take back; the last {UNDO_TURNS} can be")),
+                None => return Ok(format!("no turn to undo; only the last {UNDO_TURNS} turns can be undone")),
             },
             "rollback" => {
                 let Ok(tokens) = file.parse() else {
@@ -216,7 +216,7 @@ impl Talk<'_> {
                 self.forks.clear();
                 self.own = vec![file.identity().into()];
             }
-            _ => return Ok(format!("there is no /{name}; /help lists the commands")),
+            _ => return Ok(format!("unknown command /{name}; /help lists the commands")),
         }
         Ok(bank::line(self.opened, self.generator.bank()?))
     }

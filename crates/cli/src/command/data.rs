@@ -25,8 +25,8 @@ enum What {
     TrainTokenizer(TrainTokenizer),
 }
 
-const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jsonl.zst (one document a line), or \
-.parquet (one document a row).";
+const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jsonl.zst (one document per line), or \
+.parquet (one document per row).";
 
 /// Encode text files into a folder of tokens for training.
 #[derive(Args)]
@@ -109,7 +109,7 @@ impl Prepare {
             threads: self.threads,
             force: self.force,
         };
-        interrupt::listen("finishing what is in work")?;
+        interrupt::listen("finishing the documents in progress")?;
         let mut progress = Progress::new("preparing", "bytes", 0);
         let mut watch = |status: &Status| {
             progress.show(|seconds| line(status, seconds));
@@ -125,10 +125,10 @@ impl Prepare {
             }
             Prepared::Stopped(status) => {
                 note!(
-                    "{folder}: stopped after {} documents, {} tokens; the same command{} goes on from here",
+                    "{folder}: stopped after {} documents, {} tokens; run the same command again{} to resume",
                     thousands(status.documents as usize),
                     thousands(status.tokens as usize),
-                    if self.force { ", without --force," } else { "" }
+                    if self.force { " without --force" } else { "" }
                 );
                 interrupt::leave();
             }
@@ -139,7 +139,7 @@ impl Prepare {
 /// Tokens per second in this run.
 fn rate(status: &Status, seconds: f64) -> String {
     let new = status.tokens.saturating_sub(status.resumed_tokens);
-    format!("{} tokens a second", thousands((new as f64 / seconds.max(1e-9)) as usize))
+    format!("{} tokens per second", thousands((new as f64 / seconds.max(1e-9)) as usize))
 }
 
 fn line(status: &Status, seconds: f64) -> String {
@@ -159,7 +159,7 @@ fn summary(meta: &Meta, status: &Status, seconds: f64) -> String {
     };
     let skipped = match status.skipped {
         0 => String::new(),
-        skipped => format!(", {} left out", count(skipped as usize, "broken record")),
+        skipped => format!(", {} skipped", count(skipped as usize, "invalid record")),
     };
     format!(
         "{} in {}, {}, {}{skipped}; {seconds:.1} s, {}",
@@ -188,7 +188,7 @@ impl TrainTokenizer {
         say!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
         if learnt < self.vocab_size {
             note!(
-                "No other pair stands twice in the text; for {} ids give more.",
+                "No other pair occurs twice in the text; learning {} ids needs more text.",
                 thousands(self.vocab_size)
             );
         }

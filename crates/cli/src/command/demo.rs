@@ -34,11 +34,11 @@ use crate::{interrupt, machine, number};
 /// Train a small MARCH and a small Gated DeltaNet on a recall task, ask both the same questions, and show the
 /// difference.
 #[derive(Args)]
-#[command(
-    after_help = "Both models learn at the same time, on a thread each, from the same sequences, with as many parameters, each with
-its own best learning rate (docs/results/demo.md has the sweep). The folder then holds report.html, picture.svg and a run
-for each model, whose checkpoints every other command takes."
-)]
+#[command(after_help = "\
+The two models have about the same number of parameters and train at the same time, on one thread each, on
+the same sequences, each with its own best learning rate (docs/results/demo.md has the sweep). The output
+folder then contains report.html, picture.svg and a run for each model; every other command accepts their
+checkpoints.")]
 pub struct Demo {
     /// The folder for all output [default: runs/demo, with a number if that exists]
     #[arg(long, value_name = "DIR")]
@@ -107,7 +107,7 @@ impl Demo {
         );
         say!(
             "A small MARCH and a small Gated DeltaNet (GDN) learn it side by side, {} steps of {} sequences.\n\
-             Shown is how many of the questions in {} other sequences are answered right.\n",
+             The percentage is that of right answers to the questions in {} other sequences.\n",
             thousands(keys.steps as usize),
             keys.tokens_per_step / task.length(),
             keys.validation_sequences
@@ -171,7 +171,7 @@ impl Demo {
             let one = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Option<Learned>>>| {
                 thread
                     .join()
-                    .map_err(|_| anyhow!("a model's thread ended; this is a mistake in the program"))?
+                    .map_err(|_| anyhow!("a training thread ended unexpectedly; this is a bug in march"))?
             };
             threads.into_iter().map(one).collect()
         })
@@ -216,9 +216,10 @@ impl Demo {
                 task.answers()
             ),
             format!(
-                "Both models have two layers and as many parameters, and learned {} steps of {} sequences, each with \
-                 its own best learning rate; seed {}. They were asked the same {} questions in {} sequences that none \
-                 had seen, one token at a time.",
+                "Both models have two layers and about the same number of parameters, and were trained for \
+                 {} steps of {} sequences, each with its own best learning rate; seed {}. They were asked \
+                 the same {} questions in {} sequences that neither had seen, and read them one token at \
+                 a time.",
                 thousands(keys.steps as usize),
                 keys.tokens_per_step / task.length(),
                 self.seed,

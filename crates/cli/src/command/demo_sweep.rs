@@ -75,7 +75,7 @@ pub fn sweep(
         anyhow::Ok(results)
     })?;
     if interrupt::asked() {
-        note!("the sweep was stopped; what it trained is in {}", folder.display());
+        note!("the sweep was stopped; the finished runs are in {}", folder.display());
         interrupt::leave();
     }
     table(&jobs, &results, rates, seeds, configs[0].train.steps);

@@ -24,7 +24,7 @@ pub fn table(learned: &[Learned]) {
     });
     line("guessing", &|model| format!("{:.1} %", 100.0 * model.result.chance));
     line("memory of a sequence", &|model| bytes(model.result.memory_bytes));
-    line("decoding, tokens a second", &|model| thousands(model.result.tokens_per_second as usize));
+    line("decoding, tokens per second", &|model| thousands(model.result.tokens_per_second as usize));
     line("parameters", &|model| thousands(model.parameters));
     line("learning rate", &|model| format!("{}", model.learning_rate));
     line("training", &|model| lines::duration(model.seconds));
@@ -35,12 +35,13 @@ pub fn verdict(learned: &[Learned], quick: bool) {
     let [march, gdn] = learned else { return };
     let points = 100.0 * (march.result.accuracy - gdn.result.accuracy);
     if quick {
-        say!("\nA quick run learns next to nothing; without --quick both models learn for some minutes.");
+        say!("\nA quick run learns almost nothing; without --quick both models train for several minutes.");
     } else {
         say!(
-            "\nMARCH answers {:.0} points {} than GDN. With the same weights but no anchors it answers {:.0} %.",
+            "\nMARCH's accuracy is {:.0} points {} than GDN's. With the same weights but no anchors it is \
+             {:.0} %.",
             points.abs(),
-            if points >= 0.0 { "more" } else { "less" },
+            if points >= 0.0 { "higher" } else { "lower" },
             100.0 * march.without.as_ref().map_or(march.result.accuracy, |result| result.accuracy)
         );
     }

@@ -26,8 +26,9 @@ use crate::{interrupt, number};
   march eval compare all.json fenwick.json
   march eval tasks
 
-A task is its name and the sizes that differ from its defaults, separated by colons. All models are asked the same
-questions. Standard errors take sequences as independent draws; age is the number of tokens from a fact to its question."
+A task is given as its name and the sizes that differ from its defaults, separated by colons. All models are
+asked the same questions. Standard errors treat sequences as independent samples; age is the number of tokens
+from a fact to its question."
 )]
 pub struct Eval {
     #[command(subcommand)]
@@ -110,10 +111,9 @@ impl Questions {
 
 /// The paired difference of two results, with its 95 % confidence interval.
 #[derive(Args)]
-#[command(
-    after_help = "Both files come from `march eval --output`. Each sequence is its own control: the difference is that of the
-shares of right answers in the same sequence, B - A, and its interval is Student's."
-)]
+#[command(after_help = "\
+Both files come from `march eval --output`. The comparison is paired: the difference B - A is that of the
+shares of right answers to the same sequence, and its interval uses Student's t distribution.")]
 struct Compare {
     /// The first results
     #[arg(value_name = "A.json")]
@@ -131,7 +131,7 @@ impl Eval {
             (Some(What::Policies(policies)), _) => policies.run(),
             (Some(What::Tasks), _) => list(),
             (None, Some(asked)) => asked.run(),
-            (None, None) => bail!("name a model and tasks: march eval --model DIR --tasks mqar"),
+            (None, None) => bail!("give a model and tasks: march eval --model DIR --tasks mqar"),
         }
     }
 }
@@ -160,7 +160,7 @@ impl Asked {
         let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
         heading(width);
         for task in &tasks {
-            let mut progress = Progress::new("asked", "sequences", self.questions.samples as usize);
+            let mut progress = Progress::new("evaluated", "sequences", self.questions.samples as usize);
             let asking = Asking { samples: self.questions.samples, decode: self.decode };
             let answers = ask(&reader, task, asking, &mut |done| {
                 progress.at(done as usize);

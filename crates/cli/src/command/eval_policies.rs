@@ -46,7 +46,7 @@ impl EvalPolicies {
     pub fn run(self) -> anyhow::Result<()> {
         let tasks = self.questions.open()?;
         if self.plot.is_some() && tasks.len() > 1 {
-            bail!("--plot shows one task in one length, but {} are asked; name one of each", tasks.len());
+            bail!("--plot shows one task at one length, but {} were given; give one of each", tasks.len());
         }
         let inputs: Vec<&Path> =
             self.model.inputs().into_iter().chain(self.also.iter().map(PathBuf::as_path)).collect();
@@ -107,7 +107,7 @@ impl EvalPolicies {
         say!("{}, {} tokens, {samples} sequences, {} models\n", task.text(), task.length(), models.len());
         say!("| policy | memory | right answers |\n|---|--:|--:|");
         let mut points = Vec::new();
-        let mut progress = Progress::new("asked", "sequences", policies.len() * models.len() * samples);
+        let mut progress = Progress::new("evaluated", "sequences", policies.len() * models.len() * samples);
         let mut before = 0;
         for policy in policies {
             let (mut shares, mut memory) = (Vec::new(), 0);

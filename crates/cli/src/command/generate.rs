@@ -31,8 +31,8 @@ use crate::{interrupt, number};
   march generate --model models/tiny-march --bank book.safetensors --rollback 4096 --prompt 'Instead,'
   cat book.txt | march generate --model models/tiny-march --temperature 0
 
-The text goes to the standard output, without the prompt; how long it took and what is kept of the text to the standard
-error. An empty prompt continues the text of --bank, or begins a new one. Ctrl-C ends the text where it is.")]
+The text is written to standard output, without the prompt; the time and the size of the memory are reported
+on standard error. An empty prompt continues the text of --bank, or starts a new one. Ctrl-C ends the text.")]
 pub struct Generate {
     #[command(flatten)]
     model: ModelArgs,
@@ -45,7 +45,7 @@ pub struct Generate {
     /// Continue the text whose memory (bank) is in this file
     #[arg(long, value_name = "FILE")]
     bank: Option<PathBuf>,
-    /// First go back to the last kept anchor at or before token N of that text
+    /// First roll back to the last kept anchor at or before token N of that text
     #[arg(
         long, value_name = "N", requires = "bank", value_parser = number::whole::<usize>
     )]
@@ -126,8 +126,8 @@ impl Generate {
         Ok((file, place))
     }
 
-    /// The tokens that replace an empty prompt: none if a bank's text continues, otherwise what precedes a text, which
-    /// is the end of another.
+    /// The tokens that replace an empty prompt: none if the text of a bank continues, otherwise the end-of-text
+    /// token, after which a new text starts.
     fn beginning(
         &self,
         tokenizer: &Tokenizer,
@@ -139,7 +139,7 @@ impl Generate {
                 "{}: the prompt is empty, and {}; give a prompt of at least one token",
                 file.path().display(),
                 match self.rollback {
-                    Some(_) => "a bank has no logits at the place that it was rolled back to",
+                    Some(_) => "a bank has no logits after a rollback",
                     None =>
                         "the bank has no stored logits to continue from: it was written by an earlier version of this \
                          program",
@@ -148,7 +148,7 @@ impl Generate {
         }
         match tokenizer.end_of_text() {
             Some(id) if (id as usize) < vocabulary => Ok(vec![id]),
-            _ => bail!("the prompt is empty, and the model's vocabulary has no end of text to begin after"),
+            _ => bail!("the prompt is empty, and the model has no end-of-text token; give a prompt"),
         }
     }
 }
@@ -214,7 +214,7 @@ fn progress_line(tokens: usize, seconds: f64, bytes: u64, total: Option<u64>) ->
         _ => String::new(),
     };
     let rate = tokens as f64 / seconds.max(1e-9);
-    format!("read {} tokens{left}, {} a second", thousands(tokens), thousands(rate as usize))
+    format!("read {} tokens{left}, {} per second", thousands(tokens), thousands(rate as usize))
 }
 
 fn rate(tokens: usize, seconds: f64) -> String {

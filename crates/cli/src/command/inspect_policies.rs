@@ -24,9 +24,9 @@ use crate::{interrupt, number};
   march inspect policies --model models/tiny-march --text book.txt --lengths 1024,4096 \\
     --policy '' --policy 'top-k=4 storage=int8' --policy 'interval=128 retention=budget:8MB placement=adaptive:32'
 
-Of the text the last tokens are read, as many as the longest length. The loss is in nats a token, over the last quarter
-of them; the change is against the first row. Reading is timed without logits and decoding with them, each token alone,
-and neither with the loss.")]
+The last tokens of the text are read, as many as the longest length. The loss, in nats per token, is the mean
+over the last quarter of them; the change is relative to the first row. Reading is timed without logits, and
+decoding with logits and one token at a time; computing the loss is not timed.")]
 pub struct InspectPolicies {
     #[command(flatten)]
     model: ModelArgs,
@@ -125,7 +125,7 @@ impl InspectPolicies {
             let Some(measured) = measured else { interrupt::leave() };
             if measured.loss.is_some_and(|loss| !loss.is_finite()) {
                 bail!(
-                    "policy `{name}`: the loss is not finite: the weights are damaged, or their training diverged; take \
+                    "policy `{name}`: the loss is not finite: the weights are damaged, or their training diverged; use \
                      an earlier checkpoint"
                 );
             }

@@ -23,8 +23,8 @@ use crate::number;
 #[command(after_help = "Example:
   march inspect precision --model models/tiny-march --text book.txt
 
-The largest logit error is the largest difference of any logit of any token from its f32 value; beside it stands the
-largest f32 logit. Bytes are those of all weights, and of the whole bank after the text.")]
+The largest logit error is the largest difference of any logit of any token from its f32 value; the next
+column is the largest f32 logit. Bytes are those of all weights, and of the whole bank after the text.")]
 pub struct InspectPrecision {
     /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
     #[arg(long, value_name = "DIR")]
@@ -91,7 +91,7 @@ impl InspectPrecision {
         let policy = self.policy.over(model.policy());
         let Some(interval) = policy.interval else { return Ok(()) };
         if ids.len() <= interval {
-            say!("\nthe text is too short for an anchor that a token could see; a smaller --interval helps");
+            say!("\nthe text is too short for an anchor that a token could read; use a smaller --interval");
             return Ok(());
         }
         say!();

@@ -22,8 +22,9 @@ use crate::{interrupt, number};
   march inspect routing --model models/tiny-march --text book.txt
   march inspect routing --model models/tiny-march --text book.txt --routing-top-k 4 --html routing.html
 
-Only tokens that see an anchor count. Entropy is that of a token's weights, the null among them; distance is how many
-tokens back the anchors are that were read, by weight. The page shows every weight, with the text.")]
+Only tokens that see an anchor count. Entropy is that of a token's routing weights, including the null route;
+distance is the mean number of tokens back to the anchors, weighted by how much each is read. The page shows
+every weight, with the text.")]
 pub struct InspectRouting {
     #[command(flatten)]
     model: ModelArgs,
@@ -60,21 +61,21 @@ impl InspectRouting {
         let all = ids.len();
         ids.truncate(self.tokens);
         if ids.is_empty() {
-            bail!("{}: there is nothing to read", self.text.display());
+            bail!("{}: the text has no tokens", self.text.display());
         }
         let Some(routing) = self.read(&opened, &ids)? else { interrupt::leave() };
         let finite = |layer| routing.summary(layer, None).entropy.is_finite();
         if let Some(layer) = (0..routing.layers()).find(|&layer| !finite(layer)) {
             bail!(
                 "{}: the routing weights of layer {layer} are not finite: the weights are damaged, or their training \
-                 diverged; take an earlier checkpoint",
+                 diverged; use an earlier checkpoint",
                 self.model.model.display()
             );
         }
         let facts = facts(&opened, &routing, all);
         say!("{}\n{facts}", self.text.display());
         if routing.anchors() == 0 {
-            say!("the text is too short for an anchor that a token could see; a smaller --interval helps");
+            say!("the text is too short for an anchor that a token could read; use a smaller --interval");
         } else {
             self.print(&routing);
         }

@@ -16,8 +16,9 @@ use crate::number;
   march inspect training paper/march
   march inspect training paper/march --processes 64,256 --days 14
 
-Memory is measured: a few layers run forward on a short text, and what they keep is scaled. Work is counted over the
-products of a step, forward once and backward twice that; with activation recomputation forward twice.")]
+Memory is measured: a few layers run forward on a short text, and what they keep is scaled to the whole model.
+Work counts the matrix products of a step: the forward pass, and twice as much for the backward pass;
+activation recomputation adds another forward pass.")]
 pub struct InspectTraining {
     /// The name of a preset, or a TOML file
     #[arg(value_name = "PRESET|FILE")]
@@ -59,7 +60,7 @@ impl InspectTraining {
             tokens
         );
         say!(
-            "  a token: {} MFLOP forward, {} MFLOP a step; the run: {:.3e} FLOP",
+            "  per token: {} MFLOP forward, {} MFLOP in training; whole run: {:.3e} FLOP",
             figure(forward / 1e6),
             figure(3.0 * forward / 1e6),
             3.0 * forward * tokens
@@ -72,8 +73,8 @@ impl InspectTraining {
             flops(3.0 * forward * tokens / seconds),
             flops(4.0 * forward * tokens / seconds)
         );
-        say!("                                   -------------------- each process --------------------");
-        say!("  processes  sequences of a step   tokens/s          work    memory     with recomputation");
+        say!("                                   -------------------- per process ---------------------");
+        say!("  processes   sequences per step   tokens/s          work    memory     with recomputation");
         let settings = Settings { policy: policy.clone(), recompute: false };
         let memory = StepMemory::measure(&engine, &config, &settings, length)?;
         for &processes in &self.processes {

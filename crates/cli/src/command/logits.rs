@@ -24,9 +24,9 @@ use crate::output::{Kind, Output};
   echo '[72, 101, 108, 108, 111]' > tokens.json
   march logits --model models/tiny-march --tokens tokens.json --output logits.safetensors
 
-The file holds `logits` [tokens, vocabulary]; with --trace also `routing_weights.<layer>` [tokens, heads, anchors],
-0 where an anchor was not seen or not chosen and without the null, and `boundaries` [anchors], the number of text
-tokens before each anchor.")]
+The file contains `logits` [tokens, vocabulary]. With --trace it also contains `boundaries` [anchors], the
+number of text tokens before each anchor, and `routing_weights.<layer>` [tokens, heads, anchors], without the
+null route; a weight is 0 if the anchor was not visible or not selected.")]
 pub struct Logits {
     /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
     #[arg(long, value_name = "DIR")]

@@ -106,7 +106,7 @@ impl Opened {
 pub fn check_finite(logits: &[f32], vocabulary: usize) -> anyhow::Result<()> {
     if let Some(at) = logits.iter().position(|logit| !logit.is_finite()) {
         bail!(
-            "the logits after token {} are not finite ({}): the weights are damaged, or their training diverged; take \
+            "the logits after token {} are not finite ({}): the weights are damaged, or their training diverged; use \
              an earlier checkpoint",
             at / vocabulary + 1,
             logits[at]

@@ -7,7 +7,7 @@ use march::anchors::{Placement, Policy, Retention, Storage};
 
 use crate::number;
 
-/// The anchor settings, where they differ from those that the checkpoint was made for.
+/// The anchor settings, where they differ from those that the checkpoint was trained with.
 #[derive(Args, Clone)]
 pub struct PolicyArgs {
     /// Text tokens from one anchor to the next [default: the checkpoint's]

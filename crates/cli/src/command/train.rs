@@ -26,11 +26,11 @@ use crate::{interrupt, job, machine, number};
   march train --resume runs/gdn --dashboard
   march train --resume runs/gdn --steps 2000
 
-Without [data] the model learns from a book that is part of the program. Ctrl-C writes a checkpoint of the last finished
-step, says how to continue, and exits with code 130. A checkpoint RUN/checkpoints/step-N is an ordinary model folder.
-With --resume, --set can change what does not decide the weights, such as train.save_every, and the places in [data],
-where the same data must be. --steps makes a finished run longer: the learning rate then follows the schedule over the
-new number of steps.")]
+Without [data], the model is trained on a built-in book. Ctrl-C saves a checkpoint of the last finished step,
+prints how to resume, and exits with code 130. A checkpoint RUN/checkpoints/step-N is an ordinary model
+folder. With --resume, --set can change settings that do not affect the weights, such as train.save_every, and
+the paths in [data], if the same data has moved. --steps makes a run longer or shorter: from there on, the
+learning rate follows the schedule over the new number of steps.")]
 pub struct Train {
     /// A TOML file, or the name of a preset
     #[arg(value_name = "FILE|PRESET", required_unless_present = "resume", conflicts_with = "resume")]
@@ -98,7 +98,7 @@ impl Train {
                 refuse_beyond_machine(&engine, &config, rows, ranks.count())?;
                 Run::create(&engine, config, &folder, options, ranks)?
             }
-            (None, None) => bail!("name a configuration, or a run with --resume"),
+            (None, None) => bail!("give a configuration, or a run to resume with --resume"),
         };
         introduce(&engine, &mut run)?;
         let session = machine::session(&engine, run.trainer().step(), run.trainer().rank().1);
@@ -169,7 +169,7 @@ fn refuse_beyond_machine(engine: &Cpu, config: &Config, rows: usize, processes: 
         return Ok(());
     }
     let advice = match (memory.parameters > machine, off) {
-        (true, _) => "take a smaller model",
+        (true, _) => "use a smaller model",
         (_, true) => "lower train.micro_batch or data.sequence_length, or set train.recompute to auto",
         _ => "lower train.micro_batch or data.sequence_length",
     };
@@ -208,7 +208,7 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
         train.micro_batch
     );
     say!(
-        "memory        about {} a step, {} with activation recomputation ({}); {} available",
+        "memory        about {} per step, {} with activation recomputation ({}); {} available",
         bytes(step.parameters + step.activations),
         bytes(step.parameters + step.recomputed),
         if recompute { "on" } else { "off" },
@@ -227,7 +227,7 @@ fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
         || !std::io::stdout().is_terminal()
         || std::env::var("TERM").is_ok_and(|name| name == "dumb")
     {
-        note!("note          no dashboard: the output is not a terminal that can be drawn on");
+        note!("note          no dashboard: the output is not an interactive terminal");
         return None;
     }
     let model = run.trainer().model();

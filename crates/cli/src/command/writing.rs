@@ -63,7 +63,7 @@ pub fn unescape(text: &str) -> Result<String, String> {
                 Some('n') => '\n',
                 Some('t') => '\t',
                 Some('\\') => '\\',
-                _ => return Err("behind a backslash, n, t or another backslash is expected".into()),
+                _ => return Err("a backslash must be followed by n, t or another backslash".into()),
             },
             other => other,
         });

@@ -27,7 +27,7 @@ pub fn line(event: &Event) -> String {
         Event::Validated(step, Validation { loss, accuracy }, lowest) => {
             let lowest = if *lowest { " (lowest)" } else { "" };
             let right = 100.0 * accuracy;
-            format!("validation    step {step}: {loss:.4} nats a token{lowest}, {right:.1} % right")
+            format!("validation    step {step}: {loss:.4} nats per token{lowest}, {right:.1} % right")
         }
         Event::Sampled(step, prompt, text) => {
             format!("sample        step {step}: {:?}", prompt.clone() + text)

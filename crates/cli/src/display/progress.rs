@@ -28,7 +28,7 @@ impl Progress {
         self.show(|seconds| {
             let rate = done as f64 / seconds;
             format!(
-                "{what} {} of {} {unit} ({}), {} a second",
+                "{what} {} of {} {unit} ({}), {} per second",
                 thousands(done),
                 thousands(total),
                 left(done as f64 / total.max(1) as f64, seconds),

@@ -170,14 +170,14 @@ impl View {
             if high > low { [low, high] } else { [low - 0.5, low + 0.5] }
         };
         let title = [
-            "loss, nats a token: ".into(),
+            "loss, nats per token: ".into(),
             "training, smoothed".fg(TRAINING),
             ", ".into(),
             "validation".fg(VALIDATION),
         ];
         let block = Block::bordered().title(Line::from_iter(title));
         if training.is_empty() && validation.is_empty() {
-            let text = "the first step is being made";
+            let text = "waiting for the first step";
             return frame.render_widget(Paragraph::new(text).block(block), area);
         }
         let (x, y) = (range(|point| point.0), range(|point| point.1));
@@ -242,7 +242,7 @@ impl View {
 
     fn hint(&self) -> Line<'static> {
         if self.stopping {
-            return Line::from("finishing the step, then saving; q again: end at once").yellow().bold();
+            return Line::from("finishing the step, then saving; q again: exit immediately").yellow().bold();
         }
         Line::from("q or Ctrl-C: finish the step, save and stop").dim()
     }

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 fn march(arguments: &[&str]) -> Output {
-    // Somebody's backtraces must not change what an error says.
+    // The user's backtrace settings must not change error messages.
     Command::new(env!("CARGO_BIN_EXE_march")).args(arguments).env("RUST_BACKTRACE", "1").output().unwrap()
 }
 
-/// What a command that must succeed prints, and then says on the side.
+/// Standard output, then standard error, of a command that must succeed.
 pub fn ok(arguments: &[&str]) -> String {
     let out = march(arguments);
     let errors = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -18,7 +18,7 @@ pub fn ok(arguments: &[&str]) -> String {
     String::from_utf8(out.stdout).unwrap() + &errors
 }
 
-/// What a command that must fail says.
+/// The error message of a command that must fail.
 pub fn refused(arguments: &[&str]) -> String {
     let out = march(arguments);
     let errors = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -27,8 +27,8 @@ pub fn refused(arguments: &[&str]) -> String {
     errors
 }
 
-/// The command as a user who is not the superuser, who may do everything: `nobody`, where the tests run as that one.
-/// All of `folder` is opened to that user; files there keep their modes.
+/// The command run as an unprivileged user: `nobody`, if the tests run as root. All of `folder` is made
+/// accessible to that user; files keep their modes.
 #[cfg(unix)]
 pub fn as_nobody(folder: &Path, arguments: &[&str]) -> Command {
     use std::os::unix::fs::PermissionsExt;
@@ -40,7 +40,7 @@ pub fn as_nobody(folder: &Path, arguments: &[&str]) -> Command {
         }
     }
     open(folder);
-    // The program itself may lie where nobody can see it.
+    // The program itself may be in a folder that `nobody` cannot access.
     let program = folder.join("march");
     std::fs::copy(env!("CARGO_BIN_EXE_march"), &program).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -55,7 +55,8 @@ pub fn as_nobody(folder: &Path, arguments: &[&str]) -> Command {
 /// A short text.
 pub const BOOK: &str = "One checkpoint, any memory policy. A text can be read again, and again, and again.\n";
 
-/// Three steps of a small model on a task of 4 pairs in 16 tokens, with an anchor every 4 where there are any.
+/// Three steps of a small model on a task of 4 pairs in 16 tokens, with an anchor every 4 tokens if it has
+/// anchors.
 pub fn few_steps<'a>(preset: &'a str, run: &'a str) -> Vec<&'a str> {
     let mut arguments = vec!["train", preset, "--run", run, "--threads", "1"];
     for setting in [

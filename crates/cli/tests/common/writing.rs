@@ -1,4 +1,4 @@
-//! A model that writes, and commands with something on their standard input.
+//! A model that generates text, and commands with data on standard input.
 
 #![allow(dead_code)] // Each test file uses a part of it.
 
@@ -32,7 +32,7 @@ pub fn start(arguments: &[&str]) -> Child {
         .unwrap()
 }
 
-/// What a command that must succeed prints, and what it says on the side, with `input` on its standard input.
+/// Standard output and standard error of a command that must succeed, with `input` on standard input.
 pub fn with_input(arguments: &[&str], input: &str) -> (String, String) {
     let mut child = start(arguments);
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
-/// What a comment `<!-- test: … -->` asks for.
+/// The content of a comment `<!-- test: … -->`.
 pub enum Hint {
     /// Flags for the march commands that begin with `start`.
     Add {
@@ -42,7 +42,7 @@ impl Hint {
 pub struct Block {
     pub line: usize,
     pub hints: Vec<Hint>,
-    /// Each with its line; one that goes on over several lines is one command.
+    /// Each command with its line; a command that continues over several lines is one command.
     pub commands: Vec<(usize, String)>,
 }
 
@@ -109,7 +109,7 @@ impl Page {
         page
     }
 
-    /// The prose cut at backticks: line, whether it is code, text. A blank line ends what was left open.
+    /// The prose split at backticks: line, whether it is code, text. A blank line ends an unclosed part.
     fn pieces(&self) -> Vec<(usize, bool, String)> {
         let (mut pieces, mut code) = (Vec::new(), false);
         for (number, line) in &self.prose {
@@ -125,7 +125,7 @@ impl Page {
         pieces
     }
 
-    /// The words after `march` of every command that the page has, in blocks or in prose.
+    /// The words after `march` of every command of the page, in blocks or in prose.
     pub fn march_commands(&self) -> Vec<(usize, Vec<String>)> {
         let spans =
             self.pieces().into_iter().filter(|(_, code, _)| *code).map(|(line, _, text)| (line, text));
@@ -146,7 +146,7 @@ impl Page {
         links
     }
 
-    /// What a link's `#…` may be: the headings in lower case, words joined by hyphens.
+    /// Valid link fragments (`#…`): the headings in lower case, words joined by hyphens.
     pub fn anchors(&self) -> BTreeSet<String> {
         let headings = self.prose.iter().filter(|(_, line)| line.starts_with('#'));
         let texts = headings.map(|(_, line)| line.trim_start_matches('#').trim().to_lowercase());
@@ -157,7 +157,7 @@ impl Page {
     }
 }
 
-/// A command on one line, without the words behind `#`.
+/// A command on one line, without the comment after `#`.
 pub fn on_one_line(command: &str) -> String {
     let lines = command.lines().map(|line| match line.split_once(" #") {
         Some((code, _)) => code,
@@ -166,7 +166,7 @@ pub fn on_one_line(command: &str) -> String {
     lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
 }
 
-/// The commands of a block. One ends with the first line at which a shell understands it.
+/// The commands of a block. A command ends with the first line at which a shell can parse it.
 fn commands(lines: &[(usize, &str)]) -> Vec<(usize, String)> {
     let mut commands = Vec::new();
     let mut open: Option<(usize, String)> = None;

@@ -65,7 +65,7 @@ impl MemoryConfig {
             };
         };
         if let (Placement::Adaptive(_), Err(error)) = (config.placement, config.over(own).check()) {
-            return Err(document.error("placement", format!("cannot be: {error}")));
+            return Err(document.error("placement", format!("is not valid: {error}")));
         }
         Ok(config)
     }

@@ -56,31 +56,31 @@ impl Policy {
     pub fn check(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::Request(message));
         if self.interval == Some(0) {
-            return refuse("an anchor interval of 0 tokens; it must be at least 1".into());
+            return refuse("the anchor interval of 0 tokens is too small; it must be at least 1".into());
         }
         if self.top_k == Some(0) {
-            return refuse("top-K routing with K = 0; it must be at least 1, or dense routing".into());
+            return refuse("top-K routing needs K of at least 1; K is 0 (dense routing has no K)".into());
         }
         match (self.placement, self.interval) {
             (Placement::Adaptive(0), _) => {
                 return refuse(
-                    "placement adaptive:0; the tokens between two anchors must be at least 1".into(),
+                    "placement adaptive:0 is not valid; anchors must be at least 1 token apart".into(),
                 );
             }
             (Placement::Adaptive(min), Some(interval)) if min > interval => {
                 return refuse(format!(
-                    "placement adaptive:{min} keeps anchors {min} tokens apart, but the interval wants one every \
-                     {interval}; take adaptive:{interval} or less, or a longer interval"
+                    "placement adaptive:{min} keeps anchors {min} tokens apart, but the interval asks for \
+                     one every {interval}; use adaptive:{interval} or less, or a longer interval"
                 ));
             }
             (Placement::Adaptive(_), None) => {
-                return refuse("adaptive placement without an interval; it sets how many are wanted".into());
+                return refuse("adaptive placement needs an interval: it sets the number of anchors".into());
             }
             _ => {}
         }
         match self.retention {
-            Retention::Recent(0) => refuse("retention recent:0 keeps nothing; take recent:1 or more".into()),
-            Retention::Budget(0) => refuse("retention budget:0 keeps nothing; give it some bytes".into()),
+            Retention::Recent(0) => refuse("retention recent:0 keeps nothing; use recent:1 or more".into()),
+            Retention::Budget(0) => refuse("retention budget:0 keeps nothing; use more bytes".into()),
             _ => Ok(()),
         }
     }

@@ -12,9 +12,9 @@
 //! the first anchor: at the first candidate not before C
 //! later ones: where movement ≥ θ; but never more than wanted + slack, never less than wanted − slack
 //! ```
-//! Every anchor raises the threshold, every token lowers it, so that it settles where anchors come as often as
-//! periodic ones; the slack bounds the count for any text. All of it follows from what came before, and of that only
-//! from the first layer, whose input no anchor touches.
+//! Every anchor raises the threshold and every token lowers it, so it settles where anchors are as frequent as
+//! periodic ones; the slack bounds the count for any text. A decision depends only on earlier tokens, and only
+//! on the first layer, whose input does not depend on anchors.
 
 use std::fmt;
 use std::str::FromStr;

@@ -267,7 +267,7 @@ impl Recording {
         let refuse = |message: String| Err(Error::Request(format!("a recording of anchors {message}")));
         let ascend = self.boundaries.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascend || self.boundaries.first() == Some(&0) {
-            return refuse("must have its boundaries in ascending order, the first above 0".into());
+            return refuse("must have ascending boundaries, all above 0".into());
         }
         if policy.budget().is_some() && self.evictions.len() != layers {
             let count = self.evictions.len();

@@ -30,8 +30,8 @@ impl Policy {
             "placement" => self.placement = Placement::from_str(value)?,
             "storage" => self.storage = Storage::from_str(value)?,
             _ => {
-                return Err("is no setting; these are: `interval`, `top-k`, `retention`, `placement`, \
-                            `storage`"
+                return Err("is not a setting; the settings are `interval`, `top-k`, `retention`, \
+                            `placement`, `storage`"
                     .into());
             }
         }
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(Policy::default().to_string(), "no anchors");
         for (settings, part) in [
             ("top-4", "`top-4` is not of the form `name=value`"),
-            ("topk=4", "`topk` is no setting"),
+            ("topk=4", "`topk` is not a setting"),
             ("top-k=0", "`top-k` is `0`; it must be a whole number above 0, or `dense`"),
             ("interval=many", "`interval` is `many`"),
             ("storage=int8 retention=some", "`retention` is `some`; it must be `all`"),

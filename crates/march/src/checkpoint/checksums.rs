@@ -59,7 +59,7 @@ impl Checksums {
             Err(error) => return Err(Error::io(&path, "read")(error)),
         };
         let damaged = |what: &str| {
-            let remedy = "take another copy of the folder, or delete this file to load the folder unchecked";
+            let remedy = "restore the folder from a copy, or delete this file to load the folder unchecked";
             Error::damaged(&path, format!("{what}; {remedy}"))
         };
         let text = String::from_utf8(bytes).map_err(|_| damaged("is damaged: it is not text"))?;
@@ -142,7 +142,7 @@ pub fn verify_folder(folder: &Path) -> Result<()> {
     Checksums::read(folder)?.map_or(Ok(()), |list| list.check(folder, true, true))
 }
 
-const REMEDY: &str = "take another copy of the folder, or delete that list if the change is on purpose";
+const REMEDY: &str = "restore the folder from a copy, or delete that list if the change is intended";
 
 fn hexadecimal(sum: u64) -> String {
     format!("{sum:016x}")

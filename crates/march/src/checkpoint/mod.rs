@@ -218,7 +218,7 @@ impl Checkpoint {
         let file = &self.files[*place];
         if entry.shape != parameter.shape {
             let message = format!(
-                "tensor `{}` has shape {:?}, but `{CONFIG_FILE}` asks for {:?}",
+                "tensor `{}` has shape {:?}, but `{CONFIG_FILE}` requires {:?}",
                 parameter.name, entry.shape, parameter.shape
             );
             return Err(Error::file(file.path(), message));

@@ -161,7 +161,7 @@ fn is_finite(file: &TensorFile, entry: &Entry, start: usize, end: usize) -> bool
 fn not_finite_error(path: &Path, name: &str) -> Error {
     let message = format!(
         "tensor `{name}` has a number that is not finite (NaN or infinity): its training diverged, or the file is \
-         damaged; take an earlier checkpoint or another copy"
+         damaged; use an earlier checkpoint or another copy"
     );
     Error::damaged(path, message)
 }

@@ -146,7 +146,7 @@ impl NewFolder {
 fn refuse_existing(folder: &Path) -> Result<()> {
     let empty = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
-        Err(error) => return Err(Error::io(folder, "look at")(error)),
+        Err(error) => return Err(Error::io(folder, "inspect")(error)),
         Ok(metadata) if metadata.is_dir() => {
             fs::read_dir(folder).map_err(Error::io(folder, "read"))?.next().is_none()
         }
@@ -233,7 +233,7 @@ impl Partial {
     /// Creates `.<name>.partial-<process>` next to the folder; missing parent folders are created.
     fn create(folder: &Path) -> Result<Self> {
         let Some(name) = folder.file_name() else {
-            return Err(Error::file(folder, "is not the name of a new folder"));
+            return Err(Error::file(folder, "does not name a new folder"));
         };
         let mut partial = OsString::from(".");
         partial.push(name);

@@ -62,7 +62,7 @@ pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     quoted.join(", ")
 }
 
-/// The message about a name that is neither a preset nor a file.
+/// The message about a name that is not a preset and not a file.
 pub(crate) fn preset(name: &str) -> String {
     let stem = name.strip_suffix(".toml").unwrap_or(name);
     choice(stem, "the presets are", presets::names())

@@ -69,7 +69,7 @@ impl Source {
             return Err(Error::config(
                 &place,
                 EXTENDS,
-                format!("leads in a circle: {circle}; remove one of them"),
+                format!("forms a cycle: {circle}; remove one `{EXTENDS}`"),
             ));
         }
         let mut merged = base.extending(examples, chain)?;
@@ -84,7 +84,7 @@ impl Source {
     /// The source that `extends = "name"` refers to.
     fn base(&self, name: &str, place: &str) -> Result<Self> {
         let refuse = |what: String| {
-            let message = format!("names `{name}`, which is no preset{what}; {}", hints::preset(name));
+            let message = format!("names `{name}`, which is not a preset{what}; {}", hints::preset(name));
             Error::config(place, EXTENDS, message)
         };
         if let Some(preset) = Self::preset(name) {
@@ -93,7 +93,7 @@ impl Source {
         let Some(folder) = &self.folder else { return Err(refuse(String::new())) };
         let path = folder.join(name);
         if !path.exists() {
-            return Err(refuse(format!(" and no file ({} does not exist)", path.display())));
+            return Err(refuse(format!(" or a file ({} does not exist)", path.display())));
         }
         Self::file(&path)
     }
@@ -187,7 +187,7 @@ pub(super) fn to_json(value: &DeValue<'_>) -> std::result::Result<Value, String>
         DeValue::String(text) => Value::String(text.to_string()),
         DeValue::Boolean(flag) => Value::Bool(*flag),
         DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
-            .map_err(|_| format!("is {number}; that number is too large"))?
+            .map_err(|_| format!("is {number}; the number is too large"))?
             .into(),
         DeValue::Float(number) => {
             let finite = number.as_str().parse().ok().and_then(Number::from_f64);

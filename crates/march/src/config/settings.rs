@@ -18,7 +18,7 @@ pub(crate) fn apply(sections: &mut Sections, settings: &[String]) -> Result<()> 
         let (section, key, place) = (section.trim(), key.trim(), format!("--set {}", setting.trim()));
         if !SECTIONS.contains(&section) {
             let message =
-                format!("is no section; {}", hints::choice(section, "there are", SECTIONS.into_iter()));
+                format!("is not a section; {}", hints::choice(section, "use one of", SECTIONS.into_iter()));
             return Err(Error::config(&place, section, message));
         }
         let value = parse(value.trim()).map_err(|message| Error::config(&place, key, message))?;

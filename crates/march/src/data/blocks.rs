@@ -115,7 +115,7 @@ fn range(number: u64, bytes: u64) -> Range<u64> {
 
 fn differs(path: &Path, range: Range<u64>, named: &str, advice: &str) -> Error {
     let Range { start, end } = range;
-    let message = format!("is damaged: bytes {start} to {end} do not have their checksum in `{named}`;");
+    let message = format!("is damaged: bytes {start} to {end} do not match their checksum in `{named}`;");
     Error::damaged(path, format!("{message} {advice}"))
 }
 

@@ -115,7 +115,7 @@ impl DataConfig {
                     return Err(("path", "is set, but a task makes its own sequences; remove it".into()));
                 }
                 let opened = Task::open(task, Some(self.sequence_length));
-                opened.map_err(|error| ("task", format!("cannot be: {error}")))?;
+                opened.map_err(|error| ("task", format!("is not valid: {error}")))?;
             }
             (DataKind::Builtin, None) | (DataKind::Shards | DataKind::Batches, Some(_)) => {}
         }

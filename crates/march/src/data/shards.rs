@@ -175,8 +175,7 @@ impl Shards {
                 || numbers.is_some() != (u64::from(meta.format_version) > WITHOUT_CHECKSUMS)
             {
                 return wrong(format!(
-                    "does not have the checksums of `{file}` that a folder of format version {} has; \
-                     prepare the data again",
+                    "lacks the checksums of `{file}` that format version {} requires; prepare the data again",
                     meta.format_version
                 ));
             }
@@ -205,7 +204,7 @@ impl Shards {
         &self.folder
     }
 
-    /// The tokenizer that the folder was made with, from its own copy.
+    /// The tokenizer that encoded the folder's tokens, from the folder's copy.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let path = self.folder.join(TOKENIZER_FILE);
         let tokenizer = Tokenizer::load(&path.to_string_lossy())?;
@@ -250,7 +249,7 @@ impl Shards {
     /// Appends the tokens of a range.
     pub fn read(&self, range: Range<u64>, out: &mut Vec<u32>) -> Result<()> {
         if range.start > range.end || range.end > self.tokens() {
-            let message = format!("tokens {}..{} were asked for, but there are", range.start, range.end);
+            let message = format!("tokens {}..{} are out of range; there are", range.start, range.end);
             return Err(Error::file(&self.folder, format!("{message} {}", self.tokens())));
         }
         let kept = out.len();

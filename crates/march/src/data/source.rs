@@ -38,7 +38,7 @@ fn append(tokens: &[u32], inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
 
 /// The error for an index that the source does not have.
 fn no_sequence(index: u64, sequences: u64) -> Error {
-    Error::Request(format!("sequence {index} was asked for, but there are {sequences}"))
+    Error::Request(format!("sequence {index} is out of range; there are {sequences}"))
 }
 
 /// The tokens of a folder of shards, or a range of them: sequence i is tokens i·T..i·T + T + 1 of the range.
@@ -60,7 +60,7 @@ impl ShardSource {
     /// A source of a range of a folder's tokens, as returned by [`super::split`].
     pub fn part(shards: Arc<Shards>, range: Range<u64>, sequence_length: usize) -> Result<Self> {
         if range.start > range.end || range.end > shards.tokens() {
-            let message = format!("tokens {}..{} were asked for, but there are", range.start, range.end);
+            let message = format!("tokens {}..{} are out of range; there are", range.start, range.end);
             return Err(Error::file(shards.folder(), format!("{message} {}", shards.tokens())));
         }
         let sequences = count(range.end - range.start, sequence_length).map_err(|error| match error {

@@ -25,7 +25,7 @@ pub fn train_tokenizer(
     watch: &mut dyn FnMut(&'static str, u64, u64),
 ) -> Result<Tokenizer> {
     if files.is_empty() {
-        return Err(Error::Request("no files were named; name at least one file of text".into()));
+        return Err(Error::Request("no input files; name at least one text file".into()));
     }
     if !(FIRST..=1 << 24).contains(&vocabulary) {
         let message =
@@ -73,7 +73,7 @@ fn count_words(
         done += size;
     }
     if counts.is_empty() {
-        return Err(Error::Request("the files hold no text; there is nothing to learn from".into()));
+        return Err(Error::Request("the files contain no text; there is nothing to learn from".into()));
     }
     Ok(counts.into_iter().collect())
 }

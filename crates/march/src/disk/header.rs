@@ -53,14 +53,14 @@ pub(crate) fn read_header(file: &[u8]) -> std::result::Result<Header, String> {
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER_BYTES {
         return Err(format!(
-            "announces a header of {length} bytes, more than the {MAX_HEADER_BYTES} that the format allows; \
+            "declares a header of {length} bytes, more than the {MAX_HEADER_BYTES} that the format allows; \
              it is damaged or not a safetensors file"
         ));
     }
     let length = length as usize;
     let Some((header, data)) = rest.split_at_checked(length) else {
         return Err(format!(
-            "is cut short: it announces a header of {length} bytes and has only {} after it; copy it again",
+            "is cut short: it declares a header of {length} bytes but only {} follow; copy it again",
             rest.len()
         ));
     };
@@ -116,7 +116,7 @@ fn place(
         if from != end {
             let wrong = match placed.last() {
                 Some((last, _)) if from < end => format!("`{last}` ends at {end}: they overlap"),
-                _ => format!("what is before it ends at {end}: the bytes between belong to nothing"),
+                _ => format!("the data before it ends at {end}: the bytes between belong to no tensor"),
             };
             return Err(format!(
                 "has a damaged header: tensor `{name}` begins at offset {from}, but {wrong}"

@@ -18,7 +18,7 @@ const FORMAT: u32 = 2;
 const WITHOUT_CHECKSUM: u32 = 1;
 
 /// What to do about a damaged file.
-const ADVICE: &str = "take another copy, or run `march eval` again";
+const ADVICE: &str = "restore it from a copy, or run `march eval` again";
 
 /// The results of a model, as a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ impl TaskReport {
     fn contradiction(&self) -> Option<String> {
         let Self { samples, questions, accuracy, standard_error, .. } = self;
         if self.answers.len() != *samples {
-            return Some(format!("{samples} sequences are said and {} are there", self.answers.len()));
+            return Some(format!("`samples` is {samples}, but there are {} sequences", self.answers.len()));
         }
         let whole = |answers: &String| {
             answers.len() == *questions && answers.bytes().all(|answer| matches!(answer, b'0' | b'1'))
@@ -130,7 +130,7 @@ impl TaskReport {
         let close = |right: f64, asked: f64, share: f64| (right - share * asked).abs() <= 1e-6 * asked;
         if !close(right as f64, asked as f64, *accuracy) {
             return Some(format!(
-                "an accuracy of {accuracy} is said, but {right} of {asked} answers are right"
+                "it gives an accuracy of {accuracy}, but {right} of {asked} answers are right"
             ));
         }
         let ages = || self.by_age.iter();
@@ -139,13 +139,13 @@ impl TaskReport {
         });
         let outside = |age: &AgeReport| age.from >= age.to || age.to > self.length || age.asked == 0;
         if by_age != asked as u64 || !close(by_age_right, asked as f64, *accuracy) || ages().any(outside) {
-            return Some("the answers by age are not those of the whole".into());
+            return Some("the counts by age do not add up to the totals".into());
         }
         let errors = ages().map(|age| age.standard_error).chain([*standard_error]);
         let share = |share: f64| (0.0..=1.0).contains(&share);
         let fine = |error: Option<f64>| error.is_none_or(|error| error >= 0.0);
         (!errors.into_iter().all(fine) || !ages().all(|age| share(age.accuracy)) || !share(self.chance))
-            .then(|| "a share or an error is outside of what is possible".into())
+            .then(|| "an accuracy or a standard error is out of range".into())
     }
 
     /// The fraction of correct answers in each sequence.
@@ -201,7 +201,7 @@ impl Report {
         }
         match report.results.iter().find_map(|result| Some((result, result.contradiction()?))) {
             Some((result, message)) => {
-                damaged(format!("of {} at {} tokens, {message}", result.task, result.length))
+                damaged(format!("task {} at {} tokens: {message}", result.task, result.length))
             }
             None => Ok(report),
         }
@@ -273,8 +273,8 @@ pub fn compare(a: &Report, b: &Report) -> Result<Vec<Compared>> {
             all.collect::<Vec<_>>().join(", ")
         };
         return Err(Error::Request(format!(
-            "the two files share no task of the same sizes and length with two sequences or more: one has {}, the \
-             other {}",
+            "the two files have no task in common with the same sizes, the same length and at least two \
+             sequences: one has {}, the other {}",
             names(a),
             names(b)
         )));
@@ -391,14 +391,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
         let changes: [(fn(&mut TaskReport), &str); 8] = [
-            (|result| result.samples = 3, "3 sequences are said and 2"),
+            (|result| result.samples = 3, "`samples` is 3, but there are 2"),
             (|result| result.accuracy = 0.625, "accuracy of 0.625"),
             (|result| result.accuracy = 75.0, "accuracy of 75"),
             (|result| result.answers[1] = "111".into(), "sequence 1"),
             (|result| result.answers[0] = "0112".into(), "sequence 0"),
             (|result| result.by_age[0].asked = 7, "by age"),
             (|result| result.by_age[0].to = 0, "by age"),
-            (|result| result.standard_error = Some(-1.0), "outside"),
+            (|result| result.standard_error = Some(-1.0), "out of range"),
         ];
         for (change, said) in changes {
             let mut report = report(&["0110", "1111"]);

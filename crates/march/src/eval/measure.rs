@@ -96,8 +96,8 @@ impl Measure<'_> {
         let tokens = self.ids.len();
         match self.lengths.iter().find(|&&length| length == 0 || length > tokens) {
             Some(length) => {
-                let message = format!("memory after {length} tokens of a text that has {tokens}");
-                Err(Error::Request(format!("{message}; it must be 1 to {tokens} of them")))
+                let message = format!("memory cannot be measured after {length} tokens of {tokens}");
+                Err(Error::Request(format!("{message}; use a length from 1 to {tokens}")))
             }
             None if tokens == 0 => Err(Error::Request("a text without tokens cannot be measured".into())),
             None => Ok(()),

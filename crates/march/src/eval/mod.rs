@@ -27,7 +27,7 @@ use crate::train::machine_memory;
 /// Number of sequences read in parallel.
 const ROWS: usize = 32;
 
-/// How a task is asked.
+/// How a task is evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     /// Number of sequences.
@@ -219,10 +219,10 @@ fn check_memory<E: Engine>(reader: &Reader<'_, E>, task: &Task, asking: Asking) 
         return Ok(());
     }
     let samples = if rows > 1 { format!(", or --samples below {rows}") } else { String::new() };
-    let decode = if asking.decode || banks > machine { "" } else { ", or read token by token (--decode)" };
+    let decode = if asking.decode || banks > machine { "" } else { ", or decode token by token (--decode)" };
     Err(Error::Request(format!(
-        "task `{}` at {length} tokens: {rows} sequences side by side would take about {:.0} GiB of memory, and the machine \
-         has {:.0} GiB; lower --lengths{samples}{decode}",
+        "task `{}` at {length} tokens: a batch of {rows} sequences would take about {:.0} GiB of memory, but \
+         the machine has {:.0} GiB; lower --lengths{samples}{decode}",
         task.text(),
         needed as f64 / 2f64.powi(30),
         machine as f64 / 2f64.powi(30)
@@ -234,7 +234,7 @@ fn check_finite(task: &Task, done: u64, start: usize, piece: usize, losses: &[f3
     let Some(at) = losses.iter().position(|loss| !loss.is_finite()) else { return Ok(()) };
     Err(Error::Diverged(format!(
         "task `{}`, sequence {}, token {}: the model's logits are not finite: its weights are damaged, or their training \
-         diverged; take an earlier checkpoint",
+         diverged; use an earlier checkpoint",
         task.text(),
         done + (at / piece) as u64 + 1,
         start + at % piece + 1

@@ -74,7 +74,7 @@ impl<'e, E: Engine> Generator<'e, E> {
         self.settle()?;
         let all = self.text().tokens();
         if tokens > all {
-            let message = format!("the text has {all} tokens; it cannot go back to {tokens}");
+            let message = format!("cannot roll back to {tokens} tokens: the text has {all}");
             return Err(Error::Request(message));
         }
         if tokens == all {

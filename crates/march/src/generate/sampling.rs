@@ -44,16 +44,16 @@ impl Sampling {
         let Self { temperature, top_k, top_p, repetition_penalty, .. } = *self;
         let refuse = |message: String| Err(Error::Request(message));
         if !(temperature.is_finite() && temperature >= 0.0) {
-            return refuse(format!("a temperature of {temperature}; it must be 0 or above"));
+            return refuse(format!("the temperature is {temperature}; it must be 0 or more"));
         }
         if top_k == Some(0) {
-            return refuse("top-k of 0 tokens; it must be at least 1, or left out".into());
+            return refuse("top-k is 0; it must be at least 1, or not set".into());
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return refuse(format!("top-p of {top_p}; it must be above 0 and at most 1"));
+            return refuse(format!("top-p is {top_p}; it must be above 0 and at most 1"));
         }
         if !(repetition_penalty.is_finite() && repetition_penalty > 0.0) {
-            return refuse(format!("a repetition penalty of {repetition_penalty}; it must be above 0"));
+            return refuse(format!("the repetition penalty is {repetition_penalty}; it must be above 0"));
         }
         Ok(())
     }

@@ -196,13 +196,13 @@ impl<E: Engine> Session<E> {
     pub fn draw(&mut self) -> Result<u32> {
         let Text { logits, recent, bank, unread } = &self.text;
         let Some(logits) = logits.as_ref().filter(|_| unread.is_empty()) else {
-            let message = "there is no token to continue from: the model must read at least one first";
+            let message = "there are no logits to sample from: the model must first read at least one token";
             return Err(Error::Request(message.into()));
         };
         if let Some(logit) = logits.iter().find(|logit| !logit.is_finite()) {
             return Err(Error::Diverged(format!(
                 "the model's logits after {} tokens are not finite ({logit}): its training diverged, or its weights are \
-                 damaged; take an earlier checkpoint",
+                 damaged; use an earlier checkpoint",
                 bank.timeline().position
             )));
         }
@@ -228,7 +228,7 @@ impl<E: Engine> Session<E> {
     /// what was there before plus what was returned: a stop string or end-of-text token is not part of it.
     pub fn advance(&mut self, tokenizer: &Tokenizer) -> Result<Wrote> {
         let Some(writing) = &self.writing else {
-            return Err(Error::Request("nothing is being written: call `begin` first".into()));
+            return Err(Error::Request("generation has not begun: call `begin` first".into()));
         };
         if writing.tokens == writing.limits.max_tokens {
             return self.end(tokenizer, None, Ended::MaxTokens);

@@ -5,9 +5,9 @@
 //!
 //! ```text
 //! usage_m = (mass_m + 1) / (exposure_m + 1)     mean routing weight of anchor m over heads and the tokens that could
-//!                                               see it; one token that reads it in full is presumed
+//!                                               see it, plus one token that reads it in full
 //! redundancy: gap_m = min over m's kept neighbours in time n of ‖A_m − A_n‖ / ‖A_m‖        (of the stored states)
-//! cost_m = usage_m · gap_m                      the newest is never dropped; of equals the oldest goes
+//! cost_m = usage_m · gap_m                      the newest is never dropped; of equal costs, the oldest is
 //! ```
 //! So the anchor that is dropped is one that tokens rarely read, or whose neighbour holds nearly the same state. Mass
 //! and exposure are accumulated token by token and shrink by 1/64 at every boundary, so that old reads count less. Both

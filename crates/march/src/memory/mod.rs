@@ -40,7 +40,7 @@ pub trait Memory<E: Engine>: Any + Send + Sync {
     /// Returns to the state right after `anchor`, which has index `place` among the anchors that all layers keep.
     /// Returns the precision of the restored state.
     fn rollback(&mut self, _: &E, _: Anchor, _place: usize) -> Result<Storage> {
-        Err(Error::Request("this layer keeps no anchors; there is nothing to go back to".into()))
+        Err(Error::Request("this layer keeps no anchors, so it cannot be rolled back".into()))
     }
 
     /// The number of kept anchors, and their bytes.
@@ -108,7 +108,7 @@ impl<E: Engine> StateBank<E> {
     pub(crate) fn check_whole(&self) -> Result<()> {
         if self.torn {
             let message =
-                "the bank's last call failed and left it incomplete; load it again or begin a new one";
+                "the bank's last call failed and left it incomplete; load it again or start a new one";
             return Err(Error::Request(message.into()));
         }
         Ok(())
@@ -134,7 +134,7 @@ impl<E: Engine> StateBank<E> {
     pub fn record(&mut self, on: bool) -> Result<()> {
         match (on, &self.timeline.boundaries) {
             (true, None) if self.timeline.position > 0 => {
-                let message = "a recording of anchors begins with an empty bank; this one holds text already";
+                let message = "recording anchors requires an empty bank; this one already contains text";
                 return Err(Error::Request(message.into()));
             }
             (true, None) => self.timeline.boundaries = Some(Vec::new()),

@@ -57,19 +57,19 @@ impl<E: Engine> StateBank<E> {
         let mut why = Vec::new();
         if storage != Storage::F32 {
             why.push(format!(
-                "anchor {ordinal} was stored as {}, so the state is its rounded copy",
+                "anchor {ordinal} was stored as {}, so the restored state is rounded",
                 storage_name(storage)
             ));
         }
         if then > place + 1 {
-            why.push(format!("{} of the {then} anchors that were kept then are gone", then - place - 1));
+            why.push(format!("{} of the {then} anchors kept at that point are gone", then - place - 1));
         }
         if budget {
-            why.push("the budget has weighed, and perhaps dropped, anchors by what later tokens read".into());
+            why.push("the budget has scored anchors, and may have dropped some, by later reads".into());
         }
         if self.policy.placement != Placement::Periodic {
             why.push(
-                "adaptive placement continues from the anchor's state, which it had rounded otherwise".into(),
+                "adaptive placement continues from the anchor's state, which was rounded differently".into(),
             );
         }
         Ok(if why.is_empty() { Rollback::Exact } else { Rollback::Approximate(why.join("; ")) })
@@ -83,10 +83,10 @@ impl<E: Engine> StateBank<E> {
             return Ok((anchor, self.rollback(engine, anchor.ordinal)?));
         }
         let first = match kept.first() {
-            Some(first) => format!("the first kept one is after {} tokens", first.position),
-            None => "the bank keeps none".into(),
+            Some(first) => format!("the first kept anchor is at {} tokens", first.position),
+            None => "the bank keeps no anchors".into(),
         };
-        Err(Error::Request(format!("there is no anchor at or before {tokens} tokens to go back to: {first}")))
+        Err(Error::Request(format!("no anchor to roll back to at or before {tokens} tokens: {first}")))
     }
 
     /// The error that explains why a rollback to an anchor is impossible.
@@ -94,11 +94,11 @@ impl<E: Engine> StateBank<E> {
         let complete = self.timeline.complete;
         let ordinals: Vec<usize> = self.timeline.kept.iter().map(|anchor| anchor.ordinal).collect();
         let message = if ordinals.is_empty() {
-            format!("there is no anchor {ordinal} to go back to: the bank keeps none")
+            format!("no anchor {ordinal} to roll back to: the bank keeps no anchors")
         } else {
             let what = match (1..=complete).contains(&ordinal) {
                 true => "is no longer kept",
-                false => "has never been",
+                false => "does not exist",
             };
             format!("anchor {ordinal} {what}; the bank keeps {}", runs(&ordinals))
         };
@@ -118,7 +118,7 @@ fn runs(numbers: &[usize]) -> String {
     }
     let mut text = String::new();
     if list.len() > SHOWN {
-        let _ = write!(text, "{} anchors, the last of them ", numbers.len());
+        let _ = write!(text, "{} anchors, the last ones ", numbers.len());
     }
     let shown: Vec<String> = list[list.len().saturating_sub(SHOWN)..]
         .iter()
@@ -136,6 +136,6 @@ mod tests {
         assert_eq!(runs(&[1, 2, 3, 4, 6, 8, 9]), "1–4, 6, 8–9");
         assert_eq!(runs(&[5]), "5");
         let odd: Vec<usize> = (0..40).map(|i| 2 * i + 1).collect();
-        assert!(runs(&odd).starts_with("40 anchors, the last of them 57, 59"));
+        assert!(runs(&odd).starts_with("40 anchors, the last ones 57, 59"));
     }
 }

@@ -171,7 +171,7 @@ impl<E: Engine> Model<E> {
         self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()
     }
 
-    /// The policy that the model was made for; a policy without anchors if the model has none.
+    /// The policy that the model was trained with; a policy without anchors if the model has none.
     pub fn policy(&self) -> Policy {
         self.config.policy().unwrap_or_default()
     }
@@ -189,8 +189,8 @@ impl<E: Engine> Model<E> {
         let least = self.anchor_bytes(policy);
         match policy.budget() {
             Some(bytes) if bytes < least => Err(Error::Request(format!(
-                "a budget of {bytes} bytes holds no anchor: one takes {least} in the model's {} layers; \
-                 give it that or more, or store anchors as int8",
+                "a budget of {bytes} bytes is too small: one anchor takes {least} in the model's {} layers; \
+                 use at least that, or store anchors as int8",
                 self.blocks.len()
             ))),
             _ => Ok(()),
@@ -271,8 +271,8 @@ impl<E: Engine> Model<E> {
         let policy = &settings.policy;
         if policy.budget().is_some() {
             return Err(Error::Request(format!(
-                "retention {} is decided layer by layer while text is read into a bank; the forward pass can only \
-                 replay it from a recording; train with all, fenwick or recent:N",
+                "retention {} is decided per layer while a bank reads the text, and the forward pass can \
+                 only replay it from a recording; train with all, fenwick or recent:N",
                 policy.retention
             )));
         }
@@ -308,7 +308,8 @@ impl<E: Engine> Model<E> {
         self.check_policy(&settings.policy)?;
         self.check_batch(&batch)?;
         if recordings.len() != batch.rows {
-            let message = format!("{} recordings came for {} sequences", recordings.len(), batch.rows);
+            let message =
+                format!("got {} recordings, expected {} (one per sequence)", recordings.len(), batch.rows);
             return Err(Error::Request(message));
         }
         let plan = AnchorPlan::replayed(&settings.policy, recordings, batch.tokens(), self.blocks.len())?;
@@ -326,7 +327,7 @@ impl<E: Engine> Model<E> {
     ) -> Result<Var<E::Tensor>> {
         self.check_batch(&batch)?;
         if banks.len() != batch.rows {
-            let message = format!("got {} banks for {} sequences", banks.len(), batch.rows);
+            let message = format!("got {} banks, expected {} (one per sequence)", banks.len(), batch.rows);
             return Err(Error::Request(message));
         }
         let rows = batch.ids.chunks(batch.tokens()).zip(banks);
@@ -515,7 +516,7 @@ impl<E: Engine> Model<E> {
         }
         if let Some(at) = ids.iter().position(|&id| id as usize >= self.config.vocab_size) {
             let message = format!(
-                "token id {} at position {at} is not below the {} of the model's vocabulary",
+                "token id {} at position {at} is out of range for the model's vocabulary of {} ids",
                 ids[at], self.config.vocab_size
             );
             return Err(Error::Request(message));

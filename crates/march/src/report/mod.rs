@@ -84,7 +84,7 @@ pub fn render(run: &Path) -> Result<String> {
     let smooth = smoothed(&metrics.loss);
     let charts = [
         Chart {
-            title: "Loss, nats a token",
+            title: "Loss, nats per token",
             lines: vec![
                 Line { name: "each step", points: &metrics.loss, class: "faint", ..Line::default() },
                 Line { name: "smoothed", points: &smooth, class: "main", ..Line::default() },
@@ -101,7 +101,7 @@ pub fn render(run: &Path) -> Result<String> {
         Chart::one("Held-back targets that are the most probable token, %", &metrics.accuracy),
         Chart::one("Gradient norm, before the clip", &metrics.gradient_norm),
         Chart::one("Learning rate", &metrics.learning_rate),
-        Chart::one("Tokens a second", &metrics.speed),
+        Chart::one("Tokens per second", &metrics.speed),
     ];
     page += "<div class=\"charts\">\n";
     for chart in charts.iter().filter(|chart| !chart.is_empty()) {
@@ -134,7 +134,7 @@ fn facts(metrics: &Metrics) -> String {
     let mut speeds: Vec<f64> = metrics.speed.iter().map(|point| point.1).collect();
     speeds.sort_by(f64::total_cmp);
     if let Some(median) = speeds.get(speeds.len() / 2) {
-        let _ = write!(text, "; {median:.0} tokens a second (median)");
+        let _ = write!(text, "; {median:.0} tokens per second (median)");
     }
     text
 }

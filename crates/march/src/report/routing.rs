@@ -1,4 +1,4 @@
-//! What a text read of its own past: which anchors each token chose, by layer and head, as numbers and as a page.
+//! Which anchors each token of a text read, by layer and head, as numbers and as a page.
 
 use serde_json::json;
 

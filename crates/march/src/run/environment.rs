@@ -73,13 +73,13 @@ fn whole(lines: &[String]) -> String {
 
 fn understood<T>(path: &Path, parsed: serde_json::Result<T>) -> Result<T> {
     parsed.map_err(|error| {
-        Error::file(path, format!("is not a list of sessions ({error}); move it away to begin a new one"))
+        Error::file(path, format!("is not a list of sessions ({error}); move it away to start a new one"))
     })
 }
 
 /// Each session as a line with its checksum, and as a value.
 fn read(path: &Path) -> Result<Vec<(String, Value)>> {
-    let damaged = |what: String| Error::damaged(path, format!("{what}; move it away to begin a new one"));
+    let damaged = |what: String| Error::damaged(path, format!("{what}; move it away to start a new one"));
     let text = match fs::read(path) {
         Ok(bytes) => String::from_utf8(bytes).map_err(|_| damaged("is damaged: it is not UTF-8".into()))?,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

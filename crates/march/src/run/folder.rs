@@ -43,7 +43,7 @@ impl Folder {
     pub fn open(path: &Path, writes: bool) -> Result<Self> {
         if !path.is_dir() {
             let wrong = if path.exists() { "is not a folder" } else { "does not exist" };
-            let message = format!("{wrong}; a run's folder has a `{CONFIG_FILE}` (march train makes it)");
+            let message = format!("{wrong}; a run's folder has a `{CONFIG_FILE}` (march train writes it)");
             return Err(Error::file(path, message));
         }
         let lock = match writes {
@@ -86,12 +86,12 @@ impl Folder {
         Ok(list)
     }
 
-    /// The names of checkpoints that were set aside because they are damaged.
+    /// The names of checkpoints that were renamed because they are damaged.
     pub fn set_aside(&self) -> Result<Vec<String>> {
         Ok(self.entries()?.into_iter().map(|(name, _)| name).filter(|name| name.contains(DAMAGED)).collect())
     }
 
-    /// Renames a damaged checkpoint, so that it is neither used nor removed.
+    /// Renames a damaged checkpoint, so that it is not used but kept.
     pub fn put_aside(&self, checkpoint: &Path) -> Result<()> {
         let named = |number: usize| {
             let mut name = checkpoint.as_os_str().to_owned();

@@ -81,7 +81,7 @@ impl Lines {
             Some(end) if end == text.len() => self.value(path, rest).map(Some),
             Some(_) => {
                 self.count += 1;
-                Err(self.damaged(path, "it goes on after its end"))
+                Err(self.damaged(path, "it has extra bytes after its end"))
             }
             None => Ok(None),
         }
@@ -161,7 +161,9 @@ mod tests {
                 .unwrap_err()
                 .contains("line 2 is damaged: it is not a JSON object")
         );
-        assert!(read(format!("{sealed}\n{sealed}x")).unwrap_err().contains("line 2 is damaged: it goes on"));
+        assert!(
+            read(format!("{sealed}\n{sealed}x")).unwrap_err().contains("line 2 is damaged: it has extra")
+        );
         assert_eq!(read(format!("{sealed}\n{sealed}")).unwrap(), [json!({"step": 2}), json!({"step": 2})]);
         assert!(read_metrics(&folder.path().join("none")).unwrap_err().to_string().contains("none"));
     }

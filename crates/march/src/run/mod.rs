@@ -144,7 +144,7 @@ impl<'e, E: Engine> Opened<'e, E> {
         let policy = model.policy().unwrap_or_default();
         if let Retention::Budget(_) = policy.retention {
             let message = format!(
-                "is `{}`, which layers decide while decoding; train with `all`, `fenwick` or `recent:N`",
+                "is `{}`, which each layer decides while decoding; train with `all`, `fenwick` or `recent:N`",
                 policy.retention
             );
             return Err(Error::config(CONFIGURATION, "retention", message));
@@ -155,7 +155,7 @@ impl<'e, E: Engine> Opened<'e, E> {
                 let architecture = Model::new(model);
                 let loaded = Model::load(engine, &checkpoint)?;
                 if loaded.0.layout() != architecture.layout() {
-                    let message = "has other parameters than the configuration's model";
+                    let message = "has parameters that differ from those of the configured model";
                     return Err(Error::file(from, message));
                 }
                 (architecture, loaded.1)
@@ -250,8 +250,8 @@ impl<'e, E: Engine> Run<'e, E> {
             let (made, steps) = (run.trainer.step(), run.config.train.steps);
             if made > steps {
                 return Err(Error::Request(format!(
-                    "{}: the run has made {made} steps already, more than the {steps} that are asked for; give \
-                     --steps {made} or more, or begin a new run",
+                    "{}: the run is already at step {made}, beyond the requested {steps} steps; give \
+                     --steps {made} or more, or start a new run",
                     folder.display()
                 )));
             }
@@ -305,7 +305,7 @@ impl<'e, E: Engine> Run<'e, E> {
             }
         }
         let refuse = |why: String| {
-            let remedy = "Nothing was changed. Restore a checkpoint from a copy, or begin a new run";
+            let remedy = "Nothing was changed. Restore a checkpoint from a copy, or start a new run";
             Err(Error::file(self.folder.path(), format!("no checkpoint can be used: {why}. {remedy}")))
         };
         if !damaged.is_empty() {
@@ -314,14 +314,14 @@ impl<'e, E: Engine> Run<'e, E> {
         }
         let aside = self.folder.set_aside()?;
         if !aside.is_empty() {
-            return refuse(format!("all were set aside as damaged: {}", aside.join(", ")));
+            return refuse(format!("all are damaged and were renamed: {}", aside.join(", ")));
         }
         // A run that reached its first checkpoint and has none now has lost its checkpoints. Earlier versions of the
         // program did not record this; their run had reached one if it went past that step.
         let (last, every) = (self.folder.last_logged_step()?, self.config.train.save_every);
         if saved.unwrap_or(every > 0 && last > every) {
             return refuse(format!(
-                "there is none, although the run has made {last} steps and has written a checkpoint"
+                "there is none, although the run is at step {last} and has written a checkpoint"
             ));
         }
         Ok(())
@@ -381,7 +381,7 @@ impl<'e, E: Engine> Run<'e, E> {
 
     /// Makes the remaining steps, or fewer: once `stop` is set, the current state is saved. A single process abandons
     /// the step or validation in progress; several processes finish it together. An abandoned validation or sample is
-    /// made up when the run resumes. Returns whether the run is complete.
+    /// repeated when the run resumes. Returns whether the run is complete.
     pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
         let train = self.config.train.clone();
         let writes = self.trainer.rank().0 == 0;

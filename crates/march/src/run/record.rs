@@ -113,8 +113,8 @@ impl Record {
             let key = setting.split('=').next().unwrap_or_default().trim();
             if !FREE.contains(&key) {
                 let message = format!(
-                    "cannot change within a run; these can: {}. For other settings begin a new run, with \
-                     --init-from to start from these weights",
+                    "cannot change within a run; these can: {}. For other settings start a new run; \
+                     --init-from starts it from these weights",
                     FREE.join(", ")
                 );
                 return Err(Error::config("--set", key, message));
@@ -130,7 +130,7 @@ impl Record {
             })?;
             refuse_differences(&path, &record.config, &found.to_toml())?;
         } else if !path.is_file() {
-            return Err(Error::file(&path, "is missing; a run's folder has one (march train makes it)"));
+            return Err(Error::file(&path, "is missing; a run's folder has one (march train writes it)"));
         }
         Config::load_with(&path.display().to_string(), settings)
     }
@@ -145,8 +145,8 @@ impl Record {
         ] {
             if then != now {
                 return Err(Error::Request(format!(
-                    "the data that the run {what} ({named}) is not what it was when the run began: its fingerprint \
-                     is {}, and was {}; restore the data, or begin a new run",
+                    "the data that the run {what} ({named}) has changed since the run started: its \
+                     fingerprint is {}, and was {}; restore the data, or start a new run",
                     now.unwrap_or("missing"),
                     then.unwrap_or("missing")
                 )));
@@ -168,7 +168,7 @@ fn refuse_differences(path: &Path, recorded: &str, found: &str) -> Result<()> {
         .into_iter()
         .filter(|key| then.get(*key) != now.get(*key))
         .map(|key| {
-            format!("`{key}` is {}, and was {} when the run began", value(now.get(key)), value(then.get(key)))
+            format!("`{key}` is {}, and was {} at the start", value(now.get(key)), value(then.get(key)))
         })
         .collect();
     let message = format!(

@@ -9,8 +9,8 @@ use serde_json::Value;
 use tokenizers::Model;
 use tokenizers::models::ModelWrapper;
 
-/// GPT-2's words, except for its last rule but one, `\s+(?!\S)`, which [`words`] adds: a run of white space leaves its
-/// last character to the next word.
+/// GPT-2's words, except for its next-to-last rule, `\s+(?!\S)`, which [`words`] adds: a run of white space
+/// leaves its last character to the next word.
 static WORD: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+").ok());
 

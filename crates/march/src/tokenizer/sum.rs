@@ -40,8 +40,8 @@ pub(super) fn compare(path: &Path, contents: &[u8]) -> Result<()> {
     }
     if !sum.eq_ignore_ascii_case(&sha256(contents)) {
         let message = format!(
-            "does not have the checksum in `{}`; take another copy, or delete that file if you changed the \
-             tokenizer on purpose",
+            "does not have the checksum in `{}`; restore it from a copy, or delete that file if you \
+             changed the tokenizer on purpose",
             beside.display()
         );
         return Err(Error::damaged(path, message));

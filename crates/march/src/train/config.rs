@@ -142,7 +142,7 @@ impl TrainConfig {
         }
         if !self.tokens_per_step.is_multiple_of(sequence_length.max(1)) {
             let message = format!(
-                "is {}, which must be a multiple of `sequence_length` ({sequence_length}); take {}",
+                "is {}, which must be a multiple of `sequence_length` ({sequence_length}); use {}",
                 self.tokens_per_step,
                 self.tokens_per_step.div_ceil(sequence_length) * sequence_length
             );
@@ -151,7 +151,7 @@ impl TrainConfig {
         for (key, value) in [("warmup", self.warmup), ("decay", self.decay), ("final_rate", self.final_rate)]
         {
             if !(0.0..=1.0).contains(&value) {
-                return Err((key, format!("is {value}; it is a share, from 0 to 1")));
+                return Err((key, format!("is {value}; it must be a fraction from 0 to 1")));
             }
         }
         if self.warmup + self.decay > 1.0 {

@@ -65,7 +65,7 @@ impl StepMemory {
         let whole = all(false)?;
         Ok(Self {
             parameters: 4 * size_of::<f32>() * Model::<Cpu>::new(config).parameter_count(),
-            // The gradients of one block come on top.
+            // The gradients of one block are added.
             activations: whole + whole / layers,
             recomputed: all(true)? + 2 * whole / layers,
         })

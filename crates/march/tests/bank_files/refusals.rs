@@ -103,7 +103,7 @@ fn damage_of_what_was_appended_is_refused() {
     }
     // Its beginning is another one's.
     put(&[&whole[start..]].concat());
-    assert!(BankFile::open(&path).unwrap_err().to_string().contains("has lost its beginning"));
+    assert!(BankFile::open(&path).unwrap_err().to_string().contains("its beginning is missing"));
     // A process that died on the way: its mark is there, or not yet.
     let mut marked = whole.clone();
     marked[start..start + 64].copy_from_slice(UNFINISHED);
@@ -131,8 +131,7 @@ fn damage_of_what_was_appended_is_refused() {
         bytes[zeroed.clone()].fill(0);
         put(&bytes);
         let error = BankFile::open(&path).unwrap_err().to_string();
-        let says =
-            format!("first {first} bytes of the file are the bank after 150 tokens: `head -c {first} FILE");
+        let says = format!("are the bank after 150 tokens; extract them with `head -c {first} FILE");
         assert!(error.contains("its length is zero") && error.contains(&says), "{zeroed:?}: {error}");
         assert!(bank.append(&engine, &path, &trial.tag).is_err());
         assert!(fs::read(&path).unwrap() == bytes, "{zeroed:?}");
@@ -246,7 +245,7 @@ fn damaged_tails_are_refused_when_they_are_read() {
     fs::write(&path, bytes).unwrap();
     let mut bank = trial.load(&path).unwrap();
     let error = BankFile::open(&path).unwrap().verify().unwrap_err().to_string();
-    assert!(error.contains("`layers.1.anchors.k_tail`, kept anchor 1 from 0"), "{error}");
+    assert!(error.contains("`layers.1.anchors.k_tail`, kept anchor 1 (counted from 0)"), "{error}");
     assert!(bank.save(&engine, &path, &trial.tag).unwrap_err().to_string().contains("is damaged"));
     assert!(bank.rollback(&engine, 2).unwrap_err().to_string().contains("is damaged"));
     assert_eq!(bank.rollback(&engine, 1).unwrap(), Rollback::Exact);

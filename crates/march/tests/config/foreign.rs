@@ -118,7 +118,7 @@ fn keys_that_change_the_result_are_refused() {
             let attention = *model_type == "transformer";
             refused(
                 read(&changed(model_type, key, json!(attention))),
-                &[key, "only", "is not computed here"],
+                &[key, "only", "is not supported"],
             );
             read(&changed(model_type, key, json!(gated != attention))).unwrap();
             // In Python, null counts as false.
@@ -219,7 +219,7 @@ fn positions_are_not_scaled() {
             json!("default"),
         ] {
             for model_type in MixerConfig::MODEL_TYPES {
-                let parts = [&format!("`{key}` is {value}"), "not computed here", "rope_type \"default\""];
+                let parts = [&format!("`{key}` is {value}"), "not supported", "rope_type \"default\""];
                 refused(read(&changed(model_type, key, value.clone())), &parts);
             }
         }

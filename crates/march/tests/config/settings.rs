@@ -41,7 +41,7 @@ fn an_error_names_the_setting() {
         ("train.micro_batch=100000000000", ["`micro_batch` is 100000000000", "from 1 to"]),
         ("train.steps=10000000000000", ["`steps` is 10000000000000", "from 1 to"]),
         ("train.stepps=5", ["`stepps`", "mean `steps`"]),
-        ("modle.steps=5", ["`modle` is no section", "mean `model`"]),
+        ("modle.steps=5", ["`modle` is not a section", "mean `model`"]),
         ("model.norm_eps=0", ["`norm_eps` is 0", "it must be"]),
         ("memory.retention=3", ["`retention` is 3", "a text in quotes"]),
         ("memory.retention=newest", ["`retention` is `newest`", "fenwick"]),

@@ -145,7 +145,7 @@ fn wrong_requests_are_refused() {
         prepare_all(&Tokenizer::bytes(), &files, &output, options)
     };
     let good = write(&folder.join("good.txt"), "good");
-    message(run(&[], &options), &["no files"]);
+    message(run(&[], &options), &["no input files"]);
     message(run(&[&good, &folder.join("gone.txt")], &options), &["gone.txt", "does not exist"]);
     message(run(&[&good, &folder], &options), &["is a folder"]);
     message(run(&[&write(&folder.join("a.csv"), "a")], &options), &["a.csv", "extension", ".jsonl.zst"]);
@@ -159,7 +159,7 @@ fn wrong_requests_are_refused() {
     message(run(&[&blank], &Options { force: true, ..options.clone() }), &["blank.jsonl", "no text"]);
     message(run(&[&good], &options), &["blank.jsonl", "good.txt", "--force"]);
     run(&[&good], &Options { force: true, ..options.clone() }).unwrap();
-    message(run(&[&good], &options), &["out", "finished already", "--force"]);
+    message(run(&[&good], &options), &["out", "already complete", "--force"]);
     run(&[&good, &good], &Options { force: true, ..options.clone() }).unwrap();
     assert_eq!(tokens(&output), expected(&Tokenizer::bytes(), &["good", "good"]));
     // A folder that another program filled is left alone.

@@ -136,7 +136,7 @@ fn another_command_is_refused_by_its_difference() {
     let bad = write(&folder.join("bad.jsonl"), format!("x\n{}", json_lines(&[&builtin().repeat(3), "y"])));
     let (skip, output) = (Options { skip_bad: true, ..options.clone() }, folder.join("skip"));
     assert!(!run(&bytes, &[bad.clone(), bad.clone()], &output, &skip, 2).unwrap());
-    message(run(&bytes, &[bad.clone(), bad], &output, &options, 1), &["--skip-bad", "1 broken"]);
+    message(run(&bytes, &[bad.clone(), bad], &output, &options, 1), &["--skip-bad", "1 invalid"]);
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn files_that_cannot_be_read_say_so() {
         [("cut.jsonl.gz", gzip(lines.as_bytes())), ("cut.jsonl.zst", zstandard(lines.as_bytes()))]
     {
         let file = write(&folder.join(name), &bytes[..bytes.len() - 20]);
-        message(read_from(&file, 0), &[name, "line ", "could not read on"]);
+        message(read_from(&file, 0), &[name, "line ", "could not read further"]);
         let file = write(&folder.join(name), "not compressed");
         message(read_from(&file, 0), &[name]);
     }

@@ -92,13 +92,13 @@ impl Sizes {
 pub(crate) fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
     const NAME: &str = "attention";
     if heads == 0 {
-        return bad_value(NAME, "heads is 0; there must be at least one");
+        return bad_value(NAME, "heads is 0; it must be at least 1");
     }
     let &[batch, queries, width] = input.query else {
         return bad_shape(NAME, "query", input.query, "three dimensions [B, Tq, H·d]");
     };
     if width == 0 || !width.is_multiple_of(heads) {
-        let expected = format!("a last dimension that is a multiple of {heads}, the heads");
+        let expected = format!("a last dimension that is a multiple of {heads} (the number of heads)");
         return bad_shape(NAME, "query", input.query, expected);
     }
     let keys = match *input.key {
@@ -130,7 +130,7 @@ pub(crate) fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], head
         };
         let fits = if i + 1 < blocks.len() { tokens == BLOCK_TOKENS } else { tokens <= BLOCK_TOKENS };
         if !fits || (i > 0 && wide != value_width) {
-            let expected = format!("{BLOCK_TOKENS} tokens in every block but the last, and equal widths");
+            let expected = format!("{BLOCK_TOKENS} tokens in every block except the last, and equal widths");
             return bad_shape(NAME, "key", key, expected);
         }
         check(Attention { query: &[1, 0, width], key, value }, heads)?;

@@ -69,12 +69,12 @@ pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize], targ
     }
     let rows: usize = rows.iter().product();
     if targets.len() != rows {
-        return bad_value(operation, format!("{} targets came for the {rows} rows of x", targets.len()));
+        return bad_value(operation, format!("got {} targets, expected {rows} (rows of x)", targets.len()));
     }
     let bad = targets.iter().position(|&t| t != IGNORE && t as usize >= vocabulary);
     if let Some(at) = bad {
         let message = format!(
-            "target {} at position {at} is not below the {vocabulary} of the vocabulary",
+            "target {} at position {at} is out of range for a vocabulary of {vocabulary} ids",
             targets[at]
         );
         return bad_value(operation, message);

@@ -38,7 +38,10 @@ pub(crate) fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec
         );
     }
     if let Some(at) = ids.iter().position(|&id| id as usize >= rows) {
-        return bad_value("embedding", format!("id {} at position {at}; the table has {rows} rows", ids[at]));
+        return bad_value(
+            "embedding",
+            format!("id {} at position {at} is out of range: the table has {rows} rows", ids[at]),
+        );
     }
     let mut result = shape.to_vec();
     result.push(width);

@@ -31,7 +31,7 @@ impl Around {
         let Some(&size) = shape.get(axis) else {
             return bad_value(
                 operation,
-                format!("axis {axis} for shape {shape:?}, which has {} dimensions", shape.len()),
+                format!("axis {axis} is out of range for shape {shape:?} of {} dimensions", shape.len()),
             );
         };
         Ok(Self { outer: shape[..axis].iter().product(), size, inner: shape[axis + 1..].iter().product() })
@@ -61,7 +61,7 @@ pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) ->
     if range.start > range.end || range.end > around.size {
         return bad_value(
             "slice",
-            format!("range {range:?} of dimension {axis}, which has size {}", around.size),
+            format!("range {range:?} is out of bounds: dimension {axis} has size {}", around.size),
         );
     }
     Ok(around)
@@ -73,7 +73,7 @@ pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usiz
     if start.checked_add(around.size).is_none_or(|end| end > size) {
         return bad_value(
             "place",
-            format!("{} elements from {start} on do not fit in size {size}", around.size),
+            format!("{} elements starting at {start} do not fit in size {size}", around.size),
         );
     }
     element_count("place", &resized(shape, axis, size))?;
@@ -105,7 +105,7 @@ pub(crate) fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize
     if !sorted.into_iter().eq(0..shape.len()) {
         return bad_value(
             "permute",
-            format!("axes {axes:?} for shape {shape:?}: each dimension must occur once"),
+            format!("axes {axes:?} do not permute shape {shape:?}: each dimension must occur once"),
         );
     }
     Ok(axes.iter().map(|&axis| shape[axis]).collect())

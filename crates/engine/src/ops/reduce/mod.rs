@@ -44,7 +44,7 @@ pub(crate) fn check_expand(shape: &[usize], axis: usize, count: usize) -> Result
     if axis > shape.len() {
         return bad_value(
             "expand",
-            format!("axis {axis} for shape {shape:?}; it must be at most {}", shape.len()),
+            format!("axis {axis} is out of range for shape {shape:?}; it must be at most {}", shape.len()),
         );
     }
     let mut result = shape.to_vec();

@@ -47,7 +47,7 @@ pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize]) -> R
             operation,
             "x",
             x,
-            format!("a last dimension that is a multiple of {width}, the weight's"),
+            format!("a last dimension that is a multiple of {width}, the weight's width"),
         );
     }
     Ok(width)

@@ -47,7 +47,7 @@ pub(crate) fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Res
         return bad_shape("rotary", argument, x, "three dimensions [B, T, H·d]");
     };
     if heads == 0 || width == 0 || !width.is_multiple_of(2 * heads) {
-        let expected = format!("a last dimension of {heads} heads of one even width");
+        let expected = format!("a last dimension of {heads} heads, each of the same even width");
         return bad_shape("rotary", argument, x, expected);
     }
     if !(theta.is_finite() && theta > 0.0) {

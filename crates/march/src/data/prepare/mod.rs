@@ -97,7 +97,7 @@ pub fn prepare(
     watch: &mut dyn FnMut(&Status) -> ControlFlow<()>,
 ) -> Result<Prepared> {
     if files.is_empty() {
-        return Err(Error::Request("no files were named; name at least one file of text".into()));
+        return Err(Error::Request("no input files; name at least one text file".into()));
     }
     if options.shard_tokens == 0 {
         return Err(Error::Request("a shard cannot have 0 tokens; at least 1 is needed".into()));
@@ -119,7 +119,7 @@ fn begin(output: &Path, command: Command, tokenizer: &Tokenizer, options: &Optio
     if options.force {
         clear(output)?;
     } else if output.join(META_FILE).exists() {
-        let message = "is finished already; choose another folder, or replace its tokens with --force";
+        let message = "is already complete; choose another folder, or replace its tokens with --force";
         return Err(Error::file(output, message));
     } else if let Some(progress) = Progress::read(output)? {
         let progress = progress.taken_up(command, output)?;
@@ -137,7 +137,7 @@ fn begin(output: &Path, command: Command, tokenizer: &Tokenizer, options: &Optio
     let copy = output.join(TOKENIZER_FILE);
     if !options.force && copy.exists() && !is(&copy, tokenizer) {
         let message =
-            "is another tokenizer, which would be replaced; choose another folder, or agree with --force";
+            "is another tokenizer, which would be replaced; choose another folder, or confirm with --force";
         return Err(Error::file(&copy, message));
     }
     tokenizer.save_alone(&copy)?;
@@ -237,7 +237,7 @@ impl Run<'_> {
         let shards = writer.finish()?;
         if progress.tokens() == 0 {
             clear(self.output)?;
-            return Err(Error::Request("the files hold no documents; there is nothing to write".into()));
+            return Err(Error::Request("the files contain no documents; there is nothing to write".into()));
         }
         let sources = progress.command.files.iter().zip(&progress.sources).map(|(file, done)| SourceMeta {
             file: file.file.clone(),

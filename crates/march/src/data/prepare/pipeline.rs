@@ -235,11 +235,11 @@ impl Reader<'_> {
         }
         if found == 0 {
             let error =
-                Error::file(path, "holds no text; leave it out, or pass over such files with --skip-bad");
+                Error::file(path, "contains no text; remove it, or skip all such files with --skip-bad");
             if !options.skip_bad {
                 return self.fail(batch, error);
             }
-            tracing::warn!("{} holds no text", path.display());
+            tracing::warn!("{} contains no text", path.display());
         }
         batch.step.records = documents.place();
         batch.step.finished = true;

@@ -53,7 +53,7 @@ impl Command {
             Some(format!("was started with {what} {then}, not {now}"))
         };
         if self.tokenizer_hash != now.tokenizer_hash {
-            let same = if self.tokenizer == now.tokenizer { " of other contents" } else { "" };
+            let same = if self.tokenizer == now.tokenizer { " with other contents" } else { "" };
             return changed("--tokenizer", &self.tokenizer, &format!("{}{same}", now.tokenizer));
         }
         if self.text_column != now.text_column {
@@ -64,7 +64,7 @@ impl Command {
         }
         // If no record was invalid so far, the flag has made no difference yet.
         if self.skip_bad && !now.skip_bad && skipped > 0 {
-            return Some(format!("was started with --skip-bad and has left out {skipped} broken lines"));
+            return Some(format!("was started with --skip-bad and has skipped {skipped} invalid lines"));
         }
         for (place, (then, now)) in self.files.iter().zip(&now.files).enumerate() {
             if then.file != now.file {

@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
             let bytes = expected(number);
             let sums = checksums.get(number as usize).and_then(|text| blocks::parse(text, bytes));
             let Some(sums) = sums else {
-                let message = format!("does not have the checksums of `{}`; {ADVICE}", shard_file(number));
+                let message = format!("lacks the checksums of `{}`; {ADVICE}", shard_file(number));
                 return Err(Error::damaged(&folder.join(PROGRESS_FILE), message));
             };
             let path = folder.join(shard_file(number));

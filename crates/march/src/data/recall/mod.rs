@@ -69,7 +69,7 @@ pub trait Recall: Send + Sync {
     /// Draws a sequence.
     fn example(&self, random: &mut Random) -> Example;
 
-    /// Draws a training sequence, which may be easier than those that are asked.
+    /// Draws a training sequence, which may be easier than evaluation sequences.
     fn lesson(&self, random: &mut Random) -> Example {
         self.example(random)
     }
@@ -103,7 +103,7 @@ impl Task {
         let name = text.split(':').next().unwrap_or_default();
         let Some(kind) = TASKS.iter().find(|kind| kind.name == name) else {
             let choice = choice(name, "the tasks are", TASKS.iter().map(|kind| kind.name));
-            return Err(Error::Request(format!("`{name}` is no task; {choice}")));
+            return Err(Error::Request(format!("`{name}` is not a task; {choice}")));
         };
         let sizes = Sizes::read(kind, text)?;
         let recall = (kind.build)(&sizes, length)?;

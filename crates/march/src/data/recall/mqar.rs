@@ -1,11 +1,11 @@
-//! MQAR, multi-query associative recall: key-value pairs, then every key is asked once.
+//! MQAR, multi-query associative recall: key-value pairs, then every key is asked for once.
 //!
 //! Rules, with N pairs, a vocabulary of V tokens and sequences of L ≥ 4N tokens:
 //!
 //! - keys are drawn from ids 1..V/2 and values from ids V/2..V, each without replacement;
 //! - the context is k₁ v₁ … k_N v_N;
-//! - in the tail after it, the even offsets are slots; the i-th pair is asked at the i-th slot drawn, without
-//!   replacement, slot j (from 1) with probability ∝ j^(a − 1), a = 0.01;
+//! - in the tail after it, the even offsets are slots; the i-th key is asked for at the i-th slot drawn,
+//!   without replacement, slot j (from 1) with probability ∝ j^(a − 1), a = 0.01;
 //! - a question is the key alone; the answer is expected right after it and is not part of the text;
 //! - all other tokens of the tail are random tokens of the whole vocabulary.
 //!
@@ -16,15 +16,15 @@ use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
     name: "mqar",
-    about: "key-value pairs, then every key is asked once",
+    about: "key-value pairs, then every key is asked for once",
     sizes: &[
         Size { name: "pairs", about: "key-value pairs", default: 24 },
         Size {
             name: "fewest",
-            about: "pairs of the easiest sequences to learn from; 0 if all are alike",
+            about: "pairs in the easiest training sequences; 0 if all have the same number",
             default: 0,
         },
-        Size { name: "vocabulary", about: "tokens; a half are keys, a half values", default: 64 },
+        Size { name: "vocabulary", about: "tokens; half are keys, half are values", default: 64 },
     ],
     build,
 };

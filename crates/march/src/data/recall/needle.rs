@@ -1,4 +1,4 @@
-//! A needle in a haystack: one fact in a long filler of tokens, asked at the end.
+//! A needle in a haystack: one fact in a long filler text, asked for at the end.
 //!
 //! Rules, with K keys, V values and F words of filler:
 //!
@@ -13,7 +13,7 @@ use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
     name: "needle",
-    about: "one fact in a long filler of tokens, asked at the end",
+    about: "one fact in a long filler text, asked for at the end",
     sizes: &[
         Size { name: "keys", about: "possible keys", default: 16 },
         Size { name: "values", about: "possible values", default: 16 },
@@ -42,7 +42,7 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
         ANY => None,
         depth if depth <= 100 => Some(depth),
         depth => {
-            return Err(sizes.refuse(format!("a depth of {depth}; it is a share in percent, 0 to 100")));
+            return Err(sizes.refuse(format!("the depth is {depth}; it must be a percentage from 0 to 100")));
         }
     };
     let length = at_least(&KIND, length, 4)?;

@@ -1,4 +1,5 @@
-//! Versioned recall: documents give new values to the same keys; the value in a named document is asked for.
+//! Versioned recall: documents give new values to the same keys, and each question asks for the value of a key in
+//! a named document.
 //!
 //! Rules, with D documents, K keys, V values and Q questions:
 //!
@@ -16,7 +17,7 @@ use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
     name: "versioned",
-    about: "documents give new values to the same keys; the value in a named one is asked for",
+    about: "documents give new values to the same keys; questions ask for the value in a named one",
     sizes: &[
         Size { name: "documents", about: "versions of every key", default: 4 },
         Size { name: "keys", about: "keys of each document", default: 8 },

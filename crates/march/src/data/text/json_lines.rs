@@ -66,7 +66,7 @@ impl JsonLines {
         self.buffer.clear();
         let count = self.input.read_until(b'\n', &mut self.buffer).map_err(|error| {
             let message =
-                format!("line {}: could not read on: {error}; the file may be cut short", self.line + 1);
+                format!("line {}: could not read further: {error}; the file may be truncated", self.line + 1);
             Error::file(&self.path, message)
         })?;
         if count > 0 {
@@ -150,13 +150,13 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The keys that a line has instead, for an error message.
+/// The keys of a line that lacks the text, for an error message.
 fn keys(line: &str) -> String {
     const NAMED: usize = 5;
     let Ok(Value::Object(object)) = serde_json::from_str(line) else { return String::new() };
     let named: Vec<String> = object.keys().take(NAMED).map(|key| format!("`{key}`")).collect();
     if named.is_empty() {
-        return ", nor any other key".into();
+        return "; it is empty".into();
     }
     let others = if object.len() > NAMED { ", …" } else { "" };
     format!("; it has {}{others}: name the one with the text with --text-column", named.join(", "))

@@ -37,7 +37,7 @@ impl Format {
             return Ok(*format);
         }
         let list = known.map(|(extension, _)| extension).join(", ");
-        Err(Error::file(path, format!("has an extension that is not known; files of text end in {list}")))
+        Err(Error::file(path, format!("has an unknown extension; the extensions of text files are {list}")))
     }
 }
 

@@ -60,7 +60,7 @@ impl Table {
         let found = schema.column(index);
         if found.physical_type() != Type::BYTE_ARRAY || found.max_rep_level() > 0 {
             let list = if found.max_rep_level() > 0 { "lists of " } else { "" };
-            let message = format!("column `{column}` holds {list}{}, not texts", found.physical_type());
+            let message = format!("column `{column}` holds {list}{}, not text", found.physical_type());
             return Err(Error::file(path, message));
         }
         let level = found.max_def_level();
@@ -72,7 +72,7 @@ impl Table {
 
     fn failed(&self, error: &ParquetError) -> Error {
         let row = self.row + self.read.len() as u64 + 1;
-        let message = format!("row {row}: could not read on: {error}; the file may be damaged or cut short");
+        let message = format!("row {row}: could not read further: {error}; the file may be damaged");
         Error::file(&self.path, message)
     }
 

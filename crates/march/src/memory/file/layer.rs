@@ -284,12 +284,13 @@ impl<'f> LayerReader<'f> {
         let anchors = self.file.sections().flat_map(|section| section.tensors.keys()).filter(of);
         let mut found = last.chain(anchors.filter(|name| is_of_anchors(name))).peekable();
         if found.peek().is_none() != (self.file.timeline().position == 0) {
-            let message = format!("does not hold what `{}` kept", self.prefix.trim_end_matches('.'));
+            let layer = self.prefix.trim_end_matches('.');
+            let message = format!("tensors of `{layer}` are missing, or present although its text is empty");
             return Err(Error::file(self.file.path(), message));
         }
         match found.find(|name| !asked.contains(*name)) {
             Some(name) => {
-                let message = format!("has a tensor `{name}`, which the model's layer does not keep");
+                let message = format!("has a tensor `{name}`, which the model's layer does not use");
                 Err(Error::file(self.file.path(), message))
             }
             None => Ok(()),

@@ -30,7 +30,7 @@ impl BankFile {
         let of = |index: usize, name: &str| name.starts_with(&format!("layers.{index}."));
         let mut names = self.sections().flat_map(|section| section.tensors.keys());
         if !names.all(|name| name == LOGITS || (0..count).any(|index| of(index, name))) {
-            let message = format!("has tensors of other layers than the model's {count}");
+            let message = format!("has tensors of layers other than the model's {count}");
             return Err(Error::file(self.path(), message));
         }
         for (index, layer) in empty.layers.iter_mut().enumerate() {
@@ -57,7 +57,7 @@ impl BankFile {
             if saved != asked {
                 let message = format!(
                     "is a bank of {what} {saved} ({kind}), but {what} {asked} ({other_kind}) was requested; only \
-                     the model and tokenizer that made a bank can continue it"
+                     the model and tokenizer that wrote a bank can continue it"
                 );
                 return Err(Error::file(self.path(), message));
             }
@@ -75,8 +75,8 @@ impl BankFile {
             let budget = key == "retention" && (self.policy().budget().is_some() || asked.budget().is_some());
             if value != other && (budget || !FREE.contains(&key.as_str())) {
                 let message = format!(
-                    "was saved with {key} {value}, but {key} {other} is asked for; it cannot change within a text: \
-                     leave it as it is, or begin a new bank"
+                    "was saved with {key} {value}, but {key} {other} was requested; it is fixed for an \
+                     existing bank: keep the saved value, or start a new bank"
                 );
                 return Err(Error::file(self.path(), message));
             }
@@ -115,8 +115,7 @@ impl BankFile {
 
     pub(super) fn unreadable(&self, name: &str, part: &Part) -> Error {
         let Entry { dtype, shape, .. } = &part.entry;
-        let message =
-            format!("tensor `{name}`, {dtype} of shape {shape:?}, is not what a state bank has there");
+        let message = format!("tensor `{name}`, {dtype} of shape {shape:?}, is not valid in a state bank");
         Error::file(self.path(), message)
     }
 }

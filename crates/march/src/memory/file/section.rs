@@ -127,7 +127,8 @@ pub(super) fn sections(source: &Source) -> crate::Result<(Vec<Section>, Section)
     };
     let (mut earlier, mut last) = (Vec::new(), Section::read(source, 0).map_err(refuse)?);
     if last.after.is_some() {
-        return Err(Error::file(&source.path, "has lost its beginning; take another copy of the file"));
+        let message = "is damaged: its beginning is missing; restore the file from a copy";
+        return Err(Error::file(&source.path, message));
     }
     while let Some(next) = next(source, &last).map_err(refuse)? {
         earlier.push(std::mem::replace(&mut last, next));
@@ -146,20 +147,20 @@ fn next(source: &Source, last: &Section) -> Result<Option<Section>, Problem> {
         return Ok(None);
     }
     let wrong = |message: String| {
-        Problem::Wrong(format!("what was appended at byte {start}: {message}. {}", advice(last)))
+        Problem::Wrong(format!("the section appended at byte {start} {message}. {}", advice(last)))
     };
     if !zero(gap) {
-        return Err(wrong("the bytes before it, which are always zero, are not".into()));
+        return Err(wrong("is damaged: the padding before it is not zero".into()));
     }
     if zero(&first[..LENGTH_BYTES.min(first.len())]) {
         return Err(wrong(
-            "is damaged, or was broken off while an earlier version of this program wrote it: its length is zero"
+            "is damaged, or was left incomplete by an earlier version of this program: its length is zero"
                 .into(),
         ));
     }
     match Section::read(source, start) {
         Ok(next) if next.after.as_ref() == Some(&last.header_checksum) => Ok(Some(next)),
-        Ok(_) => Err(wrong("follows something else than what is before it".into())),
+        Ok(_) => Err(wrong("does not belong to the section before it".into())),
         Err(Problem::Wrong(message)) => Err(wrong(message)),
         Err(problem) => Err(problem),
     }
@@ -169,8 +170,8 @@ fn next(source: &Source, last: &Section) -> Result<Option<Section>, Problem> {
 pub(super) fn advice(last: &Section) -> String {
     let (end, position) = (last.end, last.timeline.position);
     format!(
-        "The first {end} bytes of the file are the bank after {position} tokens: `head -c {end} FILE > OTHER` takes \
-         them out"
+        "The first {end} bytes of the file are the bank after {position} tokens; extract them with \
+         `head -c {end} FILE > OTHER`"
     )
 }
 
@@ -182,7 +183,7 @@ impl Section {
         let length = length.first_chunk().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
         let end = usize::try_from(length).ok().and_then(|length| length.checked_add(LENGTH_BYTES));
         let Some(end) = end.filter(|&end| end <= rest) else {
-            let message = "is cut short or not a state bank; take another copy of the file";
+            let message = "is cut short or not a state bank; restore the file from a copy";
             return Err(message.to_string().into());
         };
         // Check the first bytes before reading a header of arbitrary length: they show whether this is a bank at all.
@@ -290,8 +291,8 @@ fn compare(what: &str, bytes: &[u8], written: Option<&str>) -> std::result::Resu
     match written {
         Some(written) if written == found => Ok(()),
         _ => Err(format!(
-            "is damaged: {what} has checksum {found}, but {} is written; take another copy of the file",
-            written.unwrap_or("something that is none")
+            "is damaged: {what} has checksum {found}, but {} is recorded; restore the file from a copy",
+            written.unwrap_or("an invalid one")
         )),
     }
 }
@@ -314,12 +315,12 @@ fn check_timeline(timeline: &Timeline) -> std::result::Result<(), String> {
         return Ok(());
     }
     let last = match kept.last() {
-        Some(last) => format!("the last of them number {} after {} tokens", last.ordinal, last.position),
+        Some(last) => format!("the last one number {} at {} tokens", last.ordinal, last.position),
         None => "none".into(),
     };
     Err(format!(
-        "has a timeline that no text leads to: {position} tokens, {complete} anchors placed, {} kept, {last}; take \
-         another copy of the file",
+        "has an inconsistent timeline: {position} tokens, {complete} anchors placed, {} kept, {last}; \
+         restore the file from a copy",
         kept.len()
     ))
 }

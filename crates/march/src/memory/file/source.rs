@@ -70,7 +70,7 @@ impl Source {
 
     fn cut_short(&self, range: Range<usize>) -> Error {
         let message = format!(
-            "is damaged: it ends before byte {}, where it should go on; it was cut short: take another copy of the file",
+            "is damaged: it was cut short before byte {}; restore the file from a copy",
             range.end
         );
         Error::damaged(&self.path, message)
@@ -85,8 +85,8 @@ impl anchor_read::Source for Source {
             return Ok(());
         }
         let message = format!(
-            "is damaged: bytes {start} to {}, which hold an anchor, do not have the checksum that was written with \
-             them; take another copy of the file",
+            "is damaged: bytes {start} to {}, which hold an anchor, do not match the checksum written with \
+             them; restore the file from a copy",
             start + bytes.len()
         );
         Err(Error::damaged(&self.path, message).to_string())

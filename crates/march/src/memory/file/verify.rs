@@ -118,12 +118,12 @@ impl BankFile {
             if checksum(&bytes[range.start - start..range.end - start]) != section.checksums[part.first + row]
             {
                 let of = match is_of_anchors(name) {
-                    true => format!(", kept anchor {} from 0", before + row),
+                    true => format!(", kept anchor {} (counted from 0)", before + row),
                     false => String::new(),
                 };
                 return Err(format!(
-                    "is damaged: tensor `{name}`{of} does not have the checksum that was written with it; \
-                     take another copy of the file"
+                    "is damaged: tensor `{name}`{of} does not match the checksum written with it; \
+                     restore the file from a copy"
                 ));
             }
         }

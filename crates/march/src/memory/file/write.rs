@@ -150,14 +150,14 @@ fn write_tensors<E: Engine>(
         let mut left = tensor.bytes();
         tensor.each_row(engine, |bytes| {
             let (Some(sum), true) = (sum.next(), bytes.len() <= left) else {
-                return Err(Error::Request(format!("tensor `{}` has rows of unlike sizes", tensor.name)));
+                return Err(Error::Request(format!("tensor `{}` has rows of different sizes", tensor.name)));
             };
             *sum = checksum(bytes);
             left -= bytes.len();
             out.write_all(bytes).map_err(failed())
         })?;
         if left > 0 {
-            return Err(Error::Request(format!("tensor `{}` has rows of unlike sizes", tensor.name)));
+            return Err(Error::Request(format!("tensor `{}` has rows of different sizes", tensor.name)));
         }
     }
     out.flush().map_err(failed())?;

@@ -74,8 +74,8 @@ fn fill_intermediate_size(document: &mut Document, with_default: bool) -> Result
     let size = ratio.as_f64().map(|ratio| (hidden_size * ratio * 2.0 / 3.0).trunc());
     let Some(size) = size.filter(|size| (1.0..=1e9).contains(size)) else {
         let message = format!(
-            "is {ratio}, from which no `intermediate_size` follows; set `intermediate_size`, or make it \
-             a positive number such as 4"
+            "is {ratio}, which does not give a valid `intermediate_size`; set `intermediate_size`, or \
+             use a positive number such as 4"
         );
         return Err(document.error("hidden_ratio", message));
     };
@@ -90,8 +90,8 @@ fn read_rope(document: &mut Document, attention: bool) -> Result<()> {
         let Some(value) = document.get(key).cloned() else { continue };
         let refuse = |what: String| {
             let message = format!(
-                "is {value}, which is not computed here; {what}: only null, or rope_type \"default\" with \
-                 nothing but its `rope_theta`, can be loaded"
+                "is {value}, which is not supported: {what}; only null, or rope_type \"default\" with \
+                 no other key than `rope_theta`, can be loaded"
             );
             Err(document.error(key, message))
         };
@@ -100,9 +100,9 @@ fn read_rope(document: &mut Document, attention: bool) -> Result<()> {
             match name.as_str() {
                 "rope_theta" if value.is_number() => {}
                 "rope_type" | "type" if value == "default" => {}
-                "rope_type" | "type" => return refuse(format!("there is no `{name}` {value}")),
+                "rope_type" | "type" => return refuse(format!("`{name}` is {value}")),
                 "factor" | "partial_rotary_factor" if value.as_f64() == Some(1.0) => {}
-                _ => return refuse(format!("there is no `{name}` {value}")),
+                _ => return refuse(format!("`{name}` is {value}")),
             }
         }
         let Some(theta) = settings.get("rope_theta").filter(|theta| attention && !theta.is_null()) else {

@@ -124,7 +124,7 @@ pub(super) fn check(document: &Document, model_type: &str) -> Result<()> {
         let message = match demanded(document, model_type, key, value) {
             Some((true, _)) => continue,
             Some((false, only)) => {
-                format!("is {}, which is not computed here; {only} can be loaded", short(value))
+                format!("is {}, which is not supported; {only} can be loaded", short(value))
             }
             None => unknown(document, model_type, key, value),
         };
@@ -144,7 +144,7 @@ fn demanded(document: &Document, model_type: &str, key: &str, value: &Value) -> 
     let (fits, only) = match key {
         "num_kv_heads" | "num_key_value_heads" | "num_attention_heads" => {
             let heads = heads.map(|heads| heads.to_string()).unwrap_or_default();
-            (same(number("num_heads")), format!("all heads are as many as `num_heads`: only {heads} or null"))
+            (same(number("num_heads")), format!("the number of heads is `num_heads`: only {heads} or null"))
         }
         "head_dim" if attention => {
             let width = heads.and_then(|heads| Some(number("hidden_size")? / heads));
@@ -195,8 +195,8 @@ fn unknown(document: &Document, model_type: &str, key: &str, value: &Value) -> S
     let near = nearest(key, document.known());
     let question = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
     format!(
-        "is {}, but this key is not known{question} and may change what the model computes; remove it if it does not, \
-         or make the model one without it",
+        "is {}, but this key is not known{question} and may change what the model computes; if it does not, \
+         remove it, otherwise the model cannot be loaded",
         short(value)
     )
 }

@@ -129,8 +129,8 @@ impl ModelConfig {
         EXAMPLES.get_or_init(|| presets::names().filter_map(read).collect())
     }
 
-    /// The complete policy that the model was made for: how anchors are placed, kept and read. `None` for a mixer
-    /// without anchors.
+    /// The complete policy that the model was trained with: how anchors are placed, kept and read. `None` for a
+    /// mixer without anchors.
     pub fn policy(&self) -> Option<Policy> {
         self.mixer.policy().map(|own| self.memory.over(own))
     }

@@ -118,7 +118,7 @@ impl<E: Engine> Memory<E> for AnchoredMemory<E> {
         let own = ledger.number(anchor.ordinal).unwrap_or(usize::MAX);
         let place = if ledger.entries.is_empty() { place } else { own };
         let (Some(state), Some(tails)) = (self.anchors.states.get(place), self.anchors.tails(place)) else {
-            let message = format!("anchor {} is listed, but a layer does not have it", anchor.ordinal);
+            let message = format!("anchor {} is in the timeline, but missing in a layer", anchor.ordinal);
             return Err(Error::Request(message));
         };
         let state = engine.stored_to_host(state)?;

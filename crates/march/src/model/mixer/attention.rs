@@ -1,7 +1,7 @@
 //! Multi-head softmax attention with rotary positions: the Transformer baseline.
 //!
 //! ```text
-//! q, k, v = W x;   q, k turned by their position;   o_t = Vᵀ softmax(K q_t / sqrt(d))   over positions ≤ t;   W_o o
+//! q, k, v = W x;   q, k rotated by their position;   o_t = Vᵀ softmax(K q_t / sqrt(d))   over positions ≤ t;   W_o o
 //! ```
 //! Memory: every key and value of the text, in blocks that are shared between forks of the text.
 
@@ -42,7 +42,7 @@ impl MixerSpec for AttentionConfig {
         let heads = self.num_heads;
         if heads == 0 || !hidden_size.is_multiple_of(heads) {
             let message =
-                format!("is {heads}, which must divide `hidden_size` ({hidden_size}); take a divisor of it");
+                format!("is {heads}, which must divide `hidden_size` ({hidden_size}); use a divisor of it");
             return Err(("num_heads", message));
         }
         if !(hidden_size / heads).is_multiple_of(2) {

@@ -350,7 +350,7 @@ impl<T: Clone> Rule<'_, T> {
             }
             memory.open = <[T; 4]>::try_from(open).ok();
         }
-        // The states of the new anchors: without the recomputed ones, and without that of the grid point if it is no
+        // The states of the new anchors: without the recomputed ones, and without that of the grid point unless it is an
         // anchor.
         let (old, end) = (before.len(), cuts.len());
         let boundary_states = match cuts.len() > anchors.len() {

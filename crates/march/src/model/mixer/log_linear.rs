@@ -92,7 +92,7 @@ impl LogLinear {
         if end > longest {
             WARNED.call_once(|| {
                 tracing::warn!(
-                    "the text is longer than the {longest} tokens that num_levels = {} weighs apart; \
+                    "the text is longer than {longest} tokens, the limit of num_levels = {}; \
                      all older levels share the last weight",
                     self.levels
                 );

@@ -85,7 +85,7 @@ impl MixerSpec for MarchConfig {
             return Err(("routing_dim", "is 0; it must be at least 1 (the paper's is 64)".into()));
         }
         if routing.routing_top_k == Some(0) {
-            let message = "is 0; it must be at least 1, or left out for dense routing".into();
+            let message = "is 0; it must be at least 1, or not be set for dense routing".into();
             return Err(("routing_top_k", message));
         }
         for (key, value) in

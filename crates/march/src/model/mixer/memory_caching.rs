@@ -75,7 +75,7 @@ impl MixerSpec for MemoryCachingConfig {
         if routing_top_k == Some(0) {
             return Err((
                 "routing_top_k",
-                "is 0; it must be at least 1, or left out for dense reading".into(),
+                "is 0; it must be at least 1, or not be set for dense reading".into(),
             ));
         }
         self.base.check(hidden_size)

@@ -187,7 +187,7 @@ pub trait MixerSpec: Sized {
     fn write(&self) -> Map<String, Value>;
     /// Rejects invalid values.
     fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction>;
-    /// The anchor policy that a checkpoint of this kind was made for; `None` for a mixer without anchors.
+    /// The anchor policy that a checkpoint of this kind was trained with; `None` for a mixer without anchors.
     fn policy(&self) -> Option<Policy> {
         None
     }
@@ -236,7 +236,7 @@ macro_rules! mixers {
                 match self { $(Self::$variant(keys) => keys.check(hidden_size),)* }
             }
 
-            /// The anchor policy that the model was made for; `None` for a mixer without anchors.
+            /// The anchor policy that the model was trained with; `None` for a mixer without anchors.
             pub fn policy(&self) -> Option<Policy> {
                 match self { $(Self::$variant(keys) => keys.policy(),)* }
             }

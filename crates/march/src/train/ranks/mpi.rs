@@ -40,7 +40,7 @@ impl Job {
     /// Joins the job; `asked` is set when this process is asked to stop.
     pub fn join(asked: &'static AtomicBool) -> Result<Self> {
         let Some((universe, threading)) = ::mpi::initialize_with_threading(Threading::Funneled) else {
-            return Err(Error::Request("MPI runs already in this process".into()));
+            return Err(Error::Request("MPI is already running in this process".into()));
         };
         if threading < Threading::Funneled {
             let message =
@@ -104,8 +104,8 @@ fn wait<'a, D: ?Sized>(
         if asked.load(Ordering::Relaxed) && waited > Duration::from_millis(500) && !said {
             said = true;
             aside!(
-                "rank {}: asked to end, but the other ranks do not answer: one of them may have died. Nothing is \
-                 lost: the newest checkpoint is whole; start the job again with --resume",
+                "rank {}: stop requested, but the other ranks do not answer: one of them may have died. \
+                 Nothing is lost: the newest checkpoint is complete; start the job again with --resume",
                 world.rank()
             );
         }
@@ -203,7 +203,7 @@ impl Ranks for Mpi {
         match self.summed.get(..total) {
             Some(summed) => Ok((summed, overlap)),
             None => {
-                let message = format!("{total} numbers were handed over, but only {numbers} were announced");
+                let message = format!("got {total} numbers, expected at most {numbers}");
                 Err(Error::Request(message))
             }
         }
