@@ -280,8 +280,9 @@ impl<'a> Here<'a> {
     }
 }
 
-/// Loading the state, the equations of one chunk, and writing the results, in that order. The next chunk's rows
-/// are prefetched in portions between the products, because the number of outstanding cache misses is limited.
+/// Loading the state, the equations of one chunk, and writing the results, in that order. The next chunk's
+/// rows are prefetched in portions between the products, because the number of outstanding cache misses is
+/// limited.
 impl<'a> Head<'a> {
     /// S before the first token: the initial state, or zero. A state that is read only once and never updated
     /// is returned, to be read in place instead of being packed into `state`.
