@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Input, Program, Random, assert_close, compare, finite_differences, outcome};
+use common::{Input, Program, Random, assert_close, compare, fast_engines, finite_differences, outcome};
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Storage, Visible};
 use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var};
 
@@ -340,6 +340,34 @@ fn rows_do_not_depend_on_each_other() {
             let read = Read(AnchorReadOptions { plan: Arc::new(plan), ..read.0.clone() });
             let found = outcome(&cpu, &read, &alone).unwrap().outputs.remove(0).1;
             assert!(found == whole[row * 32..(row + 1) * 32], "row {row}, top_k {top_k:?}");
+        }
+    }
+}
+
+/// A NaN score makes a single token's weights and readout NaN, whichever anchor has it; other heads stay.
+#[test]
+fn a_nan_score_of_one_token_is_not_dropped() {
+    let mut random = Random(29);
+    let engines = fast_engines();
+    for top_k in [None, Some(1), Some(3)] {
+        for null in [true, false] {
+            let case = Case { rows: 1, anchors: 45, value_heads: 2, null, top_k, ..BASE };
+            let plan = ReadPlan { segments: vec![run(0, 1, 0..45)] };
+            let (read, inputs) = program(case, plan, &mut random);
+            for cpu in &engines {
+                let sound = outcome(cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+                for anchor in 0..45 {
+                    let mut inputs = inputs.clone();
+                    inputs[2].data[anchor * 16 + 3] = f64::NAN;
+                    let found = outcome(cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+                    let what = format!("top_k {top_k:?}, null {null}, anchor {anchor}");
+                    assert!(found[..8].iter().all(|v| v.is_nan()), "{what}");
+                    assert!(found[8..] == sound[8..], "{what}");
+                    let tensors: Vec<_> =
+                        inputs.iter().map(|i| cpu.from_f64(&i.data, &i.shape).unwrap()).collect();
+                    assert!(weights_of(cpu, &read, &tensors)[anchor].is_nan(), "{what}");
+                }
+            }
         }
     }
 }

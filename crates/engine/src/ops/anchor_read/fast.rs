@@ -131,7 +131,8 @@ fn tiles<'a>(segments: impl Iterator<Item = &'a Segment>) -> Vec<(&'a Segment, u
         .collect()
 }
 
-#[allow(unsafe_code)]
+/// Forward pass of all segments: the readout, with `keep` what the backward pass needs, and with
+/// `want_weights` the weights π.
 fn read(
     cpu: &Cpu,
     call: &Call<'_>,
@@ -141,7 +142,7 @@ fn read(
     want_weights: bool,
 ) -> Result<(T, Option<AnchorReadKept<T>>, Option<T>)> {
     let Sizes { rows, value_heads: heads, anchors, .. } = call.sizes;
-    let segments = &options.plan.segments;
+    let segments = &options.plan.segments[..];
     let mut readout = cpu.zeros(shape);
     let (dense, sparse): (Vec<usize>, Vec<usize>) =
         (0..segments.len()).partition(|&i| is_dense(&segments[i], options));
@@ -151,17 +152,51 @@ fn read(
     let mut chosen = vec![0; chosen_len];
     let mut weights = cpu.uninit(&[chosen_len]);
     let mut all = want_weights.then(|| cpu.zeros(&[rows, heads, anchors]));
+    let reader = Reader { cpu, call, segments, dense: &dense, sparse: &sparse, top_k };
     {
         let readout = Shared::new(readout.data_mut());
         let log_sum = Shared::new(log_sum.data_mut());
         let all = all.as_mut().map(|t| Shared::new(t.data_mut()));
-        let list = tiles(dense.iter().map(|&i| &segments[i]));
         dense.iter().try_for_each(|&i| call.prepare(cpu, segments[i].visible.iter()))?;
+        reader.read_dense(&readout, keep.then_some(&log_sum), all.as_ref());
+        if !sparse.is_empty() {
+            reader.choose(&mut chosen, weights.data_mut(), &log_sum);
+            call.prepare(cpu, reader.chosen_anchors(&chosen))?;
+            reader.read_chosen(&chosen, weights.data(), &readout);
+            call.check_sound(reader.chosen_anchors(&chosen))?;
+        }
+        dense.iter().try_for_each(|&i| call.check_sound(segments[i].visible.iter()))?;
+    }
+    if let Some(all) = &mut all {
+        reader.spread(&chosen, weights.data(), all.data_mut());
+    }
+    let kept = keep.then_some(AnchorReadKept { log_sum, chosen, weights });
+    Ok((readout, kept, all))
+}
+
+/// The steps of a forward pass, each of which distributes its tasks over the threads.
+struct Reader<'a> {
+    cpu: &'a Cpu,
+    call: &'a Call<'a>,
+    segments: &'a [Segment],
+    /// Indices of the segments that read all their visible anchors.
+    dense: &'a [usize],
+    /// Indices of the segments that read the K best.
+    sparse: &'a [usize],
+    /// K
+    top_k: usize,
+}
+
+impl Reader<'_> {
+    /// Dense segments: p = softmax([ρ·κ_1 … ρ·κ_c, null]);   Oh = Σ_m diag(p_m) (sQ) A_m
+    fn read_dense(&self, readout: &Shared<'_>, log_sum: Option<&Shared<'_>>, weights: Option<&Shared<'_>>) {
+        let Self { cpu, call, .. } = *self;
+        let heads = call.sizes.value_heads;
+        let list = tiles(self.dense.iter().map(|&i| &self.segments[i]));
         // Later tiles of a sequence see more anchors; start the longest tasks first to balance the load.
         cpu.parallel(list.len() * heads, |task| {
             let (segment, first, count) = list[list.len() - 1 - task / heads];
-            let (head, readout, weights) = (task % heads, &readout, all.as_ref());
-            let log_sum = keep.then_some(&log_sum);
+            let head = task % heads;
             if count == 1 {
                 with_scratch(DenseOne::scratch(call, segment), |scratch| {
                     let row = first;
@@ -192,93 +227,95 @@ fn read(
                 });
             });
         });
-        if !sparse.is_empty() {
-            {
-                let (chosen, weights) = (Shared::new(&mut chosen[..]), Shared::new(weights.data_mut()));
-                let list = tiles(sparse.iter().map(|&i| &segments[i]));
-                cpu.parallel(list.len() * heads, |task| {
-                    let (segment, first, count) = list[list.len() - 1 - task / heads];
-                    if count == 1 {
-                        let (row, head) = (first, task % heads);
-                        let at = (row * heads + head) * top_k;
-                        // SAFETY: this token and head belong to this task only.
-                        let (chosen, weights) = unsafe { (chosen.part(at, top_k), weights.part(at, top_k)) };
-                        with_scratch(ChooseOne::scratch(call, segment), |scratch| {
-                            let log_sum = &log_sum;
-                            let one =
-                                ChooseOne { call, segment, row, head, chosen, weights, log_sum, scratch };
-                            cpu.level().run(one);
-                        });
-                        return;
-                    }
-                    with_scratch(Choose::scratch(call, top_k), |scratch| {
-                        cpu.level().run(Choose {
-                            call,
-                            segment,
-                            first,
-                            count,
-                            head: task % heads,
-                            top_k,
-                            chosen: &chosen,
-                            weights: &weights,
-                            log_sum: &log_sum,
-                            scratch,
-                        });
-                    });
+    }
+
+    /// Top-K segments: the K anchors with the largest ρ·κ_m for every token and head, [rows, value_heads, K],
+    /// and p = softmax of their scores and the null.
+    #[allow(unsafe_code)]
+    fn choose(&self, chosen: &mut [u32], weights: &mut [f32], log_sum: &Shared<'_>) {
+        let Self { cpu, call, top_k, .. } = *self;
+        let heads = call.sizes.value_heads;
+        let (chosen, weights) = (Shared::new(chosen), Shared::new(weights));
+        let list = tiles(self.sparse.iter().map(|&i| &self.segments[i]));
+        cpu.parallel(list.len() * heads, |task| {
+            let (segment, first, count) = list[list.len() - 1 - task / heads];
+            if count == 1 {
+                let (row, head) = (first, task % heads);
+                let at = (row * heads + head) * top_k;
+                // SAFETY: this token and head belong to this task only.
+                let (chosen, weights) = unsafe { (chosen.part(at, top_k), weights.part(at, top_k)) };
+                with_scratch(ChooseOne::scratch(call, segment), |scratch| {
+                    let one = ChooseOne { call, segment, row, head, chosen, weights, log_sum, scratch };
+                    cpu.level().run(one);
                 });
+                return;
             }
-            let of_segment = |i: &usize| {
-                let rows = segments[*i].start..segments[*i].start + segments[*i].len;
-                &chosen[rows.start * heads * top_k..rows.end * heads * top_k]
-            };
-            let read =
-                || sparse.iter().flat_map(of_segment).filter(|&&id| id != NO_ANCHOR).map(|&id| id as usize);
-            call.prepare(cpu, read())?;
-            let blocks = blocks(segments, sparse.iter().copied());
-            cpu.parallel(blocks.len() * heads, |task| {
-                let (block, head) = (&blocks[task / heads], task % heads);
-                if let [rows] = &block[..]
-                    && rows.len() == 1
-                {
-                    let (row, readout) = (rows.start, &readout);
-                    let at = (row * heads + head) * top_k;
-                    let (chosen, weights) = (&chosen[at..at + top_k], &weights.data()[at..at + top_k]);
-                    with_scratch(ReadOne::scratch(call), |scratch| {
-                        cpu.level().run(ReadOne { call, row, head, chosen, weights, readout, scratch });
-                    });
-                    return;
-                }
-                let groups = Groups::new(call, block, head, top_k, &chosen);
-                with_scratch(ReadBlock::scratch(call), |scratch| {
-                    cpu.level().run(ReadBlock {
-                        call,
-                        groups: &groups,
-                        head,
-                        top_k,
-                        weights: weights.data(),
-                        readout: &readout,
-                        scratch,
-                    });
+            with_scratch(Choose::scratch(call, top_k), |scratch| {
+                cpu.level().run(Choose {
+                    call,
+                    segment,
+                    first,
+                    count,
+                    head: task % heads,
+                    top_k,
+                    chosen: &chosen,
+                    weights: &weights,
+                    log_sum,
+                    scratch,
                 });
             });
-            call.check_sound(read())?;
-        }
-        dense.iter().try_for_each(|&i| call.check_sound(segments[i].visible.iter()))?;
+        });
     }
-    if let (Some(all), false) = (&mut all, sparse.is_empty()) {
-        let all = all.data_mut();
-        for row in sparse.iter().flat_map(|&i| segments[i].start..segments[i].start + segments[i].len) {
+
+    /// The anchors that the tokens of top-K segments selected, with repetitions.
+    fn chosen_anchors<'c>(&'c self, chosen: &'c [u32]) -> impl Iterator<Item = usize> + 'c {
+        let each = self.call.sizes.value_heads * self.top_k;
+        let of_segment = move |&i: &usize| {
+            let Segment { start, len, .. } = self.segments[i];
+            &chosen[start * each..(start + len) * each]
+        };
+        self.sparse.iter().flat_map(of_segment).filter(|&&id| id != NO_ANCHOR).map(|&id| id as usize)
+    }
+
+    /// Top-K segments: Oh = Σ_m diag(p_m) (sQ) A_m, with m over the selected anchors.
+    fn read_chosen(&self, chosen: &[u32], weights: &[f32], readout: &Shared<'_>) {
+        let Self { cpu, call, top_k, .. } = *self;
+        let heads = call.sizes.value_heads;
+        let blocks = blocks(self.segments, self.sparse.iter().copied());
+        cpu.parallel(blocks.len() * heads, |task| {
+            let (block, head) = (&blocks[task / heads], task % heads);
+            if let [rows] = &block[..]
+                && rows.len() == 1
+            {
+                let row = rows.start;
+                let at = (row * heads + head) * top_k;
+                let (chosen, weights) = (&chosen[at..at + top_k], &weights[at..at + top_k]);
+                with_scratch(ReadOne::scratch(call), |scratch| {
+                    cpu.level().run(ReadOne { call, row, head, chosen, weights, readout, scratch });
+                });
+                return;
+            }
+            let groups = Groups::new(call, block, head, top_k, chosen);
+            with_scratch(ReadBlock::scratch(call), |scratch| {
+                cpu.level().run(ReadBlock { call, groups: &groups, head, top_k, weights, readout, scratch });
+            });
+        });
+    }
+
+    /// Writes the weights of the selected anchors of top-K segments into π, [rows, value_heads, N].
+    fn spread(&self, chosen: &[u32], weights: &[f32], all: &mut [f32]) {
+        let Self { segments, top_k, .. } = *self;
+        let Sizes { value_heads: heads, anchors, .. } = self.call.sizes;
+        for row in self.sparse.iter().flat_map(|&i| segments[i].start..segments[i].start + segments[i].len) {
             for at in row * heads..(row + 1) * heads {
                 for k in at * top_k..(at + 1) * top_k {
                     if chosen[k] != NO_ANCHOR {
-                        all[at * anchors + chosen[k] as usize] = weights.data()[k];
+                        all[at * anchors + chosen[k] as usize] = weights[k];
                     }
                 }
             }
         }
     }
-    let kept = keep.then_some(AnchorReadKept { log_sum, chosen, weights });
-    Ok((readout, kept, all))
 }
 
 #[allow(unsafe_code)]

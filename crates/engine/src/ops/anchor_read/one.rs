@@ -4,8 +4,6 @@
 //! Every sum has the same terms in the same order as in a larger tile, so results are bit-identical. States are
 //! read in place.
 
-use std::cmp::Ordering;
-
 use super::stored::Codes;
 use super::tile::{ANCHORS, Call};
 use super::{NO_ANCHOR, Segment, Visible};
@@ -220,10 +218,12 @@ impl Kernel for ChooseOne<'_> {
             }
             let first = block * LANES;
             for (i, &score) in eight.iter().enumerate().take(seen - first) {
-                // The later anchor wins ties. A NaN score is inserted at the front.
-                let (mut score, mut anchor) = (score, segment.visible.get(first + i) as u32);
+                // The later anchor wins ties. A NaN score ranks as inf, so that no finite score displaces it;
+                // the softmax of inf is NaN, so the token's weights and readout become NaN.
+                let mut score = if score.is_nan() { f32::INFINITY } else { score };
+                let mut anchor = segment.visible.get(first + i) as u32;
                 for (best, chosen) in weights.iter_mut().zip(chosen.iter_mut()) {
-                    if score.partial_cmp(best) != Some(Ordering::Less) {
+                    if score >= *best {
                         std::mem::swap(&mut score, best);
                         std::mem::swap(&mut anchor, chosen);
                     }

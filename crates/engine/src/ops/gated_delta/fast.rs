@@ -10,7 +10,7 @@
 //! K S and Q S are computed as one product. The state is stored in panels of 16 columns. Heads are distributed over
 //! threads. For the backward pass, Vn and the state at every 64th token are saved.
 
-use super::chunk::{CHUNK, Chunk, GateInput, Prepared, SQUARE, chunks, gates, load_normalised};
+use super::chunk::{CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, chunks, gates, load_normalised};
 use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check, check_differentiable};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
@@ -144,164 +144,304 @@ impl Head<'_> {
     fn scratch(pad: Padded) -> usize {
         pad.state() + 2 * CHUNK * pad.key + CHUNK * pad.key + 4 * CHUNK * pad.value + 5 * SQUARE
     }
+
+    /// s = d_k^-½
+    #[inline(always)]
+    fn scale(&self) -> f32 {
+        1.0 / (self.sizes.key_dim as f32).sqrt()
+    }
+
+    /// Whether the state after a chunk is not used.
+    #[inline(always)]
+    fn is_last(&self, chunk: &Chunk) -> bool {
+        let Sizes { tokens, final_state, .. } = self.sizes;
+        chunk.start + chunk.len == tokens && chunk.boundary.is_none() && !final_state
+    }
 }
 
 impl Kernel for Head<'_> {
     type Output = ();
     #[inline(always)]
-    #[allow(unsafe_code)]
-    fn run<S: Simd>(self, s: S) {
-        let Self { sizes, pad, input, plan, b, h, outputs, .. } = self;
-        let Sizes { tokens, value_heads, key_dim, value_dim, .. } = sizes;
-        let scale = 1.0 / (key_dim as f32).sqrt();
-        let (key_stride, value_stride) = (sizes.key_heads * key_dim, value_heads * value_dim);
-        let mut carve = Carve(self.scratch);
-        let state = carve.take(pad.state());
-        let kq = carve.take(2 * CHUNK * pad.key);
-        let vn = carve.take(CHUNK * pad.value);
-        let rhs = carve.take(CHUNK * pad.value);
-        let read = carve.take(2 * CHUNK * pad.value);
-        let mut prepared = Prepared {
-            key_t: carve.take(CHUNK * pad.key),
-            products: carve.take(2 * SQUARE),
-            decay: carve.take(SQUARE),
-            inverse: carve.take(SQUARE),
-            scores: carve.take(SQUARE),
-        };
-        let last = |chunk: &Chunk| {
-            chunk.start + chunk.len == tokens && chunk.boundary.is_none() && !sizes.final_state
-        };
-        let mut lying = None;
-        match input.initial_state {
-            Some(t) => {
-                let at = (b * value_heads + h) * sizes.state();
-                let initial = &t.data()[at..at + sizes.state()];
-                // A state that is read only once and never updated is read in place instead of being packed.
-                let once = self.kept == 0 && plan.chunks[b].first().is_some_and(last);
-                if once && value_dim.is_multiple_of(PANEL) {
-                    lying = Some(Block::rows(initial, value_dim));
-                } else {
-                    simd::pack(key_dim, value_dim, initial, state);
-                }
-            }
-            None => state.fill(0.0),
-        }
-        rhs.fill(0.0);
+    fn run<S: Simd>(mut self, s: S) {
+        let Self { sizes, pad, plan, b, h, outputs, .. } = self;
+        let mut work = Work::new(pad, &mut Carve(std::mem::take(&mut self.scratch)));
+        let lying = self.load_state(work.state);
+        // Its padding stays zero.
+        work.rhs.fill(0.0);
         for chunk in &plan.chunks[b] {
-            let len = chunk.len;
-            let row = b * tokens + chunk.start;
-            if self.kept > 0 && chunk.start % KEPT_EVERY == 0 {
-                let at = ((b * value_heads + h) * self.kept + chunk.start / KEPT_EVERY) * pad.state();
-                // SAFETY: each head and each saved position has its own disjoint part.
-                unsafe { outputs.states.part(at, pad.state()) }.copy_from_slice(state);
+            self.save_state(chunk, work.state);
+            let gates = gates(s, self.gates, chunk.start * sizes.value_heads, chunk.len);
+            let here = Here::new(&self, chunk, &gates);
+            self.load(s, here, &mut work);
+            self.read_state(s, here, lying, &mut work);
+            self.writes(s, here, &mut work);
+            self.readout(s, here, &mut work);
+            self.write_rows(s, here, &work);
+            if self.is_last(chunk) {
+                return;
             }
-            let g = gates(s, self.gates, chunk.start * value_heads, len);
-            let key_at = row * key_stride + sizes.key_head(h) * key_dim;
-            load_normalised(s, len, key_dim, &input.key.data()[key_at..], key_stride, kq);
-            // Only the chunk's tokens from `first` on have a query. Query and readout rows exclude the tokens
-            // without a query, `sizes.silent()` per batch row, so their row index is smaller by `silent`.
-            let first = sizes.silent().saturating_sub(chunk.start).min(len);
-            let (asking, silent) = (len - first, (b + 1) * sizes.silent());
-            let queries = &mut kq[len * pad.key..];
-            if asking > 0 {
-                let from = &input.query.data()[key_at + (first * key_stride) - silent * key_stride..];
-                load_normalised(s, asking, key_dim, from, key_stride, queries);
-            }
-            let value_at = row * value_stride + h * value_dim;
-            // Prefetch the next chunk's rows in portions between the products, because the number of outstanding
-            // cache misses is limited.
-            let (next_key, next_value) = (key_at + len * key_stride, value_at + len * value_stride);
-            let ask_keys =
-                |data: &[f32], at: usize| simd::prefetch_rows(s, data, at, key_stride, CHUNK, key_dim);
-            let ask_values =
-                |data: &[f32]| simd::prefetch_rows(s, data, next_value, value_stride, CHUNK, value_dim);
-            ask_keys(input.key.data(), next_key);
-            prepared.fill(s, &g, [len, asking], key_dim, kq, scale);
-            // [K; Q] S
-            gemm(
-                s,
-                [len + asking, pad.value, key_dim],
-                Band::Full,
-                Strided::rows(kq, pad.key),
-                lying.unwrap_or(Block::panels(state, pad.key)),
-                BlockMut::rows(read, pad.value),
-                Epilogue::Set,
-            );
-            ask_keys(input.query.data(), next_key.saturating_sub(silent * key_stride));
-            // rhs = β (V − e K S)
-            let (held, current) = read.split_at_mut(len * pad.value);
-            let faded = g.since_start.map(|e| scale * e);
-            for t in 0..len {
-                let row = t * pad.value..(t + 1) * pad.value;
-                let value = &input.value.data()[value_at + t * value_stride..][..value_dim];
-                let (b, e) = (g.write[t], g.since_start[t]);
-                // The padding of `rhs` is zeroed once above and never written.
-                simd::blend(s, &mut rhs[row.clone()], false, (b, value), (-b * e, &held[row.clone()]));
-            }
-            let triangle = [len, pad.value, len];
-            ask_values(input.value.data());
-            gemm(
-                s,
-                triangle,
-                Band::Lower,
-                Strided::rows(prepared.inverse, CHUNK),
-                Block::rows(rhs, pad.value),
-                BlockMut::rows(vn, pad.value),
-                Epilogue::Set,
-            );
-            gemm(
-                s,
-                [asking, pad.value, len],
-                if first == 0 { Band::Lower } else { Band::Full },
-                Strided::rows(&prepared.scores[first * CHUNK..], CHUNK),
-                Block::rows(vn, pad.value),
-                BlockMut::rows(current, pad.value),
-                Epilogue::Rescaled(&faded[first..]),
-            );
-            for t in first..len {
-                let to = value_at + t * value_stride - silent * value_stride;
-                // SAFETY: this head's columns of this token are written by this task only.
-                let out = unsafe { outputs.readout.part(to, value_dim) };
-                simd::copy(s, out, &current[(t - first) * pad.value..][..value_dim]);
-                if let Some(writes) = &outputs.writes {
-                    // SAFETY: as above.
-                    let out = unsafe { writes.part(value_at + t * value_stride, value_dim) };
-                    simd::copy(s, out, &vn[t * pad.value..][..value_dim]);
-                }
-            }
-            let next_readout = next_value.saturating_sub(silent * value_stride);
-            simd::prefetch_at(s, outputs.readout.pointer(0), next_readout, value_stride, CHUNK, value_dim);
-            if let Some(writes) = &outputs.writes {
-                simd::prefetch_at(s, writes.pointer(0), next_value, value_stride, CHUNK, value_dim);
-            }
-            if last(chunk) {
-                return; // the state after this chunk is not used
-            }
-            // S = tot S + (diag(d) K)ᵀ Vn
-            for t in 0..len {
-                simd::scale(s, &mut kq[t * pad.key..(t + 1) * pad.key], g.until_end[t]);
-            }
-            gemm(
-                s,
-                [key_dim, pad.value, len],
-                Band::Full,
-                Strided::transposed(kq, pad.key),
-                Block::rows(vn, pad.value),
-                BlockMut::panels(state, pad.key),
-                Epilogue::Decay(g.whole),
-            );
+            self.update_state(s, here, &mut work);
             if let Some(m) = chunk.boundary {
-                let at = ((plan.first_boundary[b] + m) * value_heads + h) * sizes.state();
-                // SAFETY: each pair of boundary and head has its own disjoint part.
-                let out = unsafe { outputs.boundary_states.part(at, sizes.state()) };
-                simd::unpack(key_dim, value_dim, state, out);
+                let which = (plan.first_boundary[b] + m) * sizes.value_heads + h;
+                self.write_state(&outputs.boundary_states, which, work.state);
             }
         }
         if sizes.final_state {
-            let at = (b * value_heads + h) * sizes.state();
-            // SAFETY: each pair of batch row and head has its own disjoint part.
-            let out = unsafe { outputs.final_state.part(at, sizes.state()) };
-            simd::unpack(key_dim, value_dim, state, out);
+            self.write_state(&outputs.final_state, b * sizes.value_heads + h, work.state);
         }
+    }
+}
+
+/// Scratch buffers for one head's forward pass.
+struct Work<'a> {
+    /// S, panels of [d_k, d_v]
+    state: &'a mut [f32],
+    /// [K; Q]; for the update of the state, diag(d) K
+    kq: &'a mut [f32],
+    vn: &'a mut [f32],
+    /// diag(β) (V − diag(e) K S)
+    rhs: &'a mut [f32],
+    /// [K S; Q S]; Q S is later overwritten by O
+    read: &'a mut [f32],
+    prepared: Prepared<'a>,
+}
+
+impl<'a> Work<'a> {
+    #[inline(always)]
+    fn new(pad: Padded, carve: &mut Carve<'a>) -> Self {
+        Self {
+            state: carve.take(pad.state()),
+            kq: carve.take(2 * CHUNK * pad.key),
+            vn: carve.take(CHUNK * pad.value),
+            rhs: carve.take(CHUNK * pad.value),
+            read: carve.take(2 * CHUNK * pad.value),
+            prepared: Prepared {
+                key_t: carve.take(CHUNK * pad.key),
+                products: carve.take(2 * SQUARE),
+                decay: carve.take(SQUARE),
+                inverse: carve.take(SQUARE),
+                scores: carve.take(SQUARE),
+            },
+        }
+    }
+}
+
+/// A chunk's gates and its place in the tensors.
+///
+/// Only the chunk's tokens from `first` on have a query. Query and readout rows exclude the tokens without a
+/// query, `sizes.silent()` per batch row, so their row index is smaller by `silent`.
+#[derive(Clone, Copy)]
+struct Here<'a> {
+    gates: &'a Gates,
+    len: usize,
+    first: usize,
+    /// Number of tokens that have a query.
+    asking: usize,
+    silent: usize,
+    /// Distance between the rows of two tokens.
+    key_stride: usize,
+    value_stride: usize,
+    /// This head's columns of the chunk's first token.
+    key_at: usize,
+    value_at: usize,
+}
+
+impl<'a> Here<'a> {
+    #[inline(always)]
+    fn new(head: &Head<'_>, chunk: &Chunk, gates: &'a Gates) -> Self {
+        let Head { sizes, b, h, .. } = *head;
+        let Sizes { tokens, value_heads, key_heads, key_dim, value_dim, .. } = sizes;
+        let (key_stride, value_stride) = (key_heads * key_dim, value_heads * value_dim);
+        let (len, row) = (chunk.len, b * tokens + chunk.start);
+        let first = sizes.silent().saturating_sub(chunk.start).min(len);
+        Self {
+            gates,
+            len,
+            first,
+            asking: len - first,
+            silent: (b + 1) * sizes.silent(),
+            key_stride,
+            value_stride,
+            key_at: row * key_stride + sizes.key_head(h) * key_dim,
+            value_at: row * value_stride + h * value_dim,
+        }
+    }
+
+    /// Place of the next chunk's first key.
+    #[inline(always)]
+    fn next_key(self) -> usize {
+        self.key_at + self.len * self.key_stride
+    }
+
+    /// Place of the next chunk's first value.
+    #[inline(always)]
+    fn next_value(self) -> usize {
+        self.value_at + self.len * self.value_stride
+    }
+}
+
+/// Loading the state, the equations of one chunk, and writing the results, in that order. The next chunk's
+/// rows are prefetched in portions between the products, because the number of outstanding cache misses is
+/// limited.
+impl<'a> Head<'a> {
+    /// S before the first token: the initial state, or zero. A state that is read only once and never updated
+    /// is returned, to be read in place instead of being packed into `state`.
+    #[inline(always)]
+    fn load_state(&self, state: &mut [f32]) -> Option<Block<'a>> {
+        let Sizes { value_heads, key_dim, value_dim, .. } = self.sizes;
+        let Some(t) = self.input.initial_state else {
+            state.fill(0.0);
+            return None;
+        };
+        let at = (self.b * value_heads + self.h) * self.sizes.state();
+        let initial = &t.data()[at..at + self.sizes.state()];
+        let first = self.plan.chunks[self.b].first();
+        let once = self.kept == 0 && first.is_some_and(|chunk| self.is_last(chunk));
+        if once && value_dim.is_multiple_of(PANEL) {
+            return Some(Block::rows(initial, value_dim));
+        }
+        simd::pack(key_dim, value_dim, initial, state);
+        None
+    }
+
+    /// Saves S for the backward pass, before every 64th token.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn save_state(&self, chunk: &Chunk, state: &[f32]) {
+        let size = self.pad.state();
+        if self.kept > 0 && chunk.start % KEPT_EVERY == 0 {
+            let head = self.b * self.sizes.value_heads + self.h;
+            let at = (head * self.kept + chunk.start / KEPT_EVERY) * size;
+            // SAFETY: each head and each saved position has its own disjoint part.
+            unsafe { self.outputs.states.part(at, size) }.copy_from_slice(state);
+        }
+    }
+
+    /// [K; Q], normalised, and from them Γ, N and P.
+    #[inline(always)]
+    fn load<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (input, key_dim) = (self.input, self.sizes.key_dim);
+        let Here { len, asking, key_stride, key_at, .. } = here;
+        load_normalised(s, len, key_dim, &input.key.data()[key_at..], key_stride, work.kq);
+        let queries = &mut work.kq[len * self.pad.key..];
+        if asking > 0 {
+            let from = key_at + (here.first * key_stride) - here.silent * key_stride;
+            load_normalised(s, asking, key_dim, &input.query.data()[from..], key_stride, queries);
+        }
+        simd::prefetch_rows(s, input.key.data(), here.next_key(), key_stride, CHUNK, key_dim);
+        work.prepared.fill(s, here.gates, [len, asking], key_dim, work.kq, self.scale());
+    }
+
+    /// [K; Q] S, with the state in place if it is given as `lying`.
+    #[inline(always)]
+    fn read_state<S: Simd>(&self, s: S, here: Here<'_>, lying: Option<Block<'_>>, work: &mut Work<'_>) {
+        let (pad, key_dim) = (self.pad, self.sizes.key_dim);
+        gemm(
+            s,
+            [here.len + here.asking, pad.value, key_dim],
+            Band::Full,
+            Strided::rows(work.kq, pad.key),
+            lying.unwrap_or(Block::panels(work.state, pad.key)),
+            BlockMut::rows(work.read, pad.value),
+            Epilogue::Set,
+        );
+        let next = here.next_key().saturating_sub(here.silent * here.key_stride);
+        simd::prefetch_rows(s, self.input.query.data(), next, here.key_stride, CHUNK, key_dim);
+    }
+
+    /// Vn = N diag(β) (V − diag(e) K S)
+    #[inline(always)]
+    fn writes<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (pad, value_dim, g) = (self.pad, self.sizes.value_dim, here.gates);
+        let values = self.input.value.data();
+        for t in 0..here.len {
+            let row = t * pad.value..(t + 1) * pad.value;
+            let value = &values[here.value_at + t * here.value_stride..][..value_dim];
+            let (b, e) = (g.write[t], g.since_start[t]);
+            let held = &work.read[row.clone()];
+            simd::blend(s, &mut work.rhs[row], false, (b, value), (-b * e, held));
+        }
+        simd::prefetch_rows(s, values, here.next_value(), here.value_stride, CHUNK, value_dim);
+        gemm(
+            s,
+            [here.len, pad.value, here.len],
+            Band::Lower,
+            Strided::rows(work.prepared.inverse, CHUNK),
+            Block::rows(work.rhs, pad.value),
+            BlockMut::rows(work.vn, pad.value),
+            Epilogue::Set,
+        );
+    }
+
+    /// O = s diag(e) Q S + P Vn, for the tokens that have a query.
+    #[inline(always)]
+    fn readout<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (pad, scale, first) = (self.pad, self.scale(), here.first);
+        let faded = here.gates.since_start.map(|e| scale * e);
+        gemm(
+            s,
+            [here.asking, pad.value, here.len],
+            if first == 0 { Band::Lower } else { Band::Full },
+            Strided::rows(&work.prepared.scores[first * CHUNK..], CHUNK),
+            Block::rows(work.vn, pad.value),
+            BlockMut::rows(&mut work.read[here.len * pad.value..], pad.value),
+            Epilogue::Rescaled(&faded[first..]),
+        );
+    }
+
+    /// Writes O and, for the backward pass, Vn.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_rows<S: Simd>(&self, s: S, here: Here<'_>, work: &Work<'_>) {
+        let Self { pad, outputs, .. } = *self;
+        let Here { len, first, value_stride, value_at, .. } = here;
+        let (value_dim, silent) = (self.sizes.value_dim, here.silent * value_stride);
+        let current = &work.read[len * pad.value..];
+        for t in first..len {
+            let to = value_at + t * value_stride;
+            // SAFETY: this head's columns of this token are written by this task only.
+            let out = unsafe { outputs.readout.part(to - silent, value_dim) };
+            simd::copy(s, out, &current[(t - first) * pad.value..][..value_dim]);
+            if let Some(writes) = &outputs.writes {
+                // SAFETY: as above.
+                let out = unsafe { writes.part(to, value_dim) };
+                simd::copy(s, out, &work.vn[t * pad.value..][..value_dim]);
+            }
+        }
+        let next = here.next_value();
+        let next_readout = next.saturating_sub(silent);
+        simd::prefetch_at(s, outputs.readout.pointer(0), next_readout, value_stride, CHUNK, value_dim);
+        if let Some(writes) = &outputs.writes {
+            simd::prefetch_at(s, writes.pointer(0), next, value_stride, CHUNK, value_dim);
+        }
+    }
+
+    /// S' = tot S + (diag(d) K)ᵀ Vn, which replaces S.
+    #[inline(always)]
+    fn update_state<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (pad, len, g) = (self.pad, here.len, here.gates);
+        for t in 0..len {
+            simd::scale(s, &mut work.kq[t * pad.key..(t + 1) * pad.key], g.until_end[t]);
+        }
+        gemm(
+            s,
+            [self.sizes.key_dim, pad.value, len],
+            Band::Full,
+            Strided::transposed(work.kq, pad.key),
+            Block::rows(work.vn, pad.value),
+            BlockMut::panels(work.state, pad.key),
+            Epilogue::Decay(g.whole),
+        );
+    }
+
+    /// Writes S as state `which` of an output.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_state(&self, to: &Shared<'_>, which: usize, state: &[f32]) {
+        let Sizes { key_dim, value_dim, .. } = self.sizes;
+        let size = self.sizes.state();
+        // SAFETY: each pair of boundary, or batch row, and head has its own disjoint part.
+        let out = unsafe { to.part(which * size, size) };
+        simd::unpack(key_dim, value_dim, state, out);
     }
 }

@@ -262,6 +262,66 @@ struct Work<'a> {
     dt_bias: f32,
 }
 
+/// What the backward step of a chunk reads.
+#[derive(Clone, Copy)]
+struct Here<'a> {
+    gates: &'a Gates,
+    len: usize,
+    /// First token, counted over all batch rows.
+    row: usize,
+    /// s
+    scale: f32,
+    /// K
+    keys: &'a [f32],
+    /// Q
+    queries: &'a [f32],
+    vn: &'a [f32],
+    /// Sᵀ, panels of [d_v, d_k]
+    state_t: &'a [f32],
+}
+
+impl Here<'_> {
+    /// Prefetch position: the previous chunk.
+    #[inline(always)]
+    fn before(self) -> usize {
+        self.row.saturating_sub(CHUNK)
+    }
+
+    /// Prefetch position: the chunk at this position in the previous block.
+    #[inline(always)]
+    fn block_before(self) -> usize {
+        self.row.saturating_sub(KEPT_EVERY)
+    }
+}
+
+/// Each token's terms of the gate gradients.
+struct Terms {
+    /// d log α
+    dlog: [f32; CHUNK],
+    /// dβ
+    dwrite: [f32; CHUNK],
+    /// a
+    suffix: [f32; CHUNK],
+    /// b
+    prefix: [f32; CHUNK],
+}
+
+impl Terms {
+    /// d log α_t += tot <S, dS'> + Σ_{i≥t} a_i + Σ_{j<t} b_j, with `through` = tot <S, dS'>.
+    #[inline(always)]
+    fn add_states_and_rows(&mut self, len: usize, through: f32) {
+        let mut sum = through;
+        let mut tail = [0.0f32; CHUNK + 1];
+        for t in (0..len).rev() {
+            tail[t] = tail[t + 1] + self.suffix[t];
+        }
+        for t in 0..len {
+            self.dlog[t] += sum + tail[t];
+            sum += self.prefix[t];
+        }
+    }
+}
+
 impl Head<'_> {
     /// Loads a chunk's keys, queries and Vn, and recomputes the transposed state after the chunk from the one
     /// before.
@@ -310,86 +370,130 @@ impl Head<'_> {
 
     /// Backward step of one chunk: propagates dS' to dS and computes all gradients of the chunk's tokens.
     #[inline(always)]
-    #[allow(unsafe_code)]
     fn step<S: Simd>(&self, s: S, step: &Step, kq: &[f32], vn: &[f32], state_t: &[f32], work: &mut Work<'_>) {
-        let Self { sizes, pad, input, h, .. } = *self;
-        let Sizes { key_dim, value_dim, value_heads, .. } = sizes;
         let Step { chunk, gates, .. } = step;
         let len = chunk.len;
-        let scale = 1.0 / (key_dim as f32).sqrt();
-        let row = self.b * sizes.tokens + chunk.start;
-        let value_stride = value_heads * value_dim;
-        let value_at = row * value_stride + h * value_dim;
+        let (keys, queries) = kq.split_at(len * self.pad.key);
+        let row = self.b * self.sizes.tokens + chunk.start;
+        let scale = 1.0 / (self.sizes.key_dim as f32).sqrt();
+        let here = Here { gates, len, row, scale, keys, queries, vn, state_t };
+        self.add_boundary(s, chunk, work);
+        self.ask_values(s, self.input.value.data().as_ptr(), here.before(), CHUNK);
+        work.prepared.fill(s, gates, [len, len], self.sizes.key_dim, kq, scale);
+        let through = self.load(s, here, work);
+        self.write_gradients(s, here, work);
+        self.h_products(s, here, work);
+        let mut terms =
+            Terms { dlog: [0.0; CHUNK], dwrite: [0.0; CHUNK], suffix: [0.0; CHUNK], prefix: [0.0; CHUNK] };
+        triangle_gradients(
+            s,
+            gates,
+            len,
+            scale,
+            &work.prepared,
+            work.hv,
+            work.mixed,
+            work.flipped,
+            &mut terms.dlog,
+            &mut terms.dwrite,
+        );
+        self.ask_values(s, self.out.value.pointer(0), row, len);
+        self.token_gradients(s, here, work, &mut terms);
+        self.pair_gradients(s, here, work);
+        self.state_gradient(s, here, work);
+        terms.add_states_and_rows(len, gates.whole * through);
+        self.write_gates(s, gates, chunk, &terms.dlog, &terms.dwrite, work);
+        self.write_rows(s, step, kq, work);
+        self.write_values(s, here, work);
+    }
+
+    /// dS' += dA_m, if the chunk ends on boundary m.
+    #[inline(always)]
+    fn add_boundary<S: Simd>(&self, s: S, chunk: &Chunk, work: &mut Work<'_>) {
+        let Sizes { key_dim, value_dim, value_heads, .. } = self.sizes;
         if let (Some(m), Some(g)) = (chunk.boundary, self.gradient.boundary_states) {
-            let at = ((self.first_boundary + m) * value_heads + h) * sizes.state();
-            simd::add_rows(s, key_dim, value_dim, &g.data()[at..at + sizes.state()], work.dstate);
+            let at = ((self.first_boundary + m) * value_heads + self.h) * self.sizes.state();
+            simd::add_rows(s, key_dim, value_dim, &g.data()[at..at + self.sizes.state()], work.dstate);
         }
-        // Prefetch positions: the previous chunk, and the chunk at this position in the previous block.
-        let (before, block_before) = (row.saturating_sub(CHUNK), row.saturating_sub(KEPT_EVERY));
-        self.ask_values(s, input.value.data().as_ptr(), before, CHUNK);
-        work.prepared.fill(s, gates, [len, len], key_dim, kq, scale);
-        let p = &work.prepared;
-        let (keys, queries) = kq.split_at(len * pad.key);
-        load_rows(s, len, value_dim, &input.value.data()[value_at..], value_stride, work.value);
+    }
+
+    /// Loads V and dO (zero without a gradient of the readout) and transposes dS'; returns <S, dS'>.
+    #[inline(always)]
+    fn load<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) -> f32 {
+        let Self { sizes, pad, .. } = *self;
+        let Sizes { value_dim, value_heads, .. } = sizes;
+        let len = here.len;
+        let stride = value_heads * value_dim;
+        let at = here.row * stride + self.h * value_dim;
+        load_rows(s, len, value_dim, &self.input.value.data()[at..], stride, work.value);
         simd::transpose_panels(s, pad.key, pad.value, work.dstate, work.dstate_t);
-        let through = simd::dot(s, state_t, work.dstate_t);
-        {
-            let dout = &mut work.h_do[len * pad.value..];
-            match self.gradient.readout {
-                Some(g) => load_rows(s, len, value_dim, &g.data()[value_at..], value_stride, dout),
-                None => dout[..len * pad.value].fill(0.0),
-            }
+        let through = simd::dot(s, here.state_t, work.dstate_t);
+        let dout = &mut work.h_do[len * pad.value..];
+        match self.gradient.readout {
+            Some(g) => load_rows(s, len, value_dim, &g.data()[at..], stride, dout),
+            None => dout[..len * pad.value].fill(0.0),
         }
+        through
+    }
+
+    /// dVn = diag(d) K dS' + Pᵀ dO;   H = Nᵀ dVn
+    #[inline(always)]
+    fn write_gradients<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.pad, here.len);
         let (h_rows, dout) = work.h_do.split_at_mut(len * pad.value);
-        // dVn = diag(d) K dS' + Pᵀ dO
         gemm(
             s,
-            [len, pad.value, key_dim],
+            [len, pad.value, self.sizes.key_dim],
             Band::Full,
-            Strided::rows(keys, pad.key),
+            Strided::rows(here.keys, pad.key),
             Block::panels(work.dstate, pad.key),
             BlockMut::rows(work.dvn, pad.value),
             Epilogue::Set,
         );
         for t in 0..len {
-            simd::scale(s, &mut work.dvn[t * pad.value..(t + 1) * pad.value], gates.until_end[t]);
+            let row = t * pad.value..(t + 1) * pad.value;
+            simd::scale(s, &mut work.dvn[row], here.gates.until_end[t]);
         }
         let triangle = [len, pad.value, len];
         gemm(
             s,
             triangle,
             Band::Upper,
-            Strided::transposed(p.scores, CHUNK),
+            Strided::transposed(work.prepared.scores, CHUNK),
             Block::rows(dout, pad.value),
             BlockMut::rows(work.dvn, pad.value),
             Epilogue::Add,
         );
         if let Some(g) = self.gradient.readout {
-            self.ask_values(s, g.data().as_ptr(), before, CHUNK);
+            self.ask_values(s, g.data().as_ptr(), here.before(), CHUNK);
         }
-        // H = Nᵀ dVn
         gemm(
             s,
             triangle,
             Band::Upper,
-            Strided::transposed(p.inverse, CHUNK),
+            Strided::transposed(work.prepared.inverse, CHUNK),
             Block::rows(work.dvn, pad.value),
             BlockMut::rows(h_rows, pad.value),
             Epilogue::Set,
         );
-        self.ask_keys(s, self.out.key.pointer(0), row, len);
-        // [H; dO] Sᵀ and [H; dO] Vnᵀ
+    }
+
+    /// [H; dO] Sᵀ = [−dKbe; dO Sᵀ] and [H; dO] Vnᵀ, from which [`triangle_gradients`] forms X and R.
+    #[inline(always)]
+    fn h_products<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (pad, len, value_dim) = (self.pad, here.len, self.sizes.value_dim);
+        self.ask_keys(s, self.out.key.pointer(0), here.row, len);
         gemm(
             s,
             [2 * len, pad.key, value_dim],
             Band::Full,
             Strided::rows(work.h_do, pad.value),
-            Block::panels(state_t, pad.value),
+            Block::panels(here.state_t, pad.value),
             BlockMut::rows(work.hs, pad.key),
             Epilogue::Set,
         );
-        self.ask_keys(s, self.out.query.pointer(0), row, len);
-        transpose(s, CHUNK, pad.value, vn, pad.value, work.vn_t, PANEL);
+        self.ask_keys(s, self.out.query.pointer(0), here.row, len);
+        transpose(s, CHUNK, pad.value, here.vn, pad.value, work.vn_t, PANEL);
         gemm(
             s,
             [2 * len, CHUNK, value_dim],
@@ -399,41 +503,34 @@ impl Head<'_> {
             BlockMut::rows(work.hv, CHUNK),
             Epilogue::Set,
         );
-        let mut dlog = [0.0f32; CHUNK];
-        let mut dwrite = [0.0f32; CHUNK];
-        triangle_gradients(
-            s,
-            gates,
-            len,
-            scale,
-            p,
-            work.hv,
-            work.mixed,
-            work.flipped,
-            &mut dlog,
-            &mut dwrite,
-        );
-        let r = &work.hv[len * CHUNK..];
-        self.ask_values(s, self.out.value.pointer(0), row, len);
-        // dKs = diag(d) Vn dS'ᵀ
+    }
+
+    /// The terms that involve no other token of the chunk, and the rows −diag(βe) K and s diag(e) Q of dS:
+    ///
+    /// ```text
+    /// dKs = diag(d) Vn dS'ᵀ;   dK = dKs + diag(βe) dKbe;   dQ = s diag(e) dO Sᵀ
+    /// dβ_i += e_i <dKbe_i, K_i> + <H_i, V_i>
+    /// a_i = s e_i <(dO Sᵀ)_i, Q_i> + β_i e_i <dKbe_i, K_i>;   b_j = <dKs_j, K_j>
+    /// ```
+    #[inline(always)]
+    fn token_gradients<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>, terms: &mut Terms) {
+        let (pad, gates, len, scale) = (self.pad, here.gates, here.len, here.scale);
         gemm(
             s,
-            [len, pad.key, value_dim],
+            [len, pad.key, self.sizes.value_dim],
             Band::Full,
-            Strided::rows(vn, pad.value),
+            Strided::rows(here.vn, pad.value),
             Block::panels(work.dstate_t, pad.value),
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Set,
         );
-        let mut suffix = [0.0f32; CHUNK];
-        let mut prefix = [0.0f32; CHUNK];
         let (back_rows, forth_rows) = work.scaled.split_at_mut(len * pad.key);
         for t in 0..len {
             let span = t * pad.key..(t + 1) * pad.key;
             let (beta, e, d) = (gates.write[t], gates.since_start[t], gates.until_end[t]);
             let row = Row {
-                key: &keys[span.clone()],
-                query: &queries[span.clone()],
+                key: &here.keys[span.clone()],
+                query: &here.queries[span.clone()],
                 h_state: &work.hs[span.clone()],
                 do_state: &work.hs[(len + t) * pad.key..(len + t + 1) * pad.key],
                 dkey: &mut work.dk[span.clone()],
@@ -442,19 +539,26 @@ impl Head<'_> {
                 forth: &mut forth_rows[span],
             };
             let [along_key, held, along_query] = row.run(s, d, -beta * e, scale * e);
-            prefix[t] = d * along_key;
-            suffix[t] = scale * e * along_query - beta * e * held;
+            terms.prefix[t] = d * along_key;
+            terms.suffix[t] = scale * e * along_query - beta * e * held;
             let rows = t * pad.value..(t + 1) * pad.value;
-            dwrite[t] += simd::dot(s, &work.h_do[rows.clone()], &work.value[rows]) - e * held;
+            terms.dwrite[t] += simd::dot(s, &work.h_do[rows.clone()], &work.value[rows]) - e * held;
         }
+    }
+
+    /// The terms of pairs of tokens: dQ += R K;   dK += Rᵀ Q + (βX + (βX)ᵀ) K
+    #[inline(always)]
+    fn pair_gradients<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.pad, here.len);
+        let r = &work.hv[len * CHUNK..];
         let square = [len, pad.key, len];
-        self.ask_keys(s, input.key.data().as_ptr(), block_before, len);
+        self.ask_keys(s, self.input.key.data().as_ptr(), here.block_before(), len);
         gemm(
             s,
             square,
             Band::Lower,
             Strided::rows(r, CHUNK),
-            Block::rows(keys, pad.key),
+            Block::rows(here.keys, pad.key),
             BlockMut::rows(work.dq, pad.key),
             Epilogue::Add,
         );
@@ -463,46 +567,49 @@ impl Head<'_> {
             square,
             Band::Upper,
             Strided::transposed(r, CHUNK),
-            Block::rows(queries, pad.key),
+            Block::rows(here.queries, pad.key),
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Add,
         );
-        self.ask_keys(s, input.query.data().as_ptr(), block_before, len);
+        self.ask_keys(s, self.input.query.data().as_ptr(), here.block_before(), len);
         gemm(
             s,
             square,
             Band::Full,
             Strided::rows(work.mixed, CHUNK),
-            Block::rows(keys, pad.key),
+            Block::rows(here.keys, pad.key),
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Add,
         );
-        self.ask_values(s, self.writes.as_ptr(), block_before, len);
+    }
+
+    /// dS = tot dS' + [−diag(βe) K; s diag(e) Q]ᵀ [H; dO], which replaces dS'.
+    #[inline(always)]
+    fn state_gradient<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.pad, here.len);
+        self.ask_values(s, self.writes.as_ptr(), here.block_before(), len);
         gemm(
             s,
-            [key_dim, pad.value, 2 * len],
+            [self.sizes.key_dim, pad.value, 2 * len],
             Band::Full,
             Strided::transposed(work.scaled, pad.key),
             Block::rows(work.h_do, pad.value),
             BlockMut::panels(work.dstate, pad.key),
-            Epilogue::Decay(gates.whole),
+            Epilogue::Decay(here.gates.whole),
         );
-        // d log α_t
-        let mut sum = gates.whole * through;
-        let mut tail = [0.0f32; CHUNK + 1];
-        for t in (0..len).rev() {
-            tail[t] = tail[t + 1] + suffix[t];
-        }
-        for t in 0..len {
-            dlog[t] += sum + tail[t];
-            sum += prefix[t];
-        }
-        self.write_gates(s, gates, chunk, &dlog, &dwrite, work);
-        self.write_rows(s, step, kq, work);
-        for t in 0..len {
+    }
+
+    /// dV = diag(β) H
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn write_values<S: Simd>(&self, s: S, here: Here<'_>, work: &Work<'_>) {
+        let Sizes { value_heads, value_dim, .. } = self.sizes;
+        let stride = value_heads * value_dim;
+        let at = here.row * stride + self.h * value_dim;
+        for t in 0..here.len {
             // SAFETY: this head's columns of this token are written by this task only.
-            let dv = unsafe { self.out.value.part(value_at + t * value_stride, value_dim) };
-            simd::scale_to(s, dv, gates.write[t], &work.h_do[t * pad.value..][..value_dim]);
+            let dv = unsafe { self.out.value.part(at + t * stride, value_dim) };
+            simd::scale_to(s, dv, here.gates.write[t], &work.h_do[t * self.pad.value..][..value_dim]);
         }
     }
 

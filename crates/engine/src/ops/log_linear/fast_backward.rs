@@ -215,17 +215,104 @@ fn by_rows_t<S: Simd>(
     );
 }
 
+/// Each token's terms of the gate gradients.
+struct Terms {
+    /// d log α
+    dlog: [f32; CHUNK + 1],
+    /// dβ
+    dwrite: [f32; CHUNK],
+    /// a
+    suffix: [f32; CHUNK],
+    /// b = <dKs, K>
+    prefix: [f32; CHUNK],
+}
+
+impl Terms {
+    /// d log α_t += τ + Σ_{i≥t} a_i + Σ_{j<t} b_j, with `through` = τ.
+    #[inline(always)]
+    fn add_states_and_rows(&mut self, len: usize, through: f32) {
+        let mut sum = through;
+        let mut tail = 0.0;
+        for t in (0..len).rev() {
+            tail += self.suffix[t];
+            self.dlog[t] += tail;
+        }
+        for t in 0..len {
+            self.dlog[t] += sum;
+            sum += self.prefix[t];
+        }
+    }
+}
+
+/// X and R from their products, βX + (βX)ᵀ, and their terms of dβ and d log α:
+///
+/// ```text
+/// R = tril(F − dpQ Wᵀ) ∘ Γ;   X = −strict_tril(dKbe Wᵀ + Hu Uᵀ + Mᵀ F) ∘ Γ
+/// Y = strict_tril(R ∘ Q Kᵀ) + βX ∘ K Kᵀ
+/// dβ_i = Σ_j X_ij (K Kᵀ)_ij;   d log α_t = Σ_{i≥t>j} Y_ij
+/// ```
+#[inline(always)]
+fn triangle_gradients(len: usize, prep: &Prep<'_>, work: &mut Work<'_>, terms: &mut Terms) {
+    let (p, g) = (&prep.triangles, &prep.gates);
+    let (x, r) = work.xr.split_at_mut(len * CHUNK);
+    for i in 0..len {
+        let mut before = 0.0;
+        for j in 0..CHUNK {
+            let at = i * CHUNK + j;
+            // Products right of the diagonal may be inf or NaN: assign zero instead of multiplying by it.
+            x[at] = if j < i { x[at] * p.decay[at] } else { 0.0 };
+            r[at] = if j <= i { (r[at] + work.f[at]) * p.decay[at] } else { 0.0 };
+            if j < i {
+                let kk = x[at] * p.products[at];
+                terms.dwrite[i] += kk;
+                // Σ_{i≥t>j} Y_ij: row i contributes to t = j+1..=i.
+                before += r[at] * p.products[(len + i) * CHUNK + j] + g.write[i] * kk;
+                terms.dlog[j + 1] += before;
+            }
+        }
+    }
+    for i in 0..len {
+        for j in 0..CHUNK {
+            work.mixed[i * CHUNK + j] = match j {
+                _ if j < i => g.write[i] * x[i * CHUNK + j],
+                _ if j > i && j < len => g.write[j] * x[j * CHUNK + i],
+                _ => 0.0,
+            };
+        }
+    }
+}
+
 impl Head<'_> {
     /// Backward step within a chunk, including all gradients of its tokens.
     #[inline(always)]
     fn inner_step<S: Simd>(&mut self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &mut Work<'_>) {
-        let source = &self.source;
-        let (pad, len) = (source.pad, chunk.len);
-        let (key_dim, value_dim) = (source.sizes.heads.key_dim, source.sizes.heads.value_dim);
+        self.through_inverse(s, chunk, prep, work);
+        self.intra_gradients(s, chunk, prep, work);
+        self.triangle_products(s, chunk, prep, work);
+        let mut terms = Terms {
+            dlog: [0.0; CHUNK + 1],
+            dwrite: [0.0; CHUNK],
+            suffix: [0.0; CHUNK],
+            prefix: [0.0; CHUNK],
+        };
+        triangle_gradients(chunk.len, prep, work, &mut terms);
+        self.token_gradients(s, chunk, prep, work, &mut terms);
+        self.pair_gradients(s, chunk, prep, work);
+        terms.add_states_and_rows(chunk.len, prep.gates.whole * work.through);
+        self.write_gates(s, chunk, prep, &terms.dlog, &terms.dwrite, work);
+        self.write_rows(s, chunk, prep, work);
+    }
+
+    /// The gradients of W and U, and what they give through N:
+    ///
+    /// ```text
+    /// dW −= Pᵀ dpQ;   dKbe = Nᵀ dW;   Hu = Nᵀ dU;   dVb = (M ∘ Λ)ᵀ dO + Hu
+    /// ```
+    #[inline(always)]
+    fn through_inverse<S: Simd>(&self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.source.pad, chunk.len);
         let p = &prep.triangles;
-        let g = &prep.gates;
         let (by_key, by_value) = ([len, pad.key], [len, pad.value]);
-        // dW −= Pᵀ dpQ, dKbe = Nᵀ dW
         let (dw, dpq) = work.dwq.split_at_mut(len * pad.key);
         let scores_t = Strided::transposed(p.scores, CHUNK);
         let inverse_t = Strided::transposed(p.inverse, CHUNK);
@@ -233,21 +320,19 @@ impl Head<'_> {
         let (dkbe, again) = work.back.split_at_mut(len * pad.key);
         triangle(s, by_key, Band::Upper, inverse_t, dw, dkbe, Epilogue::Set);
         again[..len * pad.key].copy_from_slice(&dpq[..len * pad.key]);
-        // Hu = Nᵀ dU, dVb = (M ∘ Λ)ᵀ dO + Hu
-        triangle(
-            s,
-            by_value,
-            Band::Upper,
-            Strided::transposed(prep.mixed, CHUNK),
-            work.dout,
-            work.dv,
-            Epilogue::Set,
-        );
+        let mixed_t = Strided::transposed(prep.mixed, CHUNK);
+        triangle(s, by_value, Band::Upper, mixed_t, work.dout, work.dv, Epilogue::Set);
         if work.writes {
             triangle(s, by_value, Band::Upper, inverse_t, work.du, work.hu, Epilogue::Set);
             simd::add_scaled(s, &mut work.dv[..len * pad.value], 1.0, &work.hu[..len * pad.value]);
         }
-        // E = dO (diag(β) V)ᵀ, and through it dλ and E ∘ Λ
+    }
+
+    /// E = tril(dO (diag(β) V)ᵀ);   dλ_i[level(i, j)] += (E ∘ M)_ij;   F = (E ∘ Λ) Nᵀ
+    #[inline(always)]
+    fn intra_gradients<S: Simd>(&self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &mut Work<'_>) {
+        let source = &self.source;
+        let (pad, len, value_dim) = (source.pad, chunk.len, source.sizes.heads.value_dim);
         transpose(s, CHUNK, pad.value, prep.written, pad.value, work.rows_t, PANEL);
         by_rows_t(s, [len, value_dim, pad.value], work.dout, work.rows_t, work.e, Epilogue::Set);
         for i in 0..len {
@@ -258,95 +343,74 @@ impl Head<'_> {
                 work.dm[at] = work.e[at] * prep.lambda[level];
             }
         }
-        // F = (E ∘ Λ) Nᵀ
-        transpose(s, CHUNK, CHUNK, p.inverse, CHUNK, work.inverse_t, CHUNK);
+        transpose(s, CHUNK, CHUNK, prep.triangles.inverse, CHUNK, work.inverse_t, CHUNK);
         for i in 0..len {
             work.dm[i * CHUNK + i + 1..(i + 1) * CHUNK].fill(0.0);
         }
-        triangle(
-            s,
-            [len, CHUNK],
-            Band::Lower,
-            Strided::rows(work.dm, CHUNK),
-            work.inverse_t,
-            work.f,
-            Epilogue::Set,
-        );
-        // [dKbe; dpQ] (−W)ᵀ, then the remaining terms of −X and R
+        let dm = Strided::rows(work.dm, CHUNK);
+        triangle(s, [len, CHUNK], Band::Lower, dm, work.inverse_t, work.f, Epilogue::Set);
+    }
+
+    /// The products in X and R: −(dKbe Wᵀ + Hu Uᵀ + Mᵀ F), followed by −dpQ Wᵀ.
+    #[inline(always)]
+    fn triangle_products<S: Simd>(&self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.source.pad, chunk.len);
+        let (key_dim, value_dim) = (self.source.sizes.heads.key_dim, self.source.sizes.heads.value_dim);
+        // `wq` holds −W.
         transpose(s, CHUNK, pad.key, prep.wq, pad.key, work.rows_t, PANEL);
         by_rows_t(s, [2 * len, key_dim, pad.key], work.back, work.rows_t, work.xr, Epilogue::Set);
         if work.writes {
             transpose(s, CHUNK, pad.value, prep.u, pad.value, work.rows_t, PANEL);
             by_rows_t(s, [len, value_dim, pad.value], work.hu, work.rows_t, work.xr, Epilogue::Sub);
         }
-        triangle(
-            s,
-            [len, CHUNK],
-            Band::Upper,
-            Strided::transposed(prep.m, CHUNK),
-            work.f,
-            work.xr,
-            Epilogue::Sub,
-        );
-        let mut dlog = [0.0f32; CHUNK + 1];
-        let mut dwrite = [0.0f32; CHUNK];
-        let (x, r) = work.xr.split_at_mut(len * CHUNK);
-        for i in 0..len {
-            let mut before = 0.0;
-            for j in 0..CHUNK {
-                let at = i * CHUNK + j;
-                // Products right of the diagonal may be inf or NaN: assign zero instead of multiplying by it.
-                x[at] = if j < i { x[at] * p.decay[at] } else { 0.0 };
-                r[at] = if j <= i { (r[at] + work.f[at]) * p.decay[at] } else { 0.0 };
-                if j < i {
-                    let kk = x[at] * p.products[at];
-                    dwrite[i] += kk;
-                    // Σ_{i≥t>j} Y_ij: row i contributes to t = j+1..=i.
-                    before += r[at] * p.products[(len + i) * CHUNK + j] + g.write[i] * kk;
-                    dlog[j + 1] += before;
-                }
-            }
-        }
-        for i in 0..len {
-            for j in 0..CHUNK {
-                work.mixed[i * CHUNK + j] = match j {
-                    _ if j < i => g.write[i] * x[i * CHUNK + j],
-                    _ if j > i && j < len => g.write[j] * x[j * CHUNK + i],
-                    _ => 0.0,
-                };
-            }
-        }
+        let m_t = Strided::transposed(prep.m, CHUNK);
+        triangle(s, [len, CHUNK], Band::Upper, m_t, work.f, work.xr, Epilogue::Sub);
+    }
+
+    /// The terms that involve no other token of the chunk:
+    ///
+    /// ```text
+    /// dK = dKs + diag(βe) dKbe;   dQ = diag(e) dpQ;   dβ_i += e_i <dKbe_i, K_i> + <dVb_i, V_i>
+    /// a_i = e_i <dpQ_i, Q_i> + β_i e_i <dKbe_i, K_i>;   b_j = <dKs_j, K_j>
+    /// ```
+    #[inline(always)]
+    fn token_gradients<S: Simd>(
+        &self,
+        s: S,
+        chunk: &Chunk,
+        prep: &Prep<'_>,
+        work: &mut Work<'_>,
+        terms: &mut Terms,
+    ) {
+        let (pad, g, len) = (self.source.pad, &prep.gates, chunk.len);
         let (keys, queries) = prep.kq.split_at(len * pad.key);
-        let (mut suffix, mut prefix) = ([0.0f32; CHUNK], [0.0f32; CHUNK]);
+        let dpq = &work.dwq[len * pad.key..];
         for t in 0..len {
             let row = t * pad.key..(t + 1) * pad.key;
             let (k, q) = (&keys[row.clone()], &queries[row.clone()]);
             let (beta, e) = (g.write[t], g.since_start[t]);
             let dk = &mut work.dk[row.clone()];
             simd::scale(s, dk, g.until_end[t]);
-            prefix[t] = simd::dot(s, dk, k);
+            terms.prefix[t] = simd::dot(s, dk, k);
             let back = simd::dot(s, &work.back[row.clone()], k);
-            suffix[t] = e * simd::dot(s, &dpq[row.clone()], q) + beta * e * back;
+            terms.suffix[t] = e * simd::dot(s, &dpq[row.clone()], q) + beta * e * back;
             simd::add_scaled(s, dk, beta * e, &work.back[row.clone()]);
             simd::scale_to(s, &mut work.dq[row.clone()], e, &dpq[row]);
             let row = t * pad.value..(t + 1) * pad.value;
-            dwrite[t] += e * back + simd::dot(s, &work.dv[row.clone()], &prep.value[row]);
+            terms.dwrite[t] += e * back + simd::dot(s, &work.dv[row.clone()], &prep.value[row]);
         }
+    }
+
+    /// The terms of pairs of tokens: dQ += R K;   dK += Rᵀ Q + (βX + (βX)ᵀ) K
+    #[inline(always)]
+    fn pair_gradients<S: Simd>(&self, s: S, chunk: &Chunk, prep: &Prep<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.source.pad, chunk.len);
+        let by_key = [len, pad.key];
+        let (keys, queries) = prep.kq.split_at(len * pad.key);
+        let r = &work.xr[len * CHUNK..];
         triangle(s, by_key, Band::Lower, Strided::rows(r, CHUNK), keys, work.dq, Epilogue::Add);
         triangle(s, by_key, Band::Upper, Strided::transposed(r, CHUNK), queries, work.dk, Epilogue::Add);
         triangle(s, by_key, Band::Full, Strided::rows(work.mixed, CHUNK), keys, work.dk, Epilogue::Add);
-        let mut sum = g.whole * work.through;
-        let mut tail = 0.0;
-        for t in (0..len).rev() {
-            tail += suffix[t];
-            dlog[t] += tail;
-        }
-        for t in 0..len {
-            dlog[t] += sum;
-            sum += prefix[t];
-        }
-        self.write_gates(s, chunk, prep, &dlog, &dwrite, work);
-        self.write_rows(s, chunk, prep, work);
     }
 
     /// Writes the gradients of the gate and level inputs.
