@@ -180,7 +180,9 @@ impl Talk<'_> {
             "memory" => {}
             "undo" => match self.forks.pop_back() {
                 Some(text) => self.generator.set_text(text),
-                None => return Ok(format!("no turn to undo; only the last {UNDO_TURNS} turns can be undone")),
+                None => {
+                    return Ok(format!("no turn to undo; only the last {UNDO_TURNS} turns can be undone"));
+                }
             },
             "rollback" => {
                 let Ok(tokens) = file.parse() else {

@@ -116,10 +116,7 @@ fn keys_that_change_the_result_are_refused() {
     for (key, gated) in [("use_gate", true), ("use_short_conv", true)] {
         for model_type in MixerConfig::MODEL_TYPES {
             let attention = *model_type == "transformer";
-            refused(
-                read(&changed(model_type, key, json!(attention))),
-                &[key, "only", "is not supported"],
-            );
+            refused(read(&changed(model_type, key, json!(attention))), &[key, "only", "is not supported"]);
             read(&changed(model_type, key, json!(gated != attention))).unwrap();
             // In Python, null counts as false.
             assert_eq!(read(&changed(model_type, key, json!(null))).is_ok(), attention);

@@ -69,10 +69,8 @@ impl Source {
     }
 
     fn cut_short(&self, range: Range<usize>) -> Error {
-        let message = format!(
-            "is damaged: it was cut short before byte {}; restore the file from a copy",
-            range.end
-        );
+        let message =
+            format!("is damaged: it was cut short before byte {}; restore the file from a copy", range.end);
         Error::damaged(&self.path, message)
     }
 }
