@@ -36,8 +36,10 @@ fn route<R: Real, A>(
         })
         .collect();
     if let Some(k) = options.top_k {
-        // Highest score first; the newer anchor wins ties.
-        scores.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(b.0.cmp(&a.0)));
+        // Highest score first; the newer anchor wins ties. NaN ranks highest, so that it is never dropped.
+        let rank = |score: R| if score.is_nan() { R::infinity() } else { score };
+        let order = |a: &(usize, R), b: &(usize, R)| rank(b.1).partial_cmp(&rank(a.1));
+        scores.sort_by(|a, b| order(a, b).unwrap_or(std::cmp::Ordering::Equal).then(b.0.cmp(&a.0)));
         scores.truncate(k);
         scores.sort_by_key(|&(m, _)| m);
     }

@@ -99,7 +99,8 @@ pub(super) fn weigh(chosen: &mut [u32], weights: &mut [f32], null: f32) -> f32 {
     largest + sum.ln()
 }
 
-/// Inserts one score per lane into the sorted lists of eight tokens; the later anchor wins ties.
+/// Inserts one score per lane into the sorted lists of eight tokens; the later anchor wins ties. NaN ranks as +∞, so
+/// that it is never dropped: the softmax then turns it into NaN weights.
 #[inline(always)]
 fn insert<S: Simd>(
     s: S,
@@ -115,7 +116,8 @@ fn insert<S: Simd>(
     if s.all_lt(score, s.load(&best[last..])) {
         return;
     }
-    let (mut score, mut anchor) = (score, anchor);
+    let infinity = s.splat(f32::INFINITY);
+    let (mut score, mut anchor) = (s.select_lt(score, infinity, score, infinity), anchor);
     for k in 0..top_k {
         let at = k * width + t;
         let (b, i) = (s.load(&best[at..]), s.load(&index[at..]));
