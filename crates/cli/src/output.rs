@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use march::disk;
-use march::eval::is_report;
+use march::eval::{is_report, is_results};
 use march::report::{is_page, is_picture};
 use serde_json::Value;
 
@@ -23,6 +23,8 @@ pub enum Kind {
     Checksum,
     /// Written by `march eval`.
     Results,
+    /// Written by `march eval requests`.
+    Answers,
     /// Written by `march inspect policies`.
     Policies,
     /// HTML that this program wrote.
@@ -197,7 +199,15 @@ impl Kind {
                 let bytes = beginning(file);
                 bytes.len() > 64 && bytes[..64].iter().all(u8::is_ascii_hexdigit) && bytes[64] == b' '
             }
-            Self::Results => json_text(file, size).is_some_and(|text| is_report(&text)),
+            Self::Results => {
+                json_text(file, size).is_some_and(|text| is_report(&text) || is_results(&text))
+            }
+            Self::Answers => {
+                let bytes = beginning(file);
+                ["loglikelihood", "loglikelihood_rolling", "generate_until", "error"]
+                    .iter()
+                    .any(|kind| bytes.starts_with(format!("{{\"{kind}\":").as_bytes()))
+            }
             Self::Policies => json(file, size)
                 .is_some_and(|object| object["lengths"].is_array() && object["rows"].is_array()),
             Self::Page => is_page(&beginning(file)),
@@ -213,6 +223,7 @@ impl Kind {
             Self::Tokenizer => "is not a tokenizer.json",
             Self::Checksum => "is not the checksum of a tokenizer.json",
             Self::Results => "does not contain results of `march eval`",
+            Self::Answers => "does not contain answers of `march eval requests`",
             Self::Policies => "does not contain results of `march inspect policies`",
             Self::Page => "is not a page written by this program",
             Self::Picture => "is not a picture written by this program",

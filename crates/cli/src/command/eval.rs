@@ -1,4 +1,4 @@
-//! `march eval`: how much a model recalls, under any memory policy.
+//! `march eval`: what a model knows and recalls, under any memory policy.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -9,26 +9,30 @@ use march::data::recall::{TASKS, Task};
 use march::eval::{Asking, Reader, Report, TaskReport, ask, compare};
 
 use super::eval_policies::EvalPolicies;
+use super::eval_requests::EvalRequests;
+use super::eval_suites::{SuiteArgs, is_suite_file, list_suites};
 use super::open::ModelArgs;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
 use crate::{interrupt, number};
 
-/// Ask a model the questions of recall tasks, or compare two results.
+/// Evaluate a model on the paper's suites and on recall tasks, or compare two results.
 #[derive(Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     arg_required_else_help = true,
     after_help = "Examples:
   march eval --model runs/demo/march --tasks mqar:pairs=16
-  march eval --model runs/demo/march --tasks mqar:pairs=16 --lengths 64,128,256 --retention fenwick --output fenwick.json
-  march eval compare all.json fenwick.json
+  march eval --model DIR --tasks commonsense --data-root data --output results.json
+  march eval --model DIR --tasks niah --lengths 4096,8192 --limit 50 --heat-map needles.svg
+  march eval --model DIR --tasks perplexity --text book.txt
+  march eval compare a.json b.json
   march eval tasks
 
-A task is given as its name and the sizes that differ from its defaults, separated by colons. All models are
-asked the same questions. Standard errors treat sequences as independent samples; age is the number of tokens
-from a fact to its question."
+`march eval tasks` lists the tasks, the groups, and where their data come from; nothing is downloaded. A recall task is
+given as its name and the sizes that differ from its defaults, separated by colons. With --output, every answered
+document is recorded at once: after an interruption the same command resumes."
 )]
 pub struct Eval {
     #[command(subcommand)]
@@ -41,7 +45,8 @@ pub struct Eval {
 enum What {
     Compare(Compare),
     Policies(Box<EvalPolicies>),
-    /// List the tasks and their sizes
+    Requests(Box<EvalRequests>),
+    /// List the tasks, their metrics, and where their data come from
     Tasks,
 }
 
@@ -74,24 +79,41 @@ struct Asked {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    questions: Questions,
-    /// Read one token at a time, as generation does, instead of whole sequences
+    tasks: TaskArgs,
+    /// Use only the first N documents of each task; for recall tasks, N sequences [default: all documents, 500 samples
+    /// of a needle task, 256 sequences of a recall task]
+    #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
+    limit: Option<u64>,
+    /// Also write a record of each document to --output: requests, answers, target, scores. With a number, the same as
+    /// --limit N
+    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = number::count::<u64>)]
+    samples: Option<Option<u64>>,
+    /// Recall tasks: read one token at a time, as generation does, instead of whole sequences
     #[arg(long)]
     decode: bool,
-    /// Write all results and answers to this file
+    /// Write all results to this file. While the command runs, answers are recorded in FILE.json.journal
     #[arg(long, value_name = "FILE.json")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    suites: SuiteArgs,
+}
+
+/// The tasks and their lengths.
+#[derive(Args)]
+pub struct TaskArgs {
+    /// The tasks or groups of tasks, separated by commas, such as piqa,longbench or mqar:pairs=16,needle
+    #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
+    pub tasks: Vec<String>,
+    /// Lengths in tokens, separated by commas [default: 4096 for niah_* tasks; for recall tasks, the shortest possible]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number::length)]
+    pub lengths: Vec<usize>,
 }
 
 /// What to ask: every task at every length.
 #[derive(Args)]
 pub struct Questions {
-    /// The tasks, separated by commas, such as mqar:pairs=16,needle
-    #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
-    tasks: Vec<String>,
-    /// Lengths of sequences, separated by commas [default: the shortest possible for each task]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number::length)]
-    lengths: Vec<usize>,
+    #[command(flatten)]
+    tasks: TaskArgs,
     /// Number of sequences for each task and length
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<u64>)]
     pub samples: u64,
@@ -100,20 +122,26 @@ pub struct Questions {
 impl Questions {
     /// The tasks, each at every length.
     pub fn open(&self) -> anyhow::Result<Vec<Task>> {
-        let lengths: Vec<Option<usize>> = match self.lengths.as_slice() {
-            [] => vec![None],
-            lengths => lengths.iter().copied().map(Some).collect(),
-        };
-        let all = self.tasks.iter().flat_map(|task| lengths.iter().map(move |length| (task, *length)));
-        all.map(|(task, length)| Ok(Task::open(task, length)?)).collect()
+        recall_tasks(&self.tasks.tasks, &self.tasks.lengths)
     }
+}
+
+/// Recall tasks, each at every length.
+fn recall_tasks(tasks: &[String], lengths: &[usize]) -> anyhow::Result<Vec<Task>> {
+    let lengths: Vec<Option<usize>> = match lengths {
+        [] => vec![None],
+        lengths => lengths.iter().copied().map(Some).collect(),
+    };
+    let all = tasks.iter().flat_map(|task| lengths.iter().map(move |length| (task, *length)));
+    all.map(|(task, length)| Ok(Task::open(task, length)?)).collect()
 }
 
 /// The paired difference of two results, with its 95 % confidence interval.
 #[derive(Args)]
 #[command(after_help = "\
-Both files come from `march eval --output`. The comparison is paired: the difference B - A is that of the
-shares of right answers to the same sequence, and its interval uses Student's t distribution.")]
+Both files come from `march eval --output`. The comparison is paired: B - A on the same documents. For the suites the
+interval is a bootstrap over documents (10,000 resamples, fixed seed); for recall tasks it uses Student's t distribution
+over sequences.")]
 struct Compare {
     /// The first results
     #[arg(value_name = "A.json")]
@@ -129,6 +157,7 @@ impl Eval {
         match (self.what, self.asked.0) {
             (Some(What::Compare(files)), _) => files.run(),
             (Some(What::Policies(policies)), _) => policies.run(),
+            (Some(What::Requests(requests)), _) => requests.run(),
             (Some(What::Tasks), _) => list(),
             (None, Some(asked)) => asked.run(),
             (None, None) => bail!("give a model and tasks: march eval --model DIR --tasks mqar"),
@@ -138,7 +167,35 @@ impl Eval {
 
 impl Asked {
     fn run(self) -> anyhow::Result<()> {
-        let tasks = self.questions.open()?;
+        let limit = match (self.limit, self.samples) {
+            (Some(_), Some(Some(_))) => bail!("--limit and --samples both give a number; use --limit N"),
+            (limit, samples) => limit.or(samples.flatten()),
+        };
+        let (suites, recall) = super::eval_suites::split(&self.tasks.tasks)?;
+        if suites.is_empty() {
+            self.suites.refuse()?;
+            return self.recall(&recall, limit.unwrap_or(256));
+        }
+        if !recall.is_empty() {
+            bail!(
+                "{} is a recall task and {} is not; evaluate recall tasks in a command of their own",
+                recall[0],
+                suites[0].name
+            );
+        }
+        if self.decode {
+            bail!("--decode is for recall tasks");
+        }
+        let keep = self.samples == Some(None);
+        self.suites.run(&self.model, &suites, &self.tasks.lengths, limit, keep, self.output.as_deref())
+    }
+
+    /// Evaluates recall tasks.
+    fn recall(self, tasks: &[String], samples: u64) -> anyhow::Result<()> {
+        if self.samples == Some(None) {
+            bail!("--samples without a number is for the suites; the results of recall tasks always have every answer");
+        }
+        let tasks = recall_tasks(tasks, &self.tasks.lengths)?;
         let output = Output::check_some(self.output.as_deref(), Kind::Results, &self.model.inputs())?;
         let opened = self.model.open()?;
         let (model, policy) = (&opened.model, &opened.policy);
@@ -160,8 +217,8 @@ impl Asked {
         let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
         heading(width);
         for task in &tasks {
-            let mut progress = Progress::new("evaluated", "sequences", self.questions.samples as usize);
-            let asking = Asking { samples: self.questions.samples, decode: self.decode };
+            let mut progress = Progress::new("evaluated", "sequences", samples as usize);
+            let asking = Asking { samples, decode: self.decode };
             let answers = ask(&reader, task, asking, &mut |done| {
                 progress.at(done as usize);
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -238,6 +295,9 @@ pub fn percent(share: f64, error: Option<f64>) -> String {
 
 impl Compare {
     fn run(self) -> anyhow::Result<()> {
+        if is_suite_file(&self.a) || is_suite_file(&self.b) {
+            return super::eval_suites::compare(&self.a, &self.b);
+        }
         let (a, b) = (Report::read(&self.a)?, Report::read(&self.b)?);
         for (name, report) in [("A", &a), ("B", &b)] {
             say!("{name}: {}, {}; {}", report.model, report.model_type, about(report));
@@ -272,6 +332,8 @@ impl Compare {
 }
 
 fn list() -> anyhow::Result<()> {
+    list_suites();
+    say!("\nRecall tasks, group `recall` (a name and the sizes that differ, such as mqar:pairs=16):");
     for kind in TASKS {
         say!("{:<12} {}", kind.name, kind.about);
         for size in kind.sizes {

@@ -9,6 +9,8 @@ mod demo_table;
 pub mod doctor;
 pub mod eval;
 mod eval_policies;
+mod eval_requests;
+mod eval_suites;
 pub mod generate;
 pub mod init;
 pub mod inspect;

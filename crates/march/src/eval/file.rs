@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Age, Answers, Share};
+use super::recall::{Age, Answers, Share};
 use crate::anchors::Policy;
 use crate::data::recall::Task;
 use crate::disk;

@@ -48,6 +48,11 @@ pub struct Scored {
     pub tokens: usize,
 }
 
+impl Scored {
+    /// The score of nothing.
+    pub const NONE: Self = Self { loglikelihood: 0.0, is_greedy: true, tokens: 0 };
+}
+
 /// The answer to one [`Request`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -111,6 +111,12 @@ impl<'e, E: Engine> Inference<'e, E> {
         Ok(logits.chunks(self.model.config().vocab_size).map(<[f32]>::to_vec).collect())
     }
 
+    /// Reads the next tokens of any number of texts in one call, without logits.
+    pub fn read(&self, parts: &mut [Part<'_, E>]) -> Result<()> {
+        self.model.step(&Tape::inference(self.engine), &self.weights, parts)?;
+        Ok(())
+    }
+
     /// −ln p of each token's target and the most probable token at each position, for the next tokens of any number of
     /// texts in one call. `targets` has one entry per token, with the texts concatenated.
     pub fn losses(&self, parts: &mut [Part<'_, E>], targets: &[u32]) -> Result<TokenLosses> {

@@ -39,6 +39,11 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Always takes the most probable token.
+    pub fn greedy() -> Self {
+        Self { temperature: 0.0, ..Self::default() }
+    }
+
     /// Rejects invalid values.
     pub fn check(&self) -> Result<()> {
         let Self { temperature, top_k, top_p, repetition_penalty, .. } = *self;
