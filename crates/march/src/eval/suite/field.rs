@@ -11,12 +11,15 @@ pub(super) fn value<'d>(document: &'d Value, field: &str) -> Option<&'d Value> {
 
 /// Like [`value`], of a field that must be there.
 pub(super) fn required<'d>(document: &'d Value, field: &str, expected: &str) -> Result<&'d Value, String> {
-    value(document, field).ok_or_else(|| format!("has no `{field}`, which must be {expected}{}", keys(document)))
+    value(document, field)
+        .ok_or_else(|| format!("has no `{field}`, which must be {expected}{}", keys(document)))
 }
 
 /// The keys that there are, for an error message.
 fn keys(document: &Value) -> String {
-    let Some(object) = document.as_object() else { return format!("; it is {}, not an object", kind(document)) };
+    let Some(object) = document.as_object() else {
+        return format!("; it is {}, not an object", kind(document));
+    };
     let keys: Vec<String> = object.keys().map(|key| format!("`{key}`")).collect();
     if keys.is_empty() { "; it is empty".into() } else { format!("; it has {}", keys.join(", ")) }
 }

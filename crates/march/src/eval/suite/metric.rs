@@ -135,7 +135,8 @@ impl Metric {
             (Self::StringMatchAll, Gold::Texts { answers, .. }) => string_match_all(text, answers),
             // An answer whose first span is blank counts nothing.
             (Self::Em | Self::F1, Gold::Spans(answers)) => {
-                let answers = answers.iter().filter(|spans| spans.first().is_some_and(|s| !strip(s).is_empty()));
+                let answers =
+                    answers.iter().filter(|spans| spans.first().is_some_and(|s| !strip(s).is_empty()));
                 let scores = answers.map(|spans| drop_score(&[text], spans));
                 highest(scores.map(|(em, f1)| if self == Self::Em { em } else { f1 }))
             }
@@ -237,7 +238,8 @@ pub fn contains(prediction: &str, answer: &str) -> bool {
 pub fn f1(prediction: &str, answer: &str) -> f64 {
     let normal = |text: &str| without_articles(&without_punctuation(&text.to_lowercase()));
     let (prediction, answer) = (normal(prediction), normal(answer));
-    let (prediction, answer): (Vec<&str>, Vec<&str>) = (split(&prediction).collect(), split(&answer).collect());
+    let (prediction, answer): (Vec<&str>, Vec<&str>) =
+        (split(&prediction).collect(), split(&answer).collect());
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for &word in &answer {
         *counts.entry(word).or_default() += 1;
@@ -338,8 +340,7 @@ pub fn class_match(prediction: &str, answer: &str, classes: &[String]) -> f64 {
 /// The score of RULER: the fraction of the answers that the text contains, in lower case. Control characters in the
 /// text count as line breaks.
 pub fn string_match_all(prediction: &str, answers: &[String]) -> f64 {
-    let prediction: String =
-        strip(prediction).chars().map(|c| if c < '\x20' { '\n' } else { c }).collect();
+    let prediction: String = strip(prediction).chars().map(|c| if c < '\x20' { '\n' } else { c }).collect();
     let prediction = strip(&prediction).to_lowercase();
     let found = answers.iter().filter(|answer| prediction.contains(&answer.to_lowercase())).count();
     if answers.is_empty() { 0.0 } else { found as f64 / answers.len() as f64 }
@@ -524,7 +525,11 @@ mod tests {
             ("Other location Date", "Other location", 0.5),
         ];
         for (prediction, answer, expected) in cases {
-            assert_eq!(class_match(prediction, answer, &strings(&classes)), expected, "{prediction:?} {answer:?}");
+            assert_eq!(
+                class_match(prediction, answer, &strings(&classes)),
+                expected,
+                "{prediction:?} {answer:?}"
+            );
         }
         // `b` follows the removed `a` and is skipped, so that it counts.
         assert_eq!(class_match("a b ab", "ab", &strings(&["a", "b", "ab"])), 0.5);
@@ -682,11 +687,9 @@ mod tests {
         assert_eq!(Metric::Acc.standard_error(&accuracy), Some(0.25));
         assert_eq!(Metric::Acc.standard_error(&accuracy[..1]), None);
         assert!(Metric::Acc.aggregate(&[]).is_nan());
-        let greedy = |loglikelihood| {
-            Answer::Loglikelihood(vec![Scored { loglikelihood, is_greedy: true, tokens: 1 }])
-        };
-        let lambada =
-            [-1.0, -2.0, -3.0].map(|x| Metric::Perplexity.score(&Gold::Greedy, &[greedy(x)]));
+        let greedy =
+            |loglikelihood| Answer::Loglikelihood(vec![Scored { loglikelihood, is_greedy: true, tokens: 1 }]);
+        let lambada = [-1.0, -2.0, -3.0].map(|x| Metric::Perplexity.score(&Gold::Greedy, &[greedy(x)]));
         assert_eq!(Metric::Acc.score(&Gold::Greedy, &[greedy(-1.0)]).value, 1.0);
         assert_eq!(Metric::Perplexity.aggregate(&lambada), 2f64.exp());
         let error = Metric::Perplexity.standard_error(&lambada).unwrap();
@@ -704,7 +707,8 @@ mod tests {
             (Gold::Sizes { words: 6, bytes: 30 }, answer(-12.0, 4)),
         ];
         let total = |metric: Metric| {
-            let values: Vec<Value> = documents.iter().map(|(gold, answer)| metric.score(gold, answer)).collect();
+            let values: Vec<Value> =
+                documents.iter().map(|(gold, answer)| metric.score(gold, answer)).collect();
             assert_eq!(metric.standard_error(&values), None);
             metric.aggregate(&values)
         };

@@ -45,15 +45,15 @@ pub(super) fn without_articles(text: &str) -> String {
 /// `re.sub(r"\b(?:The |the |An |A |The |a |an )", "", text)`, the articles that `nq_open` removes.
 pub(super) fn without_leading_articles(text: &str) -> String {
     static WORD: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"[\p{L}\p{N}_]+ ?").ok());
-    replace(&WORD, text, |word| {
-        matches!(word, "The " | "the " | "An " | "A " | "a " | "an ").then_some("")
-    })
+    replace(&WORD, text, |word| matches!(word, "The " | "the " | "An " | "A " | "a " | "an ").then_some(""))
 }
 
 /// Replaces the matches for which `by` has a replacement.
 fn replace(regex: &Option<Regex>, text: &str, by: impl Fn(&str) -> Option<&'static str>) -> String {
     let Some(regex) = regex else { return text.into() };
-    regex.replace_all(text, |found: &Captures<'_>| by(&found[0]).unwrap_or(&found[0]).to_string()).into_owned()
+    regex
+        .replace_all(text, |found: &Captures<'_>| by(&found[0]).unwrap_or(&found[0]).to_string())
+        .into_owned()
 }
 
 /// `str.capitalize()`.
@@ -121,7 +121,10 @@ mod tests {
 
     #[test]
     fn words_are_split_at_every_white_space() {
-        assert_eq!(split(" a\u{1c}b\u{3000}c\u{a0}\r\nd\u{200b} ").collect::<Vec<_>>(), ["a", "b", "c", "d\u{200b}"]);
+        assert_eq!(
+            split(" a\u{1c}b\u{3000}c\u{a0}\r\nd\u{200b} ").collect::<Vec<_>>(),
+            ["a", "b", "c", "d\u{200b}"]
+        );
         assert_eq!(strip("\u{1f} a b\u{2028}"), "a b");
         for (text, words) in [("", 1), (" ", 2), ("a", 1), ("a b", 2), (" a  b\n", 4)] {
             assert_eq!(count_words(text), words, "{text:?}");
