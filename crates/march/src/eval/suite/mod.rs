@@ -110,3 +110,6 @@ pub const GROUPS: [(&str, &str); 6] = [
     ("niah", "the paper's six needle-in-a-haystack tasks"),
     ("paper", "all four groups"),
 ];
+
+#[cfg(test)]
+mod tests;
