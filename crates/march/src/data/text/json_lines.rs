@@ -43,21 +43,7 @@ impl JsonLines {
     pub fn open(path: &Path, compression: Compression, key: &str) -> Result<Self> {
         let read = Arc::new(AtomicU64::new(0));
         let file = Counted { inner: super::open(path)?, read: read.clone() };
-        let input: Box<dyn BufRead + Send> = match compression {
-            Compression::None => Box::new(BufReader::with_capacity(BUFFER, file)),
-            Compression::Gzip => {
-                let file = BufReader::with_capacity(BUFFER, file);
-                Box::new(BufReader::with_capacity(BUFFER, flate2::bufread::MultiGzDecoder::new(file)))
-            }
-            Compression::Zstd => {
-                let decoder = zstd::Decoder::new(file).and_then(|mut decoder| {
-                    decoder.window_log_max(ZSTD_WINDOW_LOG)?;
-                    Ok(decoder)
-                });
-                let decoder = decoder.map_err(Error::io(path, "read"))?;
-                Box::new(BufReader::with_capacity(BUFFER, decoder))
-            }
-        };
+        let input = decompressed(path, file, compression)?;
         Ok(Self { path: path.into(), key: key.into(), input, line: 0, read, buffer: Vec::new() })
     }
 
@@ -74,6 +60,33 @@ impl JsonLines {
         }
         Ok(count > 0)
     }
+}
+
+/// The lines of a file, compressed or not.
+pub(crate) fn lines(path: &Path, compression: Compression) -> Result<Box<dyn BufRead + Send>> {
+    decompressed(path, super::open(path)?, compression)
+}
+
+fn decompressed(
+    path: &Path,
+    file: impl Read + Send + 'static,
+    compression: Compression,
+) -> Result<Box<dyn BufRead + Send>> {
+    Ok(match compression {
+        Compression::None => Box::new(BufReader::with_capacity(BUFFER, file)),
+        Compression::Gzip => {
+            let file = BufReader::with_capacity(BUFFER, file);
+            Box::new(BufReader::with_capacity(BUFFER, flate2::bufread::MultiGzDecoder::new(file)))
+        }
+        Compression::Zstd => {
+            let decoder = zstd::Decoder::new(file).and_then(|mut decoder| {
+                decoder.window_log_max(ZSTD_WINDOW_LOG)?;
+                Ok(decoder)
+            });
+            let decoder = decoder.map_err(Error::io(path, "read"))?;
+            Box::new(BufReader::with_capacity(BUFFER, decoder))
+        }
+    })
 }
 
 impl Records for JsonLines {
@@ -139,7 +152,8 @@ fn text_of(line: &[u8], key: &str) -> std::result::Result<String, String> {
     }
 }
 
-fn kind(value: &Value) -> &'static str {
+/// What a value is, for an error message.
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 pub use self::json_lines::Compression;
 use self::json_lines::JsonLines;
+pub(crate) use self::json_lines::{kind, lines};
 use self::table::Table;
+pub(crate) use self::table::guarded;
 use crate::error::{Error, Result};
 
 /// The format of a file, determined by its extension.

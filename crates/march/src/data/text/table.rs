@@ -34,7 +34,7 @@ pub(super) struct Table {
 }
 
 /// Calls the library and catches panics, because it panics on some damaged files instead of returning an error.
-fn guarded<T>(
+pub(crate) fn guarded<T>(
     call: impl FnOnce() -> std::result::Result<T, ParquetError>,
 ) -> std::result::Result<T, ParquetError> {
     catch_unwind(AssertUnwindSafe(call))

@@ -3,9 +3,11 @@
 //! A task is one entry of a file's `TASKS`: how a document becomes requests, and which metrics score the answers.
 
 mod commonsense;
+mod field;
 mod longbench;
 pub mod metric;
 mod perplexity;
+mod python;
 mod retrieval;
 pub mod ruler;
 pub mod source;
@@ -19,7 +21,7 @@ use metric::Metric;
 pub struct Suite {
     /// The name, as in lm-evaluation-harness.
     pub name: &'static str,
-    /// The group: `commonsense`, `retrieval`, `longbench`, `niah` or `text`.
+    /// The group: `commonsense`, `retrieval`, `retrieval_cloze`, `longbench`, `niah` or `text`.
     pub group: &'static str,
     /// One line for `march eval tasks`.
     pub about: &'static str,
@@ -87,7 +89,7 @@ pub enum Gold {
 
 impl Suite {
     /// The metrics' values for one document, in their order.
-    pub fn score(&self, gold: &Gold, answers: &[Answer]) -> Vec<f64> {
+    pub fn score(&self, gold: &Gold, answers: &[Answer]) -> Vec<metric::Value> {
         self.metrics.iter().map(|metric| metric.score(gold, answers)).collect()
     }
 }
@@ -100,10 +102,14 @@ pub fn suites() -> impl Iterator<Item = &'static Suite> {
 }
 
 /// The names of the groups with what they hold.
-pub const GROUPS: [(&str, &str); 5] = [
+pub const GROUPS: [(&str, &str); 6] = [
     ("commonsense", "the paper's eight commonsense tasks"),
     ("retrieval", "the paper's six retrieval tasks"),
+    ("retrieval_cloze", "TriviaQA, DROP and NQ as cloze with context"),
     ("longbench", "the paper's twelve LongBench tasks"),
     ("niah", "the paper's six needle-in-a-haystack tasks"),
     ("paper", "all four groups"),
 ];
+
+#[cfg(test)]
+mod tests;

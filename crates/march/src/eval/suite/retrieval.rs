@@ -1,0 +1,275 @@
+//! The retrieval tasks: the model writes an answer that stands in the prompt, or that it knows by heart.
+
+use serde_json::Value;
+
+use super::field::{list, required, text, text_or_number, texts, value};
+use super::metric::{Metric, Normalisation};
+use super::python::strip;
+use super::source::DataSet;
+use super::{Documents, Gold, Sample, Suite};
+use crate::eval::request::Request;
+
+pub(super) const TASKS: &[Suite] = &[
+    // The harness means to stop at a newline after 48 tokens, as in the two tasks that follow, but its defaults
+    // come first: it really stops at an empty line after 256 tokens. The numbers are comparable only if it is so here.
+    Suite {
+        name: "squad_completion",
+        group: "retrieval",
+        about: "answers from a paragraph (SQuAD)",
+        metrics: &[Metric::Contains],
+        paper: Some("SQuAD"),
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "hazyresearch/based-squad",
+                config: "default",
+                split: "validation",
+                files: &["retrieval/xquad.en.json"],
+            },
+            sample: squad_completion,
+        },
+    },
+    Suite {
+        name: "swde",
+        group: "retrieval",
+        about: "values from the text of web pages",
+        metrics: &[Metric::Contains],
+        paper: Some("SWDE"),
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "hazyresearch/based-swde-v2",
+                config: "default",
+                split: "validation",
+                files: &[],
+            },
+            sample: completion,
+        },
+    },
+    Suite {
+        name: "fda",
+        group: "retrieval",
+        about: "values from reports on medical devices",
+        metrics: &[Metric::Contains],
+        paper: Some("FDA"),
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "hazyresearch/based-fda",
+                config: "default",
+                split: "validation",
+                files: &[],
+            },
+            sample: completion,
+        },
+    },
+    Suite {
+        name: "triviaqa",
+        group: "retrieval",
+        about: "trivia without a text to find the answer in",
+        metrics: &[Metric::ExactMatch(Normalisation::Plain)],
+        paper: Some("TriviaQA"),
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "mandarjoshi/trivia_qa",
+                config: "rc.nocontext",
+                split: "validation",
+                files: &[],
+            },
+            sample: triviaqa,
+        },
+    },
+    Suite {
+        name: "drop",
+        group: "retrieval",
+        about: "questions about a paragraph that need counting or arithmetic",
+        metrics: &[Metric::Em, Metric::F1],
+        paper: Some("DROP"),
+        documents: Documents::Files {
+            set: DataSet { hub: "EleutherAI/drop", config: "", split: "validation", files: &[] },
+            sample: drop,
+        },
+    },
+    Suite {
+        name: "nq_open",
+        group: "retrieval",
+        about: "questions of searchers without a text to find the answer in",
+        metrics: &[Metric::ExactMatch(Normalisation::Articles)],
+        paper: Some("NQ"),
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "google-research-datasets/nq_open",
+                config: "",
+                split: "validation",
+                files: &[],
+            },
+            sample: nq_open,
+        },
+    },
+    Suite {
+        name: "triviaqa_cloze",
+        group: "retrieval_cloze",
+        about: "trivia as cloze, with a text that has the answer",
+        metrics: &[Metric::Contains],
+        paper: None,
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "hazyresearch/based_triviaqa",
+                config: "default",
+                split: "validation",
+                files: &[],
+            },
+            sample: completion,
+        },
+    },
+    Suite {
+        name: "drop_cloze",
+        group: "retrieval_cloze",
+        about: "DROP as cloze",
+        metrics: &[Metric::Contains],
+        paper: None,
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "hazyresearch/based_drop",
+                config: "default",
+                split: "validation",
+                files: &[],
+            },
+            sample: completion,
+        },
+    },
+    Suite {
+        name: "nq_cloze",
+        group: "retrieval_cloze",
+        about: "questions of searchers as cloze, with a text that has the answer",
+        metrics: &[Metric::Contains],
+        paper: None,
+        documents: Documents::Files {
+            set: DataSet {
+                hub: "hazyresearch/based_nq_2048",
+                config: "default",
+                split: "validation",
+                files: &[],
+            },
+            sample: completion,
+        },
+    },
+];
+
+/// A prompt to continue up to one of `until`, with the answers of which any is right.
+fn written(context: String, until: &[&str], max_tokens: usize, answers: Vec<String>) -> Sample {
+    let until = until.iter().map(|text| text.to_string()).collect();
+    Sample {
+        requests: vec![Request::GenerateUntil { context, until, max_tokens }],
+        gold: Gold::Texts { answers, classes: Vec::new() },
+    }
+}
+
+/// A text to continue (`text`) and the continuation (`value`). SQuAD's own form has neither, so that there the text is
+/// the context, a line `Question:` with the question, and a line `Answer:`, and the value is the first answer.
+fn squad_completion(document: &Value) -> Result<Sample, String> {
+    let (prompt, answer) = if value(document, "text").is_none() && value(document, "context").is_some() {
+        let (context, question) = (text(document, "context")?, text(document, "question")?);
+        (format!("{context}\nQuestion: {question}\nAnswer:"), answers(document)?.swap_remove(0))
+    } else {
+        (text(document, "text")?.into(), text(document, "value")?.into())
+    };
+    Ok(written(strip(&prompt).into(), &["\n\n"], 256, vec![strip(&answer).into()]))
+}
+
+/// A text to continue (`text`) and the continuation (`value`), or a context with the beginning of a sentence that an
+/// answer completes (`question`), which may stand at the end of the context already.
+fn completion(document: &Value) -> Result<Sample, String> {
+    if value(document, "text").is_some() || value(document, "context").is_none() {
+        let (text, value) = (strip(text(document, "text")?), strip(text(document, "value")?));
+        return Ok(written(text.into(), &["\n"], 48, vec![value.into()]));
+    }
+    let mut context = text(document, "context")?.to_string();
+    // The marks of paragraphs, documents and titles in TriviaQA.
+    for mark in ["[PAR]", "[DOC]", "[TLE]"] {
+        context = context.replace(mark, "");
+    }
+    let question = strip(text(document, "question")?);
+    let mut context = strip(&context);
+    while !question.is_empty()
+        && let Some(rest) = without_end(context, question)
+    {
+        context = rest;
+    }
+    let prompt = format!("{}. {question}", strip(context).trim_matches('.'));
+    Ok(written(prompt, &["\n"], 48, answers(document)?))
+}
+
+/// A text without an end that may differ in case.
+fn without_end<'t>(text: &'t str, end: &str) -> Option<&'t str> {
+    let (rest, last) = text.split_at_checked(text.len().checked_sub(end.len())?)?;
+    (last.to_lowercase() == end.to_lowercase()).then_some(rest)
+}
+
+/// The answers: texts, objects with a text as in SQuAD's files, or an object with a list of texts as on the hub. There
+/// is at least one.
+fn answers(document: &Value) -> Result<Vec<String>, String> {
+    if value(document, "answers.text").is_some() {
+        return texts(document, "answers.text", false);
+    }
+    let list = list(document, "answers")?;
+    if list.first().is_some_and(Value::is_object) {
+        let answer =
+            |answer| text(answer, "text").map_err(|message| format!("an element of `answers` {message}"));
+        return list.iter().map(|value| answer(value).map(String::from)).collect();
+    }
+    texts(document, "answers", false)
+}
+
+/// A question mark is always added, also to questions that have one.
+fn triviaqa(document: &Value) -> Result<Sample, String> {
+    let context = format!("Question: {}?\nAnswer:", text(document, "question")?);
+    Ok(written(context, &["\n", ".", ","], 256, texts(document, "answer.aliases", false)?))
+}
+
+/// As [`triviaqa`], after an instruction.
+fn nq_open(document: &Value) -> Result<Sample, String> {
+    let context = format!("Answer these questions:\n\nQ: {}?\nA:", text(document, "question")?);
+    Ok(written(context, &["\n", ".", ","], 256, texts(document, "answer", false)?))
+}
+
+/// The question stands after the passage, and nothing asks for the answer. Any of the annotators' answers is right.
+fn drop(document: &Value) -> Result<Sample, String> {
+    let context = format!("{} {}", text(document, "passage")?, text(document, "question")?);
+    let mut answers = vec![spans(required(document, "answer", "the answer")?, "answer")?];
+    match value(document, "validated_answers") {
+        None => {}
+        Some(Value::Array(list)) => {
+            for answer in list {
+                answers.push(spans(answer, "validated_answers")?);
+            }
+        }
+        // A list for each field.
+        Some(fields) => {
+            for number in 0..list(fields, "number")?.len() {
+                let field = |name| list(fields, name).map(|list| list.get(number).unwrap_or(&Value::Null));
+                let answer = serde_json::json!({
+                    "number": field("number")?, "date": field("date")?, "spans": field("spans")?,
+                });
+                answers.push(spans(&answer, "validated_answers")?);
+            }
+        }
+    }
+    Ok(Sample {
+        requests: vec![Request::GenerateUntil { context, until: vec![".".into()], max_tokens: 256 }],
+        gold: Gold::Spans(answers),
+    })
+}
+
+/// The spans of an answer of DROP: its number, else its texts, else its date.
+fn spans(answer: &Value, field: &str) -> Result<Vec<String>, String> {
+    let wrong = |message| format!("`{field}` {message}");
+    let number = text_or_number(answer, "number").map_err(wrong)?;
+    if !number.is_empty() {
+        return Ok(vec![number]);
+    }
+    let spans = texts(answer, "spans", true).map_err(wrong)?;
+    if !spans.is_empty() {
+        return Ok(spans);
+    }
+    let part = |name| text_or_number(answer, name).map_err(wrong);
+    let date = [part("date.day")?, part("date.month")?, part("date.year")?].join(" ");
+    Ok(vec![strip(&date).into()])
+}
