@@ -4,6 +4,7 @@
 mod chart;
 pub mod demo;
 mod follow;
+mod heat;
 mod machine;
 mod picture;
 pub mod recall;
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::run::read_metrics;
 use chart::{Chart, Line, Shape};
 pub use follow::Follow;
+pub use heat::Heat;
 
 /// The contents of a run's `metrics.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -209,7 +211,7 @@ pub(crate) fn escape(text: &str) -> String {
 }
 
 /// Name, colour on light, colour on dark. `main` and `other` are distinguishable with any colour vision.
-const COLOURS: [(&str, &str, &str); 10] = [
+const COLOURS: [(&str, &str, &str); 11] = [
     ("ink", "#1d2733", "#dde5ee"),
     ("soft", "#5c6a78", "#93a1b0"),
     ("faint", "#9aa7b4", "#5d6b7a"),
@@ -217,6 +219,8 @@ const COLOURS: [(&str, &str, &str); 10] = [
     ("other", "#c2491f", "#f0876b"),
     ("third", "#00866a", "#4fc9a4"),
     ("fourth", "#8a5aa8", "#cfa6ea"),
+    // Text in `ink` is readable on it, and on all its shades.
+    ("heat", "#74a7f5", "#355f9c"),
     ("grid", "#e3e8ee", "#2a3440"),
     ("back", "#ffffff", "#12181f"),
     ("ahead", "#f1f4f7", "#1b232c"),
