@@ -199,9 +199,7 @@ impl Kind {
                 let bytes = beginning(file);
                 bytes.len() > 64 && bytes[..64].iter().all(u8::is_ascii_hexdigit) && bytes[64] == b' '
             }
-            Self::Results => {
-                json_text(file, size).is_some_and(|text| is_report(&text) || is_results(&text))
-            }
+            Self::Results => json_text(file, size).is_some_and(|text| is_report(&text) || is_results(&text)),
             Self::Answers => {
                 let bytes = beginning(file);
                 ["loglikelihood", "loglikelihood_rolling", "generate_until", "error"]

@@ -137,9 +137,8 @@ fn a_stop_loses_nothing_that_was_taken() {
     let engine = engine(1);
     let case = Case::new(&engine, &small(KINDS[0]));
     let policy = case.model.policy();
-    let requests: Vec<(usize, Encoded)> = (0..9)
-        .map(|i| (i, Encoded::Rolling { prefix: 1, text: tokens(600 + i, 37, i as u64) }))
-        .collect();
+    let requests: Vec<(usize, Encoded)> =
+        (0..9).map(|i| (i, Encoded::Rolling { prefix: 1, text: tokens(600 + i, 37, i as u64) })).collect();
     let tokenizer = Tokenizer::bytes();
     let inference = Inference::new(&engine, &case.model, &case.parameters);
     let scheduler = Scheduler::new(inference, &tokenizer, &policy);

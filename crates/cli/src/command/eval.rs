@@ -193,7 +193,9 @@ impl Asked {
     /// Evaluates recall tasks.
     fn recall(self, tasks: &[String], samples: u64) -> anyhow::Result<()> {
         if self.samples == Some(None) {
-            bail!("--samples without a number is for the suites; the results of recall tasks always have every answer");
+            bail!(
+                "--samples without a number is for the suites; the results of recall tasks always have every answer"
+            );
         }
         let tasks = recall_tasks(tasks, &self.tasks.lengths)?;
         let output = Output::check_some(self.output.as_deref(), Kind::Results, &self.model.inputs())?;

@@ -11,7 +11,7 @@ use march::eval::{
     Job, Journal, Outcome, Results, Scheduler, Sources, TaskResult, documents, evaluate, is_results,
 };
 use march::generate::Inference;
-use march::report::heat::Heat;
+use march::report::Heat;
 
 use super::open::{ModelArgs, Opened};
 use crate::display::out::{note, say};
@@ -66,7 +66,9 @@ pub fn split(names: &[String]) -> anyhow::Result<(Vec<&'static Suite>, Vec<Strin
         }
         if chosen.len() == before && !suites().any(|suite| own(&&suite)) {
             match name.as_str() {
-                "recall" => recall.extend(march::data::recall::TASKS.iter().map(|task| task.name.to_string())),
+                "recall" => {
+                    recall.extend(march::data::recall::TASKS.iter().map(|task| task.name.to_string()))
+                }
                 _ => recall.push(name.clone()),
             }
         }
@@ -103,20 +105,27 @@ impl SuiteArgs {
         output: Option<&Path>,
     ) -> anyhow::Result<()> {
         if keep_samples && output.is_none() {
-            bail!("--samples writes a record of each document to --output; name a file with --output FILE.json");
+            bail!(
+                "--samples writes a record of each document to --output; name a file with --output FILE.json"
+            );
         }
         if keep_samples && self.format == Format::LmEval {
             bail!("--format lm-eval has no place for the records of --samples; use one of the two");
         }
         let needles = |suite: &&Suite| matches!(suite.documents, Documents::Needles(_));
         if !lengths.is_empty() && !tasks.iter().any(|suite| needles(suite)) {
-            bail!("--lengths is for niah_* and recall tasks; {} has documents of its own lengths", tasks[0].name);
+            bail!(
+                "--lengths is for niah_* and recall tasks; {} has documents of its own lengths",
+                tasks[0].name
+            );
         }
         if self.heat_map.is_some() && !tasks.iter().any(|suite| needles(suite)) {
             bail!("--heat-map is for niah_* tasks");
         }
         let mut inputs = model.inputs();
-        inputs.extend([&self.data_root, &self.text, &self.haystack].into_iter().flatten().map(PathBuf::as_path));
+        inputs.extend(
+            [&self.data_root, &self.text, &self.haystack].into_iter().flatten().map(PathBuf::as_path),
+        );
         let output = Output::check_some(output, Kind::Results, &inputs)?;
         let heat_map = Output::check_some(self.heat_map.as_deref(), Kind::Picture, &inputs)?;
         let opened = model.open()?;
@@ -185,17 +194,11 @@ impl SuiteArgs {
         for job in jobs {
             let label = job.label();
             let mut progress: Option<Progress> = None;
-            let outcome = evaluate(
-                &scheduler,
-                job,
-                sources,
-                journal.as_mut(),
-                keep_samples,
-                &mut |done, total| {
+            let outcome =
+                evaluate(&scheduler, job, sources, journal.as_mut(), keep_samples, &mut |done, total| {
                     progress.get_or_insert_with(|| Progress::new("read", "tokens", total)).at(done);
                     if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                },
-            )?;
+                })?;
             progress.map(Progress::finish);
             let Outcome::Done(result) = outcome else {
                 match output {
@@ -289,7 +292,8 @@ fn heat(results: &Results) -> String {
     lengths.dedup();
     let mut sums = vec![(0.0, 0usize); ROWS * lengths.len()];
     for task in &results.tasks {
-        let Some(column) = task.length.and_then(|length| lengths.iter().position(|&other| other == length)) else {
+        let Some(column) = task.length.and_then(|length| lengths.iter().position(|&other| other == length))
+        else {
             continue;
         };
         let values = task.metrics.first().map(|metric| metric.values.as_slice()).unwrap_or_default();

@@ -300,7 +300,7 @@ fn student(freedom: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Answer;
+    use super::super::recall::Answer;
     use super::*;
 
     fn report(rights: &[&str]) -> Report {

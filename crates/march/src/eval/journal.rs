@@ -125,7 +125,8 @@ impl Journal {
     }
 
     fn line(&mut self, value: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_string(value).map_err(|error| Error::file(&self.path, error.to_string()))?;
+        let text =
+            serde_json::to_string(value).map_err(|error| Error::file(&self.path, error.to_string()))?;
         let line = disk::seal(&text) + "\n";
         self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path, "write"))
     }
@@ -141,17 +142,20 @@ fn read(path: &Path, bytes: &[u8], asked_of: &str) -> Result<(usize, HashMap<(St
     for (number, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
         let last = whole + line.len() == bytes.len();
         let text = str::from_utf8(line).ok().filter(|text| text.ends_with('\n'));
-        let Some(text) = text.map(str::trim_end).filter(|text| disk::unseal(text) == disk::Seal::Sealed) else {
+        let Some(text) = text.map(str::trim_end).filter(|text| disk::unseal(text) == disk::Seal::Sealed)
+        else {
             if last {
                 break;
             }
             return Err(damaged(number + 1, "is damaged: it does not have the checksum at its end"));
         };
         if number == 0 {
-            let header: Header = serde_json::from_str(text)
-                .map_err(|_| Error::file(path, "is not the journal of an evaluation; choose another --output"))?;
+            let header: Header = serde_json::from_str(text).map_err(|_| {
+                Error::file(path, "is not the journal of an evaluation; choose another --output")
+            })?;
             if header.march_eval_journal != FORMAT {
-                let message = format!("has format {}; this program reads {FORMAT}", header.march_eval_journal);
+                let message =
+                    format!("has format {}; this program reads {FORMAT}", header.march_eval_journal);
                 return Err(Error::file(path, message));
             }
             if header.asked_of != asked_of {

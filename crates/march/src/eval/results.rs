@@ -162,7 +162,10 @@ impl Results {
         for task in &results.tasks {
             let count = task.indices.len();
             if task.documents != count || task.metrics.iter().any(|metric| metric.values.len() != count) {
-                return Err(damaged(format!("the number of documents of {} is not consistent", task.label())));
+                return Err(damaged(format!(
+                    "the number of documents of {} is not consistent",
+                    task.label()
+                )));
             }
         }
         Ok(results)
@@ -170,13 +173,20 @@ impl Results {
 
     /// The paired differences B − A on the documents that both files have, for the first metric of each task that both
     /// have.
-    pub fn compare<'a>(&'a self, other: &'a Self) -> Result<Vec<(&'a TaskResult, usize, [f64; 2], Difference)>> {
+    pub fn compare<'a>(
+        &'a self,
+        other: &'a Self,
+    ) -> Result<Vec<(&'a TaskResult, usize, [f64; 2], Difference)>> {
         let mut list = Vec::new();
         for a in &self.tasks {
-            let Some(b) = other.tasks.iter().find(|b| b.task == a.task && b.length == a.length) else { continue };
+            let Some(b) = other.tasks.iter().find(|b| b.task == a.task && b.length == a.length) else {
+                continue;
+            };
             let (Some(suite), Some(one)) = (a.suite(), a.metrics.first()) else { continue };
             let Some(two) = b.metrics.iter().find(|metric| metric.metric == one.metric) else { continue };
-            let Some(metric) = suite.metrics.iter().find(|metric| metric.name() == one.metric) else { continue };
+            let Some(metric) = suite.metrics.iter().find(|metric| metric.name() == one.metric) else {
+                continue;
+            };
             let places: BTreeMap<usize, usize> = b.indices.iter().enumerate().map(|(i, &n)| (n, i)).collect();
             let both: Vec<(usize, usize)> =
                 a.indices.iter().enumerate().filter_map(|(i, n)| Some((i, *places.get(n)?))).collect();
@@ -195,9 +205,8 @@ impl Results {
             list.push((a, both.len(), statistic(&all), paired_bootstrap(both.len(), statistic)));
         }
         if list.is_empty() {
-            let names = |results: &Self| {
-                results.tasks.iter().map(TaskResult::label).collect::<Vec<_>>().join(", ")
-            };
+            let names =
+                |results: &Self| results.tasks.iter().map(TaskResult::label).collect::<Vec<_>>().join(", ");
             return Err(Error::Request(format!(
                 "the two files have no task in common with at least two documents: one has {}, the other {}",
                 names(self),
@@ -223,7 +232,8 @@ impl Results {
                 let error = metric.standard_error.map_or(json!("N/A"), |error| json!(error));
                 one.insert(format!("{name},none"), json!(metric.value));
                 one.insert(format!("{name}_stderr,none"), error);
-                let known = task.suite().and_then(|suite| suite.metrics.iter().find(|m| m.name() == metric.metric));
+                let known =
+                    task.suite().and_then(|suite| suite.metrics.iter().find(|m| m.name() == metric.metric));
                 better.insert(name, json!(known.is_none_or(|metric| metric.higher_is_better())));
             }
             let entries: [Json; 5] = [

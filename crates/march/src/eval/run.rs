@@ -12,8 +12,10 @@ use super::journal::{Entry, Journal};
 use super::request::{Answer, Request};
 use super::results::{MetricResult, SampleRecord, TaskResult, label};
 use super::schedule::Scheduler;
+use super::suite::ruler::Essay;
 use super::suite::source;
 use super::suite::{Documents, Gold, Sample, Suite};
+use crate::data::recall::QUESTION_SEED;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 use crate::train::machine_memory;
@@ -92,7 +94,8 @@ pub fn documents(
                 }
                 let index = job.documents.len() + job.skipped;
                 let read = value.and_then(|value| {
-                    sample(&value).map_err(|what| Error::file(&place.file, format!("{}: {what}", place.line_text())))
+                    sample(&value)
+                        .map_err(|what| Error::file(&place.file, format!("{}: {what}", place.line_text())))
                 });
                 match read {
                     Ok(sample) => {
@@ -107,25 +110,25 @@ pub fn documents(
         Documents::Needles(needles) => {
             let length = length.unwrap_or(4096);
             job.length = Some(length);
-            let own;
             let essay = match &sources.haystack {
-                None => super::suite::ruler::default_haystack(),
-                Some(path) => {
-                    own = text_of(path)?;
-                    own.as_str()
-                }
+                None => Essay::new(crate::data::builtin())?,
+                Some(path) => Essay::new(&text_of(path)?)?,
             };
-            let maker = needles.prepare(tokenizer, essay, length)?;
-            for index in 0..limit.min(NEEDLE_DOCUMENTS) {
-                let drawn = maker.draw(index as u64)?;
+            let count = limit.min(NEEDLE_DOCUMENTS) as u64;
+            let fitted = needles.fit(tokenizer, &essay, length, QUESTION_SEED, count)?;
+            for index in 0..count {
+                let drawn = fitted.sample(index)?;
                 let depth = drawn.depths.first().copied();
                 let place = format!("{} at {length} tokens, sample {index}", suite.name);
-                job.documents.push(Document { index, place, sample: drawn.sample, depth });
+                job.documents.push(Document { index: index as usize, place, sample: drawn.sample, depth });
             }
         }
         Documents::Text => {
             let Some(path) = &sources.text else {
-                return Err(Error::Request(format!("the task {} needs a text: name it with --text FILE", suite.name)));
+                return Err(Error::Request(format!(
+                    "the task {} needs a text: name it with --text FILE",
+                    suite.name
+                )));
             };
             let text = text_of(path)?;
             if text.is_empty() {
@@ -137,7 +140,8 @@ pub fn documents(
         }
     }
     if job.documents.is_empty() {
-        let skipped = if job.skipped > 0 { format!(" ({} were invalid)", job.skipped) } else { String::new() };
+        let skipped =
+            if job.skipped > 0 { format!(" ({} were invalid)", job.skipped) } else { String::new() };
         return Err(Error::Request(format!("the task {} has no documents{skipped}", suite.name)));
     }
     Ok(job)
@@ -146,9 +150,10 @@ pub fn documents(
 /// A document that cannot be used, with what to do about it.
 fn with_advice(error: Error) -> Error {
     match error {
-        Error::File { path, message } => {
-            Error::File { path, message: format!("{message}; mend it, or skip such documents with --skip-bad") }
-        }
+        Error::File { path, message } => Error::File {
+            path,
+            message: format!("{message}; mend it, or skip such documents with --skip-bad"),
+        },
         other => other,
     }
 }
@@ -224,8 +229,10 @@ pub fn evaluate<E: Engine>(
         }
         Ok(watch(done, total))
     })?;
-    let answers: Vec<Vec<Answer>> = answers.into_values().map(|all| all.into_iter().flatten().collect()).collect();
-    let whole = |(document, answers): (&Document, &Vec<Answer>)| document.sample.requests.len() == answers.len();
+    let answers: Vec<Vec<Answer>> =
+        answers.into_values().map(|all| all.into_iter().flatten().collect()).collect();
+    let whole =
+        |(document, answers): (&Document, &Vec<Answer>)| document.sample.requests.len() == answers.len();
     if !finished && !fit.iter().zip(&answers).all(whole) {
         return Ok(Outcome::Stopped);
     }

@@ -66,7 +66,8 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         while !left.is_empty() {
             let (mut tokens, mut count) = (0, 0);
             let rows = self.rows(left[0].1.longest());
-            while count < left.len().min(rows) && (count == 0 || tokens + left[count].1.tokens() <= CALL_TOKENS)
+            while count < left.len().min(rows)
+                && (count == 0 || tokens + left[count].1.tokens() <= CALL_TOKENS)
             {
                 tokens += left[count].1.tokens();
                 count += 1;
@@ -87,7 +88,9 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         let mut contexts = Vec::new();
         for (_, request) in requests {
             let shared = match request {
-                Encoded::Loglikelihood { context, .. } if self.share_contexts => &context[..context.len() - 1],
+                Encoded::Loglikelihood { context, .. } if self.share_contexts => {
+                    &context[..context.len() - 1]
+                }
                 _ => &[],
             };
             contexts.push(Sequence::new(self.bank()?, Targets::none(shared)));
@@ -168,7 +171,8 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         loop {
             let unread: usize = active.iter().map(|writing| writing.session.unread()).sum();
             let mut room = CALL_TOKENS.saturating_sub(unread);
-            while let Some(&&(number, Encoded::Generate { prompt, until, max_tokens })) = waiting.peek().copied() {
+            while let Some((number, Encoded::Generate { prompt, until, max_tokens })) = waiting.peek() {
+                let (number, max_tokens) = (*number, *max_tokens);
                 let rows = self.rows(prompt.len() + max_tokens);
                 if !active.is_empty() && (active.len() >= rows || prompt.len() > room) {
                     break;
@@ -176,7 +180,7 @@ impl<'a, E: Engine> Scheduler<'a, E> {
                 waiting.next();
                 let mut session = Session::new(Text::new(self.bank()?), Sampling::greedy())?;
                 session.push(prompt);
-                session.begin(self.tokenizer, Limits { max_tokens: *max_tokens, stop: until.clone() })?;
+                session.begin(self.tokenizer, Limits { max_tokens, stop: until.clone() })?;
                 active.push(Writing { number, session, text: String::new() });
                 room = room.saturating_sub(prompt.len());
             }
