@@ -47,7 +47,7 @@ macro_rules! row {
 /// The prompt of the three tasks whose answer is spread over several passages.
 const PASSAGES: &str = "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\nThe following are given passages.\n{context}\n\nAnswer the question based on the given passages. Only give me the answer and do not output any other words.\n\nQuestion: {question}\nAnswer:";
 
-/// Tokens that no prompt has, so that only the end of a text or the number of tokens ends an answer.
+/// No text ends an answer: only the model or the number of tokens does.
 const NOTHING: &[&str] = &[];
 
 // A prompt is one line here, however long, and exact: some of them have odd spelling and spaces.

@@ -133,7 +133,7 @@ impl DataSet {
             ];
         }
         let mut layouts = Vec::new();
-        for folder in ["", "data/", "default/", &format!("{name}/")] {
+        for folder in ["", "data/", "default/", "plain_text/", &format!("{name}/")] {
             layouts.push(format!("{folder}{split}"));
             layouts.push(format!("{folder}{shards}"));
             layouts.push(format!("{folder}{name}_{split}"));
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn every_layout_of_the_hub_is_found() {
-        let layouts: [(DataSet, &[&str]); 16] = [
+        let layouts: [(DataSet, &[&str]); 17] = [
             (ARC, &["allenai/ai2_arc/ARC-Easy/test.jsonl"]),
             (ARC, &["allenai/ai2_arc/ARC-Easy/test-00000-of-00001.parquet"]),
             (
@@ -541,6 +541,7 @@ mod tests {
             (PIQA, &["baber/piqa/data/validation-00000-of-00001.parquet"]),
             (PIQA, &["baber/piqa/validation.jsonl.zst"]),
             (PIQA, &["piqa/validation.jsonl"]),
+            (PIQA, &["piqa/plain_text/validation.jsonl"]),
             (PIQA, &["piqa/default/validation/0000.parquet"]),
             (PIQA, &["piqa/default/validation/0000.parquet", "piqa/default/validation/0001.parquet"]),
             (PIQA, &["piqa/validation/part.json"]),

@@ -188,7 +188,7 @@ fn completions_continue_a_text() {
         json!({"context": "c", "question": "q", "answers": []}),
         &["`answers` is an empty"],
     );
-    let context = "[DOC] [TLE] A title. [PAR] It is red. the colour is The colour IS";
+    let context = "[DOC] [TLE] A title. [PAR] It is red. The colour IS";
     let document = json!({"context": context, "question": " The colour is ", "answers": ["red", "Red"]});
     let (context, .., gold) = written("triviaqa_cloze", &document);
     assert_eq!(context, "A title.  It is red. The colour is");
