@@ -20,27 +20,30 @@ import data
 
 ANSWERS = 1e-3  # largest difference of two log-likelihoods of the same model
 SCORES = 1e-6  # largest difference of two scores of the same answers
+NEEDLES = 12  # number of RULER prompts, which are long
 ONLY_MARCH = {"token_perplexity"}  # metrics that the harness does not have
 
 
-def native(options, tasks, root, *more):
+def native(options, tasks, root, limit, *more):
     """What `march eval` finds, by task: `metrics`, and `samples` in the order of the documents.
 
     All knowledge of the command and its file is here.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
-        command = [options.march, "eval", "--model", options.model, "--threads", options.threads, "--tasks", ",".join(tasks)]
-        command += ["--data-root", root, "--limit", options.limit, "--output", file, "--samples", *more]
+        command = [options.march, "eval", "--model", options.model, "--threads", options.threads]
+        command += ["--tasks", ",".join(tasks), "--data-root", root, "--limit", limit]
+        command += ["--output", file, "--samples", *more]
         subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
-        results = json.loads(file.read_text(encoding="utf-8"))["results"]
+        results = json.loads(file.read_text(encoding="utf-8"))["tasks"]
     found = {}
     for result in results:
         samples = [
-            {"index": sample["index"], "answers": asked(sample["requests"], sample["answers"]), "scores": sample["scores"]}
-            for sample in result["samples"]
+            {"index": one["index"], "answers": asked(one["requests"], one["answers"]), "scores": one["scores"]}
+            for one in result["samples"]
         ]
-        found[result["task"]] = {"metrics": result["metrics"], "samples": samples}
+        metrics = {metric["metric"]: metric for metric in result["metrics"]}
+        found[result["task"]] = {"metrics": metrics, "samples": samples}
     missing = set(tasks) - set(found)
     if missing:
         sys.exit(f"march eval gave no results for {', '.join(sorted(missing))}")
@@ -184,7 +187,7 @@ def compare_needles(options, root, differences):
 
     del sys.modules["transformers"]
     task = "niah_single_1"
-    found = native(options, [task], root, "--lengths", options.needle_length)[task]
+    found = native(options, [task], root, min(options.limit, NEEDLES), "--lengths", options.needle_length)[task]
     scores = []
     for sample in found["samples"]:
         [(prompt, text)] = sample["answers"]
@@ -212,7 +215,7 @@ def prepare(options, root):
         documents.update(replaced)
         own -= set(replaced)
     data.write(root, documents)
-    texts = native(options, sorted(own), root) if own else {}
+    texts = native(options, sorted(own), root, options.limit) if own else {}
     for task, result in texts.items():
         for sample in result["samples"]:
             answer = sample["answers"][0][1]
@@ -226,7 +229,7 @@ def prepare(options, root):
 def compare(options, root, differences):
     """The rows of the table."""
     tasks = prepare(options, root)
-    ours = native(options, tasks, root)
+    ours = native(options, tasks, root, options.limit)
     # `datasets` finds the folders through the working directory.
     os.chdir(root)
     from march_lm import March

@@ -131,7 +131,7 @@ def echo(document, task, text, index):
 
 
 def originals(folder):
-    """The documents of those original files that the folder has: see README.md for their names."""
+    """The documents of those original files that the folder has."""
     readers = {
         "lambada_openai": ("commonsense/lambada_openai_test.jsonl", json_lines),
         "piqa": ("commonsense/piqa_valid.jsonl", original_piqa),
@@ -140,10 +140,11 @@ def originals(folder):
         "longbench_trec": ("longbench/MiniLongBench_trec.json", original_trec),
         "longbench_hotpotqa": ("longbench/MiniLongBench_hotpotqa.json", original_hotpotqa),
     }
-    found = {task: (Path(folder, file), reader) for task, (file, reader) in readers.items() if Path(folder, file).exists()}
+    paths = {task: Path(folder, file) for task, (file, _) in readers.items()}
+    found = {task: readers[task][1](path) for task, path in paths.items() if path.exists()}
     if not found:
         raise SystemExit(f"{folder} has none of the files {', '.join(file for file, _ in readers.values())}")
-    return {task: reader(file) for task, (file, reader) in found.items()}
+    return found
 
 
 def json_lines(file):
@@ -189,8 +190,8 @@ def original_trec(file):
 
 
 def original_hotpotqa(file):
-    order = "Answer the question based on the given passages. Only give me the answer and do not output any other words."
-    start, middle = f"{order}\n\nThe following are given passages.\n", f"\n\n{order}\n\nQuestion: "
+    order = "Answer the question based on the given passages. Only give me the answer and do not output any other words"
+    start, middle = f"{order}.\n\nThe following are given passages.\n", f"\n\n{order}.\n\nQuestion: "
     rows = []
     for record in json.loads(file.read_text(encoding="utf-8")).values():
         context, question = between(record["origin_prompt"], start, "\nAnswer:").rsplit(middle, 1)
