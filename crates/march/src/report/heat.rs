@@ -41,7 +41,7 @@ impl Heat<'_> {
         let wide = ((LEAST - left - RIGHT) / columns.max(1) as f64).clamp(CELL.0, 1.5 * CELL.0);
         let (right, bottom) = (left + wide * columns as f64, TOP + CELL.1 * rows as f64);
         let (width, height) = ((right + RIGHT).max(LEAST), bottom + BOTTOM);
-        let line = "right answers in percent, by depth of the needle and length of the prompt";
+        let line = "right answers in percent, by depth and length";
         let mut svg = beginning(self.title, line, (width, height), STYLE);
         for (row, depth) in self.depths.iter().enumerate() {
             let top = TOP + CELL.1 * row as f64;

@@ -424,26 +424,36 @@ fn largest(
     budget: usize,
     count: impl Fn(usize) -> Result<usize>,
 ) -> Result<Size> {
-    // Units that fit with their tokens, and units that are too many.
-    let (mut low, mut high) = (least, most + 1);
+    // Units that fit and units that are too many, if known, with their tokens.
+    let mut low = least;
+    let mut high: Option<(usize, usize)> = None;
     let mut rate = 1.0;
     let mut step = FIRST;
-    while low.0 + 1 < high {
-        let units = low.0.saturating_add(step.max(1)).min(high - 1);
+    loop {
+        let end = high.map_or(most, |high| high.0 - 1);
+        if low.0 >= end {
+            break;
+        }
+        let units = low.0.saturating_add(step.max(1)).min(end);
         let tokens = count(units)?;
-        rate = (tokens.saturating_sub(least.1) as f64 / (units - least.0) as f64).max(1e-3);
+        rate = per_unit(least, (units, tokens));
         if tokens <= budget {
             low = (units, tokens);
         } else {
-            high = units;
+            high = Some((units, tokens));
         }
         let left = (budget - low.1) as f64;
         if left < rate.max(budget as f64 / 256.0) {
             break;
         }
-        step = (left / rate) as usize;
+        step = (left / high.map_or(rate, |high| per_unit(low, high))) as usize;
     }
     Ok(Size { units: low.0, tokens: low.1, rate })
+}
+
+/// Tokens per unit between two sizes; more than none even if the larger size has no more tokens.
+fn per_unit(from: (usize, usize), to: (usize, usize)) -> f64 {
+    (to.1.saturating_sub(from.1) as f64 / to.0.saturating_sub(from.0).max(1) as f64).max(1e-3)
 }
 
 #[cfg(test)]
