@@ -66,9 +66,10 @@ pub(super) fn capitalize(text: &str) -> String {
     head + &characters.as_str().to_lowercase()
 }
 
-/// `float(text)`: the decimal digits of any script, with single underscores between digits.
+/// `float(text)`: the decimal digits of any script, with single underscores between digits. Unlike `str.strip()` it
+/// keeps the separators of ASCII, so that a text with one is no number.
 pub(super) fn float(text: &str) -> Option<f64> {
-    let digits: Vec<char> = strip(text).chars().map(|c| decimal(c).unwrap_or(c)).collect();
+    let digits: Vec<char> = text.trim().chars().map(|c| decimal(c).unwrap_or(c)).collect();
     let digit = |i: usize| digits.get(i).is_some_and(char::is_ascii_digit);
     let mut plain = String::with_capacity(digits.len());
     for (i, &c) in digits.iter().enumerate() {
@@ -171,7 +172,7 @@ mod tests {
         for (text, expected) in read {
             assert_eq!(float(text).map(float_text).as_deref(), expected, "{text:?}");
         }
-        for text in [".", "e5", "0x10", "1e", "infin", "½", "²"] {
+        for text in [".", "e5", "0x10", "1e", "infin", "½", "²", "\u{1c}3"] {
             assert_eq!(float(text), None, "{text:?}");
         }
     }

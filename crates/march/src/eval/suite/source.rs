@@ -219,8 +219,8 @@ fn fits(pattern: &str, name: &str) -> bool {
 
 /// The documents of files, in order. A broken document is an error, after which the next ones follow; if a file cannot
 /// be read further, the next file follows.
-pub fn documents(files: &[PathBuf]) -> impl Iterator<Item = (Place, Result<Value>)> + use<> {
-    files.to_vec().into_iter().flat_map(|file| match open(&file) {
+pub fn documents(files: &[PathBuf]) -> impl Iterator<Item = (Place, Result<Value>)> {
+    files.iter().cloned().flat_map(|file| match open(&file) {
         Ok(documents) => documents,
         Err(error) => Box::new(std::iter::once((Place { file, line: 0, unit: "line" }, Err(error)))),
     })
