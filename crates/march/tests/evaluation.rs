@@ -8,7 +8,7 @@ use common::{Case, KINDS, small, tokens};
 use march::anchors::Policy;
 use march::engine::ops::cross_entropy::IGNORE;
 use march::engine::{Cpu, CpuOptions, Products};
-use march::eval::{Answer, Encoded, Scheduler, Scored};
+use march::eval::{Answer, Encoded, Event, Scheduler, Scored};
 use march::generate::{Generator, Inference, Limits, Sampling};
 use march::model::Part;
 use march::tokenizer::Tokenizer;
@@ -31,7 +31,8 @@ fn answers(
     set(&mut scheduler);
     let numbered: Vec<(usize, Encoded)> = requests.iter().cloned().enumerate().collect();
     let mut all = vec![None; requests.len()];
-    let finished = scheduler.run(&numbered, &mut |number, answer| {
+    let finished = scheduler.run(&numbered, &mut |event| {
+        let Event::Answered(number, answer) = event else { return Ok(ControlFlow::Continue(())) };
         assert!(all[number].replace(answer).is_none(), "request {number} was answered twice");
         Ok(ControlFlow::Continue(()))
     });
@@ -144,7 +145,8 @@ fn a_stop_loses_nothing_that_was_taken() {
     let scheduler = Scheduler::new(inference, &tokenizer, &policy);
     let mut taken = Vec::new();
     let finished = scheduler
-        .run(&requests, &mut |number, _| {
+        .run(&requests, &mut |event| {
+            let Event::Answered(number, _) = event else { return Ok(ControlFlow::Continue(())) };
             taken.push(number);
             Ok(if taken.len() == 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })
@@ -152,7 +154,8 @@ fn a_stop_loses_nothing_that_was_taken() {
     assert!(!finished && taken.len() == 4);
     let left: Vec<_> = requests.into_iter().filter(|(number, _)| !taken.contains(number)).collect();
     let mut rest = Vec::new();
-    let finished = scheduler.run(&left, &mut |number, _| {
+    let finished = scheduler.run(&left, &mut |event| {
+        let Event::Answered(number, _) = event else { return Ok(ControlFlow::Continue(())) };
         rest.push(number);
         Ok(ControlFlow::Continue(()))
     });

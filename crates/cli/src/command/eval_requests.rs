@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::eval::{Answer, Encoded, Entry, Journal, Request, Scheduler};
+use march::eval::{Answer, Encoded, Entry, Event, Journal, Request, Scheduler};
 use march::generate::Inference;
 
 use super::open::ModelArgs;
@@ -94,14 +94,19 @@ impl EvalRequests {
         interrupt::listen("stopping after these requests")?;
         let inference = Inference::new(&opened.engine, &opened.model, &opened.parameters);
         let scheduler = Scheduler::new(inference, &opened.tokenizer, &opened.policy);
-        let mut done = 0;
-        let finished = scheduler.run(&requests, &mut |i, answer| {
-            let Ok((request, encoded)) = &lines[i] else { unreachable!("invalid requests are not asked") };
+        let finished = scheduler.run(&requests, &mut |event| {
+            let (i, answer) = match event {
+                Event::Read(tokens) => {
+                    progress.at(tokens.min(total));
+                    let stop = interrupt::asked();
+                    return Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+                }
+                Event::Answered(i, answer) => (i, answer),
+            };
+            let Ok((request, _)) = &lines[i] else { unreachable!("invalid requests are not asked") };
             journal.record(Entry::new("requests", i, std::slice::from_ref(request), vec![answer.clone()]))?;
             answers[i] = Some(answer);
-            done += encoded.tokens();
-            progress.at(done);
-            Ok(if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            Ok(ControlFlow::Continue(()))
         })?;
         progress.finish();
         if !finished {

@@ -9,9 +9,9 @@ use serde_json::{Value as Json, json};
 
 use super::encode::Encoded;
 use super::journal::{Entry, Journal};
-use super::request::{Answer, Request};
+use super::request::Answer;
 use super::results::{MetricResult, SampleRecord, TaskResult, label};
-use super::schedule::Scheduler;
+use super::schedule::{Event, Scheduler};
 use super::suite::ruler::Essay;
 use super::suite::source;
 use super::suite::{Documents, Gold, Sample, Suite};
@@ -134,8 +134,7 @@ pub fn documents(
             if text.is_empty() {
                 return Err(Error::file(path, "is empty; there is nothing to score"));
             }
-            let gold = Gold::Sizes { words: text.split_whitespace().count(), bytes: text.len() };
-            let sample = Sample { requests: vec![Request::LoglikelihoodRolling { text }], gold };
+            let sample = Sample::of_text(&text);
             job.documents.push(Document { index: 0, place: path.display().to_string(), sample, depth: None });
         }
     }
@@ -172,7 +171,7 @@ pub enum Outcome {
 }
 
 /// Answers all documents of a task. Documents that the journal has are not asked again; the others are recorded in it.
-/// After each document `watch` receives the numbers of tokens done and in all, and may stop.
+/// After each call of the model `watch` receives the numbers of tokens done and in all, and may stop.
 pub fn evaluate<E: Engine>(
     scheduler: &Scheduler<'_, E>,
     mut job: Job,
@@ -215,11 +214,12 @@ pub fn evaluate<E: Engine>(
         fit.push(document);
     }
     let total: usize = requests.iter().map(|(_, request)| request.tokens()).sum();
-    let sizes: Vec<usize> = requests.iter().map(|(_, request)| request.tokens()).collect();
-    let mut done = 0;
-    let finished = scheduler.run(&requests, &mut |number, answer| {
+    let finished = scheduler.run(&requests, &mut |event| {
+        let (number, answer) = match event {
+            Event::Read(tokens) => return Ok(watch(tokens.min(total), total)),
+            Event::Answered(number, answer) => (number, answer),
+        };
         let (document, part) = owners[number];
-        done += sizes[number];
         let Some(all) = answers.get_mut(&document) else { unreachable!("every document has a list") };
         all[part] = Some(answer);
         if let (true, Some(journal)) = (all.iter().all(Option::is_some), journal.as_deref_mut()) {
@@ -227,7 +227,7 @@ pub fn evaluate<E: Engine>(
             let answers = all.iter().flatten().cloned().collect();
             journal.record(Entry::new(&task, *index, &sample.requests, answers))?;
         }
-        Ok(watch(done, total))
+        Ok(ControlFlow::Continue(()))
     })?;
     let answers: Vec<Vec<Answer>> =
         answers.into_values().map(|all| all.into_iter().flatten().collect()).collect();

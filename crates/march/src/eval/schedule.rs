@@ -27,8 +27,16 @@ const SEQUENCES: usize = 64;
 /// Bytes of memory that the banks of a batch may take together.
 const BANK_BYTES: usize = 512 << 20;
 
-/// Receives the number of a request and its answer, and may stop.
-pub type Take<'a> = dyn FnMut(usize, Answer) -> Result<ControlFlow<()>> + 'a;
+/// What happens while requests run.
+pub enum Event {
+    /// A call of the model is finished: this many tokens were read in all.
+    Read(usize),
+    /// A request, by its number, is answered.
+    Answered(usize, Answer),
+}
+
+/// Receives what happens, and may stop.
+pub type Take<'a> = dyn FnMut(Event) -> Result<ControlFlow<()>> + 'a;
 
 /// A model, and how it is asked.
 pub struct Scheduler<'a, E: Engine> {
@@ -57,11 +65,18 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         order.sort_by_key(|(number, request)| (std::cmp::Reverse(request.longest()), *number));
         let (generated, scored): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|(_, request)| matches!(request, Encoded::Generate { .. }));
-        Ok(self.score_all(&scored, take)?.is_continue() && self.generate_all(&generated, take)?.is_continue())
+        let mut read = 0;
+        Ok(self.score_all(&scored, &mut read, take)?.is_continue()
+            && self.generate_all(&generated, &mut read, take)?.is_continue())
     }
 
     /// The log-likelihoods, as many requests at a time as fit into one call.
-    fn score_all(&self, requests: &[&(usize, Encoded)], take: &mut Take<'_>) -> Result<ControlFlow<()>> {
+    fn score_all(
+        &self,
+        requests: &[&(usize, Encoded)],
+        read: &mut usize,
+        take: &mut Take<'_>,
+    ) -> Result<ControlFlow<()>> {
         let mut left = requests;
         while !left.is_empty() {
             let (mut tokens, mut count) = (0, 0);
@@ -74,8 +89,9 @@ impl<'a, E: Engine> Scheduler<'a, E> {
             }
             let (now, later) = left.split_at(count);
             left = later;
-            for (&&(number, _), answer) in now.iter().zip(self.score(now)?) {
-                if take(number, answer)?.is_break() {
+            let Some(answers) = self.score(now, read, take)? else { return Ok(ControlFlow::Break(())) };
+            for (&&(number, _), answer) in now.iter().zip(answers) {
+                if take(Event::Answered(number, answer))?.is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
@@ -83,8 +99,13 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The log-likelihoods of some requests: first their contexts, then all continuations.
-    fn score(&self, requests: &[&(usize, Encoded)]) -> Result<Vec<Answer>> {
+    /// The log-likelihoods of some requests: first their contexts, then all continuations. `None` if it was stopped.
+    fn score(
+        &self,
+        requests: &[&(usize, Encoded)],
+        read: &mut usize,
+        take: &mut Take<'_>,
+    ) -> Result<Option<Vec<Answer>>> {
         let mut contexts = Vec::new();
         for (_, request) in requests {
             let shared = match request {
@@ -95,7 +116,9 @@ impl<'a, E: Engine> Scheduler<'a, E> {
             };
             contexts.push(Sequence::new(self.bank()?, Targets::none(shared)));
         }
-        self.read(&mut contexts)?;
+        if self.read(&mut contexts, read, take)?.is_break() {
+            return Ok(None);
+        }
         let mut all = Vec::new();
         for ((_, request), context) in requests.iter().zip(contexts) {
             match request {
@@ -115,7 +138,9 @@ impl<'a, E: Engine> Scheduler<'a, E> {
                 Encoded::Generate { .. } => unreachable!("texts are generated elsewhere"),
             }
         }
-        self.read(&mut all)?;
+        if self.read(&mut all, read, take)?.is_break() {
+            return Ok(None);
+        }
         let mut scores = all.into_iter().map(|sequence| sequence.scored);
         let answer = |(_, request): &&(usize, Encoded)| match request {
             Encoded::Loglikelihood { continuations, .. } => {
@@ -123,12 +148,17 @@ impl<'a, E: Engine> Scheduler<'a, E> {
             }
             _ => Answer::LoglikelihoodRolling(scores.next().unwrap_or(Scored::NONE)),
         };
-        Ok(requests.iter().map(answer).collect())
+        Ok(Some(requests.iter().map(answer).collect()))
     }
 
     /// Reads all sequences to their ends, at most [`CALL_TOKENS`] tokens and [`Scheduler::sequences`] sequences per
     /// call.
-    fn read(&self, sequences: &mut [Sequence<E>]) -> Result<()> {
+    fn read(
+        &self,
+        sequences: &mut [Sequence<E>],
+        done: &mut usize,
+        take: &mut Take<'_>,
+    ) -> Result<ControlFlow<()>> {
         loop {
             let mut room = CALL_TOKENS;
             let mut now: Vec<(&mut Sequence<E>, usize)> = Vec::new();
@@ -140,8 +170,9 @@ impl<'a, E: Engine> Scheduler<'a, E> {
                 }
             }
             if now.is_empty() {
-                return Ok(());
+                return Ok(ControlFlow::Continue(()));
             }
+            *done += CALL_TOKENS - room;
             let mut targets = Vec::with_capacity(CALL_TOKENS - room);
             let mut parts = Vec::with_capacity(now.len());
             for (sequence, count) in &mut now {
@@ -152,20 +183,28 @@ impl<'a, E: Engine> Scheduler<'a, E> {
             if targets.iter().all(|&target| target == IGNORE) {
                 self.inference.read(&mut parts)?;
                 now.iter_mut().for_each(|(sequence, count)| sequence.read += *count);
-                continue;
+            } else {
+                let losses = self.inference.losses(&mut parts, &targets)?;
+                let mut at = 0;
+                for (sequence, count) in now {
+                    let span = at..at + count;
+                    sequence.note(&losses.nll[span.clone()], &losses.greedy[span])?;
+                    at += count;
+                }
             }
-            let losses = self.inference.losses(&mut parts, &targets)?;
-            let mut at = 0;
-            for (sequence, count) in now {
-                let span = at..at + count;
-                sequence.note(&losses.nll[span.clone()], &losses.greedy[span])?;
-                at += count;
+            if take(Event::Read(*done))?.is_break() {
+                return Ok(ControlFlow::Break(()));
             }
         }
     }
 
     /// The generated texts. As many texts as fit are generated at once; when one ends, the next joins.
-    fn generate_all(&self, requests: &[&(usize, Encoded)], take: &mut Take<'_>) -> Result<ControlFlow<()>> {
+    fn generate_all(
+        &self,
+        requests: &[&(usize, Encoded)],
+        read: &mut usize,
+        take: &mut Take<'_>,
+    ) -> Result<ControlFlow<()>> {
         let mut waiting = requests.iter().peekable();
         let mut active: Vec<Writing<E>> = Vec::new();
         loop {
@@ -188,7 +227,11 @@ impl<'a, E: Engine> Scheduler<'a, E> {
                 return Ok(ControlFlow::Continue(()));
             }
             let mut sessions: Vec<_> = active.iter_mut().map(|writing| &mut writing.session).collect();
+            *read += sessions.iter().map(|session| self.inference.next_tokens(session)).sum::<usize>();
             self.inference.step(&mut sessions)?;
+            if take(Event::Read(*read))?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
             let mut still = Vec::with_capacity(active.len());
             let mut asked = ControlFlow::Continue(());
             for mut writing in active {
@@ -200,7 +243,9 @@ impl<'a, E: Engine> Scheduler<'a, E> {
                 writing.text += &wrote.text;
                 if wrote.ended.is_none() {
                     still.push(writing);
-                } else if take(writing.number, Answer::GenerateUntil(writing.text))?.is_break() {
+                } else if take(Event::Answered(writing.number, Answer::GenerateUntil(writing.text)))?
+                    .is_break()
+                {
                     asked = ControlFlow::Break(());
                 }
             }
