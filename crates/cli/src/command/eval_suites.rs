@@ -69,7 +69,13 @@ pub fn split(names: &[String]) -> anyhow::Result<(Vec<&'static Suite>, Vec<Strin
                 "recall" => {
                     recall.extend(march::data::recall::TASKS.iter().map(|task| task.name.to_string()))
                 }
-                _ => recall.push(name.clone()),
+                _ => {
+                    let kind = name.split(':').next().unwrap_or_default();
+                    if !march::data::recall::TASKS.iter().any(|task| task.name == kind) {
+                        bail!("`{kind}` is not a task; `march eval tasks` lists all tasks and groups");
+                    }
+                    recall.push(name.clone());
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use super::encode::{Encoded, Targets};
 use super::request::{Answer, Scored};
 use crate::anchors::Policy;
 use crate::error::{Error, Result};
-use crate::generate::{Inference, Limits, Sampling, Session, Text};
+use crate::generate::{GRID, Inference, Limits, Sampling, Session, Text};
 use crate::memory::StateBank;
 use crate::model::Part;
 use crate::tokenizer::Tokenizer;
@@ -110,7 +110,7 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         for (_, request) in requests {
             let shared = match request {
                 Encoded::Loglikelihood { context, .. } if self.share_contexts => {
-                    &context[..context.len() - 1]
+                    &context[..self.cut(context.len() - 1)]
                 }
                 _ => &[],
             };
@@ -163,7 +163,8 @@ impl<'a, E: Engine> Scheduler<'a, E> {
             let mut room = CALL_TOKENS;
             let mut now: Vec<(&mut Sequence<E>, usize)> = Vec::new();
             for sequence in sequences.iter_mut() {
-                let count = (sequence.inputs.len() - sequence.read).min(room);
+                let left = sequence.inputs.len() - sequence.read;
+                let count = if left <= room { left } else { self.cut(sequence.read + room) - sequence.read };
                 if count > 0 && now.len() < self.sequences {
                     room -= count;
                     now.push((sequence, count));
@@ -254,6 +255,12 @@ impl<'a, E: Engine> Scheduler<'a, E> {
             }
             active = still;
         }
+    }
+
+    /// The last place up to `tokens` at which a sequence may be divided into two calls without changing its bits.
+    fn cut(&self, tokens: usize) -> usize {
+        let anywhere = self.inference.model().config().mixer.has_same_bits_in_any_calls();
+        if anywhere { tokens } else { tokens / GRID * GRID }
     }
 
     fn bank(&self) -> Result<StateBank<E>> {

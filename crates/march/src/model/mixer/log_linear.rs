@@ -38,6 +38,8 @@ pub struct LevelConfig {
 
 impl MixerSpec for LogLinearConfig {
     const MODEL_TYPE: &'static str = "log_linear_gated_deltanet";
+    /// One token reads the levels one by one; a chunk of tokens adds them up in another order.
+    const SAME_BITS_IN_ANY_CALLS: bool = false;
 
     fn read(document: &mut Document) -> Result<Self> {
         Ok(Self { base: document.keys()?, levels: document.keys()? })

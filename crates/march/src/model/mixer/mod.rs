@@ -181,6 +181,9 @@ pub trait MixerSpec: Sized {
     const MODEL_TYPE: &'static str;
     /// Whether anchors run through the layers as a second stream, which starts with the learned `anchor_embedding`.
     const ANCHOR_STREAM: bool = false;
+    /// Whether a text has the same bits however it is divided into calls. Otherwise that holds only for calls that end
+    /// at multiples of 64 tokens.
+    const SAME_BITS_IN_ANY_CALLS: bool = true;
     /// Takes the mixer's keys from a document.
     fn read(document: &mut Document) -> Result<Self>;
     /// Returns the keys and their values, with defaults filled in.
@@ -244,6 +247,11 @@ macro_rules! mixers {
             /// Whether anchors run through the layers as a second stream.
             pub fn has_anchor_stream(&self) -> bool {
                 match self { $(Self::$variant(_) => <$keys>::ANCHOR_STREAM,)* }
+            }
+
+            /// Whether a text has the same bits however it is divided into calls.
+            pub fn has_same_bits_in_any_calls(&self) -> bool {
+                match self { $(Self::$variant(_) => <$keys>::SAME_BITS_IN_ANY_CALLS,)* }
             }
 
             /// Lays out the parameters of one layer and creates its mixer.
