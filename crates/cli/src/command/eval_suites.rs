@@ -64,7 +64,7 @@ pub fn split(names: &[String]) -> anyhow::Result<(Vec<&'static Suite>, Vec<Strin
                 chosen.push(suite);
             }
         }
-        if chosen.len() == before && !suites().any(|suite| own(&&suite)) {
+        if chosen.len() == before && !suites().any(|suite| own(&suite)) {
             match name.as_str() {
                 "recall" => {
                     recall.extend(march::data::recall::TASKS.iter().map(|task| task.name.to_string()))
@@ -119,13 +119,13 @@ impl SuiteArgs {
             bail!("--format lm-eval has no place for the records of --samples; use one of the two");
         }
         let needles = |suite: &&Suite| matches!(suite.documents, Documents::Needles(_));
-        if !lengths.is_empty() && !tasks.iter().any(|suite| needles(suite)) {
+        if !lengths.is_empty() && !tasks.iter().any(needles) {
             bail!(
                 "--lengths is for niah_* and recall tasks; {} has documents of its own lengths",
                 tasks[0].name
             );
         }
-        if self.heat_map.is_some() && !tasks.iter().any(|suite| needles(suite)) {
+        if self.heat_map.is_some() && !tasks.iter().any(needles) {
             bail!("--heat-map is for niah_* tasks");
         }
         let mut inputs = model.inputs();

@@ -309,7 +309,7 @@ impl<'a> Head<'a> {
     #[allow(unsafe_code)]
     fn save_state(&self, chunk: &Chunk, state: &[f32]) {
         let size = self.pad.state();
-        if self.kept > 0 && chunk.start % KEPT_EVERY == 0 {
+        if self.kept > 0 && chunk.start.is_multiple_of(KEPT_EVERY) {
             let head = self.b * self.sizes.value_heads + self.h;
             let at = (head * self.kept + chunk.start / KEPT_EVERY) * size;
             // SAFETY: each head and each saved position has its own disjoint part.

@@ -102,13 +102,15 @@ pub fn suites() -> impl Iterator<Item = &'static Suite> {
 }
 
 /// The names of the groups with what they hold.
-pub const GROUPS: [(&str, &str); 6] = [
+pub const GROUPS: [(&str, &str); 8] = [
     ("commonsense", "the paper's eight commonsense tasks"),
     ("retrieval", "the paper's six retrieval tasks"),
     ("retrieval_cloze", "TriviaQA, DROP and NQ as cloze with context"),
     ("longbench", "the paper's twelve LongBench tasks"),
     ("niah", "the paper's six needle-in-a-haystack tasks"),
-    ("paper", "all four groups"),
+    ("niah_extra", "the other two needle tasks of RULER"),
+    ("text", "perplexity of texts"),
+    ("paper", "commonsense, retrieval, longbench and niah"),
 ];
 
 #[cfg(test)]
