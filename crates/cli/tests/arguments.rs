@@ -81,7 +81,7 @@ fn settings_that_make_no_sense_are_refused() {
     std::fs::write(&book, BOOK).unwrap();
     let precision =
         ["inspect", "precision", "--model", text(&model), "--text", text(&book), "--interval", "0"];
-    assert!(refused(&precision).starts_with("error: an anchor interval of 0 tokens"));
+    assert!(refused(&precision).starts_with("error: the anchor interval of 0 tokens"));
     let learn = ["data", "train-tokenizer", "--output", text(&output), "--vocab-size", "0", text(&book)];
     assert!(refused(&learn).contains("it must be between 257"));
     assert!(!output.exists());

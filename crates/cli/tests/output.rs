@@ -190,16 +190,21 @@ fn no_output_is_an_input() {
     assert!(learn("copy.txt", "book.txt").contains("is also an input"));
     let eval = ["eval", "--model", "run", "--tasks", TASK, "--output"];
     for file in ["run/config.toml", "run/metrics.jsonl", "run/checkpoints/step-3/config.json"] {
-        assert!(place.refused(&[&eval[..], &[file]].concat()).contains("is a file of run"), "{file}");
+        assert!(
+            place.refused(&[&eval[..], &[file]].concat()).contains("is a file of the input run"),
+            "{file}"
+        );
     }
     let policies = ["eval", "policies", "--model", "model", "--also", "run", "--tasks", TASK, "--plot"];
-    assert!(place.refused(&[&policies[..], &["run/samples.txt"]].concat()).contains("is a file of run"));
+    assert!(
+        place.refused(&[&policies[..], &["run/samples.txt"]].concat()).contains("is a file of the input run")
+    );
     let routing = ["inspect", "routing", "--model", "model", "--text", "book.txt", "--html", "copy.txt"];
     assert!(place.refused(&routing).contains("is also an input"));
     let policies = ["inspect", "policies", "--model", "model", "--text", "book.txt", "--output"];
     assert!(place.refused(&[&policies[..], &["book.txt"]].concat()).contains("is also an input"));
     let report = ["report", "run", "--output", "run/config.toml"];
-    assert!(place.refused(&report).contains("is a file of run"));
+    assert!(place.refused(&report).contains("is a file of the input run"));
     // A text that is one of the shards by another name.
     let prepare = |file: &str| {
         ["data", "prepare", "--tokenizer", "bytes", "--force", "--output", "tokens", file].map(String::from)

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use march::eval::suite::{Documents, GROUPS, Suite, suites};
+use march::eval::suite::{Documents, GROUPS, Suite, suites, unknown_task};
 use march::eval::{
     Job, Journal, Outcome, Results, Scheduler, Sources, TaskResult, documents, evaluate, is_results,
 };
@@ -72,7 +72,7 @@ pub fn split(names: &[String]) -> anyhow::Result<(Vec<&'static Suite>, Vec<Strin
                 _ => {
                     let kind = name.split(':').next().unwrap_or_default();
                     if !march::data::recall::TASKS.iter().any(|task| task.name == kind) {
-                        bail!("`{kind}` is not a task; `march eval tasks` lists all tasks and groups");
+                        return Err(unknown_task(kind).into());
                     }
                     recall.push(name.clone());
                 }

@@ -15,6 +15,9 @@ pub mod source;
 use serde_json::Value;
 
 use super::request::{Answer, Request};
+use crate::config::nearest;
+use crate::data::recall::TASKS;
+use crate::error::Error;
 use metric::Metric;
 
 /// A task.
@@ -99,6 +102,16 @@ pub fn suites() -> impl Iterator<Item = &'static Suite> {
     [commonsense::TASKS, retrieval::TASKS, longbench::TASKS, ruler::TASKS, perplexity::TASKS]
         .into_iter()
         .flatten()
+}
+
+/// The error for a name that is neither a task, a recall task, nor a group.
+pub fn unknown_task(name: &str) -> Error {
+    let recall = TASKS.iter().map(|task| task.name);
+    let groups = GROUPS.iter().map(|(name, _)| *name);
+    let names: Vec<&str> = suites().map(|suite| suite.name).chain(recall).chain(groups).collect();
+    let near = nearest(name, names.into_iter()).map(|near| format!("did you mean `{near}`? "));
+    let near = near.unwrap_or_default();
+    Error::Request(format!("`{name}` is not a task; {near}`march eval tasks` lists all tasks and groups"))
 }
 
 /// The names of the groups with what they hold.
