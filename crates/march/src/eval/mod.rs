@@ -1,6 +1,6 @@
 //! Evaluation of a model under a memory policy.
 //!
-//! - [`recall`]: synthetic sequences with questions, scored token by token ([`ask`]).
+//! - Recall: synthetic sequences with questions, scored token by token ([`ask`]).
 //! - [`suite`]: the tasks of the paper. A document becomes [`Request`]s in text, [`Encoded`] in token ids; a
 //!   [`Scheduler`] answers them in batches; the task's metrics score the answers. [`evaluate`] runs whole tasks and
 //!   records every document in a [`Journal`] as it is answered, so that an interrupted run resumes.

@@ -109,7 +109,7 @@ pub fn unknown_task(name: &str) -> Error {
     let recall = TASKS.iter().map(|task| task.name);
     let groups = GROUPS.iter().map(|(name, _)| *name);
     let names: Vec<&str> = suites().map(|suite| suite.name).chain(recall).chain(groups).collect();
-    let near = nearest(name, names.into_iter()).map(|near| format!("did you mean `{near}`? "));
+    let near = nearest(name, names).map(|near| format!("did you mean `{near}`? "));
     let near = near.unwrap_or_default();
     Error::Request(format!("`{name}` is not a task; {near}`march eval tasks` lists all tasks and groups"))
 }
