@@ -158,6 +158,7 @@ fn bad_documents_are_named() {
     for (line, said) in [
         ("{\"goal\": \"x\", \"sol1\": \"a\", \"sol2\": \"b\", \"label\": 7}", "label"),
         ("{\"goal\": \"x\", \"sol1\": \"a\", \"label\": 0}", "sol2"),
+        ("{\"goal\": \"x\", \"sol1\": \"a\", \"sol2\": \" \", \"label\": 0}", "choice 2 is empty"),
         ("{\"goal\": \"x\", ", "line 5"),
         ("17", "line 5"),
     ] {

@@ -140,15 +140,18 @@ pub(super) const TASKS: &[Suite] = &[
     },
 ];
 
-/// A context with several continuations, of which `index` is right.
-fn choice(context: String, choices: &[String], index: usize) -> Sample {
-    Sample {
+/// A context with several continuations, of which `index` is right. An empty one has no length to divide by.
+fn choice(context: String, choices: &[String], index: usize) -> Result<Sample, String> {
+    if let Some(empty) = choices.iter().position(|choice| strip(choice).is_empty()) {
+        return Err(format!("choice {} is empty; a text was expected", empty + 1));
+    }
+    Ok(Sample {
         requests: vec![Request::Loglikelihood {
             context,
             continuations: choices.iter().map(|choice| format!(" {choice}")).collect(),
         }],
         gold: Gold::Choice { index, lengths: lengths(choices) },
-    }
+    })
 }
 
 /// Lengths in characters.
@@ -167,7 +170,7 @@ fn lambada(document: &Value) -> Result<Sample, String> {
 fn piqa(document: &Value) -> Result<Sample, String> {
     let choices = [text(document, "sol1")?.to_string(), text(document, "sol2")?.to_string()];
     let context = format!("Question: {}\nAnswer:", text(document, "goal")?);
-    Ok(choice(context, &choices, index(document, "label", 2)?))
+    choice(context, &choices, index(document, "label", 2)?)
 }
 
 fn hellaswag(document: &Value) -> Result<Sample, String> {
@@ -176,7 +179,7 @@ fn hellaswag(document: &Value) -> Result<Sample, String> {
     let context = format!("{}: {} {rest}", field("activity_label")?, field("ctx_a")?);
     let endings: Vec<String> =
         texts(document, "endings", false)?.iter().map(|ending| without_brackets(ending)).collect();
-    Ok(choice(without_brackets(&context), &endings, index(document, "label", endings.len())?))
+    choice(without_brackets(&context), &endings, index(document, "label", endings.len())?)
 }
 
 /// Removes the marks of the WikiHow part, such as `[title]`. Double spaces become one, once.
@@ -251,14 +254,14 @@ fn question<'d>(document: &'d Value, field: &str) -> Result<&'d str, String> {
 fn arc(document: &Value) -> Result<Sample, String> {
     let (labels, choices) = choices(document)?;
     let index = answer(document, &labels, text(document, "answerKey")?)?;
-    Ok(choice(format!("Question: {}\nAnswer:", question(document, "question")?), &choices, index))
+    choice(format!("Question: {}\nAnswer:", question(document, "question")?), &choices, index)
 }
 
 /// The context is the question alone, which is often the beginning of a sentence.
 fn openbookqa(document: &Value) -> Result<Sample, String> {
     let (labels, choices) = choices(document)?;
     let index = answer(document, &labels, text(document, "answerKey")?.trim_start_matches(is_space))?;
-    Ok(choice(question(document, "question_stem")?.into(), &choices, index))
+    choice(question(document, "question_stem")?.into(), &choices, index)
 }
 
 /// The prompt lists five choices, and their letters are scored.
@@ -270,5 +273,5 @@ fn commonsense_qa(document: &Value) -> Result<Sample, String> {
     };
     let question = strip(question(document, "question")?);
     let context = format!("Question: {question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\nE. {e}\nAnswer:");
-    Ok(choice(context, &letters, answer(document, &letters, text(document, "answerKey")?)?))
+    choice(context, &letters, answer(document, &letters, text(document, "answerKey")?)?)
 }

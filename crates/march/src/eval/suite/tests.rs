@@ -114,16 +114,19 @@ fn hellaswag_is_cleaned() {
         "activity_label": " Baking",
         "ctx_a": "[header] How to bake [title] Mix.",
         "ctx_b": "THEN it",
-        "endings": ["rises   [step] high.", "", "a", "b"],
+        "endings": ["rises   [step] high.", "c", "a", "b"],
         "label": "3",
     });
     let (context, continuations, gold) = scored("hellaswag", &document);
     assert_eq!(context, "Baking: How to bake. Mix. Then it");
-    assert_eq!(continuations, [" rises  high.", " ", " a", " b"]);
-    assert_eq!(gold, Gold::Choice { index: 3, lengths: vec![12, 0, 1, 1] });
+    assert_eq!(continuations, [" rises  high.", " c", " a", " b"]);
+    assert_eq!(gold, Gold::Choice { index: 3, lengths: vec![12, 1, 1, 1] });
     let mut test = document.clone();
     test["label"] = json!("");
     wrong("hellaswag", test, &["`label` is \"\"", "0 to 3"]);
+    let mut blank = document.clone();
+    blank["endings"][1] = json!("[step]");
+    wrong("hellaswag", blank, &["choice 2 is empty"]);
     let mut empty = document;
     empty["endings"] = json!([]);
     wrong("hellaswag", empty, &["`endings` is an empty list"]);
