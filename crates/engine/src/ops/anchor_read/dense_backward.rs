@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use super::Segment;
-use super::sparse::Groups;
+use super::sparse::{Groups, Selection, copy_panels, tokens};
 use super::tile::{ANCHORS, Call, TOKENS};
+use super::{NO_ANCHOR, Segment};
 use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
@@ -41,8 +41,8 @@ pub(super) struct Backward<'a> {
     pub segments: &'a [Segment],
     /// Indices of segments that read all their visible anchors.
     pub dense: &'a [usize],
-    /// Blocks of the top-K segments, with their selections grouped by anchor.
-    pub blocks: &'a [(Vec<Range<usize>>, Groups)],
+    /// Blocks of the top-K segments.
+    pub blocks: &'a [Vec<Range<usize>>],
     pub out: &'a Outputs<'a>,
     pub scratch: &'a mut [f32],
 }
@@ -69,15 +69,35 @@ struct Work<'a> {
     scores: &'a mut [f32],
     delta: &'a mut [f32],
     log_sum: &'a mut [f32],
+    /// Of all tokens of a sparse block.
+    block: BlockWork<'a>,
+}
+
+struct BlockWork<'a> {
+    q: &'a mut [f32],
+    dq: &'a mut [f32],
+    /// 1 / |q|
+    factors: &'a mut [f32],
+    delta: &'a mut [f32],
+    /// da of the K selections.
+    dscores: &'a mut [f32],
 }
 
 impl Backward<'_> {
-    pub(super) fn scratch(call: &Call<'_>) -> usize {
+    pub(super) fn scratch(call: &Call<'_>, blocks: &[Vec<Range<usize>>], top_k: usize) -> usize {
         let pad = call.pad;
         TOKENS * (4 * pad.key + 2 * pad.value + 3 * pad.routing + ANCHORS + 2)
             + 2 * pad.state()
             + 3 * ANCHORS * pad.routing
+            + 2 * largest(blocks) * pad.key
+            + 2 * Carve::size(largest(blocks))
+            + Carve::size(largest(blocks) * top_k)
     }
+}
+
+/// Number of tokens in the largest block.
+fn largest(blocks: &[Vec<Range<usize>>]) -> usize {
+    blocks.iter().map(|block| tokens(block)).max().unwrap_or(0)
 }
 
 impl Kernel for Backward<'_> {
@@ -86,6 +106,7 @@ impl Kernel for Backward<'_> {
     fn run<S: Simd>(mut self, s: S) {
         let pad = self.call.pad;
         let mut carve = Carve(std::mem::take(&mut self.scratch));
+        let largest = largest(self.blocks);
         let mut work = Work {
             q: carve.take(TOKENS * pad.key),
             weighted_q: carve.take(TOKENS * pad.key),
@@ -104,6 +125,13 @@ impl Kernel for Backward<'_> {
             scores: carve.take(ANCHORS * TOKENS),
             delta: carve.take(TOKENS),
             log_sum: carve.take(TOKENS),
+            block: BlockWork {
+                q: carve.take(largest * pad.key),
+                dq: carve.take(largest * pad.key),
+                factors: carve.take(largest),
+                delta: carve.take(largest),
+                dscores: carve.take(largest * self.given.top_k),
+            },
         };
         for &i in self.dense {
             let segment = &self.segments[i];
@@ -112,26 +140,38 @@ impl Kernel for Backward<'_> {
                 self.tile(s, segment, segment.start + offset, count, &mut work);
             }
         }
-        for (ranges, groups) in self.blocks {
-            self.block(s, ranges, groups, &mut work);
+        for block in self.blocks {
+            let Given { top_k, chosen, .. } = self.given;
+            let groups = Groups::new(self.call, block, self.head, top_k, chosen);
+            self.block(s, block, &groups, &mut work);
         }
     }
 }
 
 impl Backward<'_> {
-    /// Loads dO of a token into a row, and into row `t` of panels with `rows` rows; returns δ = <dO, O>.
+    /// δ = <dO, O> of a token.
     #[inline(always)]
-    fn load_gradient<S: Simd>(&self, s: S, row: usize, t: usize, rows: usize, work: &mut Work<'_>) -> f32 {
+    fn delta<S: Simd>(&self, s: S, row: usize) -> f32 {
+        let sizes = self.call.sizes;
+        let at = (row * sizes.value_heads + self.head) * sizes.value_dim;
+        let span = at..at + sizes.value_dim;
+        simd::dot(s, &self.given.gradient[span.clone()], &self.given.readout[span])
+    }
+
+    /// Loads dO of a token into a row, and into row `t` of panels with `rows` rows.
+    #[inline(always)]
+    fn load_gradient(&self, row: usize, t: usize, rows: usize, work: &mut Work<'_>) {
         let (sizes, pad) = (self.call.sizes, self.call.pad);
         let at = (row * sizes.value_heads + self.head) * sizes.value_dim;
         let dout = &self.given.gradient[at..at + sizes.value_dim];
         let to = &mut work.dout[t * pad.value..(t + 1) * pad.value];
-        to[..sizes.value_dim].copy_from_slice(dout);
+        copy_panels(dout, to);
+        let whole = sizes.value_dim / PANEL * PANEL;
+        to[whole..sizes.value_dim].copy_from_slice(&dout[whole..]);
         to[sizes.value_dim..].fill(0.0);
-        for (p, from) in to.chunks_exact(PANEL).enumerate() {
-            work.dout_panels[p * rows * PANEL + t * PANEL..][..PANEL].copy_from_slice(from);
+        for (p, from) in to.as_chunks::<PANEL>().0.iter().enumerate() {
+            copy_panels(from, &mut work.dout_panels[(p * rows + t) * PANEL..][..PANEL]);
         }
-        simd::dot(s, dout, &self.given.readout[at..at + sizes.value_dim])
     }
 
     /// Loads A_m into `panels` and its transpose into `panels_t`.
@@ -208,7 +248,8 @@ impl Backward<'_> {
         let mut factors = [0.0f32; TOKENS];
         for t in 0..count {
             factors[t] = call.load_query(s, first + t, head, &mut work.q[t * pad.key..(t + 1) * pad.key]);
-            work.delta[t] = self.load_gradient(s, first + t, t, width, work);
+            self.load_gradient(first + t, t, width, work);
+            work.delta[t] = self.delta(s, first + t);
             work.log_sum[t] = self.given.log_sum[(first + t) * sizes.value_heads + head];
             self.write_null(first + t, work.log_sum[t], work.delta[t]);
         }
@@ -285,51 +326,68 @@ impl Backward<'_> {
 
     /// Backward step of a sparse block: anchors in ascending order, each with all tokens that selected it.
     #[inline(always)]
-    #[allow(unsafe_code)]
     fn block<S: Simd>(&self, s: S, ranges: &[Range<usize>], groups: &Groups, work: &mut Work<'_>) {
         let Self { call, head, given, .. } = *self;
-        let (sizes, pad) = (call.sizes, call.pad);
-        let (dr, heads) = (sizes.routing_dim, sizes.value_heads);
-        for row in ranges.iter().cloned().flatten() {
-            let at = (row * heads + head) * sizes.value_dim;
-            let gradient = &given.gradient[at..at + sizes.value_dim];
-            let delta = simd::dot(s, gradient, &given.readout[at..at + sizes.value_dim]);
+        let (heads, key) = (call.sizes.value_heads, call.pad.key);
+        for (local, row) in ranges.iter().cloned().flatten().enumerate() {
+            let q = &mut work.block.q[local * key..(local + 1) * key];
+            work.block.factors[local] = call.load_query(s, row, head, q);
+            let delta = self.delta(s, row);
+            work.block.delta[local] = delta;
             self.write_null(row, given.log_sum[row * heads + head], delta);
         }
-        for anchor in 0..sizes.anchors {
+        work.block.dq[..tokens(ranges) * key].fill(0.0);
+        for anchor in 0..call.sizes.anchors {
             let group = groups.of(anchor);
             if group.is_empty() {
                 continue;
             }
             self.load_state(s, anchor, work);
-            let key_at = (anchor * heads + head) * dr;
-            let key = &call.routing_keys[key_at..key_at + dr];
-            // SAFETY: this head and the anchors of this group belong to this task only.
-            let dkey = unsafe { self.out.routing_keys.part(key_at, dr) };
             for part in group.chunks(TOKENS) {
                 let count = part.len();
-                let mut factors = [0.0f32; TOKENS];
-                for (t, &(row, _)) in part.iter().enumerate() {
-                    factors[t] = call.load_query(s, row, head, &mut work.q[t * pad.key..(t + 1) * pad.key]);
-                    work.delta[t] = self.load_gradient(s, row, t, count, work);
+                for (t, &Selection { row, local, .. }) in part.iter().enumerate() {
+                    let q = &work.block.q[local as usize * key..][..key];
+                    copy_panels(q, &mut work.q[t * key..(t + 1) * key]);
+                    self.load_gradient(row, t, count, work);
                 }
                 self.read_back(s, count, work);
-                for (t, &(row, k)) in part.iter().enumerate() {
-                    let span = t * pad.key..(t + 1) * pad.key;
-                    let at = row * heads + head;
-                    let weight = given.weights[at * given.top_k + k];
+                for (t, &Selection { row, local, k }) in part.iter().enumerate() {
+                    let (local, k) = (local as usize, k as usize);
+                    let span = t * key..(t + 1) * key;
+                    let weight = given.weights[(row * heads + head) * given.top_k + k];
                     let (q, back) = (&work.q[span.clone()], &work.back[span.clone()]);
-                    let dscore = call.routing_scale * weight * (simd::dot(s, back, q) - work.delta[t]);
-                    simd::scale_to(s, &mut work.weighted_q[span.clone()], weight, q);
-                    simd::scale_to(s, &mut work.dq[span.clone()], weight, back);
-                    self.add_query(s, row, factors[t], q, &work.dq[span]);
-                    let rho = &call.routing_query[at * dr..(at + 1) * dr];
-                    simd::add_scaled(s, dkey, dscore, rho);
-                    // SAFETY: this token and head belong to this task only.
-                    simd::add_scaled(s, unsafe { self.out.routing_query.part(at * dr, dr) }, dscore, key);
+                    let dq = &mut work.block.dq[local * key..(local + 1) * key];
+                    let along = weigh(s, weight, q, back, &mut work.weighted_q[span], dq);
+                    work.block.dscores[local * given.top_k + k] = weight * (along - work.block.delta[local]);
                 }
                 self.add_state(s, anchor, count, count, work);
             }
+        }
+        for (local, row) in ranges.iter().cloned().flatten().enumerate() {
+            let span = local * key..(local + 1) * key;
+            let BlockWork { q, dq, factors, dscores, .. } = &work.block;
+            self.add_query(s, row, factors[local], &q[span.clone()], &dq[span]);
+            self.add_routing(s, row, &dscores[local * given.top_k..(local + 1) * given.top_k]);
+        }
+    }
+
+    /// dρ += scale Σ_m da_m κ_m and dκ_m += scale da_m ρ for a token and its selections m.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    fn add_routing<S: Simd>(&self, s: S, row: usize, dscores: &[f32]) {
+        let Self { call, head, given, .. } = *self;
+        let (dr, heads) = (call.sizes.routing_dim, call.sizes.value_heads);
+        let at = row * heads + head;
+        let rho = &call.routing_query[at * dr..(at + 1) * dr];
+        // SAFETY: this token and head belong to this task only.
+        let drho = unsafe { self.out.routing_query.part(at * dr, dr) };
+        let chosen = &given.chosen[at * given.top_k..(at + 1) * given.top_k];
+        for (&anchor, &dscore) in chosen.iter().zip(dscores).filter(|(anchor, _)| **anchor != NO_ANCHOR) {
+            let key_at = (anchor as usize * heads + head) * dr;
+            let dscore = call.routing_scale * dscore;
+            simd::add_scaled(s, drho, dscore, &call.routing_keys[key_at..key_at + dr]);
+            // SAFETY: this head and the anchors of this group belong to this task only.
+            simd::add_scaled(s, unsafe { self.out.routing_keys.part(key_at, dr) }, dscore, rho);
         }
     }
 }

@@ -296,8 +296,9 @@ impl Reader<'_> {
                 return;
             }
             let groups = Groups::new(call, block, head, top_k, chosen);
-            with_scratch(ReadBlock::scratch(call), |scratch| {
-                cpu.level().run(ReadBlock { call, groups: &groups, head, top_k, weights, readout, scratch });
+            with_scratch(ReadBlock::scratch(call, block), |scratch| {
+                let groups = &groups;
+                cpu.level().run(ReadBlock { call, block, groups, head, top_k, weights, readout, scratch });
             });
         });
     }
@@ -382,14 +383,8 @@ pub(crate) fn backward(
             let (dense, sparse) = &groups[task / key_heads];
             let key_head = task % key_heads;
             for head in key_head * per_key..(key_head + 1) * per_key {
-                let blocks: Vec<_> = blocks(segments, sparse.iter().copied())
-                    .into_iter()
-                    .map(|block| {
-                        let groups = Groups::new(&call, &block, head, top_k, given.chosen);
-                        (block, groups)
-                    })
-                    .collect();
-                with_scratch(Backward::scratch(&call), |scratch| {
+                let blocks = blocks(segments, sparse.iter().copied());
+                with_scratch(Backward::scratch(&call, &blocks, top_k), |scratch| {
                     cpu.level().run(Backward {
                         call: &call,
                         given,

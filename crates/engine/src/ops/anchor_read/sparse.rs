@@ -2,9 +2,10 @@
 //!
 //! Reading only K of the visible anchors reduces the cost by a factor of visible / K, provided that each anchor is
 //! still read with a matrix product. First, every tile selects its anchors with a running list of the K best
-//! scores, one token per lane. Then, in blocks of 8,192 tokens, all tokens that selected an anchor are gathered and
+//! scores, one token per lane. Then, in blocks of 2,048 tokens, all tokens that selected an anchor are gathered and
 //! multiplied by it at once. Anchors are processed in ascending order, so a token's sum has the same order as in
-//! the dense reader.
+//! the dense reader. A token is gathered once per selected anchor, from rows far apart: a block is small enough that
+//! these rows stay in the caches, and its queries are normalised once, into consecutive rows.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::cpu::{Carve, Shared};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
 
 /// Maximum number of tokens whose selections are grouped by anchor at a time.
-pub(super) const BLOCK: usize = 8192;
+pub(super) const BLOCK: usize = 2048;
 
 /// Selects the top-K anchors for tokens `first..first + count` of a segment and one head.
 pub(super) struct Choose<'a> {
@@ -164,11 +165,34 @@ pub(super) fn blocks(segments: &[Segment], list: impl Iterator<Item = usize>) ->
     blocks
 }
 
+/// Copies whole panels; for short rows this is faster than a call of the library's copy.
+#[inline(always)]
+pub(super) fn copy_panels(from: &[f32], to: &mut [f32]) {
+    for (from, to) in from.as_chunks::<PANEL>().0.iter().zip(to.as_chunks_mut::<PANEL>().0) {
+        *to = *from;
+    }
+}
+
+/// Number of tokens in a block.
+pub(super) fn tokens(block: &[Range<usize>]) -> usize {
+    block.iter().map(Range::len).sum()
+}
+
+/// One selection of a token.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Selection {
+    /// The token, as a row of the call's tensors.
+    pub row: usize,
+    /// The token's index in its block.
+    pub local: u32,
+    /// Index among the token's K selections.
+    pub k: u32,
+}
+
 /// Selections of a block grouped by anchor: entries `start[a]..start[a + 1]` belong to anchor a.
 pub(super) struct Groups {
     pub start: Vec<usize>,
-    /// Token (row) and index among its K selections.
-    pub entries: Vec<(usize, usize)>,
+    pub entries: Vec<Selection>,
 }
 
 impl Groups {
@@ -181,29 +205,29 @@ impl Groups {
     ) -> Self {
         let heads = call.sizes.value_heads;
         let mut start = vec![0usize; call.sizes.anchors + 2];
-        let each = |f: &mut dyn FnMut(usize, usize, usize)| {
-            for row in block.iter().cloned().flatten() {
+        let each = |f: &mut dyn FnMut(Selection, usize)| {
+            for (local, row) in block.iter().cloned().flatten().enumerate() {
                 for (k, &anchor) in chosen[(row * heads + head) * top_k..][..top_k].iter().enumerate() {
                     if anchor != NO_ANCHOR {
-                        f(row, k, anchor as usize);
+                        f(Selection { row, local: local as u32, k: k as u32 }, anchor as usize);
                     }
                 }
             }
         };
-        each(&mut |_, _, anchor| start[anchor + 2] += 1);
+        each(&mut |_, anchor| start[anchor + 2] += 1);
         for a in 1..start.len() {
             start[a] += start[a - 1];
         }
-        let mut entries = vec![(0, 0); start[start.len() - 1]];
-        each(&mut |row, k, anchor| {
-            entries[start[anchor + 1]] = (row, k);
+        let mut entries = vec![Selection::default(); start[start.len() - 1]];
+        each(&mut |selection, anchor| {
+            entries[start[anchor + 1]] = selection;
             start[anchor + 1] += 1;
         });
         start.pop();
         Self { start, entries }
     }
 
-    pub(super) fn of(&self, anchor: usize) -> &[(usize, usize)] {
+    pub(super) fn of(&self, anchor: usize) -> &[Selection] {
         &self.entries[self.start[anchor]..self.start[anchor + 1]]
     }
 }
@@ -211,6 +235,7 @@ impl Groups {
 /// Sums the readouts of a block's selected anchors, for one head.
 pub(super) struct ReadBlock<'a> {
     pub call: &'a Call<'a>,
+    pub block: &'a [Range<usize>],
     pub groups: &'a Groups,
     pub head: usize,
     pub top_k: usize,
@@ -221,8 +246,8 @@ pub(super) struct ReadBlock<'a> {
 }
 
 impl ReadBlock<'_> {
-    pub(super) fn scratch(call: &Call<'_>) -> usize {
-        TOKENS * (call.pad.key + call.pad.value) + call.pad.state()
+    pub(super) fn scratch(call: &Call<'_>, block: &[Range<usize>]) -> usize {
+        (TOKENS + tokens(block)) * call.pad.key + TOKENS * call.pad.value + call.pad.state()
     }
 }
 
@@ -237,6 +262,10 @@ impl Kernel for ReadBlock<'_> {
         let q = carve.take(TOKENS * pad.key);
         let read = carve.take(TOKENS * pad.value);
         let panels = carve.take(pad.state());
+        let queries = carve.take(tokens(self.block) * pad.key);
+        for (row, to) in self.block.iter().cloned().flatten().zip(queries.chunks_exact_mut(pad.key)) {
+            call.load_query(s, row, head, to);
+        }
         for anchor in 0..sizes.anchors {
             let group = groups.of(anchor);
             if group.is_empty() {
@@ -252,8 +281,8 @@ impl Kernel for ReadBlock<'_> {
             };
             for part in group.chunks(TOKENS) {
                 let count = part.len();
-                for (t, &(row, _)) in part.iter().enumerate() {
-                    call.load_query(s, row, head, &mut q[t * pad.key..(t + 1) * pad.key]);
+                for (selection, to) in part.iter().zip(q.chunks_exact_mut(pad.key)) {
+                    copy_panels(&queries[selection.local as usize * pad.key..][..pad.key], to);
                 }
                 gemm(
                     s,
@@ -264,9 +293,9 @@ impl Kernel for ReadBlock<'_> {
                     BlockMut::panels(read, count),
                     Epilogue::Set,
                 );
-                for (t, &(row, k)) in part.iter().enumerate() {
+                for (t, &Selection { row, k, .. }) in part.iter().enumerate() {
                     let at = row * sizes.value_heads + head;
-                    let weight = self.weights[at * top_k + k];
+                    let weight = self.weights[at * top_k + k as usize];
                     // SAFETY: this token and head belong to this task only.
                     let to = unsafe { self.readout.part(at * sizes.value_dim, sizes.value_dim) };
                     for (p, to) in to.chunks_mut(PANEL).enumerate() {
