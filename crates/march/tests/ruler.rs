@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use march::data::needles::{Drawn, Essay, Haystack, Needles};
 use march::data::{builtin, train_tokenizer};
-use march::eval::suite::ruler::{Drawn, Essay, Haystack, Needles};
-use march::eval::suite::{Documents, Gold, suites};
+use march::eval::suite::{Documents, Gold, Sample, suites};
 use march::tokenizer::Tokenizer;
 
 const LINE: &str =
@@ -47,7 +47,8 @@ fn tasks() -> Vec<(&'static str, Needles)> {
 }
 
 fn context(drawn: &Drawn) -> String {
-    let requests = serde_json::to_value(&drawn.sample.requests).unwrap();
+    let sample = Sample::of_needles(drawn.clone());
+    let requests = serde_json::to_value(&sample.requests).unwrap();
     assert_eq!(requests.as_array().unwrap().len(), 1);
     let request = &requests[0];
     assert_eq!(request["kind"], "generate_until");
@@ -57,9 +58,10 @@ fn context(drawn: &Drawn) -> String {
 }
 
 fn answers(drawn: &Drawn) -> &[String] {
-    let Gold::Texts { answers, classes } = &drawn.sample.gold else { panic!("no texts") };
+    let Gold::Texts { answers, classes } = Sample::of_needles(drawn.clone()).gold else { panic!("no texts") };
     assert!(classes.is_empty());
-    answers
+    assert_eq!(answers, drawn.answers);
+    &drawn.answers
 }
 
 fn sentence(kind: &str, key: &str, value: &str) -> String {

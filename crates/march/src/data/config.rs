@@ -2,13 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::recall::Task;
+use super::{needles, recall};
 use crate::config::{Contradiction, within};
 use crate::error::{Error, Result};
 use crate::tokenizer::BYTES;
 
 /// Longer sequences are mistakes: no machine has the memory for them.
 pub(crate) const LONGEST_SEQUENCE: u64 = 1 << 24;
+
+/// The share of plain text among needle lessons, unless `text_share` is set.
+pub(super) const TEXT_SHARE: f64 = 0.25;
 
 /// The kind of data that a model is trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +24,8 @@ pub enum DataKind {
     Shards,
     /// A recall task, which generates its own sequences.
     Recall,
+    /// Needle prompts with their answers, and plain text.
+    Needles,
     /// A JSON file of explicit batches.
     Batches,
 }
@@ -32,6 +37,7 @@ impl DataKind {
             Self::Builtin => "builtin",
             Self::Shards => "shards",
             Self::Recall => "recall",
+            Self::Needles => "needles",
             Self::Batches => "batches",
         }
     }
@@ -52,17 +58,20 @@ impl DataKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataConfig {
-    /// The kind of data: `builtin`, `shards`, `recall` or `batches`.
+    /// The kind of data: `builtin`, `shards`, `recall`, `needles` or `batches`.
     pub kind: DataKind,
-    /// The task and its sizes, such as `mqar:pairs=24`, for `recall`.
+    /// For `recall`, the task and its sizes, such as `mqar:pairs=24`; for `needles`, the tasks with commas between them
+    /// (default: the paper's six).
     pub task: Option<String>,
+    /// For `needles`, the share of sequences that are plain text (default 0.25).
+    pub text_share: Option<f64>,
     /// The folder or file.
     pub path: Option<String>,
     /// A folder of shards to validate on; without one, the last part of the training text is held out.
     pub validation: Option<String>,
     /// The fraction of the text that is held out.
     pub validation_fraction: f64,
-    /// `bytes`, or a tokenizer.json: used for the built-in text and for samples, and stored with the checkpoint.
+    /// `bytes`, or a tokenizer.json: used for the built-in text, needles and samples, and stored with the checkpoint.
     pub tokenizer: String,
     /// T, the number of tokens per sequence.
     pub sequence_length: usize,
@@ -75,6 +84,7 @@ impl Default for DataConfig {
         Self {
             kind: DataKind::Builtin,
             task: None,
+            text_share: None,
             path: None,
             validation: None,
             validation_fraction: 0.1,
@@ -96,6 +106,14 @@ impl DataConfig {
         Ok(())
     }
 
+    /// Fills in the defaults that depend on the kind.
+    pub fn complete(&mut self) {
+        if self.kind == DataKind::Needles {
+            self.task.get_or_insert_with(needles::Task::paper);
+            self.text_share.get_or_insert(TEXT_SHARE);
+        }
+    }
+
     /// Rejects invalid values.
     pub fn check(&self) -> std::result::Result<(), Contradiction> {
         within("sequence_length", self.sequence_length as u64, 1..=LONGEST_SEQUENCE)?;
@@ -114,14 +132,33 @@ impl DataConfig {
                 if path.is_some() {
                     return Err(("path", "is set, but a task makes its own sequences; remove it".into()));
                 }
-                let opened = Task::open(task, Some(self.sequence_length));
+                let opened = recall::Task::open(task, Some(self.sequence_length));
                 opened.map_err(|error| ("task", format!("is not valid: {error}")))?;
+            }
+            (DataKind::Needles, Some(_)) => {
+                return Err(("path", "is set, but lessons with needles need none; remove it".into()));
+            }
+            (DataKind::Needles, None) => {
+                if let Some(tasks) = &self.task {
+                    let opened = needles::Task::list(tasks);
+                    opened.map_err(|error| ("task", format!("is not valid: {error}")))?;
+                }
             }
             (DataKind::Builtin, None) | (DataKind::Shards | DataKind::Batches, Some(_)) => {}
         }
-        if self.task.is_some() && self.kind != DataKind::Recall {
-            let message = "is set, but only `kind = \"recall\"` has one; remove it or set `kind`";
+        if self.task.is_some() && !matches!(self.kind, DataKind::Recall | DataKind::Needles) {
+            let message = "is set, but only `kind = \"recall\"` and `kind = \"needles\"` have one; remove it or set `kind`";
             return Err(("task", message.into()));
+        }
+        match self.text_share {
+            Some(_) if self.kind != DataKind::Needles => {
+                let message = "is set, but only `kind = \"needles\"` has one; remove it or set `kind`";
+                return Err(("text_share", message.into()));
+            }
+            Some(share) if !(0.0..=1.0).contains(&share) => {
+                return Err(("text_share", format!("is {share}; it must be a fraction from 0 to 1")));
+            }
+            _ => {}
         }
         if !(0.0..1.0).contains(&self.validation_fraction) {
             let message = format!("is {}; it must be at least 0 and below 1", self.validation_fraction);
@@ -145,6 +182,18 @@ mod tests {
         assert_eq!(refused(DataConfig { path: Some("here".into()), ..good.clone() }), "path");
         assert_eq!(refused(DataConfig { kind: DataKind::Recall, ..good.clone() }), "task");
         assert_eq!(refused(DataConfig { task: Some("mqar".into()), ..good.clone() }), "task");
+        let lessons = DataConfig { kind: DataKind::Needles, ..good.clone() };
+        assert!(lessons.check().is_ok());
+        assert_eq!(refused(DataConfig { path: Some("here".into()), ..lessons.clone() }), "path");
+        assert_eq!(refused(DataConfig { text_share: Some(0.5), ..good.clone() }), "text_share");
+        assert_eq!(refused(DataConfig { text_share: Some(1.5), ..lessons.clone() }), "text_share");
+        let (key, message) =
+            DataConfig { task: Some("niah_single1".into()), ..lessons.clone() }.check().unwrap_err();
+        assert!(key == "task" && message.contains("did you mean `niah_single_1`?"), "{message}");
+        let mut whole = lessons;
+        whole.complete();
+        assert!(whole.text_share == Some(TEXT_SHARE) && whole.check().is_ok());
+        assert_eq!(whole.task.map(|tasks| tasks.split(',').count()), Some(6));
         for sequence_length in [0, (1 << 24) + 1, usize::MAX] {
             let task = Some("mqar".to_string());
             let recall = DataConfig { kind: DataKind::Recall, task, sequence_length, ..good.clone() };

@@ -15,8 +15,9 @@ pub trait Source: Send {
     /// The number of sequences in one epoch.
     fn sequences(&self) -> u64;
 
-    /// How many of a sequence's T targets count, the same for all sequences; the others are
-    /// [`IGNORE`](march_engine::ops::cross_entropy::IGNORE).
+    /// How many of a sequence's T targets count, or about how many on average; the others are
+    /// [`IGNORE`](march_engine::ops::cross_entropy::IGNORE). A step's gradient is divided by this number times its
+    /// sequences.
     fn targets(&self) -> usize {
         self.sequence_length()
     }

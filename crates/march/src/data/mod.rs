@@ -1,12 +1,13 @@
 //! From text files to batches of tokens.
 //!
 //! [`prepare()`] reads documents ([`text`]), encodes them and writes a folder of token [`shards`]; a [`Loader`] takes
-//! sequences from a [`Source`], which can be such a folder, a text in memory, a file of given batches, or a task of
-//! [`recall`]. `docs/data.md` shows the commands.
+//! sequences from a [`Source`], which can be such a folder, a text in memory, a file of given batches, a task of
+//! [`recall`], or lessons with [`needles`]. `docs/data.md` shows the commands.
 
 mod blocks;
 mod config;
 mod loader;
+pub mod needles;
 mod order;
 pub mod prepare;
 pub mod recall;

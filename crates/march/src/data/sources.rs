@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::config::TEXT_SHARE;
+use super::needles::{self, LessonOptions, NeedleSource};
 use super::recall::{RecallSource, Task};
 use super::{BatchFile, DataConfig, DataKind, ShardSource, Shards, Source, TextSource, builtin, split};
 use crate::error::{Error, Result};
@@ -41,6 +43,19 @@ impl Sources {
                 let asked = RecallSource::asked(task.clone(), validation_sequences.max(1) as u64);
                 let training = Box::new(RecallSource::lessons(task, seed));
                 Ok(Self { training, validation: Some(Box::new(asked)), tokenizer })
+            }
+            DataKind::Needles => {
+                let tokenizer = Tokenizer::load(&config.tokenizer)?;
+                let options = LessonOptions {
+                    tasks: needles::Task::list(config.task.as_deref().unwrap_or(&needles::Task::paper()))?,
+                    sequence_length: length,
+                    text_share: config.text_share.unwrap_or(TEXT_SHARE),
+                    validation_fraction: config.validation_fraction,
+                };
+                let count = validation_sequences.max(1) as u64;
+                let held_out = NeedleSource::held_out(options.clone(), tokenizer.clone(), count)?;
+                let training = Box::new(NeedleSource::lessons(options, tokenizer.clone(), seed)?);
+                Ok(Self { training, validation: Some(Box::new(held_out)), tokenizer })
             }
             DataKind::Shards => {
                 let shards = Arc::new(Shards::open(&path)?);

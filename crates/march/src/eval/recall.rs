@@ -10,7 +10,7 @@ use march_engine::ops::cross_entropy::IGNORE;
 use march_engine::{Engine, Weight};
 
 use crate::anchors::Policy;
-use crate::data::recall::{QUESTION_SEED, Task};
+use crate::data::recall::Task;
 use crate::error::{Error, Result};
 use crate::generate::Inference;
 use crate::memory::StateBank;
@@ -28,6 +28,8 @@ pub struct Asking {
     pub samples: u64,
     /// Whether to read one token at a time, as generation does, instead of the whole sequence at once.
     pub decode: bool,
+    /// The seed of the questions.
+    pub seed: u64,
 }
 
 /// A model and everything needed to run it.
@@ -148,7 +150,7 @@ pub fn ask<E: Engine>(
     let mut done = 0;
     while done < asking.samples {
         let rows = ROWS.min((asking.samples - done) as usize);
-        let examples: Vec<_> = (0..rows as u64).map(|i| task.asked(QUESTION_SEED, done + i)).collect();
+        let examples: Vec<_> = (0..rows as u64).map(|i| task.asked(asking.seed, done + i)).collect();
         let mut targets = vec![IGNORE; rows * length];
         for (row, example) in examples.iter().enumerate() {
             for question in &example.questions {

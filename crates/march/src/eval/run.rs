@@ -12,9 +12,9 @@ use super::journal::{Entry, Journal};
 use super::request::Answer;
 use super::results::{MetricResult, SampleRecord, TaskResult, label};
 use super::schedule::{Event, Scheduler};
-use super::suite::ruler::Essay;
 use super::suite::source;
 use super::suite::{Documents, Gold, Sample, Suite};
+use crate::data::needles::Essay;
 use crate::data::recall::QUESTION_SEED;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -120,7 +120,8 @@ pub fn documents(
                 let drawn = fitted.sample(index)?;
                 let depth = drawn.depths.first().copied();
                 let place = format!("{} at {length} tokens, sample {index}", suite.name);
-                job.documents.push(Document { index: index as usize, place, sample: drawn.sample, depth });
+                let sample = Sample::of_needles(drawn);
+                job.documents.push(Document { index: index as usize, place, sample, depth });
             }
         }
         Documents::Text => {

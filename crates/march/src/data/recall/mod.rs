@@ -25,6 +25,10 @@ use crate::error::{Error, Result};
 /// The seed of the questions, which is the same for all models.
 pub const QUESTION_SEED: u64 = 0;
 
+/// The seed of the questions that experiments report. Validation during training, by which learning rates are chosen,
+/// uses [`QUESTION_SEED`].
+pub const REPORT_SEED: u64 = 1;
+
 /// One question of an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
@@ -231,6 +235,7 @@ mod tests {
             "mqar:pairs=9:fewest=2",
             "versioned",
             "versioned:documents=1:keys=2",
+            "versioned:documents=5:names=9:fewest=2",
             "needle",
         ] {
             let task = Task::open(text, None).unwrap();
@@ -296,9 +301,39 @@ mod tests {
         assert!(refused("mqar:pairs=0").contains("at least 1"));
         assert!(refused("mqar:pairs=40:vocabulary=64").contains("31"));
         assert!(refused("versioned:documents=9:values=4").contains('9'));
+        assert!(refused("versioned:names=3").contains("4 documents need as many names"));
+        assert!(refused("versioned:fewest=5").contains("more than the 4 documents"));
         assert!(refused("needle:depth=101").contains("100"));
         let task = Task::open("mqar:vocabulary=66", None).unwrap();
         assert_eq!(task.text(), "mqar:pairs=24:fewest=0:vocabulary=66");
+        // Sizes that were added later do not change the text of a task that does not use them.
+        let text = "versioned:documents=4:keys=8:values=32:questions=16";
+        assert_eq!(Task::open("versioned", None).unwrap().text(), text);
+        let task = Task::open("versioned:names=16", None).unwrap();
+        assert_eq!(task.text(), format!("{text}:names=16"));
+    }
+
+    /// With `names`, only the name tells which document is asked for; with `fewest`, lessons vary in size.
+    #[test]
+    fn documents_have_drawn_names() {
+        let task = Task::open("versioned:documents=3:keys=2:names=8:fewest=1", None).unwrap();
+        let (mut firsts, mut counts) = (vec![0; 8], vec![0; 4]);
+        for index in 0..400 {
+            let is_name = |id: &&u32| (1..=8).contains(*id);
+            let example = task.asked(0, index);
+            let names: Vec<u32> = (0..3).map(|document| example.tokens[document * 5]).collect();
+            assert!(names.iter().all(|id| is_name(&id)) && names[0] != names[1] && names[1] != names[2]);
+            firsts[names[0] as usize - 1] += 1;
+            for question in &example.questions {
+                let (name, document) = (example.tokens[question.position - 1], question.fact / 5);
+                assert_eq!(name, names[document]);
+            }
+            let lesson = task.lesson(0, index);
+            let context = &lesson.tokens[..task.length() - 2 * task.questions()];
+            counts[context.iter().filter(is_name).count()] += 1;
+        }
+        assert!(firsts.iter().all(|&count| count > 25), "{firsts:?}");
+        assert!(counts[0] == 0 && counts[1..].iter().all(|&count| count > 90), "{counts:?}");
     }
 
     #[test]

@@ -18,13 +18,9 @@ pub(super) const KIND: Kind = Kind {
     name: "mqar",
     about: "key-value pairs, then every key is asked for once",
     sizes: &[
-        Size { name: "pairs", about: "key-value pairs", default: 24 },
-        Size {
-            name: "fewest",
-            about: "pairs in the easiest training sequences; 0 if all have the same number",
-            default: 0,
-        },
-        Size { name: "vocabulary", about: "tokens; half are keys, half are values", default: 64 },
+        Size::new("pairs", "key-value pairs", 24),
+        Size::new("fewest", "pairs in the easiest training sequences; 0 if all have the same number", 0),
+        Size::new("vocabulary", "tokens; half are keys, half are values", 64),
     ],
     build,
 };

@@ -15,14 +15,10 @@ pub(super) const KIND: Kind = Kind {
     name: "needle",
     about: "one fact in a long filler text, asked for at the end",
     sizes: &[
-        Size { name: "keys", about: "possible keys", default: 16 },
-        Size { name: "values", about: "possible values", default: 16 },
-        Size { name: "filler", about: "words of the filler", default: 16 },
-        Size {
-            name: "depth",
-            about: "the fact's place in percent of the filler, 0 to 100, or any",
-            default: ANY,
-        },
+        Size::new("keys", "possible keys", 16),
+        Size::new("values", "possible values", 16),
+        Size::new("filler", "words of the filler", 16),
+        Size::new("depth", "the fact's place in percent of the filler, 0 to 100, or any", ANY),
     ],
     build,
 };

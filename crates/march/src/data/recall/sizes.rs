@@ -17,6 +17,21 @@ pub struct Size {
     pub about: &'static str,
     /// The default value.
     pub default: usize,
+    /// Omitted from the text form at its default. The text is part of what identifies data and results, and a size
+    /// that was added later must not change it.
+    pub(super) later: bool,
+}
+
+impl Size {
+    /// A size that every task of its kind has had from the start.
+    pub(super) const fn new(name: &'static str, about: &'static str, default: usize) -> Self {
+        Self { name, about, default, later: false }
+    }
+
+    /// A size that was added later, 0 by default.
+    pub(super) const fn later(name: &'static str, about: &'static str) -> Self {
+        Self { name, about, default: 0, later: true }
+    }
 }
 
 /// The sizes of a task, given or default.
@@ -76,7 +91,8 @@ impl Sizes {
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name)?;
-        self.kind.sizes.iter().zip(&self.values).try_for_each(|(size, value)| match *value {
+        let shown = |(size, value): &(&Size, &usize)| !size.later || **value != size.default;
+        self.kind.sizes.iter().zip(&self.values).filter(shown).try_for_each(|(size, value)| match *value {
             ANY => write!(f, ":{}=any", size.name),
             value => write!(f, ":{}={value}", size.name),
         })

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::request::{Answer, Request};
 use crate::config::nearest;
+use crate::data::needles::Needles;
 use crate::data::recall::TASKS;
 use crate::error::Error;
 use metric::Metric;
@@ -46,7 +47,7 @@ pub enum Documents {
         sample: fn(&Value) -> Result<Sample, String>,
     },
     /// Generated for a length and a tokenizer.
-    Needles(ruler::Needles),
+    Needles(Needles),
     /// The text file that `--text` names.
     Text,
 }

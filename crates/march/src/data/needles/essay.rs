@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::data::builtin;
+use super::super::builtin;
 use crate::error::{Error, Result};
 
 /// A text as a haystack of any number of words: it begins anew when it is over. The harness stops at the end
@@ -52,10 +52,16 @@ impl Essay {
         Self::new(builtin()).unwrap_or_else(|_| one())
     }
 
-    /// The number of sentences of the first `words` words, of which the last may be cut.
-    pub(super) fn sentences(&self, words: usize) -> usize {
-        let (times, rest) = (words / self.words.len(), words % self.words.len());
-        times * self.starts.len() + self.starts.partition_point(|&start| start < rest)
+    /// The number of sentences; the text begins anew after the last one.
+    pub(super) fn count(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The number of sentences of `words` words from the beginning of a sentence, of which the last may be cut.
+    pub(super) fn sentences(&self, first: usize, words: usize) -> usize {
+        let end = self.start(first) + words;
+        let (times, rest) = (end / self.words.len(), end % self.words.len());
+        times * self.starts.len() + self.starts.partition_point(|&start| start < rest) - first
     }
 
     /// The index of a sentence's first word.
@@ -99,7 +105,7 @@ mod tests {
 
     fn sentences(text: &str) -> Vec<String> {
         let essay = Essay::new(text).unwrap();
-        let count = essay.sentences(essay.words.len());
+        let count = essay.sentences(0, essay.words.len());
         let one = |i| {
             let end = if i + 1 < count { essay.start(i + 1) } else { essay.words.len() };
             let mut text = String::new();
@@ -130,8 +136,10 @@ mod tests {
     #[test]
     fn a_text_begins_anew_when_it_is_over() {
         let essay = Essay::new("One two. Three four. Five").unwrap();
-        let counts: Vec<usize> = (0..=11).map(|words| essay.sentences(words)).collect();
+        let counts: Vec<usize> = (0..=11).map(|words| essay.sentences(0, words)).collect();
         assert_eq!(counts, [0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 6, 7]);
+        let later: Vec<usize> = (0..=6).map(|words| essay.sentences(2, words)).collect();
+        assert_eq!(later, [0, 1, 2, 2, 3, 3, 4]);
         assert_eq!([essay.start(2), essay.start(3), essay.start(4)], [4, 5, 7]);
         let mut text = String::new();
         essay.append(3..7, &mut text);
@@ -141,7 +149,7 @@ mod tests {
     #[test]
     fn the_builtin_text_has_sentences() {
         let essay = Essay::builtin();
-        let (words, sentences) = (essay.words.len(), essay.sentences(essay.words.len()));
+        let (words, sentences) = (essay.words.len(), essay.count());
         assert!(words > 20_000 && words / sentences < 40, "{words} words, {sentences} sentences");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::data::recall::Random;
+use super::super::recall::Random;
 
 /// A key or a value of a needle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
