@@ -14,6 +14,7 @@ mod environment;
 mod folder;
 mod metrics;
 mod record;
+mod start;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ pub use metrics::read_metrics;
 use record::Record;
 
 use crate::anchors::Retention;
-use crate::checkpoint::{Checkpoint, verify_folder};
+use crate::checkpoint::verify_folder;
 use crate::data::{Loader, Sources};
 use crate::error::{Error, Result};
 use crate::generate::{Generator, Sampling};
@@ -46,8 +47,11 @@ const CONFIGURATION: &str = "configuration";
 /// Options for starting or resuming a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Take the initial weights from this checkpoint.
+    /// Take the initial weights from this checkpoint. If the configured model extends the checkpoint's, its additions
+    /// start such that it computes nearly the same.
     pub init_from: Option<PathBuf>,
+    /// The initial bias of the null route in that case, instead of one that depends on the number of anchors.
+    pub upcycle_null_bias: Option<f64>,
     /// Stop after this step, as if interrupted.
     pub stop_at: Option<u64>,
     /// Settings that change when a run resumes, each as `section.key=value`.
@@ -150,16 +154,7 @@ impl<'e, E: Engine> Opened<'e, E> {
             return Err(Error::config(CONFIGURATION, "retention", message));
         }
         let (architecture, parameters) = match &options.init_from {
-            Some(from) => {
-                let checkpoint = Checkpoint::open(from)?;
-                let architecture = Model::new(model);
-                let loaded = Model::load(engine, &checkpoint)?;
-                if loaded.0.layout() != architecture.layout() {
-                    let message = "has parameters that differ from those of the configured model";
-                    return Err(Error::file(from, message));
-                }
-                (architecture, loaded.1)
-            }
+            Some(from) => start::load(engine, model, from, train.seed)?,
             None => {
                 let architecture = Model::new(model);
                 let parameters = architecture.init(engine, train.seed)?;
@@ -192,6 +187,9 @@ impl<'e, E: Engine> Run<'e, E> {
         refuse_run()?;
         // Absolute paths, so that a run can be resumed from any working directory.
         config.data.make_absolute()?;
+        if let Some(from) = &options.init_from {
+            start::adapt(&mut config, from, options.upcycle_null_bias)?;
+        }
         let opened = Opened::new(engine, &config, &options, ranks)?;
         let own = Folder::create(folder, writes)?;
         // Another process may have started one in the meantime.

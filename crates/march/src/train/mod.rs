@@ -150,7 +150,10 @@ impl<'e, E: Engine> Trainer<'e, E> {
     /// there is no report. With several processes `stop` is ignored, because all would have to stop at the same point.
     pub fn advance_unless(&mut self, loader: &mut Loader, stop: &AtomicBool) -> Result<Option<StepReport>> {
         let tokens = self.rows * loader.source().sequence_length();
-        let counted = self.rows * loader.source().targets();
+        // Gradients and the loss are divided by the expected number of targets, which all processes know before they have
+        // counted theirs.
+        let expected = (self.rows * loader.source().targets()) as f64;
+        let mut counted = 0;
         let mut gradients: Vec<Option<E::Tensor>> = vec![None; self.parameters.len()];
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let (mut loss, mut overlap) = (0.0, None);
@@ -169,20 +172,24 @@ impl<'e, E: Engine> Trainer<'e, E> {
             let rows = left.min(self.config.micro_batch);
             loader.next(rows, &mut inputs, &mut targets)?;
             left -= rows;
+            counted += count_targets(&targets);
             let batch = Batch { ids: &inputs, rows };
             if left > 0 || count == 1 {
-                loss += self.micro_step(batch, &targets, counted, &mut gradients, &mut |_, _| {})?;
+                loss += self.micro_step(batch, &targets, expected, &mut gradients, &mut |_, _| {})?;
             } else {
-                let (part, sent) = self.summed_micro_step(batch, &targets, counted, &mut gradients)?;
+                let (part, sent) = self.summed_micro_step(batch, &targets, expected, &mut gradients)?;
                 loss += part;
                 overlap = Some(sent);
             }
         }
         loader.seek(first.wrapping_add(self.rows as u64));
         let squared = self.engine.squared_norm(&gradients.iter().flatten().collect::<Vec<_>>())?;
+        let mut counted = counted as f64;
         if count > 1 {
-            loss = self.agree(loss, squared, count as f64)?;
+            [loss, counted] = self.agree([loss, counted], squared, count as f64)?;
         }
+        // The report gives the mean of the targets that there were; the factor is exactly 1 if as many were expected.
+        loss *= expected / counted.max(1.0);
         if !(loss.is_finite() && squared.is_finite()) {
             return Err(self.diverged(loss, &gradients));
         }
@@ -205,14 +212,14 @@ impl<'e, E: Engine> Trainer<'e, E> {
         &self,
         batch: Batch<'_>,
         targets: &[u32],
-        tokens: usize,
+        expected: f64,
         gradients: &mut [Option<E::Tensor>],
         ready: &mut dyn FnMut(usize, &mut [Option<E::Tensor>]),
     ) -> Result<f64> {
         let tape = Tape::new(self.engine);
         let weights = self.model.bind(&tape, &self.parameters);
         let hidden = self.model.forward(&tape, &weights, batch, &self.settings, None)?;
-        let loss = self.model.loss(&tape, &weights, &hidden, targets, Some(tokens as f64))?;
+        let loss = self.model.loss(&tape, &weights, &hidden, targets, Some(expected))?;
         drop((weights, hidden));
         let mut failed = None;
         tape.backward(&loss, |key, gradient| {
@@ -233,13 +240,13 @@ impl<'e, E: Engine> Trainer<'e, E> {
         &self,
         batch: Batch<'_>,
         targets: &[u32],
-        tokens: usize,
+        expected: f64,
         gradients: &mut [Option<E::Tensor>],
     ) -> Result<(f64, Overlap)> {
         let (mut loss, mut order) = (0.0, Vec::new());
         let mut ranks = self.ranks.borrow_mut();
         let mut backward = |hand_over: &mut ranks::HandOver<'_>| -> Result<()> {
-            loss = self.micro_step(batch, targets, tokens, gradients, &mut |key, gradients| {
+            loss = self.micro_step(batch, targets, expected, gradients, &mut |key, gradients| {
                 if let Some(gradient) = gradients[key].take() {
                     order.push(key);
                     hand_over(&self.engine.to_f32(&gradient));
@@ -257,21 +264,21 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Ok((loss, overlap))
     }
 
-    /// The loss over all processes; fails if their gradients are not bit-identical.
-    fn agree(&self, loss: f64, squared: f64, count: f64) -> Result<f64> {
+    /// Sums of the loss and the number of targets over all processes; fails if their gradients are not bit-identical.
+    fn agree(&self, [loss, counted]: [f64; 2], squared: f64, count: f64) -> Result<[f64; 2]> {
         let bits = squared.to_bits();
         let halves = [(bits >> 32) as f64, (bits & u64::from(u32::MAX)) as f64];
-        let mut values = [loss, halves[0], halves[1]];
+        let mut values = [loss, counted, halves[0], halves[1]];
         self.sum(&mut values)?;
         // Sums of whole numbers below 2^53 are exact.
-        if values[1..] != halves.map(|half| half * count) {
+        if values[2..] != halves.map(|half| half * count) {
             return Err(Error::Diverged(format!(
                 "step {}: the processes do not have the same gradient; do they all run the same program on the same \
                  data? Continue from the last checkpoint.",
                 self.step + 1
             )));
         }
-        Ok(values[0])
+        Ok([values[0], values[1]])
     }
 
     /// The error for a loss or gradient that is not finite.
@@ -328,7 +335,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let settings = Settings { recompute: false, ..self.settings.clone() };
         let share = self.ranks.borrow().share(count as usize);
         let (mut at, end) = (share.start as u64, share.end as u64);
-        let (mut nats, mut right) = (0.0, 0.0);
+        let (mut nats, mut right, mut counted) = (0.0, 0.0, 0.0);
         while at < end {
             if alone && stop.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -346,11 +353,17 @@ impl<'e, E: Engine> Trainer<'e, E> {
             let TokenLosses { nll, greedy } = self.model.token_losses(&tape, &weights, &hidden, &targets)?;
             nats += nll.iter().map(|&nll| f64::from(nll)).sum::<f64>();
             right += greedy.iter().zip(&targets).filter(|(a, b)| **b != IGNORE && a == b).count() as f64;
+            counted += count_targets(&targets) as f64;
             at += rows;
         }
-        let mut sums = [nats, right];
+        let mut sums = [nats, right, counted];
         self.sum(&mut sums)?;
-        let counted = count as f64 * loader.source().targets() as f64;
-        Ok(Some(Validation { loss: sums[0] / counted, accuracy: sums[1] / counted }))
+        let [nats, right, counted] = sums;
+        Ok(Some(Validation { loss: nats / counted, accuracy: right / counted }))
     }
+}
+
+/// How many targets count.
+fn count_targets(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&id| id != IGNORE).count()
 }

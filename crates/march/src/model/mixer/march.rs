@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use super::anchored::{self, AnchoredMemory, Reader, Routing};
 use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig};
-use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerSpec, Streams};
+use super::{AnyMixer, Contradiction, Extension, FirstInput, Layer, Mixer, MixerConfig, MixerSpec, Streams};
 use crate::anchors::{Policy, Storage, Timeline};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
@@ -104,6 +104,35 @@ impl MixerSpec for MarchConfig {
             top_k: self.routing.routing_top_k,
             ..Policy::default()
         })
+    }
+
+    fn extension(&self) -> Option<Extension> {
+        Some(Extension {
+            base: MixerConfig::GatedDeltaNet(self.base.clone()),
+            parameters: &[
+                "model.anchor_embedding",
+                "null_proj.weight",
+                "null_proj.bias",
+                "routing_query_proj.weight",
+                "routing_key_proj.weight",
+            ],
+        })
+    }
+
+    /// Only the null's bias differs from a model that starts from the beginning: it takes nearly all of the routing
+    /// weight, while the routing projections have their normal initial values. With projections of 0 no score would
+    /// have a gradient, because that of each one contains the other as a factor.
+    fn start_as_base(&mut self, null_bias: f64) -> std::result::Result<(), Contradiction> {
+        if !self.routing.null_route {
+            let message = "is false; a Gated DeltaNet continues as MARCH only with a null route, which at first takes \
+                           nearly all of the routing weight. Set it to true";
+            return Err(("null_route", message.into()));
+        }
+        if !null_bias.is_finite() {
+            return Err(("null_bias_init", format!("is {null_bias}; it must be a finite number")));
+        }
+        self.routing.null_bias_init = null_bias;
+        Ok(())
     }
 
     fn build<E: Engine>(

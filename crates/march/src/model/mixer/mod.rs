@@ -175,6 +175,23 @@ impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
     }
 }
 
+/// What a mixer adds to another one whose checkpoints it can continue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Extension {
+    /// The mixer that it extends.
+    pub base: MixerConfig,
+    /// The parameters that it adds: each name, after the layer's prefix if there is one.
+    pub parameters: &'static [&'static str],
+}
+
+impl Extension {
+    /// Whether a parameter of the model is an addition.
+    pub fn adds(&self, name: &str) -> bool {
+        let own = name.split_once(".attn.").map_or(name, |(_, own)| own);
+        self.parameters.contains(&own)
+    }
+}
+
 /// The keys of a mixer in `config.json` and `[model]`, and the mixer that they describe.
 pub trait MixerSpec: Sized {
     /// The value of `model_type`.
@@ -193,6 +210,15 @@ pub trait MixerSpec: Sized {
     /// The anchor policy that a checkpoint of this kind was trained with; `None` for a mixer without anchors.
     fn policy(&self) -> Option<Policy> {
         None
+    }
+    /// What the mixer adds to another one; `None` if it extends none.
+    fn extension(&self) -> Option<Extension> {
+        None
+    }
+    /// Sets the keys that determine the additions' initial values such that the model computes nearly what its base
+    /// computes. `null_bias` is the initial score of reading nothing. Rejects keys with which that is impossible.
+    fn start_as_base(&mut self, _null_bias: f64) -> std::result::Result<(), Contradiction> {
+        Ok(())
     }
     /// Lays out the parameters and creates the mixer.
     fn build<E: Engine>(
@@ -242,6 +268,16 @@ macro_rules! mixers {
             /// The anchor policy that the model was trained with; `None` for a mixer without anchors.
             pub fn policy(&self) -> Option<Policy> {
                 match self { $(Self::$variant(keys) => keys.policy(),)* }
+            }
+
+            /// What the mixer adds to another one; `None` if it extends none.
+            pub fn extension(&self) -> Option<Extension> {
+                match self { $(Self::$variant(keys) => keys.extension(),)* }
+            }
+
+            /// Makes the additions start such that the model computes nearly what its base computes.
+            pub fn start_as_base(&mut self, null_bias: f64) -> std::result::Result<(), Contradiction> {
+                match self { $(Self::$variant(keys) => keys.start_as_base(null_bias),)* }
             }
 
             /// Whether anchors run through the layers as a second stream.
