@@ -4,7 +4,8 @@
 //! survive a crash; [`config`] reads configuration files; [`tokenizer`] and [`data`] turn text into batches;
 //! [`anchors`] decides which past states each token may read; [`memory`] holds what is kept between calls; [`model`]
 //! computes; [`checkpoint`] stores a model on disk; [`generate`] writes text; [`train`] trains; [`recipe`] is a whole
-//! configuration file and [`run`] executes one in a folder; [`eval`] measures recall; [`report`] renders pages.
+//! configuration file and [`run`] executes one in a folder; [`eval`] measures recall; [`reproduce`] repeats the paper's
+//! experiments in small; [`report`] renders pages.
 
 pub mod anchors;
 pub mod checkpoint;
@@ -18,6 +19,7 @@ pub mod memory;
 pub mod model;
 pub mod recipe;
 pub mod report;
+pub mod reproduce;
 pub mod run;
 pub mod tokenizer;
 pub mod train;

@@ -97,9 +97,10 @@ impl Config {
         refuse_unknown(&section, "memory", model_type)?;
 
         let mut section = document(data);
-        let data: DataConfig = section.keys()?;
+        let mut data: DataConfig = section.keys()?;
         refuse_unknown(&section, "data", model_type)?;
         data.check().map_err(|(key, message)| section.error(key, message))?;
+        data.complete();
 
         let mut section = document(train);
         let train: TrainConfig = section.keys()?;

@@ -87,7 +87,7 @@ fn refused<T: std::fmt::Debug>(result: march::Result<T>, parts: &[&str]) {
 #[test]
 fn every_preset_loads() {
     let names: Vec<_> = Config::presets().collect();
-    assert_eq!(names.len(), 20);
+    assert_eq!(names.len(), 23);
     let mut model_types = Vec::new();
     for name in names {
         let config = Config::load(name).unwrap();
@@ -115,7 +115,12 @@ fn every_file_is_a_preset() {
                 folder.file_name().to_str().unwrap(),
                 path.file_stem().unwrap().to_str().unwrap()
             );
-            assert!(Config::presets().any(|preset| preset == name), "{name}");
+            match name.strip_prefix("reproduce/") {
+                Some(name) => {
+                    assert!(name == "common" || march::reproduce::Experiment::open(name).is_ok(), "{name}")
+                }
+                None => assert!(Config::presets().any(|preset| preset == name), "{name}"),
+            }
         }
     }
 }

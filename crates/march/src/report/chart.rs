@@ -1,10 +1,12 @@
-//! A chart of lines and bars as SVG.
+//! A chart of lines, points and bars as SVG.
 
 use std::fmt::Write;
 
-use super::escape;
+use super::axis::{Axis, around};
+use super::text::{CHARACTER, width, wrapped};
+use super::{escape, mark};
 
-/// One line of a chart, or the bars of one colour.
+/// One line of a chart, or the points or bars of one colour.
 #[derive(Default)]
 pub struct Line<'a> {
     /// The name in the legend.
@@ -13,10 +15,18 @@ pub struct Line<'a> {
     pub points: &'a [(f64, f64)],
     /// The style class.
     pub class: &'a str,
-    /// Line or bars.
+    /// Line, points or bars.
     pub shape: Shape,
     /// Standard errors of the bars; empty for none.
     pub errors: &'a [f64],
+    /// Lower and upper ends of the points' intervals, NaN for none; empty if no point has one.
+    pub between: &'a [(f64, f64)],
+    /// The place of the series, which gives its marks their shape; `None` for small dots.
+    pub mark: Option<usize>,
+    /// Whether the line is dashed.
+    pub dashed: bool,
+    /// How far points are moved to the right, in pixels, so that they do not cover those of other series.
+    pub shift: f64,
 }
 
 /// How points are drawn.
@@ -27,27 +37,16 @@ pub enum Shape {
     Plain,
     /// A line whose points show their value on hover.
     Marked,
+    /// Points without a line.
+    Points,
     /// Bars.
     Bars,
 }
 
-/// One axis of a chart.
-#[derive(Default)]
-pub struct Axis<'a> {
-    /// The text next to the axis.
-    pub label: &'a str,
-    /// The range; if not given, it is computed from the points.
-    pub range: Option<(f64, f64)>,
-    /// Whether fractions of 1 are shown as percentages.
-    pub percent: bool,
-    /// Names to show instead of numbers, at 0, 1, …
-    pub names: Vec<String>,
-}
-
-/// A chart with linear axes.
+/// A chart.
 #[derive(Default)]
 pub struct Chart<'a> {
-    /// The title above the chart.
+    /// The title above the chart; its line breaks are kept.
     pub title: &'a str,
     /// The lines, in drawing order.
     pub lines: Vec<Line<'a>>,
@@ -63,25 +62,67 @@ pub(super) const WIDTH: f64 = 440.0;
 pub(super) const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 20.0;
-/// Approximate width of a 12-pixel character.
-const CHARACTER: f64 = 6.8;
+/// The least height of the plot itself: a chart with a long legend grows.
+const PLOT: f64 = 186.0;
+/// The number of characters in a line of the title, and of a name in the legend.
+const TITLE: usize = 54;
+const NAME: usize = 48;
+/// The longest line of a slanted name in characters, and the cosine and sine of its slope.
+const SLANTED: usize = 22;
+const SLOPE: (f64, f64) = (0.77, 0.64);
+
+/// The space that a chart needs above and below its plot.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Space {
+    top: f64,
+    foot: f64,
+}
+
+impl Space {
+    /// Enough for both.
+    pub(super) fn with(self, other: Self) -> Self {
+        Self { top: self.top.max(other.top), foot: self.foot.max(other.foot) }
+    }
+
+    /// The height of the chart.
+    pub(super) fn height(self) -> f64 {
+        HEIGHT.max(self.top + PLOT + self.foot)
+    }
+}
 
 /// Maps the numbers of a chart to the page.
-struct Frame {
-    x: (f64, f64),
-    y: (f64, f64),
+pub(super) struct Frame<'a> {
+    chart: &'a Chart<'a>,
+    pub(super) x: (f64, f64),
+    pub(super) y: (f64, f64),
+    left: f64,
     top: f64,
     bottom: f64,
 }
 
-impl Frame {
-    fn x(&self, value: f64) -> f64 {
-        LEFT + (value - self.x.0) / (self.x.1 - self.x.0) * (WIDTH - LEFT - RIGHT)
+impl Frame<'_> {
+    pub(super) fn x(&self, value: f64) -> f64 {
+        self.left + self.chart.x.place(value, self.x) * self.wide()
     }
 
-    fn y(&self, value: f64) -> f64 {
-        self.bottom - (value - self.y.0) / (self.y.1 - self.y.0) * (self.bottom - self.top)
+    pub(super) fn y(&self, value: f64) -> f64 {
+        self.bottom - self.chart.y.place(value, self.y) * (self.bottom - self.top)
     }
+
+    fn wide(&self) -> f64 {
+        WIDTH - self.left - RIGHT
+    }
+
+    /// The width of a category.
+    pub(super) fn slot(&self) -> f64 {
+        self.wide() / (self.x.1 - self.x.0)
+    }
+}
+
+/// The names below a chart, each in its lines.
+struct Below {
+    names: Vec<Vec<String>>,
+    slanted: bool,
 }
 
 impl<'a> Chart<'a> {
@@ -102,21 +143,42 @@ impl<'a> Chart<'a> {
 
     /// Renders the chart.
     pub fn to_svg(&self) -> String {
-        let title = escape(self.title);
-        let inside = self.inside();
-        format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">{inside}</svg>\n")
+        self.to_svg_below(Space::default())
     }
 
-    /// The contents of the chart, `WIDTH` by `HEIGHT` from the origin.
-    pub(super) fn inside(&self) -> String {
-        let (legend, rows) = self.legend();
-        let frame = Frame {
-            x: self.x.range.unwrap_or_else(|| around(self.points().map(|point| point.0))),
-            y: self.y.range.unwrap_or_else(|| around(self.points().map(|point| point.1))),
-            top: 36.0 + 17.0 * rows as f64,
-            bottom: HEIGHT - if self.x.label.is_empty() { 26.0 } else { 44.0 },
+    /// Renders the chart with its plot as far down as that of a chart beside it.
+    pub(super) fn to_svg_below(&self, beside: Space) -> String {
+        let title = escape(&self.titles().join(" "));
+        let own = self.space();
+        let space = Space { top: own.top.max(beside.top), ..own };
+        let (inside, height) = (self.inside(space), space.height());
+        format!(
+            "<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{title}\">{inside}</svg>\n"
+        )
+    }
+
+    /// The space that the chart needs.
+    pub(super) fn space(&self) -> Space {
+        let titles = self.titles().len().max(1);
+        let below = self.below();
+        let deepest = below.names.iter().map(Vec::len).max().unwrap_or(1).max(1) as f64;
+        let longest = below.names.iter().flatten().map(|line| width(line)).fold(0.0, f64::max);
+        let names = if below.slanted { SLOPE.1 * longest + 5.0 } else { 14.0 * (deepest - 1.0) };
+        let label = match self.label_below().len() {
+            0 => 26.0,
+            lines => 29.0 + 15.0 * lines as f64,
         };
-        let mut svg = format!("<text class=\"title\" x=\"{LEFT}\" y=\"14\">{}</text>", escape(self.title));
+        Space { top: 19.0 + 17.0 * (titles + self.legend().1) as f64, foot: label + names }
+    }
+
+    /// The contents of the chart, `WIDTH` by the height of the space, from the origin.
+    pub(super) fn inside(&self, space: Space) -> String {
+        let frame = self.frame(space);
+        let mut svg = String::new();
+        for (i, line) in self.titles().iter().enumerate() {
+            let y = 14 + 17 * i;
+            let _ = write!(svg, "<text class=\"title\" x=\"{LEFT}\" y=\"{y}\">{}</text>", escape(line));
+        }
         svg += &self.axes(&frame);
         let of = self.lines.iter().filter(|line| line.shape == Shape::Bars).count();
         let mut bars = 0;
@@ -128,225 +190,217 @@ impl<'a> Chart<'a> {
                 svg += &self.line(line, &frame);
             }
         }
-        for &(name, level) in &self.levels {
+        for (i, &(name, level)) in self.levels.iter().enumerate() {
             let (y, end) = (frame.y(level), WIDTH - RIGHT);
             let _ = write!(
                 svg,
-                "<line class=\"level\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{y:.1}\" y2=\"{y:.1}\">\
+                "<line class=\"{}\" x1=\"{}\" x2=\"{end}\" y1=\"{y:.1}\" y2=\"{y:.1}\">\
                  <title>{}: {}</title></line>",
+                level_class(i),
+                frame.left,
                 escape(name),
                 self.y.value(level)
             );
         }
-        svg + &legend
+        svg + &self.legend().0
+    }
+
+    fn frame(&self, space: Space) -> Frame<'_> {
+        let x = self.x.range.unwrap_or_else(|| around(self.points().map(|point| point.0)));
+        let y = self.y.range.unwrap_or_else(|| around(self.points().map(|point| point.1)));
+        let (top, bottom) = (space.top, space.height() - space.foot);
+        let longest = self.y.up(y).iter().map(|&tick| width(&self.y.tick(tick))).fold(0.0, f64::max);
+        let label = match self.label_left(bottom - top).len() {
+            0 => 0.0,
+            lines => 6.0 + 14.0 * lines as f64,
+        };
+        let below = self.below();
+        // The first name, which ends below the middle of its category, begins further to the left.
+        let first = below.names.first().into_iter().flatten().map(|line| width(line)).fold(0.0, f64::max);
+        let half = (WIDTH - LEFT - RIGHT) / below.names.len().max(1) as f64 / 2.0;
+        let names = if below.slanted { SLOPE.0 * first - half + 12.0 } else { 0.0 };
+        let left = LEFT.max(longest + 6.0 + label).max(names);
+        Frame { chart: self, x, y, left, top, bottom }
+    }
+
+    /// The names below the chart, if all are shown: over several lines, or slanted if a word is too long for that.
+    fn below(&self) -> Below {
+        if !self.x.all || self.is_empty() {
+            return Below { names: Vec::new(), slanted: false };
+        }
+        let room = (WIDTH - LEFT - RIGHT) / self.x.names.len().max(1) as f64 - 0.8 * CHARACTER;
+        let room = (room / CHARACTER).max(0.0) as usize;
+        let words = self.x.names.iter().flat_map(|name| name.split_whitespace());
+        let fits = words.into_iter().all(|word| word.chars().count() <= room);
+        let over = |most: usize| self.x.names.iter().map(|name| wrapped(name, most)).collect::<Vec<_>>();
+        let names = over(room);
+        if fits && names.iter().all(|lines| lines.len() <= 3) {
+            return Below { names, slanted: false };
+        }
+        Below { names: over(SLANTED), slanted: true }
+    }
+
+    fn titles(&self) -> Vec<String> {
+        self.title.lines().flat_map(|line| wrapped(line, TITLE)).collect()
+    }
+
+    fn label_below(&self) -> Vec<String> {
+        wrapped(self.x.label, ((WIDTH - LEFT - RIGHT) / CHARACTER) as usize)
+    }
+
+    fn label_left(&self, room: f64) -> Vec<String> {
+        wrapped(self.y.label, (room / CHARACTER) as usize)
     }
 
     /// The legend and its number of rows.
     fn legend(&self) -> (String, usize) {
         let lines = self.lines.iter().filter(|line| !line.points.is_empty() && !line.name.is_empty());
-        let lines = lines.map(|line| (line.name, line.class, line.shape));
-        let levels = self.levels.iter().map(|&(name, _)| (name, "level", Shape::Plain));
+        let lines = lines.map(|line| (line.name, Ok(line)));
+        let levels = self.levels.iter().enumerate().map(|(i, &(name, _))| (name, Err(level_class(i))));
+        let above = 17.0 * self.titles().len().saturating_sub(1) as f64;
         let (mut svg, mut x, mut row) = (String::new(), LEFT, 1);
-        for (name, class, shape) in lines.chain(levels) {
-            let width = 22.0 + CHARACTER * name.chars().count() as f64;
-            if x > LEFT && x + width > WIDTH {
+        for (name, key) in lines.chain(levels) {
+            let parts = wrapped(name, NAME);
+            let key_width = if matches!(key, Ok(Line { mark: Some(_), .. })) { 27.0 } else { 21.0 };
+            let wide = 1.0 + key_width + parts.iter().map(|part| width(part)).fold(0.0, f64::max);
+            if x > LEFT && x + wide > WIDTH {
                 (x, row) = (LEFT, row + 1);
             }
-            let y = 15.0 + 17.0 * row as f64;
-            let _ = if shape == Shape::Bars {
-                write!(
-                    svg,
-                    "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{}\" width=\"14\" height=\"9\"/>",
-                    y - 9.0
-                )
-            } else {
-                let (end, y) = (x + 16.0, y - 4.0);
-                write!(svg, "<line class=\"{class}\" x1=\"{x:.1}\" x2=\"{end:.1}\" y1=\"{y}\" y2=\"{y}\"/>")
+            let y = above + 15.0 + 17.0 * row as f64;
+            svg += &match key {
+                Ok(line) => line.key(x, y),
+                Err(class) => stroke(class, (x, x + 16.0), y - 4.0),
             };
-            let _ = write!(svg, "<text x=\"{:.1}\" y=\"{y}\">{}</text>", x + 21.0, escape(name));
-            x += width + 18.0;
+            for (i, part) in parts.iter().enumerate() {
+                let (x, y) = (x + key_width, y + 17.0 * i as f64);
+                let _ = write!(svg, "<text x=\"{x:.1}\" y=\"{y}\">{}</text>", escape(part));
+            }
+            x += wide + 18.0;
+            if parts.len() > 1 {
+                (x, row) = (WIDTH, row + parts.len() - 1);
+            }
         }
         (svg, row)
     }
 
-    fn axes(&self, frame: &Frame) -> String {
+    fn axes(&self, frame: &Frame<'_>) -> String {
         let mut svg = String::new();
-        for tick in ticks(frame.y) {
+        for tick in self.y.up(frame.y) {
             let at = frame.y(tick);
             let _ = write!(
                 svg,
-                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+                "<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
                  <text class=\"tick\" text-anchor=\"end\" x=\"{}\" y=\"{:.1}\">{}</text>",
+                frame.left,
                 WIDTH - RIGHT,
-                LEFT - 6.0,
+                frame.left - 6.0,
                 at + 4.0,
                 self.y.tick(tick)
             );
         }
-        let across = if self.is_empty() { Vec::new() } else { self.x.ticks(frame.x) };
-        for (at, name) in across {
+        if !self.is_empty() {
+            svg += &self.names(frame);
+        }
+        let middle = (frame.left + WIDTH - RIGHT) / 2.0;
+        let lines = self.label_below();
+        let foot = frame.bottom + self.space().foot - 8.0;
+        for (i, line) in lines.iter().rev().enumerate() {
             let _ = write!(
                 svg,
-                "<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                frame.x(at),
-                frame.bottom + 16.0,
-                escape(&name)
+                "<text class=\"tick\" text-anchor=\"middle\" x=\"{middle}\" y=\"{}\">{}</text>",
+                foot - 15.0 * i as f64,
+                escape(line)
             );
         }
-        if !self.x.label.is_empty() {
+        for (i, line) in self.label_left(frame.bottom - frame.top).iter().enumerate() {
             let _ = write!(
                 svg,
-                "<text class=\"tick\" text-anchor=\"middle\" x=\"{}\" y=\"{}\">{}</text>",
-                (LEFT + WIDTH - RIGHT) / 2.0,
-                HEIGHT - 8.0,
-                escape(self.x.label)
-            );
-        }
-        if !self.y.label.is_empty() {
-            let _ = write!(
-                svg,
-                "<text class=\"tick\" text-anchor=\"middle\" transform=\"translate(12 {:.1}) rotate(-90)\">{}</text>",
+                "<text class=\"tick\" text-anchor=\"middle\" transform=\"translate({} {:.1}) rotate(-90)\">{}</text>",
+                12 + 14 * i,
                 (frame.top + frame.bottom) / 2.0,
-                escape(self.y.label)
+                escape(line)
             );
         }
         svg
     }
 
-    /// A line, thinned to what is visible; a few points are marked, many only show their value on hover.
-    fn line(&self, line: &Line<'_>, frame: &Frame) -> String {
-        let every = line.points.len().div_ceil(1000).max(1);
-        let last = line.points.len() - 1;
-        let shown = line.points.iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last);
-        let mut text = format!("<polyline class=\"{}\" points=\"", line.class);
-        let mut marks = String::new();
-        let hidden = if line.points.len() <= 60 { "" } else { " hidden" };
-        for (_, point) in shown.filter(|(_, point)| finite(point)) {
-            let (x, y) = (frame.x(point.0), frame.y(point.1));
-            let _ = write!(text, "{x:.1},{y:.1} ");
-            if line.shape == Shape::Marked {
-                let _ = write!(
-                    marks,
-                    "<circle class=\"{}{hidden}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.6\"><title>{}</title></circle>",
-                    line.class,
-                    self.say(line, *point)
-                );
-            }
-        }
-        text + "\"/>" + &marks
-    }
-
-    /// The bars of one colour, the `place`-th of `of`, with their errors and values.
-    fn bars(&self, line: &Line<'_>, (place, of): (usize, usize), frame: &Frame) -> String {
-        let slot = 0.8 * (frame.x(1.0) - frame.x(0.0));
-        let width = slot / of as f64;
+    /// The numbers or names below the chart.
+    fn names(&self, frame: &Frame<'_>) -> String {
+        let below = self.below();
         let mut svg = String::new();
-        for (i, point) in line.points.iter().enumerate().filter(|(_, point)| finite(point)) {
-            let left = frame.x(point.0) - slot / 2.0 + width * place as f64;
-            let (top, bottom) = (frame.y(point.1), frame.y(frame.y.0));
-            let mut said = self.say(line, *point);
-            let error = line.errors.get(i).copied().filter(|error| error.is_finite());
-            if let Some(error) = error {
-                let _ = write!(said, " ± {}", self.y.value(error));
+        for (i, (at, name)) in self.x.across(frame.x, frame.wide()).into_iter().enumerate() {
+            let (x, y) = (frame.x(at), frame.bottom + 16.0);
+            let lines = below.names.get(i).cloned().unwrap_or_else(|| vec![name]);
+            for (line, text) in lines.iter().enumerate() {
+                let (down, text) = (14.0 * line as f64, escape(text));
+                let _ = if below.slanted {
+                    let (x, y) = (x + 3.0, y - 6.0);
+                    write!(
+                        svg,
+                        "<text class=\"tick\" text-anchor=\"end\" \
+                         transform=\"translate({x:.1} {y:.1}) rotate(-40)\" y=\"{:.1}\">{text}</text>",
+                        down + 4.0
+                    )
+                } else {
+                    // The last number ends within the chart.
+                    let x = x.min(WIDTH - 0.5 * width(&text));
+                    let y = y + down;
+                    write!(
+                        svg,
+                        "<text class=\"tick\" text-anchor=\"middle\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>"
+                    )
+                };
             }
-            let _ = write!(
-                svg,
-                "<g><title>{said}</title>\
-                 <rect class=\"{}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>",
-                line.class,
-                left + 0.5,
-                (width - 1.0).max(0.5),
-                (bottom - top).max(0.5)
-            );
-            let middle = left + width / 2.0;
-            let mut above = top;
-            if let Some(error) = error.filter(|&error| error > 0.0) {
-                let high = frame.y((point.1 + error).min(frame.y.1));
-                let low = frame.y((point.1 - error).max(frame.y.0));
-                above = high;
-                let _ = write!(
-                    svg,
-                    "<path class=\"error\" d=\"M{middle:.1} {low:.1}V{high:.1}M{0:.1} {low:.1}H{1:.1}\
-                     M{0:.1} {high:.1}H{1:.1}\"/>",
-                    middle - 2.5,
-                    middle + 2.5
-                );
+        }
+        svg
+    }
+}
+
+impl Line<'_> {
+    /// The key of the line in the legend; the text next to it stands on `y`.
+    fn key(&self, x: f64, y: f64) -> String {
+        let (class, middle) = (self.class, y - 4.0);
+        let mut svg = match self.shape {
+            Shape::Bars if self.mark.is_some() => {
+                let top = y - 10.5;
+                format!("<rect class=\"{class}\" x=\"{x:.1}\" y=\"{top}\" width=\"20\" height=\"13\"/>")
             }
-            if self.y.percent && width >= 20.0 {
-                let _ = write!(
-                    svg,
-                    "<text class=\"value\" text-anchor=\"middle\" x=\"{middle:.1}\" y=\"{:.1}\">{:.0}</text>",
-                    above - 3.0,
-                    100.0 * point.1
-                );
+            Shape::Bars => {
+                let top = y - 9.0;
+                format!("<rect class=\"{class}\" x=\"{x:.1}\" y=\"{top}\" width=\"14\" height=\"9\"/>")
             }
-            svg += "</g>";
+            Shape::Points => String::new(),
+            _ if self.mark.is_some() => stroke(&self.stroke_class(), (x, x + 22.0), middle),
+            _ => stroke(&self.stroke_class(), (x, x + 16.0), middle),
+        };
+        if let Some(series) = self.mark {
+            let (class, at) = if self.shape == Shape::Bars {
+                ("on", (x + 10.0, middle))
+            } else {
+                (class, (x + 11.0, middle))
+            };
+            svg += &mark::mark(series, class, at);
         }
         svg
     }
 
-    /// The text that describes a point.
-    fn say(&self, line: &Line<'_>, (x, y): (f64, f64)) -> String {
-        let x = self.x.names.get(x.max(0.0) as usize).cloned().unwrap_or_else(|| number(x));
-        let name = if line.name.is_empty() { String::new() } else { format!("{}, ", line.name) };
-        escape(&format!("{name}{x}: {}", self.y.value(y)))
+    pub(super) fn stroke_class(&self) -> String {
+        format!("{}{}", self.class, if self.dashed { " dashed" } else { "" })
     }
 }
 
-impl Axis<'_> {
-    /// Tick positions and labels; if there are many names, only as many as fit.
-    fn ticks(&self, range: (f64, f64)) -> Vec<(f64, String)> {
-        if self.names.is_empty() {
-            return ticks(range).into_iter().map(|at| (at, self.tick(at))).collect();
-        }
-        let longest = self.names.iter().map(|name| name.chars().count() + 1).max().unwrap_or(1);
-        let room = (WIDTH - LEFT - RIGHT) / (CHARACTER * longest as f64);
-        let every = self.names.len().div_ceil((room as usize).max(1)).max(1);
-        let places = (0..self.names.len()).step_by(every);
-        places.map(|i| (i as f64, self.names[i].clone())).collect()
-    }
-
-    fn tick(&self, value: f64) -> String {
-        if self.percent { format!("{:.0} %", 100.0 * value) } else { number(value) }
-    }
-
-    fn value(&self, value: f64) -> String {
-        if self.percent { format!("{:.1} %", 100.0 * value) } else { number(value) }
-    }
+/// A horizontal line.
+fn stroke(class: &str, (start, end): (f64, f64), y: f64) -> String {
+    format!("<line class=\"{class}\" x1=\"{start:.1}\" x2=\"{end:.1}\" y1=\"{y}\" y2=\"{y}\"/>")
 }
 
-fn finite(point: &(f64, f64)) -> bool {
+/// The class of the `i`-th level, each with its own dashes.
+fn level_class(i: usize) -> &'static str {
+    ["level", "level dots", "level long"][i % 3]
+}
+
+pub(super) fn finite(point: &(f64, f64)) -> bool {
     point.0.is_finite() && point.1.is_finite()
-}
-
-/// The range from minimum to maximum, widened if they are equal.
-fn around(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
-    match (low, high) {
-        _ if high > low => (low, high),
-        _ if low.is_finite() => (low - 0.5, low + 0.5),
-        _ => (0.0, 1.0),
-    }
-}
-
-/// About five round numbers in the range.
-fn ticks((low, high): (f64, f64)) -> Vec<f64> {
-    let rough = (high - low) / 5.0;
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].iter().map(|m| m * power).find(|&s| s >= rough).unwrap_or(power);
-    let first = (low / step).ceil() as i64;
-    let last = (high / step).floor() as i64;
-    (first..=last.min(first + 20)).map(|i| i as f64 * step).collect()
-}
-
-/// Formats a number without unnecessary digits.
-pub(super) fn number(value: f64) -> String {
-    let size = value.abs();
-    if size != 0.0 && !(1e-3..1e6).contains(&size) {
-        return format!("{value:.1e}");
-    }
-    let text = format!("{value:.4}");
-    text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
 #[cfg(test)]
@@ -354,11 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round() {
-        assert_eq!(ticks((0.0, 10.0)), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        assert_eq!(number(0.5), "0.5");
-        assert_eq!(number(120.0), "120");
-        assert_eq!(number(4e-4), "4.0e-4");
+    fn few_points_or_none() {
         let flat = Chart::one("flat", &[(1.0, 2.0)]).to_svg();
         assert!(flat.contains("<polyline") && !flat.contains("NaN"));
         assert!(Chart::one("none", &[(f64::NAN, 1.0)]).is_empty());
@@ -369,7 +419,14 @@ mod tests {
     #[test]
     fn bars_stand_beside_each_other() {
         let (a, b) = ([(0.0, 0.5), (1.0, 1.0)], [(0.0, 0.25), (1.0, f64::NAN)]);
-        let bars = |name, points, errors| Line { name, points, errors, shape: Shape::Bars, class: "main" };
+        let bars = |name, points, errors| Line {
+            name,
+            points,
+            errors,
+            shape: Shape::Bars,
+            class: "main",
+            ..Line::default()
+        };
         let chart = Chart {
             lines: vec![bars("a", &a, &[0.1]), bars("b", &b, &[])],
             x: Axis { range: Some((-0.5, 1.5)), names: vec!["1–2".into(), "<3".into()], ..Axis::default() },

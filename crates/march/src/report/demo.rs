@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::chart::{Axis, Chart, Line, Shape, number};
+use super::axis::{Axis, number};
+use super::chart::{Chart, Line, Shape};
 use super::picture::picture;
 use super::routing::{self, Routing};
 use super::{escape, whole_page};
@@ -15,6 +16,8 @@ pub struct Demo {
     pub about: Vec<String>,
     /// The accuracy of guessing, 0 to 1.
     pub chance: f64,
+    /// The most facts in a training sequence.
+    pub most_in_training: usize,
     /// In the order of the table, MARCH first.
     pub models: Vec<DemoModel>,
     /// What MARCH read in one example.
@@ -33,44 +36,39 @@ pub struct DemoModel {
     pub learning_rate: f64,
     /// Training time.
     pub seconds: f64,
-    /// Step and accuracy, 0 to 1, on fixed held-out sequences.
+    /// Step and accuracy, 0 to 1, on fixed held-out sequences of the stage.
     pub curve: Vec<(u64, f64)>,
-    /// The accuracy on all questions, 0 to 1.
-    pub accuracy: f64,
-    /// The standard error; `None` for a single sequence.
-    pub error: Option<f64>,
-    /// The accuracy by the age of the fact, youngest first.
-    pub by_age: Vec<Age>,
-    /// Bytes kept after one sequence.
-    pub memory_bytes: usize,
-    /// Decoding speed.
-    pub tokens_per_second: f64,
+    /// The answers by number of facts.
+    pub by_facts: Vec<Amount>,
+    /// The answers with the same weights but without anchors; empty if the model has none.
+    pub without: Vec<Amount>,
 }
 
-/// The questions whose facts have about the same age.
+/// The answers about sequences with one number of facts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Age {
-    /// Minimum number of tokens from the fact to the question.
-    pub from: usize,
-    /// Maximum number of tokens from the fact to the question.
-    pub to: usize,
+pub struct Amount {
+    /// Facts in a sequence.
+    pub facts: usize,
     /// Number of correct answers.
     pub correct: u64,
     /// Number of questions.
     pub asked: u64,
     /// The standard error of the fraction of correct answers; `None` for a single sequence.
     pub error: Option<f64>,
+    /// Bytes kept after one sequence.
+    pub memory_bytes: usize,
 }
 
-impl Age {
-    fn name(&self) -> String {
-        if self.from == self.to { self.from.to_string() } else { format!("{}–{}", self.from, self.to) }
-    }
-
+impl Amount {
     /// The accuracy and its standard error; `None` if nothing was asked.
     fn accuracy(&self) -> Option<(f64, Option<f64>)> {
         let share = self.correct.min(self.asked) as f64 / self.asked as f64;
         (self.asked > 0).then_some((share, self.error))
+    }
+
+    /// "97.1 ± 0.3 %"; a dash if nothing was asked.
+    fn shown(&self) -> String {
+        self.accuracy().map_or("–".into(), |(share, error)| plus_minus(share, error))
     }
 }
 
@@ -80,7 +78,7 @@ const CLASSES: [&str; 4] = ["main", "other", "third", "fourth"];
 /// The points of both charts for one model.
 struct Points {
     curve: Vec<(f64, f64)>,
-    ages: Vec<(f64, f64)>,
+    amounts: Vec<(f64, f64)>,
     errors: Vec<f64>,
 }
 
@@ -118,67 +116,77 @@ impl Demo {
         picture(&self.title, &self.result(), &self.charts(&points))
     }
 
-    /// "MARCH 97.1 ± 0.3 %, GDN 35.0 ± 0.6 %; guessing 4.2 %".
+    /// "128 facts, 32 in training: MARCH 97.1 ± 0.3 %; GDN 35.0 ± 0.6 %; guessing 4.2 %", for the most facts.
     fn result(&self) -> String {
-        let each = self.models.iter().map(|model| format!("{} {}", model.name, model.accuracy()));
-        let mut text = each.collect::<Vec<_>>().join(", ");
+        let Some(&facts) = self.amounts().last() else { return String::new() };
+        let shown = |model: &DemoModel| {
+            find(&model.by_facts, facts).map(|amount| format!("{} {}", model.name, amount.shown()))
+        };
+        let mut each: Vec<String> = self.models.iter().filter_map(shown).collect();
         if self.chance.is_finite() {
-            let between = if text.is_empty() { "" } else { "; " };
-            let _ = write!(text, "{between}guessing {}", percent(self.chance));
+            each.push(format!("guessing {}", percent(self.chance)));
         }
-        text
+        let training = match self.most_in_training {
+            most if facts > most => format!(", {most} in training"),
+            _ => String::new(),
+        };
+        format!("{facts} facts{training}: {}", each.join("; "))
     }
 
-    /// All age ranges, youngest first.
-    fn ages(&self) -> Vec<Age> {
-        let mut ages: Vec<Age> = self.models.iter().flat_map(|model| model.by_age.iter().copied()).collect();
-        ages.sort_by_key(|age| (age.from, age.to));
-        ages.dedup_by_key(|age| (age.from, age.to));
-        ages
+    /// All numbers of facts, ascending.
+    fn amounts(&self) -> Vec<usize> {
+        let each = self.models.iter().flat_map(|model| model.by_facts.iter().map(|amount| amount.facts));
+        let mut all: Vec<usize> = each.collect();
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     fn points(&self) -> Vec<Points> {
-        let all = self.ages();
+        let all = self.amounts();
         let of = |model: &DemoModel| {
             let curve = model.curve.iter().filter(|point| point.1.is_finite());
-            let ages = all.iter().enumerate().filter_map(|(i, age)| Some((i, model.age(age)?.accuracy()?)));
-            let (ages, errors) =
-                ages.map(|(i, (share, error))| ((i as f64, share), error.unwrap_or(f64::NAN))).unzip();
-            Points { curve: curve.map(|&(step, y)| (step as f64, y.clamp(0.0, 1.0))).collect(), ages, errors }
+            let curve = curve.map(|&(step, y)| (step as f64, y.clamp(0.0, 1.0))).collect();
+            let known = |(i, &facts)| Some((i, find(&model.by_facts, facts)?.accuracy()?));
+            let amounts = all.iter().enumerate().filter_map(known);
+            let (amounts, errors) =
+                amounts.map(|(i, (share, error))| ((i as f64, share), error.unwrap_or(f64::NAN))).unzip();
+            Points { curve, amounts, errors }
         };
         self.models.iter().map(of).collect()
     }
 
-    /// The charts of accuracy by step and by age.
+    /// The charts of accuracy by step and by number of facts.
     fn charts<'a>(&'a self, points: &'a [Points]) -> [Chart<'a>; 2] {
-        let names: Vec<String> = self.ages().iter().map(Age::name).collect();
+        let names: Vec<String> = self.amounts().iter().map(usize::to_string).collect();
         let steps = self.models.iter().flat_map(|model| &model.curve).map(|point| point.0).max().unwrap_or(0);
         let across = [(0.0, steps.max(1) as f64), (-0.5, names.len().max(1) as f64 - 0.5)];
         let y = || Axis { label: "accuracy", range: Some((0.0, 1.0)), percent: true, ..Axis::default() };
         let mut charts = [
             Chart {
                 title: "Accuracy while learning",
-                x: Axis { label: "training step", range: Some(across[0]), ..Axis::default() },
+                x: Axis {
+                    label: "training step; later stages have more facts",
+                    range: Some(across[0]),
+                    ..Axis::default()
+                },
                 y: y(),
                 ..Chart::default()
             },
             Chart {
-                title: "Accuracy by age of the fact",
-                x: Axis {
-                    label: "tokens from the fact to the question",
-                    range: Some(across[1]),
-                    names,
-                    ..Axis::default()
-                },
+                title: "Accuracy by number of facts",
+                x: Axis { label: "facts in the sequence", range: Some(across[1]), names, ..Axis::default() },
                 y: y(),
                 ..Chart::default()
             },
         ];
         for (i, (model, points)) in self.models.iter().zip(points).enumerate() {
             let (name, class) = (model.name.as_str(), CLASSES[i % CLASSES.len()]);
-            let (curve, ages, errors) = (&points.curve, &points.ages, &points.errors);
-            charts[0].lines.push(Line { name, class, points: curve, shape: Shape::Marked, errors: &[] });
-            charts[1].lines.push(Line { name, class, points: ages, shape: Shape::Bars, errors });
+            let (curve, amounts, errors) = (&points.curve, &points.amounts, &points.errors);
+            let line = Line { name, class, points: curve, shape: Shape::Marked, ..Line::default() };
+            charts[0].lines.push(line);
+            let bars = Line { name, class, points: amounts, shape: Shape::Bars, errors, ..Line::default() };
+            charts[1].lines.push(bars);
         }
         for chart in &mut charts {
             if self.chance.is_finite() {
@@ -194,8 +202,8 @@ impl Demo {
             return String::new();
         }
         let mut text = String::from(
-            "<h2>In numbers</h2>\n<p class=\"soft\">Accuracy with its standard error, of all questions and by the \
-             age of the fact; memory: what is kept after one sequence.</p>\n\
+            "<h2>In numbers</h2>\n<p class=\"soft\">Accuracy with its standard error, by number of facts; memory: \
+             what is kept after one sequence.</p>\n\
              <div class=\"scroll\"><table class=\"numbers demo\">\n<tr><th></th>",
         );
         for model in &self.models {
@@ -212,16 +220,24 @@ impl Demo {
             text += "</tr>\n";
         };
         let plain = |shown: String| (shown, String::new());
-        row("Accuracy", &|model| plain(model.accuracy()));
-        for age in &self.ages() {
-            row(&format!("{} tokens old", age.name()), &|model| {
-                let Some(age) = model.age(age) else { return plain("–".into()) };
-                let shown = age.accuracy().map_or("–".into(), |(share, error)| plus_minus(share, error));
-                (shown, format!("{} of {} right", thousands(age.correct), thousands(age.asked)))
+        let accuracy = |amount: Option<&Amount>| {
+            let Some(amount) = amount else { return plain("–".into()) };
+            (amount.shown(), format!("{} of {} right", thousands(amount.correct), thousands(amount.asked)))
+        };
+        let (all, most) = (self.amounts(), self.most_in_training);
+        for &facts in &all {
+            let note = if facts == most { " (most in training)" } else { "" };
+            row(&format!("{facts} facts{note}"), &|model| accuracy(find(&model.by_facts, facts)));
+        }
+        if self.models.iter().any(|model| find(&model.without, most).is_some()) {
+            row(&format!("{most} facts, without anchors"), &|model| accuracy(find(&model.without, most)));
+        }
+        for &facts in all.iter().filter(|&&facts| facts == most || Some(&facts) == all.last()) {
+            row(&format!("Memory after {facts} facts"), &|model| {
+                let amount = find(&model.by_facts, facts);
+                plain(amount.map_or("–".into(), |it| format!("{} bytes", thousands(it.memory_bytes as u64))))
             });
         }
-        row("Memory", &|m| plain(format!("{} bytes", thousands(m.memory_bytes as u64))));
-        row("Decoding", &|m| plain(rounded(m.tokens_per_second, "tokens/s")));
         row("Parameters", &|m| plain(thousands(m.parameters as u64)));
         row("Learning rate", &|m| {
             plain(if m.learning_rate.is_finite() { number(m.learning_rate) } else { "–".into() })
@@ -231,15 +247,9 @@ impl Demo {
     }
 }
 
-impl DemoModel {
-    fn accuracy(&self) -> String {
-        plus_minus(self.accuracy, self.error)
-    }
-
-    /// The model's answers in this age range.
-    fn age(&self, of: &Age) -> Option<&Age> {
-        self.by_age.iter().find(|age| (age.from, age.to) == (of.from, of.to))
-    }
+/// The answers about this number of facts.
+fn find(amounts: &[Amount], facts: usize) -> Option<&Amount> {
+    amounts.iter().find(|amount| amount.facts == facts)
 }
 
 /// 0.971 as 97.1 %.
@@ -273,16 +283,16 @@ fn thousands(number: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn model(name: &str, share: f64) -> DemoModel {
-        let age = |from, to, asked| Age {
-            from,
-            to,
+        let amount = |facts, asked| Amount {
+            facts,
             correct: (share * asked as f64) as u64,
             asked,
             error: Some(0.01),
+            memory_bytes: 1536 * facts,
         };
         DemoModel {
             name: name.into(),
@@ -290,11 +300,8 @@ mod tests {
             learning_rate: 0.003,
             seconds: 312.4,
             curve: vec![(0, 0.04), (700, share / 2.0), (1500, share)],
-            accuracy: share,
-            error: Some(0.0031),
-            by_age: vec![age(1, 16, 1000), age(17, 48, 0), age(49, 49, 500)],
-            memory_bytes: 49_152,
-            tokens_per_second: 12_345.6,
+            by_facts: vec![amount(8, 1000), amount(16, 0), amount(32, 1000), amount(128, 1000)],
+            without: vec![],
         }
     }
 
@@ -303,14 +310,15 @@ mod tests {
             title: "MQAR: 24 pairs & <96> tokens".into(),
             about: vec!["It asks \"a < b\"\u{1}.".into()],
             chance: 0.042,
+            most_in_training: 32,
             models,
             routing: None,
             next: vec!["march demo --seed 2 > log".into(), "march chat".into()],
         }
     }
 
-    /// Checks that tags are balanced and that no number is NaN.
-    fn check(text: &str) {
+    /// Checks that tags are balanced and that no number is NaN or infinite.
+    pub(in crate::report) fn check(text: &str) {
         let mut open: Vec<&str> = Vec::new();
         let mut rest = text.trim_start_matches("<!doctype html>");
         while let Some(start) = rest.find('<') {
@@ -330,7 +338,9 @@ mod tests {
         }
         assert!(open.is_empty(), "{open:?}");
         let shown = text.split("<script").next().unwrap();
-        assert!(!shown.contains("NaN") && !shown.contains("inf\"") && !text.contains("{{"), "{shown}");
+        for part in ["NaN", "inf\"", "inf,", "inf ", "{{"] {
+            assert!(!shown.contains(part), "{part} in {shown}");
+        }
         assert!(!text.contains('\u{1}'));
     }
 
@@ -338,20 +348,22 @@ mod tests {
     fn a_page_and_a_picture() {
         let mut demo = demo(vec![model("MARCH", 0.971), model("GDN <b>", 0.35)]);
         demo.routing = Some(routing::tests::routing());
+        demo.models[0].without = vec![Amount { correct: 123, ..demo.models[0].by_facts[2] }];
         let (page, picture) = (demo.page(), demo.picture());
         check(&page);
         check(&picture);
         let parts = [
             "<title>MQAR: 24 pairs &amp; &lt;96&gt; tokens</title>",
             "a &lt; b&quot;\u{FFFD}.",
-            "MARCH 97.1 ± 0.3 %, GDN &lt;b&gt; 35.0 ± 0.3 %; guessing 4.2 %",
+            "128 facts, 32 in training: MARCH 97.1 ± 1.0 %; GDN &lt;b&gt; 35.0 ± 1.0 %; guessing 4.2 %",
             "<title>MARCH, 1500: 97.1 %</title>",
-            "<title>MARCH, 1–16: 97.1 % ± 1.0 %</title>",
+            "<title>MARCH, 8: 97.1 % ± 1.0 %</title>",
             "title=\"971 of 1,000 right\">97.1 ± 1.0 %</td>",
             "title=\"0 of 0 right\">–</td>",
-            "49 tokens old",
-            "49,152 bytes",
-            "12,346 tokens/s",
+            "32 facts (most in training)",
+            "32 facts, without anchors</th><td title=\"123 of 1,000 right\">12.3 ± 1.0 %</td><td>–</td>",
+            "Memory after 32 facts</th><td>49,152 bytes</td>",
+            "Memory after 128 facts</th><td>196,608 bytes</td>",
             "1,234,567",
             "0.003",
             "312 s",
@@ -362,7 +374,11 @@ mod tests {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("http"), "no network");
-        assert!(picture.contains("1–16") && !picture.contains("var(") && picture.contains("#6ea8fe"));
+        assert!(
+            picture.contains("facts in the sequence")
+                && !picture.contains("var(")
+                && picture.contains("#6ea8fe")
+        );
     }
 
     #[test]
@@ -375,10 +391,7 @@ mod tests {
         check(&none.picture());
         let empty = DemoModel {
             curve: vec![],
-            by_age: vec![],
-            accuracy: f64::NAN,
-            error: Some(f64::NAN),
-            tokens_per_second: f64::INFINITY,
+            by_facts: vec![],
             seconds: 0.0,
             learning_rate: f64::NAN,
             ..model("empty", 0.0)
@@ -386,9 +399,10 @@ mod tests {
         let point = DemoModel { curve: vec![(0, 2.0)], ..model("point", 1.0) };
         let odd = DemoModel { curve: vec![(5, f64::NAN), (u64::MAX, -1.0)], ..model("odd", 0.0) };
         let many = (1..40)
-            .map(|i| Age { from: i * 1000, to: i * 1000 + 999, correct: 9, asked: 3, error: None })
+            .map(|i| Amount { facts: i * 1000, correct: 9, asked: 3, error: None, memory_bytes: 0 })
             .collect();
-        let many = DemoModel { by_age: many, curve: (0..5000).map(|i| (i, 0.5)).collect(), ..model("", 1.0) };
+        let many =
+            DemoModel { by_facts: many, curve: (0..5000).map(|i| (i, 0.5)).collect(), ..model("", 1.0) };
         for models in [vec![empty], vec![point], vec![odd, many]] {
             check(&demo(models).page());
         }

@@ -1,14 +1,21 @@
 //! Self-contained pages that need no network: of a run (curves, samples, machine, configuration), of the anchors that a
-//! text read, and of the demo.
+//! text read, of the demo, and of experiments.
 
+mod axis;
 mod chart;
 pub mod demo;
+pub mod efficiency;
+pub mod evidence;
+pub mod experiment;
 mod follow;
 mod heat;
 mod machine;
+mod mark;
 mod picture;
 pub mod recall;
 pub mod routing;
+mod series;
+mod text;
 
 use std::fmt::Write;
 use std::fs;
@@ -210,8 +217,9 @@ pub(crate) fn escape(text: &str) -> String {
     safe
 }
 
-/// Name, colour on light, colour on dark. `main` and `other` are distinguishable with any colour vision.
-const COLOURS: [(&str, &str, &str); 11] = [
+/// Name, colour on light, colour on dark. `main` and `other` are distinguishable with any colour vision; from `fifth`
+/// on, colours also differ in lightness from those before them.
+const COLOURS: [(&str, &str, &str); 15] = [
     ("ink", "#1d2733", "#dde5ee"),
     ("soft", "#5c6a78", "#93a1b0"),
     ("faint", "#9aa7b4", "#5d6b7a"),
@@ -219,6 +227,10 @@ const COLOURS: [(&str, &str, &str); 11] = [
     ("other", "#c2491f", "#f0876b"),
     ("third", "#00866a", "#4fc9a4"),
     ("fourth", "#8a5aa8", "#cfa6ea"),
+    ("fifth", "#b09400", "#f6efa6"),
+    ("sixth", "#1b1f5e", "#3d6fe0"),
+    ("seventh", "#ef6aa8", "#c03fa0"),
+    ("eighth", "#5a2d16", "#7d8f1a"),
     // Text in `ink` is readable on it, and on all its shades.
     ("heat", "#74a7f5", "#355f9c"),
     ("grid", "#e3e8ee", "#2a3440"),

@@ -1,6 +1,7 @@
 //! Recall by memory size: one point per policy, one line per setting that was varied.
 
-use super::chart::{Axis, Chart, Line, Shape};
+use super::axis::Axis;
+use super::chart::{Chart, Line, Shape};
 use super::picture::picture;
 
 /// The point of one policy.
@@ -40,7 +41,13 @@ pub fn recall_by_bytes(title: &str, line: &str, points: &[Point]) -> String {
             .iter()
             .zip(&lines)
             .zip(CLASSES)
-            .map(|((name, points), class)| Line { name, points, class, shape: Shape::Marked, errors: &[] })
+            .map(|((name, points), class)| Line {
+                name,
+                points,
+                class,
+                shape: Shape::Marked,
+                ..Line::default()
+            })
             .collect(),
         x: Axis { label: "KiB", range: Some((0.0, 1.05 * most)), ..Axis::default() },
         y: Axis { label: "right answers", range: Some((0.0, 1.0)), percent: true, ..Axis::default() },

@@ -48,7 +48,7 @@ fn an_error_names_the_setting() {
         ("train.schedule=linear", ["`schedule` is `linear`", "it must be `wsd`, `cosine` or `constant`"]),
         ("train.schedule=3", ["`schedule` is 3", "it must be a text in quotes"]),
         ("train.recompute=yes", ["`recompute` is `yes`", "it must be `auto`, `on` or `off`"]),
-        ("data.kind=files", ["`kind` is `files`", "`builtin`, `shards`, `recall` or `batches`"]),
+        ("data.kind=files", ["`kind` is `files`", "`builtin`, `shards`, `recall`, `needles` or `batches`"]),
     ] {
         let error = set("tiny/march", &["train.seed=1", setting]).unwrap_err().to_string();
         assert!(error.starts_with(&format!("--set {setting}: `")), "{error}");

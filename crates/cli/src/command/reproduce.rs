@@ -1,0 +1,362 @@
+//! `march reproduce`: an experiment of the paper at a size that this machine can carry.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use march::Config;
+use march::data::{Options, prepare};
+use march::engine::Cpu;
+use march::model::Model;
+use march::report::evidence::{Page, Table};
+use march::report::experiment;
+use march::reproduce::{EFFICIENCY, Experiment, Finished, Plan, Progress, Scale, Size, carry_out_all, names};
+use march::tokenizer::Tokenizer;
+
+use super::{open, reproduce_efficiency};
+use crate::display::lines::duration;
+use crate::display::out::{note, say};
+use crate::display::{figure, thousands};
+use crate::{interrupt, machine, number};
+
+/// Repeat an experiment of the paper in small: train all models with several seeds, measure, and write a report.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  march reproduce                                the experiments, and the question of each
+  march reproduce recall --size quick            a few steps of everything, in seconds
+  march reproduce recall --plan                  what would run, and how long it would take
+  march reproduce recall                         the whole experiment on this machine
+  march reproduce recall --size paper            commands and cost of the paper's own experiment
+
+Learning rates are chosen for each model on validation questions, with a seed of their own; results come from
+other questions and fresh seeds. Runs go side by side, one thread each, so that results do not depend on the
+number of cores. Ctrl-C saves; the same command resumes. A run that exists in the output folder is not
+repeated, also if another experiment trained it. OUTPUT/NAME has report.html, report.md and images/;
+OUTPUT/runs has an ordinary run folder for each model.")]
+pub struct Reproduce {
+    /// The experiment, or a file like those of configs/reproduce; without one, all are listed
+    #[arg(value_name = "EXPERIMENT|FILE.toml")]
+    experiment: Option<String>,
+    /// `quick`: a few steps, to see that it works; `laptop`: up to half an hour on two cores; `paper`: print the
+    /// commands and the cost of the paper's own experiment, and start nothing
+    #[arg(long, value_name = "SIZE", default_value = "laptop")]
+    size: Chosen,
+    /// Seeds per result [default: 5; quick: 2]
+    #[arg(long, value_name = "N", value_parser = number::seeds)]
+    seeds: Option<u64>,
+    /// The folder for runs and reports [default: runs/reproduce; quick: runs/reproduce-quick]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Runs side by side [default: the number of cores]
+    #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
+    workers: Option<usize>,
+    /// Texts for the course `mixed text` of `language`; may be repeated [default: the built-in book]
+    #[arg(long, value_name = "FILE")]
+    text: Vec<PathBuf>,
+    /// Print the plan and start nothing
+    #[arg(long)]
+    plan: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Chosen {
+    Quick,
+    Laptop,
+    Paper,
+}
+
+impl Reproduce {
+    /// Plans, trains, measures and reports.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Some(name) = self.experiment.clone() else { return list() };
+        if self.size == Chosen::Paper {
+            return paper(&name);
+        }
+        let size = if self.size == Chosen::Quick { Size::Quick } else { Size::Laptop };
+        let output = self.output.clone().unwrap_or_else(|| match size {
+            Size::Quick => "runs/reproduce-quick".into(),
+            Size::Laptop => "runs/reproduce".into(),
+        });
+        if name == EFFICIENCY {
+            return reproduce_efficiency::run(size, &output, self.plan);
+        }
+        let mut scale = Scale::new(size);
+        scale.seeds = self.seeds.unwrap_or(scale.seeds);
+        let experiment = Experiment::open(&name)?;
+        if !self.text.is_empty() {
+            if experiment.name != "language" {
+                bail!("--text is for `language`; {name} makes its own sequences");
+            }
+            scale.shards = Some(shards(&self.text, &output)?);
+        }
+        let plan = Plan::new(experiment, scale)?;
+        let workers = self.workers.unwrap_or_else(cores);
+        introduce(&plan, workers)?;
+        if self.plan {
+            return Ok(());
+        }
+        self.carry_out(&plan, &output, workers)
+    }
+
+    fn carry_out(&self, plan: &Plan, output: &Path, workers: usize) -> anyhow::Result<()> {
+        let stop = interrupt::listen("saving the runs")?;
+        let folder = output.join(&plan.experiment.name);
+        fs::create_dir_all(folder.join("images"))
+            .with_context(|| format!("{}: could not create", folder.display()))?;
+        let began = Instant::now();
+        let mut shown = Shown::default();
+        let results = carry_out_all(plan, output, workers, stop, &mut |progress| shown.show(progress))?;
+        let Some(results) = results else {
+            note!("stopped; the same command resumes. The runs are in {}", output.join("runs").display());
+            interrupt::leave();
+        };
+        let mut command = format!("march reproduce {}", plan.experiment.name);
+        if self.size == Chosen::Quick {
+            command += " --size quick";
+        }
+        if let Some(seeds) = self.seeds {
+            command += &format!(" --seeds {seeds}");
+        }
+        let names = self.text.iter().filter_map(|path| path.file_name());
+        command.extend(names.map(|name| format!(" --text {}", name.to_string_lossy())));
+        let took = time_in_all(&folder, began.elapsed().as_secs_f64())?;
+        let page = experiment::page(&results, facts(&command, &took, workers));
+        let results = page.sections.iter().take(2).flat_map(|section| &section.tables);
+        results.for_each(print_table);
+        write(&page, &folder)
+    }
+}
+
+/// The time of an experiment over all invocations, as its file records it; that of runs that another experiment trained
+/// is not in it.
+fn time_in_all(folder: &Path, seconds: f64) -> anyhow::Result<String> {
+    let file = folder.join("seconds.txt");
+    let before = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<f64>().ok());
+    let all = before.unwrap_or(0.0) + seconds;
+    march::disk::replace(&file, format!("{all:.0}\n").as_bytes())?;
+    Ok(format!("{}, without runs that other experiments had trained", duration(all)))
+}
+
+/// The first table of a page.
+pub fn facts(command: &str, took: &str, workers: usize) -> Vec<(String, String)> {
+    let facts = [
+        ("command", format!("`{command}`")),
+        ("date", machine::today()),
+        ("program", format!("march {}", env!("CARGO_PKG_VERSION"))),
+        ("machine", machine::summary()),
+        ("side by side", format!("{workers} runs, one thread each")),
+        ("time", took.to_string()),
+    ];
+    facts.map(|(name, value)| (name.to_string(), value)).to_vec()
+}
+
+/// Writes the pages and figures, and prints where they are.
+pub fn write(page: &Page, folder: &Path) -> anyhow::Result<()> {
+    let images = folder.join("images");
+    fs::create_dir_all(&images).with_context(|| format!("{}: could not create", images.display()))?;
+    for (name, svg) in page.figures() {
+        march::disk::replace(&images.join(format!("{name}.svg")), svg.as_bytes())?;
+    }
+    march::disk::replace(&folder.join("report.md"), page.markdown("images").as_bytes())?;
+    march::disk::replace(&folder.join("report.html"), page.html().as_bytes())?;
+    say!(
+        "\nreport  {}\n        {}",
+        folder.join("report.html").display(),
+        folder.join("report.md").display()
+    );
+    Ok(())
+}
+
+/// Prints a table in columns.
+pub fn print_table(table: &Table) {
+    let cells: Vec<Vec<&str>> = std::iter::once(table.columns.iter().map(String::as_str).collect())
+        .chain(table.rows.iter().map(|row| row.iter().map(|cell| cell.text.as_str()).collect()))
+        .collect();
+    let count = cells.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |i: usize| {
+        cells.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    say!("\n{}", table.caption);
+    for row in &cells {
+        let columns = (0..count).map(|i| {
+            let cell = row.get(i).copied().unwrap_or_default();
+            let space = " ".repeat(width(i) - cell.chars().count());
+            if i == 0 { format!("{cell}{space}") } else { format!("{space}{cell}") }
+        });
+        say!("  {}", columns.collect::<Vec<_>>().join("  "));
+    }
+}
+
+/// Progress lines of an experiment.
+#[derive(Default)]
+struct Shown {
+    began: Option<Instant>,
+    part: &'static str,
+    runs: usize,
+    done: usize,
+    tokens: f64,
+    /// Tokens of the runs that were trained now, and of those that existed.
+    fresh: f64,
+    old: f64,
+    existed: usize,
+}
+
+impl Shown {
+    fn show(&mut self, progress: Progress) {
+        match progress {
+            Progress::Begun(part, runs, tokens) => {
+                (self.part, self.runs, self.tokens) = (part, runs, tokens);
+                (self.done, self.fresh, self.old, self.began) = (0, 0.0, 0.0, Some(Instant::now()));
+                if runs > 0 {
+                    say!("\n{part}: {runs} runs, {:.1} million tokens", tokens / 1e6);
+                }
+            }
+            Progress::Finished(run) => self.finished(&run),
+            Progress::Chosen(arm, course, rate) => say!("  rate {rate:<8} {arm}, {course}"),
+        }
+    }
+
+    fn finished(&mut self, run: &Finished) {
+        let Finished { job, outcome, fresh } = run;
+        self.done += 1;
+        if !fresh {
+            self.existed += 1;
+            self.old += job.tokens();
+            return;
+        }
+        self.fresh += job.tokens();
+        let seconds = self.began.map_or(0.0, |began| began.elapsed().as_secs_f64());
+        let left = seconds * (self.tokens - self.fresh - self.old) / self.fresh.max(1.0);
+        say!(
+            "[{:>3}/{}] {}, {}, rate {}, seed {}: validation loss {:.3}, {:.1} % right; about {} left",
+            self.done,
+            self.runs,
+            job.arm,
+            job.course,
+            job.rate,
+            job.seed,
+            outcome.validation_loss,
+            100.0 * outcome.validation_accuracy,
+            duration(left)
+        );
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Lists the experiments.
+fn list() -> anyhow::Result<()> {
+    say!("march reproduce EXPERIMENT [--size quick|laptop|paper]\n");
+    for name in names() {
+        if name == EFFICIENCY {
+            say!("{name:<12} {}", reproduce_efficiency::QUESTION);
+        } else {
+            say!("{name:<12} {}", Experiment::open(name)?.title);
+        }
+    }
+    Ok(())
+}
+
+/// Prints the plan.
+fn introduce(plan: &Plan, workers: usize) -> anyhow::Result<()> {
+    let experiment = &plan.experiment;
+    say!("{}\n\n{}\n", experiment.title, experiment.question);
+    let sweep = plan.sweep()?;
+    let runs = plan.entries.len() as u64 * plan.scale.seeds;
+    let tokens = plan.tokens()?;
+    say!("arms      {}", experiment.arms.join("; "));
+    say!("courses   {}", experiment.courses.join("; "));
+    say!(
+        "runs      {} to choose learning rates, {runs} for the results ({} seeds); {:.1} million tokens in all",
+        sweep.len(),
+        plan.scale.seeds,
+        tokens / 1e6
+    );
+    if plan.is_full() {
+        let seconds = plan.estimate()? / workers as f64;
+        say!("time      about {} with {workers} runs side by side, if none exists", duration(seconds));
+    }
+    Ok(())
+}
+
+/// Prints the commands and the cost of the paper's own experiment.
+fn paper(name: &str) -> anyhow::Result<()> {
+    let full = match name {
+        EFFICIENCY => reproduce_efficiency::full(),
+        name => Experiment::open(name)?.full,
+    };
+    say!("The paper's own experiment. Nothing is started: run these commands yourself, on a cluster.\n");
+    let mut total = 0.0;
+    for preset in &full.train {
+        let config = Config::load(preset)?;
+        let model: Model<Cpu> = Model::new(&config.model);
+        let policy = config.model.policy().unwrap_or_default();
+        let length = config.data.sequence_length;
+        let tokens = config.train.steps as f64 * config.train.tokens_per_step as f64;
+        let flop = 3.0 * model.work(length, &policy) / length as f64 * tokens;
+        total += flop;
+        let run = format!("runs/{}", preset.replace('/', "-"));
+        say!("# {} parameters, {:.1e} tokens, {flop:.1e} FLOP", thousands(model.parameter_count()), tokens);
+        say!("march train {preset} --run {run} --set data.kind=shards --set data.path=SHARDS");
+        for command in &full.eval {
+            say!("{}", command.replace("MODEL", &run).replace("NAME", &preset.replace('/', "-")));
+        }
+        say!("");
+    }
+    if total > 0.0 {
+        let days = |rate: f64| figure(total / rate / 86_400.0);
+        say!(
+            "cost    {total:.1e} FLOP for training: {} days at 100 GFLOP/s (two cores), {} days at 100 TFLOP/s",
+            days(1e11),
+            days(1e14)
+        );
+        say!("data    SHARDS: a folder made by `march data prepare` from a corpus of that many tokens");
+    }
+    Ok(())
+}
+
+/// The size of the pieces that texts are cut into before they are mixed.
+const PIECE_BYTES: usize = 8192;
+
+/// Prepares the texts of the command line as shards of bytes. The texts are cut into pieces, which alternate, so that
+/// every part of the mixture has pieces of all texts.
+fn shards(texts: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
+    let mut pieces: Vec<(f64, String)> = Vec::new();
+    for path in texts {
+        let text = open::text(path)?;
+        let own = cut(&text);
+        let count = own.len() as f64;
+        pieces.extend(own.into_iter().enumerate().map(|(i, piece)| ((i as f64 + 0.5) / count, piece)));
+    }
+    pieces.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let lines = pieces.iter().map(|(_, piece)| serde_json::json!({ "text": piece }).to_string() + "\n");
+    let lines: String = lines.collect();
+    let name = format!("{:016x}", march::engine::checksum(lines.as_bytes()));
+    let folder = output.join("texts");
+    fs::create_dir_all(&folder).with_context(|| format!("{}: could not create", folder.display()))?;
+    let (file, shards) = (folder.join(format!("{name}.jsonl")), folder.join(name));
+    if !shards.join("meta.json").exists() {
+        march::disk::replace(&file, lines.as_bytes())?;
+        let tokenizer = Tokenizer::load("bytes")?;
+        let watch = &mut |_: &_| ControlFlow::Continue(());
+        prepare(&tokenizer, &[file], &shards, &Options { force: true, ..Options::default() }, watch)?;
+    }
+    Ok(shards)
+}
+
+/// Cuts a text into pieces that end with a line, if lines are not too long.
+fn cut(text: &str) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    for line in text.split_inclusive('\n') {
+        match pieces.last_mut() {
+            Some(last) if last.len() < PIECE_BYTES => last.push_str(line),
+            _ => pieces.push(line.into()),
+        }
+    }
+    pieces
+}

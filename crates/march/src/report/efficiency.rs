@@ -1,0 +1,204 @@
+//! The page of the experiment `efficiency`: time by sequence length.
+
+use super::evidence::{Cell, Figure, Look, Page, Plot, Point, Scale, Section, Series, Table};
+use crate::reproduce::efficiency::{Kind, Timing};
+
+/// What the paper's figure shows at 128K tokens, and what was measured: the claim, the ratio wanted, the ratio found.
+struct Target {
+    claim: &'static str,
+    wanted: f64,
+    /// Arms and kind whose times are divided: the first is expected to take `wanted` times as long, or more.
+    slower: &'static str,
+    faster: &'static str,
+    kind: Kind,
+    length: usize,
+}
+
+const TARGETS: [Target; 4] = [
+    Target {
+        claim: "dense reading takes less time in the core than attention at 32K tokens",
+        wanted: 1.0,
+        slower: "attention",
+        faster: "MARCH dense",
+        kind: Kind::Core,
+        length: 32_768,
+    },
+    Target {
+        claim: "top-4 takes an eighth of the dense core's time at 128K",
+        wanted: 8.0,
+        slower: "MARCH dense",
+        faster: "MARCH top-4",
+        kind: Kind::Core,
+        length: 131_072,
+    },
+    Target {
+        claim: "top-4 trains twice as fast as dense at 128K",
+        wanted: 2.0,
+        slower: "MARCH dense",
+        faster: "MARCH top-4",
+        kind: Kind::EndToEnd,
+        length: 131_072,
+    },
+    Target {
+        claim: "top-4 trains faster than attention at 128K",
+        wanted: 1.0,
+        slower: "attention",
+        faster: "MARCH top-4",
+        kind: Kind::EndToEnd,
+        length: 131_072,
+    },
+];
+
+/// The page of measured times. `notes` say what was scaled down, and whether PyTorch was found.
+pub fn page(timings: &[Timing], facts: Vec<(String, String)>, notes: &[String], reading: &[String]) -> Page {
+    let mut summary = vec![
+        "How does the cost of training grow with the length of the text, for attention, Gated DeltaNet (GDN), MARCH that \
+         reads all anchors, and MARCH that reads the best four?"
+            .to_string(),
+        "In the paper: the figure on training efficiency.".to_string(),
+    ];
+    summary.extend(reading.iter().cloned());
+    let results = Section {
+        heading: "Results".into(),
+        tables: vec![table(timings, Kind::Core), table(timings, Kind::EndToEnd)],
+        figures: vec![figure(timings)],
+        ..Section::default()
+    };
+    let claims = Section {
+        heading: "The paper's claims".into(),
+        text: vec![
+            "From the same run. The ratio is the time of the first over the time of the second.".into(),
+        ],
+        tables: vec![claims(timings)],
+        ..Section::default()
+    };
+    let scaled =
+        Section { heading: "What differs from the paper".into(), list: notes.to_vec(), ..Section::default() };
+    Page {
+        title: "Efficiency: time by length of the text".into(),
+        summary,
+        facts,
+        sections: vec![results, claims, scaled],
+    }
+}
+
+fn cell(text: impl Into<String>) -> Cell {
+    Cell { text: text.into(), ..Cell::default() }
+}
+
+/// The arms and lengths that were measured, in the order of the measurements.
+fn axes(timings: &[Timing], kind: Kind) -> (Vec<&str>, Vec<usize>) {
+    let (mut arms, mut lengths) = (Vec::new(), Vec::new());
+    for timing in timings.iter().filter(|timing| timing.kind == kind) {
+        if !arms.contains(&timing.arm.as_str()) {
+            arms.push(timing.arm.as_str());
+        }
+        if !lengths.contains(&timing.length) {
+            lengths.push(timing.length);
+        }
+    }
+    lengths.sort_unstable();
+    (arms, lengths)
+}
+
+fn find<'a>(timings: &'a [Timing], arm: &str, kind: Kind, length: usize) -> Option<&'a Timing> {
+    let mut own = timings.iter().filter(|timing| timing.arm == arm && timing.kind == kind);
+    own.find(|timing| timing.length == length && !timing.is_skipped())
+}
+
+fn length_name(length: usize) -> String {
+    if length.is_multiple_of(1024) { format!("{}K", length / 1024) } else { length.to_string() }
+}
+
+fn table(timings: &[Timing], kind: Kind) -> Table {
+    let (arms, lengths) = axes(timings, kind);
+    let mut columns = vec!["model".to_string()];
+    columns.extend(lengths.iter().map(|&length| length_name(length)));
+    let rows = arms.iter().map(|arm| {
+        let mut cells = vec![cell(*arm)];
+        cells.extend(lengths.iter().map(|&length| {
+            let shown = |timing: &Timing| match kind {
+                Kind::Core => format!("{:.1}", 1e3 * timing.seconds),
+                Kind::EndToEnd => super::experiment::thousands(timing.tokens_per_second),
+            };
+            match find(timings, arm, kind, length) {
+                Some(timing) => Cell {
+                    title: format!(
+                        "{:.1} GFLOP/s, best of {}",
+                        timing.flop / timing.seconds / 1e9,
+                        timing.repeats
+                    ),
+                    ..cell(shown(timing))
+                },
+                None => cell("–"),
+            }
+        }));
+        cells
+    });
+    let caption = match kind {
+        Kind::Core => {
+            "The sequence-mixing operation alone, forward and backward, milliseconds (lower is better)"
+        }
+        Kind::EndToEnd => "Training end to end, tokens per second (higher is better)",
+    };
+    Table { caption: caption.into(), columns, rows: rows.collect() }
+}
+
+fn figure(timings: &[Timing]) -> Figure {
+    let plot = |kind: Kind, title: &str, label: &str, value: fn(&Timing) -> f64| {
+        let (arms, lengths) = axes(timings, kind);
+        let series = arms.iter().map(|arm| Series {
+            name: arm.to_string(),
+            points: lengths
+                .iter()
+                .filter_map(|&length| find(timings, arm, kind, length))
+                .map(|timing| Point {
+                    x: timing.length as f64,
+                    y: value(timing),
+                    low: f64::NAN,
+                    high: f64::NAN,
+                })
+                .collect(),
+            look: if arm.starts_with("PyTorch") { Look::Dashed } else { Look::Line },
+        });
+        Plot {
+            title: title.into(),
+            x: Scale { label: "tokens".into(), log: true, ..Scale::default() },
+            y: Scale { label: label.into(), log: true, ..Scale::default() },
+            series: series.collect(),
+            levels: Vec::new(),
+        }
+    };
+    Figure {
+        name: "efficiency".into(),
+        title: "Training cost by length of the text".into(),
+        line: "Left: training end to end, tokens per second. Right: the sequence-mixing operation, forward and backward."
+            .into(),
+        charts: vec![
+            plot(Kind::EndToEnd, "Training", "tokens per second", |timing| timing.tokens_per_second),
+            plot(Kind::Core, "Core, forward and backward", "milliseconds", |timing| 1e3 * timing.seconds),
+        ],
+    }
+}
+
+fn claims(timings: &[Timing]) -> Table {
+    let rows = TARGETS.iter().map(|target| {
+        let of = |arm| find(timings, arm, target.kind, target.length);
+        // Steps may differ in their number of tokens.
+        let time = |timing: &Timing| 1.0 / timing.tokens_per_second;
+        let ratio = of(target.slower).zip(of(target.faster)).map(|(slow, fast)| time(slow) / time(fast));
+        let verdict = match ratio {
+            Some(ratio) if ratio >= target.wanted => "holds",
+            Some(_) => "does not hold",
+            None => "not measured",
+        };
+        vec![
+            cell(target.claim),
+            cell(format!("≥ {}", target.wanted)),
+            cell(ratio.map_or("–".into(), |ratio| format!("{ratio:.2}"))),
+            Cell { strong: ratio.is_some(), ..cell(verdict) },
+        ]
+    });
+    let columns = ["claim", "ratio wanted", "ratio here", ""].map(String::from).to_vec();
+    Table { caption: String::new(), columns, rows: rows.collect() }
+}

@@ -1,0 +1,418 @@
+//! The page of an experiment: results with intervals over seeds, differences that are decided or not, costs, the
+//! learning rates that were tried, and the paper's numbers beside ours.
+
+use super::evidence::{Cell, Figure, Look, Page, Plot, Point, Scale, Section, Series, Table};
+use crate::reproduce::{Ask, Mean, Measured, PlotSpec, Published, Quantity, Results, Sign};
+
+/// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
+pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
+    let experiment = &results.plan.experiment;
+    let mut summary = vec![experiment.question.clone(), format!("In the paper: {}.", experiment.paper)];
+    if !results.plan.is_full() {
+        summary.push(
+            "**This is a quick run: it shows that everything works, and says nothing about the models.**"
+                .into(),
+        );
+    } else {
+        summary.extend(experiment.reading.iter().cloned());
+    }
+    let mut sections = vec![outcome(results), differences(results)];
+    sections.extend(experiment.published.as_ref().map(|published| beside_paper(results, published)));
+    sections.extend([by_seed(results), costs(results), rates(results)]);
+    sections.push(list("What differs from the paper", &experiment.scaled));
+    sections.push(list("What was tried before this setting was chosen", &experiment.tried));
+    sections.retain(|section| {
+        let Section { tables, figures, list, text, .. } = section;
+        !(tables.is_empty() && figures.is_empty() && list.is_empty() && text.is_empty())
+    });
+    Page { title: experiment.title.clone(), summary, facts, sections }
+}
+
+fn list(heading: &str, items: &[String]) -> Section {
+    Section { heading: heading.into(), list: items.to_vec(), ..Section::default() }
+}
+
+fn cell(text: impl Into<String>) -> Cell {
+    Cell { text: text.into(), ..Cell::default() }
+}
+
+/// The rows that were asked something on a course.
+fn rows_of<'a>(results: &'a Results, course: &str) -> Vec<&'a str> {
+    let experiment = &results.plan.experiment;
+    let rows = experiment.rows().into_iter().map(|(name, _)| name);
+    rows.filter(|row| experiment.asks_of(course).any(|ask| !results.measured(row, ask).is_empty())).collect()
+}
+
+/// The mean over seeds of a row's ask.
+fn mean(results: &Results, row: &str, ask: &Ask) -> Option<Mean> {
+    let values: Vec<f64> = results.measured(row, ask).iter().map(|measured| measured.value).collect();
+    Mean::of(&values)
+}
+
+/// A value with half of its interval: 93.1 ± 2.4, in percent, or a loss in nats.
+fn shown(ask: &Ask, mean: &Mean) -> String {
+    let (factor, digits) = scale_of(ask);
+    let value = format!("{:.digits$}", factor * mean.value);
+    mean.half.map_or(value.clone(), |half| format!("{value} ± {:.digits$}", factor * half))
+}
+
+/// The factor and the digits of an ask's values.
+fn scale_of(ask: &Ask) -> (f64, usize) {
+    if ask.text.is_some() { (1.0, 3) } else { (100.0, 1) }
+}
+
+fn outcome(results: &Results) -> Section {
+    let experiment = &results.plan.experiment;
+    let mut section = Section { heading: "Results".into(), ..Section::default() };
+    let seeds = results.plan.scale.seeds;
+    section.text.push(format!(
+        "Mean over {seeds} seeds, ± half of the 95 % interval over seeds (Student's t). {}",
+        if experiment.ask.iter().any(|ask| ask.text.is_some()) {
+            "Losses are in nats per token; lower is better."
+        } else {
+            "Accuracies are in percent."
+        }
+    ));
+    for course in &experiment.courses {
+        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
+        let mut columns = vec!["model".to_string()];
+        columns.extend(asks.iter().map(|ask| ask.name.clone()));
+        let rows = rows_of(results, course).into_iter().map(|row| {
+            let mut cells = vec![cell(row)];
+            cells.extend(asks.iter().map(|ask| value_cell(results, row, ask)));
+            cells
+        });
+        let caption = format!("{}: {}", course, experiment.course[course].about);
+        section.tables.push(Table { caption, columns, rows: rows.collect() });
+    }
+    section.figures = experiment
+        .figure
+        .iter()
+        .map(|figure| Figure {
+            name: format!("{}-{}", experiment.name, figure.name),
+            title: figure.title.clone(),
+            line: format!("Mean over {seeds} seeds; whiskers: 95 % intervals over seeds."),
+            charts: figure.plot.iter().map(|plot| plotted(results, plot)).collect(),
+        })
+        .collect();
+    section
+}
+
+/// A cell with the mean; the values of the seeds show on hover.
+fn value_cell(results: &Results, row: &str, ask: &Ask) -> Cell {
+    let Some(mean) = mean(results, row, ask) else { return cell("–") };
+    let (factor, digits) = scale_of(ask);
+    let seeds = results.measured(row, ask).into_iter();
+    let seeds: Vec<String> = seeds.map(|measured| format!("{:.digits$}", factor * measured.value)).collect();
+    Cell { text: shown(ask, &mean), title: format!("by seed: {}", seeds.join(", ")), strong: false }
+}
+
+/// The values of all seeds: means hide that some seeds learn a task and others do not.
+fn by_seed(results: &Results) -> Section {
+    let experiment = &results.plan.experiment;
+    let mut section = Section { heading: "By seed".into(), ..Section::default() };
+    for course in &experiment.courses {
+        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
+        // The whole list of a long experiment would be unreadable.
+        if asks.is_empty() || asks.len() > 8 {
+            continue;
+        }
+        let mut columns = vec!["model".to_string()];
+        columns.extend(asks.iter().map(|ask| ask.name.clone()));
+        let rows = rows_of(results, course).into_iter().map(|row| {
+            let cells = asks.iter().map(|ask| {
+                let (factor, digits) = scale_of(ask);
+                let digits = digits - usize::from(digits == 1);
+                let seeds = results.measured(row, ask).into_iter();
+                let seeds = seeds.map(|measured| format!("{:.digits$}", factor * measured.value));
+                cell(seeds.collect::<Vec<_>>().join(", "))
+            });
+            std::iter::once(cell(row)).chain(cells).collect()
+        });
+        section.tables.push(Table { caption: course.clone(), columns, rows: rows.collect() });
+    }
+    section
+}
+
+fn plotted(results: &Results, spec: &PlotSpec) -> Plot {
+    let experiment = &results.plan.experiment;
+    let asks: Vec<&Ask> = experiment
+        .asks_of(&spec.course)
+        .filter(|ask| spec.asks.as_ref().is_none_or(|names| names.contains(&ask.name)))
+        .collect();
+    let loss = asks.iter().any(|ask| ask.text.is_some());
+    let mut rows = rows_of(results, &spec.course);
+    rows.retain(|row| spec.rows.as_ref().is_none_or(|names| names.iter().any(|name| name == row)));
+    let series = rows.iter().map(|row| Series {
+        name: row.to_string(),
+        points: points(results, row, &asks, spec.x),
+        look: match spec.x {
+            Quantity::Name => Look::Bars,
+            Quantity::Bytes | Quantity::Flop => Look::Points,
+            _ if experiment.variant.iter().any(|variant| variant.name == *row) => Look::Dashed,
+            _ => Look::Line,
+        },
+    });
+    let names = match spec.x {
+        Quantity::Name => asks.iter().map(|ask| ask.name.clone()).collect(),
+        _ => Vec::new(),
+    };
+    Plot {
+        title: spec.title.clone(),
+        x: Scale {
+            label: spec.label.clone(),
+            log: !spec.linear && spec.x != Quantity::Name,
+            bytes: spec.x == Quantity::Bytes,
+            names,
+            ..Scale::default()
+        },
+        y: Scale {
+            label: if loss { "loss, nats per token" } else { "right answers" }.into(),
+            percent: !loss,
+            range: (!loss).then_some((0.0, 1.0)),
+            ..Scale::default()
+        },
+        series: series.collect(),
+        levels: Vec::new(),
+    }
+}
+
+fn points(results: &Results, row: &str, asks: &[&Ask], x: Quantity) -> Vec<Point> {
+    let mut points = Vec::new();
+    for (i, ask) in asks.iter().enumerate() {
+        let found = results.measured(row, ask);
+        if x == Quantity::Position {
+            points.extend(by_position(&found));
+            continue;
+        }
+        let Some(mean) = mean(results, row, ask) else { continue };
+        let average = |of: fn(&Measured) -> f64| {
+            found.iter().map(|measured| of(measured)).sum::<f64>() / found.len().max(1) as f64
+        };
+        let at = match x {
+            Quantity::Bytes => average(|measured| measured.memory_bytes as f64),
+            Quantity::Flop => average(|measured| measured.flop_per_token),
+            Quantity::Ask => ask.x.unwrap_or(i as f64),
+            Quantity::Name | Quantity::Position => i as f64,
+        };
+        points.push(point(at, &mean));
+    }
+    points
+}
+
+fn point(x: f64, mean: &Mean) -> Point {
+    let (low, high) = mean.interval().unwrap_or((f64::NAN, f64::NAN));
+    Point { x, y: mean.value, low, high }
+}
+
+/// Losses by position, with intervals over seeds.
+fn by_position(found: &[&Measured]) -> Vec<Point> {
+    let Some(first) = found.first() else { return Vec::new() };
+    let places = first.positions.iter().enumerate().filter_map(|(i, &(end, _))| {
+        let losses: Vec<f64> =
+            found.iter().filter_map(|measured| measured.positions.get(i).map(|&(_, loss)| loss)).collect();
+        Mean::of(&losses).map(|mean| point(end as f64, &mean))
+    });
+    places.collect()
+}
+
+fn differences(results: &Results) -> Section {
+    let experiment = &results.plan.experiment;
+    let mut section = Section { heading: "Differences".into(), ..Section::default() };
+    if experiment.compare.is_empty() {
+        return section;
+    }
+    section.text.push(
+        "First minus second, paired by seed: both train on the same sequences. The mean and its 95 % interval; a \
+         difference counts as decided (bold) only if the interval excludes 0."
+            .into(),
+    );
+    for course in &experiment.courses {
+        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
+        let mut columns = vec!["first – second".to_string()];
+        columns.extend(asks.iter().map(|ask| ask.name.clone()));
+        let mut rows = Vec::new();
+        for [first, second] in &experiment.compare {
+            let cells: Vec<Cell> =
+                asks.iter().map(|ask| difference_cell(results, first, second, ask)).collect();
+            if cells.iter().any(|cell| cell.text != "–") {
+                rows.push(std::iter::once(cell(format!("{first} – {second}"))).chain(cells).collect());
+            }
+        }
+        if !rows.is_empty() {
+            section.tables.push(Table { caption: course.clone(), columns, rows });
+        }
+    }
+    section
+}
+
+/// The paired difference of two rows.
+fn difference(results: &Results, first: &str, second: &str, ask: &Ask) -> Option<Mean> {
+    let [a, b] = [first, second].map(|row| -> Vec<f64> {
+        results.measured(row, ask).iter().map(|measured| measured.value).collect()
+    });
+    if a.len() == b.len() { Mean::of_differences(&a, &b) } else { None }
+}
+
+fn difference_cell(results: &Results, first: &str, second: &str, ask: &Ask) -> Cell {
+    let Some(mean) = difference(results, first, second, ask) else { return cell("–") };
+    let (factor, digits) = scale_of(ask);
+    let sign = |value: f64| format!("{:+.digits$}", factor * value);
+    let text = match mean.interval() {
+        Some((low, high)) => format!("{} ({} to {})", sign(mean.value), sign(low), sign(high)),
+        None => sign(mean.value),
+    };
+    let strong = mean.sign() != Sign::Undecided;
+    Cell { text, strong, title: if strong { "decided" } else { "not decided" }.into() }
+}
+
+/// The paper's numbers, and where our order of two models differs from the paper's.
+fn beside_paper(results: &Results, published: &Published) -> Section {
+    let experiment = &results.plan.experiment;
+    let course = published.course.as_ref().or(experiment.courses.first());
+    let asks: Vec<&Ask> = course.map(|course| experiment.asks_of(course).collect()).unwrap_or_default();
+    let chosen = asks.iter().find(|ask| published.ask.as_ref().is_none_or(|name| *name == ask.name));
+    let mut columns = vec!["model in the paper".to_string()];
+    columns.extend(published.columns.iter().cloned());
+    columns.push("here".into());
+    columns.extend(chosen.map(|ask| format!("here: {}", ask.name)));
+    let rows = published.row.iter().map(|row| {
+        let mut cells = vec![cell(row.name.clone())];
+        cells.extend(row.values.iter().map(|value| cell(value.to_string())));
+        cells.push(cell(row.ours.clone().unwrap_or_else(|| "–".into())));
+        if let Some(ask) = chosen {
+            cells.push(row.ours.as_ref().map_or(cell("–"), |ours| value_cell(results, ours, ask)));
+        }
+        cells
+    });
+    let mut section = Section {
+        heading: "The paper's numbers beside ours".into(),
+        text: vec![published.about.clone()],
+        ..Section::default()
+    };
+    section.tables.push(Table { caption: String::new(), columns, rows: rows.collect() });
+    if let Some(ask) = chosen {
+        section.list = orders(results, published, ask);
+    }
+    section
+}
+
+/// For each pair of models: whether our order is the paper's.
+fn orders(results: &Results, published: &Published, ask: &Ask) -> Vec<String> {
+    let rows: Vec<(&str, f64)> = published
+        .row
+        .iter()
+        .filter_map(|row| Some((row.ours.as_deref()?, *row.values.get(published.order)?)))
+        .collect();
+    let mut said = Vec::new();
+    for (i, &(a, of_a)) in rows.iter().enumerate() {
+        for &(b, of_b) in &rows[i + 1..] {
+            if a == b || of_a == of_b {
+                continue;
+            }
+            let Some(mean) = difference(results, a, b, ask) else { continue };
+            // A lower loss is better.
+            let better = if ask.text.is_some() { Sign::Below } else { Sign::Above };
+            let (first, second) = if of_a > of_b { (a, b) } else { (b, a) };
+            let ours = match mean.sign() {
+                Sign::Undecided => "is not decided here",
+                sign if (sign == better) == (of_a > of_b) => "is the order here, too",
+                _ => "is **reversed here**",
+            };
+            said.push(format!("{first} above {second} {ours}."));
+        }
+    }
+    said
+}
+
+fn costs(results: &Results) -> Section {
+    let experiment = &results.plan.experiment;
+    let mut section = Section { heading: "Costs".into(), ..Section::default() };
+    section.text.push(
+        "Memory: bytes that a sequence's bank holds after the shortest and the longest of the asks. Work: FLOP per token \
+         of the forward pass there. Training: tokens per second on one thread, median of the last stage, with other runs \
+         on the other cores."
+            .into(),
+    );
+    for course in &experiment.courses {
+        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
+        let (Some(first), Some(last)) = (asks.first(), asks.last()) else { continue };
+        let ends: Vec<&Ask> = if asks.len() > 1 { vec![first, last] } else { vec![first] };
+        let mut columns: Vec<String> = ["model", "parameters"].map(String::from).to_vec();
+        for ask in &ends {
+            columns.extend([format!("memory, {}", ask.name), format!("MFLOP per token, {}", ask.name)]);
+        }
+        columns.push("training tokens/s".into());
+        let rows = rows_of(results, course).into_iter().map(|row| {
+            let arm = results.arms.iter().find(|arm| arm.arm == row && arm.course == *course);
+            let run = arm.and_then(|arm| arm.runs.first());
+            let mut cells = vec![cell(row)];
+            cells.push(cell(run.map_or("–".into(), |run| thousands(run.parameters as f64))));
+            for ask in &ends {
+                let found = results.measured(row, ask);
+                let (bytes, flop) =
+                    found.first().map_or((None, None), |m| (Some(m.memory_bytes), Some(m.flop_per_token)));
+                cells.push(cell(bytes.map_or("–".into(), |bytes| in_bytes(bytes as f64))));
+                cells.push(cell(flop.map_or("–".into(), |flop| format!("{:.3}", flop / 1e6))));
+            }
+            let speeds: Vec<f64> =
+                arm.iter().flat_map(|arm| &arm.runs).map(|run| run.tokens_per_second).collect();
+            cells.push(cell(Mean::of(&speeds).map_or("–".into(), |mean| thousands(mean.value.round()))));
+            cells
+        });
+        section.tables.push(Table { caption: course.clone(), columns, rows: rows.collect() });
+    }
+    section
+}
+
+fn rates(results: &Results) -> Section {
+    let mut section = Section { heading: "Learning rates".into(), ..Section::default() };
+    let mut all: Vec<f64> = results.arms.iter().flat_map(|arm| &arm.tried).map(|tried| tried.0).collect();
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    if all.is_empty() {
+        return section;
+    }
+    section.text.push(
+        "Each rate was tried with one seed that is not among those of the results. Cells: loss and accuracy on validation \
+         questions, which are not those of the results. The rate with the lowest loss (bold) was used for all seeds."
+            .into(),
+    );
+    let mut columns: Vec<String> = ["model", "course"].map(String::from).to_vec();
+    columns.extend(all.iter().map(|rate| rate.to_string()));
+    let mut rows = Vec::new();
+    for arm in &results.arms {
+        let mut cells = vec![cell(arm.arm.clone()), cell(arm.course.clone())];
+        for rate in &all {
+            let tried = arm.tried.iter().find(|tried| tried.0 == *rate);
+            cells.push(match tried {
+                Some((_, loss, accuracy)) => Cell {
+                    text: format!("{loss:.3}, {:.1} %", 100.0 * accuracy),
+                    strong: arm.rate == *rate,
+                    title: String::new(),
+                },
+                None if arm.tried.is_empty() && arm.rate == *rate => Cell { strong: true, ..cell("used") },
+                None => cell("–"),
+            });
+        }
+        rows.push(cells);
+    }
+    section.tables.push(Table { caption: String::new(), columns, rows });
+    section
+}
+
+/// 1234567 as 1,234,567.
+pub(super) fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
+}
+
+/// 49152 as 48.0 KiB.
+pub(super) fn in_bytes(bytes: f64) -> String {
+    match bytes {
+        _ if bytes < 1024.0 => format!("{bytes:.0} B"),
+        _ if bytes < 1024.0 * 1024.0 => format!("{:.1} KiB", bytes / 1024.0),
+        _ => format!("{:.1} MiB", bytes / 1024.0 / 1024.0),
+    }
+}

@@ -1,0 +1,48 @@
+//! Text over several lines, for pictures.
+
+/// Approximate width of a 12-pixel character.
+pub(super) const CHARACTER: f64 = 6.8;
+
+/// The approximate width of a 12-pixel text.
+pub(super) fn width(text: &str) -> f64 {
+    CHARACTER * text.chars().count() as f64
+}
+
+/// Breaks a text into lines of at most `most` characters, between words if it can. A text without words has no lines.
+pub(super) fn wrapped(text: &str, most: usize) -> Vec<String> {
+    let most = most.max(1);
+    let mut lines: Vec<String> = Vec::new();
+    let mut room = 0;
+    for word in text.split_whitespace() {
+        let letters: Vec<char> = word.chars().collect();
+        for (i, part) in letters.chunks(most).enumerate() {
+            match lines.last_mut() {
+                Some(line) if i == 0 && part.len() < room => {
+                    line.push(' ');
+                    line.extend(part);
+                    room -= part.len() + 1;
+                }
+                _ => {
+                    lines.push(part.iter().collect());
+                    room = most - part.len();
+                }
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_full_and_no_longer() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("one two three", 6), ["one", "two", "three"]);
+        assert_eq!(wrapped("  äöüß-abc d", 4), ["äöüß", "-abc", "d"]);
+        assert_eq!(wrapped("a\nb", 80), ["a b"]);
+        assert!(wrapped(" \n", 5).is_empty());
+        assert_eq!(wrapped("ab", 0), ["a", "b"]);
+    }
+}

@@ -1,0 +1,21 @@
+//! Experiments: the paper's tables and figures at a size that an ordinary computer can carry.
+//!
+//! An [`Experiment`] is a file of `configs/reproduce/`. A [`Plan`] lists its training runs; [`carry_out_all`] trains and
+//! measures what does not exist yet, and returns [`Results`]; `report` turns them into pages. [`efficiency`] measures
+//! speed and trains nothing.
+
+pub mod efficiency;
+mod experiment;
+mod job;
+mod measure;
+mod plan;
+mod pool;
+mod statistics;
+
+pub use experiment::{
+    Ask, EFFICIENCY, Experiment, FigureSpec, Full, PlotSpec, Published, Quantity, Size, Variant, names,
+};
+pub use job::{Measured, Outcome};
+pub use plan::{Entry, Job, Plan, Scale};
+pub use pool::{Arm, Finished, Progress, Results, carry_out_all};
+pub use statistics::{Mean, Sign};
