@@ -117,6 +117,16 @@ fn utc(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
 }
 
+/// Today's date in UTC, as 2026-01-31.
+pub fn today() -> String {
+    utc(SystemTime::now()).chars().take(10).collect()
+}
+
+/// Cores and instructions, in one line.
+pub fn summary() -> String {
+    format!("{} cores, {}", cores(), instructions())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -35,6 +35,7 @@ enum Command {
     Inspect(command::inspect::Inspect),
     Logits(command::logits::Logits),
     Report(command::report::Report),
+    Reproduce(command::reproduce::Reproduce),
     Train(command::train::Train),
 }
 
@@ -84,6 +85,7 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Inspect(inspect) => inspect.run(),
         Command::Logits(logits) => logits.run(),
         Command::Report(report) => report.run(),
+        Command::Reproduce(reproduce) => reproduce.run(),
         Command::Train(train) => train.run(),
     }?;
     Ok(ExitCode::SUCCESS)

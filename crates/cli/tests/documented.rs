@@ -52,7 +52,18 @@ pages! {
     generate "docs/generate.md",
     memory "docs/memory.md",
     reliability "docs/reliability.md",
+    results "docs/results/README.md",
+    results_capacity "docs/results/capacity.md",
     results_demo "docs/results/demo.md",
+    results_efficiency "docs/results/efficiency.md",
+    results_frontier "docs/results/frontier.md",
+    results_interval "docs/results/interval.md",
+    results_language "docs/results/language.md",
+    results_length "docs/results/length.md",
+    results_placement "docs/results/placement.md",
+    results_recall "docs/results/recall.md",
+    results_routing "docs/results/routing.md",
+    results_upcycle "docs/results/upcycle.md",
     train "docs/train.md",
 }
 

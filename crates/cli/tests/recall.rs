@@ -5,6 +5,9 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+/// What the demo's models are trained for.
+const DEMO_TASK: &str = "versioned:documents=8:keys=4:values=32:questions=16:names=32";
+
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
     command.current_dir(folder).args(arguments).output().unwrap()
@@ -105,7 +108,7 @@ fn a_checkpoint_remembers_its_policy() {
     let checkpoint = folder.join("run/checkpoints/step-2");
     let config = read(&checkpoint.join("config.json"));
     assert_eq!((&config["retention"], &config["placement"]), (&"fenwick".into(), &"periodic".into()));
-    let task = ["--tasks", "versioned", "--samples", "3", "--output", "out.json"];
+    let task = ["--tasks", DEMO_TASK, "--samples", "3", "--output", "out.json"];
     let policy = |flags: &[&str]| {
         let said = ok(folder, &[&["eval", "--model", "run"][..], &task, flags].concat());
         let policy = read(&folder.join("out.json"))["policy"].clone();
@@ -166,7 +169,7 @@ fn what_cannot_be_asked_is_refused() {
     let training = |setting: &str| refused(folder, &["train", "demo/march", "--run", "r", "--set", setting]);
     assert!(training("data.task=mqar:pairs=99").contains("task"));
     assert!(training("data.kind=builtin").contains("task"));
-    assert!(training("data.sequence_length=7").contains("100"));
+    assert!(training("data.sequence_length=7").contains("104"));
     assert!(ok(folder, &["eval", "tasks"]).contains("versioned"));
 }
 
@@ -201,7 +204,7 @@ fn lessons_go_on_where_they_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let set =
-        ["--set", "train.steps=4", "--set", "train.tokens_per_step=200", "--set", "train.micro_batch=1"];
+        ["--set", "train.steps=4", "--set", "train.tokens_per_step=208", "--set", "train.micro_batch=1"];
     ok(folder, &[&["train", "demo/march", "--run", "whole"][..], &set].concat());
     ok(folder, &[&["train", "demo/march", "--run", "parts", "--stop-at", "2"][..], &set].concat());
     ok(folder, &["train", "--resume", "parts"]);
@@ -215,8 +218,22 @@ fn the_demo_leaves_what_it_says() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let said = ok(folder, &["demo", "--quick"]);
-    for part in ["right answers", "memory of a sequence", "MARCH", "GDN", "report.html", "Next:"] {
+    let parts = [
+        "right answers",
+        "  8 facts ",
+        "  32 facts (most in training)",
+        "  128 facts ",
+        "memory after 128 facts",
+        "GDN, equal memory",
+        "A quick run learns almost nothing",
+        "report.html",
+        "Next:",
+    ];
+    for part in parts {
         assert!(said.contains(part), "{part} is missing: {said}");
+    }
+    for stage in ["march", "gdn-wide", "gdn", "stages/march-1", "stages/march-2", "stages/gdn-2"] {
+        assert!(folder.join("runs/demo").join(stage).join("run.json").exists(), "{stage}");
     }
     let page = std::fs::read_to_string(folder.join("runs/demo/report.html")).unwrap();
     assert!(
@@ -243,14 +260,12 @@ fn the_demo_leaves_what_it_says() {
         }
         ok(folder, &words.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    let config = std::fs::read_to_string(folder.join("runs/demo/march/config.toml")).unwrap();
-    let task = config.lines().find_map(|line| line.strip_prefix("task = ")).unwrap().trim_matches('"');
-    let whole =
-        ["eval", "--model", "runs/demo/march", "--tasks", task, "--samples", "32", "--output", "whole.json"];
-    ok(folder, &whole);
+    let whole = ["eval", "--model", "runs/demo/march", "--tasks", DEMO_TASK, "--samples", "8"];
+    ok(folder, &[&whole[..], &["--output", "whole.json"]].concat());
     let accuracy = read(&folder.join("whole.json"))["results"][0]["accuracy"].as_f64().unwrap();
-    let row = said.lines().find(|line| line.starts_with("right answers")).unwrap();
-    assert!(row.contains(&format!("{:.1} ±", 100.0 * accuracy)), "{row}: {accuracy}");
+    let row = said.lines().find(|line| line.starts_with("  32 facts (")).unwrap();
+    let march = row.split(')').nth(1).unwrap().trim_start();
+    assert!(march.starts_with(&format!("{:.1} ±", 100.0 * accuracy)), "{row}: {accuracy}");
     let again = refused(folder, &["demo", "--quick", "--run", "runs/demo"]);
     assert!(again.contains("already holds a run"), "{again}");
 }

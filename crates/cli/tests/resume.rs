@@ -445,30 +445,26 @@ fn an_interrupt_is_noticed_whatever_a_run_does() {
     }
 }
 
-/// A demo stops as other commands do, also before its first step and in a sweep.
+/// A demo stops as other commands do, also before its first step.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_demo_exits_with_130() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, more, first) in
-        [("plain", &[][..], "march"), ("sweep", &["--sweep", "1e-3", "--seeds", "2"], "march-0.001-0")]
-    {
-        let run = folder.path().join(name);
-        let all = [&["demo", "--run", text(&run), "--steps", "100000"][..], more].concat();
-        let (_, errors) = interrupted(&all, &run.join(first).join("metrics.jsonl"));
-        assert!(!errors.contains("error"), "{errors}");
-        // Immediately: there is no completed step yet.
-        let run = folder.path().join(format!("{name}-at-once"));
-        let all = [&["demo", "--run", text(&run), "--steps", "100000"][..], more].concat();
-        let mut child = spawn(&all);
-        wait_for(&run.join(first).join("run.json"));
-        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-        let code = child.wait().unwrap().code();
-        let mut errors = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
-        assert_eq!(code, Some(130), "{errors}");
-        assert!(!errors.contains("error"), "{errors}");
-    }
+    let run = folder.path().join("plain");
+    let all = ["demo", "--run", text(&run), "--steps", "100000"];
+    let (_, errors) = interrupted(&all, &run.join("stages/march-1/metrics.jsonl"));
+    assert!(!errors.contains("error"), "{errors}");
+    assert!(fs::read_dir(run.join("stages/march-1/checkpoints")).unwrap().count() > 0);
+    // Immediately: there is no completed step yet.
+    let run = folder.path().join("at-once");
+    let mut child = spawn(&["demo", "--run", text(&run), "--steps", "100000"]);
+    wait_for(&run.join("stages/march-1/run.json"));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let code = child.wait().unwrap().code();
+    let mut errors = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!(code, Some(130), "{errors}");
+    assert!(!errors.contains("error"), "{errors}");
 }
 
 #[test]

@@ -209,7 +209,7 @@ fn mistakes_are_named() {
         ("train.stepps=5", "`steps`"),
         ("train.tokens_per_step=100", "a multiple of `sequence_length`"),
         ("train.schedule=linear", "`wsd`, `cosine` or `constant`"),
-        ("data.kind=files", "`builtin`, `shards`, `recall` or `batches`"),
+        ("data.kind=files", "`builtin`, `shards`, `recall`, `needles` or `batches`"),
         ("data.sequence_length=40000", "multiple"),
         ("data.sequence_length=40000000", "`sequence_length` is 40000000"),
         ("train.tokens_per_step=100000000000", "--set train.tokens_per_step=100000000000: `tokens_per_step`"),

@@ -1,6 +1,9 @@
-//! The table that `march demo` prints about its trained models.
+//! The table and the conclusion that `march demo` prints about its trained models.
 
-use super::demo::{Learned, MODELS};
+use march::eval::TaskReport;
+
+use super::demo::MODELS;
+use super::demo_learn::{DOCUMENTS, Learned, facts, most_in_training};
 use super::eval::percent;
 use crate::display::out::say;
 use crate::display::{bytes, lines, thousands};
@@ -8,41 +11,120 @@ use crate::display::{bytes, lines, thousands};
 /// Prints the results, one column per model.
 pub fn table(learned: &[Learned]) {
     let line = |label: &str, cell: &dyn Fn(&Learned) -> String| {
-        let cells: Vec<String> = learned.iter().map(|model| format!("{:>16}", cell(model))).collect();
+        let cells: Vec<String> = learned.iter().map(|model| format!("{:>19}", cell(model))).collect();
         say!("{label:<30}{}", cells.concat());
     };
-    say!("\n{:<30}{}", "", MODELS.map(|(name, _)| format!("{name:>16}")).concat());
-    line("right answers", &|model| percent(model.result.accuracy, model.result.standard_error));
-    for (i, age) in learned[0].result.by_age.iter().enumerate() {
-        line(&format!("  fact {} to {} tokens old", age.from, age.to - 1), &|model| {
-            model.result.by_age.get(i).map_or(String::new(), |age| percent(age.accuracy, age.standard_error))
+    let right = |result: Option<&TaskReport>| {
+        result.map_or("–".into(), |result| percent(result.accuracy, result.standard_error))
+    };
+    let (most, longest) = (most_in_training(), DOCUMENTS[DOCUMENTS.len() - 1]);
+    say!("\n{:<30}{}", "right answers", MODELS.map(|(name, _)| format!("{name:>19}")).concat());
+    for documents in DOCUMENTS {
+        let note = if documents == most { " (most in training)" } else { "" };
+        line(&format!("  {} facts{note}", facts(documents)), &|model| right(model.result(documents)));
+    }
+    line(&format!("  {} facts, without anchors", facts(most)), &|model| right(model.without(most)));
+    line("  guessing", &|model| {
+        model.result(most).map_or("–".into(), |result| format!("{:.1} %", 100.0 * result.chance))
+    });
+    for documents in [most, longest] {
+        line(&format!("memory after {} facts", facts(documents)), &|model| {
+            model.result(documents).map_or("–".into(), |result| bytes(result.memory_bytes))
         });
     }
-    line("the same, without anchors", &|model| match &model.without {
-        Some(without) => percent(without.accuracy, without.standard_error),
-        None => "–".into(),
-    });
-    line("guessing", &|model| format!("{:.1} %", 100.0 * model.result.chance));
-    line("memory of a sequence", &|model| bytes(model.result.memory_bytes));
-    line("decoding, tokens per second", &|model| thousands(model.result.tokens_per_second as usize));
     line("parameters", &|model| thousands(model.parameters));
     line("learning rate", &|model| format!("{}", model.learning_rate));
     line("training", &|model| lines::duration(model.seconds));
 }
 
-/// Prints a one-sentence conclusion.
-pub fn verdict(learned: &[Learned], quick: bool) {
-    let [march, gdn] = learned else { return };
-    let points = 100.0 * (march.result.accuracy - gdn.result.accuracy);
+/// A conclusion from the numbers, whichever model is ahead.
+pub fn verdict(learned: &[Learned], quick: bool) -> String {
     if quick {
-        say!("\nA quick run learns almost nothing; without --quick both models train for several minutes.");
-    } else {
-        say!(
-            "\nMARCH's accuracy is {:.0} points {} than GDN's. With the same weights but no anchors it is \
-             {:.0} %.",
-            points.abs(),
-            if points >= 0.0 { "higher" } else { "lower" },
-            100.0 * march.without.as_ref().map_or(march.result.accuracy, |result| result.accuracy)
-        );
+        return "A quick run learns almost nothing; without --quick the models train for several minutes."
+            .into();
+    }
+    let (most, longest, least) = (most_in_training(), DOCUMENTS[DOCUMENTS.len() - 1], DOCUMENTS[0]);
+    let [march, wide, ..] = learned else { return String::new() };
+    let all = [march.result(longest), wide.result(longest), march.result(most), wide.result(most)];
+    let [Some(march_longest), Some(wide_longest), Some(march_most), Some(wide_most)] = all else {
+        return String::new();
+    };
+    let numbers = Numbers {
+        facts: (facts(longest), facts(most)),
+        longest: [march_longest, wide_longest].map(|it| (it.accuracy, it.standard_error.unwrap_or(f64::NAN))),
+        memory: [march_longest, wide_longest].map(|it| it.memory_bytes),
+        memory_most: [march_most, wide_most].map(|it| it.memory_bytes),
+    };
+    let mut text = numbers.conclusion();
+    // Who knows the values of a key but not whose they are is right once in as many as there are documents.
+    let learns = 0.5 + 0.5 / least as f64;
+    for ((name, _), model) in MODELS.iter().zip(learned) {
+        if let Some(result) = model.result(least).filter(|result| result.accuracy < learns) {
+            text += &format!(
+                "\nWith this seed {name} learned little: with {} facts it answers {:.0} %.",
+                facts(least),
+                100.0 * result.accuracy
+            );
+        }
+    }
+    text + "\nOne seed is an example, and seeds differ: docs/results/capacity.md has five, with intervals."
+}
+
+/// What MARCH is compared by with the Gated DeltaNet of equal memory.
+struct Numbers {
+    /// The most facts asked about and the most in training.
+    facts: (usize, usize),
+    /// Accuracy and standard error with the most facts asked about.
+    longest: [(f64, f64); 2],
+    /// Bytes of memory there.
+    memory: [usize; 2],
+    /// Bytes of memory after the most facts in training.
+    memory_most: [usize; 2],
+}
+
+impl Numbers {
+    fn conclusion(&self) -> String {
+        let [(march, march_error), (wide, wide_error)] = self.longest;
+        let (longest, most) = self.facts;
+        let points = 100.0 * (march - wide);
+        // Two standard errors of the difference; with an unknown error no difference counts.
+        let error = 200.0 * march_error.hypot(wide_error);
+        let result = match points {
+            _ if error.is_nan() || points.abs() <= error => "no difference beyond two standard errors".into(),
+            _ if points > 0.0 => format!("MARCH is {points:.0} points ahead"),
+            _ => format!("MARCH is {:.0} points behind", -points),
+        };
+        format!(
+            "With {longest} facts, {} times as many as in training, MARCH answers {:.0} % and keeps {}; the GDN that \
+             keeps\nabout as much after {most} facts ({} and {}) answers {:.0} % and keeps {}: {result}.",
+            longest / most.max(1),
+            100.0 * march,
+            bytes(self.memory[0]),
+            bytes(self.memory_most[0]),
+            bytes(self.memory_most[1]),
+            100.0 * wide,
+            bytes(self.memory[1]),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The conclusion follows the numbers, also if they are not in MARCH's favour.
+    #[test]
+    fn the_conclusion_follows_the_numbers() {
+        let said = |march: f64, wide: f64, error: f64| {
+            let longest = [(march, error), (wide, error)];
+            let memory = [240_000, 80_000];
+            Numbers { facts: (128, 32), longest, memory, memory_most: [84_000, 80_000] }.conclusion()
+        };
+        let ahead = said(0.87, 0.1, 0.01);
+        assert!(ahead.contains("128 facts, 4 times") && ahead.contains("MARCH answers 87 %"), "{ahead}");
+        assert!(ahead.ends_with("MARCH is 77 points ahead."), "{ahead}");
+        assert!(said(0.1, 0.3, 0.01).ends_with("MARCH is 20 points behind."));
+        assert!(said(0.12, 0.1, 0.01).ends_with("no difference beyond two standard errors."));
+        assert!(said(0.9, 0.1, f64::NAN).ends_with("no difference beyond two standard errors."));
     }
 }

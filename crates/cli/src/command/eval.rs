@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
-use march::data::recall::{TASKS, Task};
+use march::data::recall::{QUESTION_SEED, TASKS, Task};
 use march::eval::{Asking, Reader, Report, TaskReport, ask, compare};
 
 use super::eval_policies::EvalPolicies;
@@ -220,7 +220,7 @@ impl Asked {
         heading(width);
         for task in &tasks {
             let mut progress = Progress::new("evaluated", "sequences", samples as usize);
-            let asking = Asking { samples, decode: self.decode };
+            let asking = Asking { samples, decode: self.decode, seed: QUESTION_SEED };
             let answers = ask(&reader, task, asking, &mut |done| {
                 progress.at(done as usize);
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use march::anchors::{Placement, Policy, Retention};
-use march::data::recall::Task;
+use march::data::recall::{QUESTION_SEED, Task};
 use march::eval::{Asking, Reader, ask};
 use march::report::recall::{Point, recall_by_bytes};
 
@@ -145,7 +145,7 @@ impl EvalPolicies {
             tokenizer: &opened.tokenizer,
             policy,
         };
-        let asking = Asking { samples: self.questions.samples, decode: false };
+        let asking = Asking { samples: self.questions.samples, decode: false, seed: QUESTION_SEED };
         let answers = ask(&reader, task, asking, &mut |done| {
             tell(done);
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -25,6 +25,7 @@ use crate::{interrupt, job, machine, number};
   march train tiny/gdn --run runs/gdn --set train.steps=100 --set train.learning_rate=1e-3
   march train --resume runs/gdn --dashboard
   march train --resume runs/gdn --steps 2000
+  march train tiny/march --init-from runs/gdn
 
 Without [data], the model is trained on a built-in book. Ctrl-C saves a checkpoint of the last finished step,
 prints how to resume, and exits with code 130. A checkpoint RUN/checkpoints/step-N is an ordinary model
@@ -47,9 +48,14 @@ pub struct Train {
     /// Continue this run from its newest valid checkpoint
     #[arg(long, value_name = "RUN")]
     resume: Option<PathBuf>,
-    /// Start with the weights of this checkpoint, or of the newest checkpoint of this run
+    /// Start with the weights of this checkpoint, or of the newest checkpoint of this run; a Gated DeltaNet can continue
+    /// as MARCH of the same sizes
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     init_from: Option<PathBuf>,
+    /// When a Gated DeltaNet continues as MARCH: the initial bias of the null route, instead of model.null_bias_init
+    /// [default: 5 + ln of the number of anchors that the last token of a sequence sees]
+    #[arg(long, value_name = "X", requires = "init_from")]
+    upcycle_null_bias: Option<f64>,
     /// Stop after this step and save, as if interrupted
     #[arg(long, value_name = "STEP", value_parser = number::whole::<u64>)]
     stop_at: Option<u64>,
@@ -78,7 +84,12 @@ impl Train {
         let mut settings = self.settings.clone();
         settings.extend(self.steps.map(|steps| format!("train.steps={steps}")));
         let init_from = self.init_from.as_deref().map(newest);
-        let options = RunOptions { init_from, stop_at: self.stop_at, settings: settings.clone() };
+        let options = RunOptions {
+            init_from,
+            upcycle_null_bias: self.upcycle_null_bias,
+            stop_at: self.stop_at,
+            settings: settings.clone(),
+        };
         let speaks = ranks.rank() == 0;
         let mut past = Vec::new();
         let mut note = |event: Event| {

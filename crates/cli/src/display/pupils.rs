@@ -1,7 +1,6 @@
-//! Models that train in parallel: one line each, rewritten in place on a terminal; elsewhere one line per step at which
-//! all of them have been evaluated.
+//! Models that train side by side or one after the other: one line each, rewritten in place on a terminal; elsewhere
+//! about ten lines for each, at steps at which it was evaluated.
 
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,8 @@ struct Pupil {
     loss: f64,
     /// Step and accuracy.
     curve: Vec<(u64, f64)>,
+    /// Tenths of the steps for which a line was printed.
+    printed: u64,
 }
 
 /// The display of models in training.
@@ -22,8 +23,6 @@ pub struct Pupils {
     names: Vec<&'static str>,
     steps: u64,
     pupils: Vec<Pupil>,
-    /// The known accuracies, by step.
-    known: BTreeMap<u64, Vec<Option<f64>>>,
     started: Instant,
     drawn: Option<Instant>,
     terminal: bool,
@@ -34,8 +33,7 @@ impl Pupils {
     pub fn new(names: Vec<&'static str>, steps: u64) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let pupils = vec![Pupil::default(); names.len()];
-        let (known, started, drawn) = (BTreeMap::new(), Instant::now(), None);
-        Self { names, steps, pupils, known, started, drawn, terminal }
+        Self { names, steps, pupils, started: Instant::now(), drawn: None, terminal }
     }
 
     /// A model completed a step.
@@ -47,16 +45,22 @@ impl Pupils {
 
     /// A model was evaluated.
     pub fn asked(&mut self, number: usize, step: u64, accuracy: f64) {
-        self.pupils[number].curve.push((step, accuracy));
-        let row = self.known.entry(step).or_insert_with(|| vec![None; self.names.len()]);
-        row[number] = Some(accuracy);
-        if !self.terminal && row.iter().all(Option::is_some) {
-            let cells = self.names.iter().zip(row.iter().flatten());
-            let cells: Vec<String> =
-                cells.map(|(name, share)| format!("{name} {:>5.1} %", 100.0 * share)).collect();
-            say!("step {step:>5}/{}   {}   {}", self.steps, cells.join("   "), self.left());
+        let (steps, name, wide) = (self.steps, self.names[number], self.wide());
+        let pupil = &mut self.pupils[number];
+        pupil.curve.push((step, accuracy));
+        let tenths = (10.0 * step as f64 / steps.max(1) as f64) as u64;
+        if !self.terminal && tenths > pupil.printed {
+            pupil.printed = tenths;
+            let digits = steps.to_string().len();
+            let (right, left) = (100.0 * accuracy, self.left());
+            say!("{name:<wide$}  step {step:>digits$}/{steps}  right {right:>5.1} %  {left}");
         }
         self.draw(false);
+    }
+
+    /// The length of the longest name.
+    fn wide(&self) -> usize {
+        self.names.iter().map(|name| name.chars().count()).max().unwrap_or(0)
     }
 
     /// Draws the lines one last time.
@@ -64,13 +68,14 @@ impl Pupils {
         self.draw(true);
     }
 
+    /// The time that all models together still need, at the pace so far.
     fn left(&self) -> String {
-        let step = self.pupils.iter().map(|pupil| pupil.step).min().unwrap_or(0);
-        let share = step as f64 / self.steps.max(1) as f64;
-        if step == 0 {
+        let done: u64 = self.pupils.iter().map(|pupil| pupil.step).sum();
+        let share = done as f64 / (self.steps as f64 * self.names.len() as f64).max(1.0);
+        if done == 0 {
             return String::new();
         }
-        duration(self.started.elapsed().as_secs_f64() * (1.0 - share) / share) + " left"
+        duration(self.started.elapsed().as_secs_f64() * (1.0 - share).max(0.0) / share) + " left"
     }
 
     fn draw(&mut self, last: bool) {
@@ -81,13 +86,18 @@ impl Pupils {
         // Move back to the first of the previously drawn lines.
         let mut text =
             if self.drawn.is_some() { format!("\x1b[{}A", self.names.len()) } else { String::new() };
+        let wide = self.wide();
         for (name, pupil) in self.names.iter().zip(&self.pupils) {
+            if pupil.step == 0 {
+                text += &format!("\r\x1b[K{name:<wide$} waits for its turn\n");
+                continue;
+            }
             let right = pupil
                 .curve
                 .last()
                 .map_or("   …  ".into(), |(_, share)| format!("{:>5.1} %", 100.0 * share));
             text += &format!(
-                "\r\x1b[K{name:<6} step {:>5}/{}  loss {:.3}  right {right}  {}  {}\n",
+                "\r\x1b[K{name:<wide$} step {:>5}/{}  loss {:.3}  right {right}  {}  {}\n",
                 pupil.step,
                 self.steps,
                 pupil.loss,
