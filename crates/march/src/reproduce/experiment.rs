@@ -171,6 +171,8 @@ pub struct Arm {
     pub set: Vec<String>,
     /// The arm whose model takes the first stage; this one continues with its weights.
     pub begins_as: Option<String>,
+    /// With `begins_as`: where the null's bias starts, instead of where the null takes nearly all.
+    pub null_bias: Option<f64>,
     /// Rates to choose from, if not those of the course.
     pub rates: Option<Vec<f64>>,
     /// Use the rate that was chosen for this arm instead of choosing one.
@@ -189,7 +191,7 @@ pub struct Ask {
     pub x: Option<f64>,
     /// A recall task.
     pub task: Option<String>,
-    /// A needle task of the evaluation suites.
+    /// Needle tasks of the evaluation suites, with commas between them; the mean of their scores counts.
     pub needles: Option<String>,
     /// Loss on held-out text, by position: `builtin`, or `given` for the texts of the command line.
     pub text: Option<String>,

@@ -81,28 +81,34 @@ impl Subject<'_> {
         }))
     }
 
+    /// The mean score of some needle tasks at one length.
     fn needles(
         &self,
-        task: &str,
+        tasks: &str,
         ask: &Ask,
         policy: &Policy,
         key: String,
         go_on: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
-        let Some(suite) = suites().find(|suite| suite.name == task) else {
-            return Err(Error::Request(format!("`{task}` is not a needle task")));
-        };
         let length = self.scale.length(ask.length.unwrap_or(1024));
         let limit = Some(self.scale.samples(ask.samples) as usize);
         let sources = Sources { limit, ..Sources::default() };
-        let job = documents(suite, Some(length), &sources, self.tokenizer)?;
         let inference = Inference::new(self.engine, self.model, self.parameters);
         let scheduler = Scheduler::new(inference, self.tokenizer, policy);
-        let outcome = evaluate(&scheduler, job, &sources, None, false, &mut |_, _| go_on())?;
-        let Outcome::Done(result) = outcome else { return Ok(None) };
+        let (mut sum, mut count) = (0.0, 0);
+        for task in tasks.split(',') {
+            let Some(suite) = suites().find(|suite| suite.name == task) else {
+                return Err(Error::Request(format!("`{task}` is not a needle task")));
+            };
+            let job = documents(suite, Some(length), &sources, self.tokenizer)?;
+            let outcome = evaluate(&scheduler, job, &sources, None, false, &mut |_, _| go_on())?;
+            let Outcome::Done(result) = outcome else { return Ok(None) };
+            sum += result.metrics.first().map_or(0.0, |metric| metric.value);
+            count += 1;
+        }
         Ok(Some(Measured {
             key,
-            value: result.metrics.first().map_or(0.0, |metric| metric.value),
+            value: sum / f64::from(count),
             memory_bytes: self.model.memory_bytes(length, policy),
             flop_per_token: self.flop_per_token(length, policy),
             positions: Vec::new(),
