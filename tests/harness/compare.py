@@ -3,16 +3,19 @@
     python compare.py --march target/release/march --model DIR [--data DIR] [--limit 200]
 
 The harness runs its own tasks and metrics twice: once with a model that asks `march eval requests` (prompts, answers
-and results must agree), once with the answers that `march eval` gave (scores must agree to 1e-6).
+and results must agree), once with the answers that `march eval` gave (scores must agree to 1e-6). Some tasks are also
+asked over HTTP, with the harness's own client and `march serve`.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from pathlib import Path
 
@@ -21,6 +24,7 @@ import data
 ANSWERS = 1e-3  # largest difference of two log-likelihoods of the same model
 SCORES = 1e-6  # largest difference of two scores of the same answers
 NEEDLES = 12  # number of RULER prompts, which are long
+SERVED = {"lambada_openai", "piqa", "winogrande"}  # tasks that are asked over HTTP, too
 ONLY_MARCH = {"token_perplexity"}  # metrics that the harness does not have
 
 
@@ -97,17 +101,64 @@ def replay(results):
     return Replay()
 
 
-def harness(model, tasks, limit, bootstraps=0):
+def harness(model, tasks, limit, bootstraps=0, **more):
     """What the harness finds with this model: by task, values and standard errors of metrics, and samples."""
     import lm_eval
 
-    result = lm_eval.simple_evaluate(model=model, tasks=tasks, limit=limit, bootstrap_iters=bootstraps)
+    result = lm_eval.simple_evaluate(model=model, tasks=tasks, limit=limit, bootstrap_iters=bootstraps, **more)
     found = {}
     for task in tasks:
         numbers = {key.split(",")[0]: value for key, value in result["results"][task].items() if "," in key}
         samples = sorted(result["samples"][task], key=lambda sample: sample["doc_id"])
         found[task] = {"metrics": numbers, "samples": samples}
     return found
+
+
+@contextlib.contextmanager
+def server(options):
+    """The address of a running `march serve`."""
+    command = [options.march, "serve", "--model", options.model, "--name", "served", "--addr", "127.0.0.1:0"]
+    command += ["--threads", options.threads]
+    process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stderr:
+            if "http://" in line:
+                break
+        else:
+            sys.exit("march serve did not start")
+        # Keep reading, so that the server never waits for its log.
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield "http://" + line.split("http://")[1].split(";")[0]
+    finally:
+        process.terminate()
+        if process.wait(timeout=60) != 0:
+            sys.exit(f"march serve ended with code {process.returncode}")
+
+
+def compare_served(options, tasks, ours, differences):
+    """Asks the harness's own client (`local-completions`) with one request at a time, and with eight and batches.
+
+    Returns the largest difference of log-likelihoods by task.
+    """
+    tasks = [task for task in tasks if task in SERVED]
+    largest = dict.fromkeys(tasks, 0.0)
+    if not tasks:
+        return largest
+    with server(options) as address:
+        for concurrent, batch in (1, 1), (8, 4):
+            model_args = {
+                "base_url": f"{address}/v1/completions",
+                "model": "served",
+                "tokenizer_backend": "remote",
+                "max_length": 8192,
+                "num_concurrent": concurrent,
+            }
+            found = harness("local-completions", tasks, options.limit, model_args=model_args, batch_size=batch)
+            for task in tasks:
+                samples = compare_answers(task, ours[task]["samples"], found[task]["samples"], differences)
+                largest[task] = max(largest[task], samples)
+                compare_scores(task, ours[task], found[task], ANSWERS, differences)
+    return largest
 
 
 class Differences:
@@ -242,6 +293,8 @@ def compare(options, root, differences):
         return []
     # A standard error needs at least one resampling, even where the harness does not resample.
     replayed = harness(replay(ours), tasks, options.limit, bootstraps=2)
+    for task, difference in compare_served(options, tasks, ours, differences).items():
+        largest[task] = max(largest[task], difference)
     rows = []
     for task in tasks:
         compare_scores(task, ours[task], asked_again[task], ANSWERS, differences)

@@ -36,6 +36,8 @@ enum Command {
     Logits(command::logits::Logits),
     Report(command::report::Report),
     Reproduce(command::reproduce::Reproduce),
+    #[cfg(feature = "serve")]
+    Serve(command::serve::Serve),
     Train(command::train::Train),
 }
 
@@ -86,6 +88,8 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Logits(logits) => logits.run(),
         Command::Report(report) => report.run(),
         Command::Reproduce(reproduce) => reproduce.run(),
+        #[cfg(feature = "serve")]
+        Command::Serve(serve) => serve.run(),
         Command::Train(train) => train.run(),
     }?;
     Ok(ExitCode::SUCCESS)

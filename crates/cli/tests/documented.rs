@@ -64,6 +64,7 @@ pages! {
     results_recall "docs/results/recall.md",
     results_routing "docs/results/routing.md",
     results_upcycle "docs/results/upcycle.md",
+    serve "docs/serve.md",
     train "docs/train.md",
 }
 

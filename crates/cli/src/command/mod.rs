@@ -26,5 +26,7 @@ mod prompt;
 pub mod report;
 pub mod reproduce;
 mod reproduce_efficiency;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod train;
 mod writing;

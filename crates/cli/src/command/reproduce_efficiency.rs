@@ -28,7 +28,18 @@ const NOTES: [&str; 3] = [
 ];
 
 /// What the figures show; written after the run that docs/results shows.
-const READING: [&str; 0] = [];
+const READING: [&str; 3] = [
+    "**All four of the paper's claims hold on this machine.** Reading all anchors takes less time than attention at \
+     every length, and 15 times less at 32K tokens. Top-4 takes a ninth of the dense core's time at 128K tokens, \
+     trains four times as fast as dense there, and 44 times as fast as attention.",
+    "**Where the time goes.** The dense core runs at 60 % of the machine's FMA peak (121 of 200 GFLOP/s at 128K), so \
+     its time is its work, which grows with the square of the length. Top-4 does 55 GFLOP instead of 959. Of its 896 \
+     ms the recurrence alone takes 431 (the row GDN); the rest is the reader, which still scores all visible anchors \
+     before it multiplies by the chosen ones. In a training step of two layers at 128K, top-4 takes 1.3 times as long \
+     as GDN.",
+    "**Beside PyTorch**, in the same run: attention takes 0.98 to 1.9 times our time in PyTorch, and its chunked \
+     gated delta rule 7 to 11 times.",
+];
 
 /// The paper's own experiment, as `--size paper` prints it.
 pub fn full() -> Full {

@@ -7,6 +7,17 @@ use super::{Session, call_tokens};
 use crate::error::Result;
 use crate::model::{Model, Part, Weights};
 
+/// How probable tokens are, one entry per token with a target.
+#[derive(Clone, Debug)]
+pub struct Scores {
+    /// −ln p of the target.
+    pub nll: Vec<f32>,
+    /// The most probable token; the first one in case of a tie.
+    pub greedy: Vec<u32>,
+    /// −ln p of the most probable token, which is that of the target if they are equal.
+    pub greedy_nll: Vec<f32>,
+}
+
 /// A model with its weights, ready to run. Several threads can use one at the same time.
 pub struct Inference<'e, E: Engine> {
     engine: &'e E,
@@ -123,5 +134,14 @@ impl<'e, E: Engine> Inference<'e, E> {
         let tape = Tape::inference(self.engine);
         let hidden = self.model.step(&tape, &self.weights, parts)?;
         self.model.token_losses(&tape, &self.weights, &hidden, targets)
+    }
+
+    /// As [`Inference::losses`], with −ln p of the most probable tokens.
+    pub fn scores(&self, parts: &mut [Part<'_, E>], targets: &[u32]) -> Result<Scores> {
+        let tape = Tape::inference(self.engine);
+        let hidden = self.model.step(&tape, &self.weights, parts)?;
+        let TokenLosses { nll, greedy } = self.model.token_losses(&tape, &self.weights, &hidden, targets)?;
+        let best = self.model.token_losses(&tape, &self.weights, &hidden, &greedy)?;
+        Ok(Scores { nll, greedy, greedy_nll: best.nll })
     }
 }

@@ -11,7 +11,7 @@ mod session;
 mod stream;
 
 pub use generator::{Generator, continue_text};
-pub use inference::Inference;
+pub use inference::{Inference, Scores};
 pub use sampling::Sampling;
 pub use session::{Ended, Limits, Session, Text, Written, Wrote};
 pub use stream::{Stops, TextStream};
@@ -20,7 +20,7 @@ pub use stream::{Stops, TextStream};
 pub const PIECE_TOKENS: usize = 2048;
 
 /// Calls end at multiples of this number, where the mixers' chunks end.
-pub(crate) const GRID: usize = 64;
+pub const GRID: usize = 64;
 
 /// Prompt tokens per call of a model with `parameters` parameters: few enough that a call of a large model takes about
 /// a second. The number depends on the model alone, so that the same text is always read in the same calls.

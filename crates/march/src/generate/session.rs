@@ -53,6 +53,12 @@ impl<E: Engine> Text<E> {
         Ok(text)
     }
 
+    /// The same text, of which `ids` are the last tokens.
+    pub fn with_recent(mut self, ids: &[u32]) -> Self {
+        self.recent = ids[ids.len().saturating_sub(REMEMBERED_TOKENS)..].iter().copied().collect();
+        self
+    }
+
     /// Whether the next token can be sampled without reading another one first.
     pub fn can_continue(&self) -> bool {
         self.logits.is_some() || !self.unread.is_empty()

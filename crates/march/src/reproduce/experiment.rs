@@ -171,8 +171,6 @@ pub struct Arm {
     pub set: Vec<String>,
     /// The arm whose model takes the first stage; this one continues with its weights.
     pub begins_as: Option<String>,
-    /// With `begins_as`: where the null's bias starts, instead of where the null takes nearly all.
-    pub null_bias: Option<f64>,
     /// Rates to choose from, if not those of the course.
     pub rates: Option<Vec<f64>>,
     /// Use the rate that was chosen for this arm instead of choosing one.

@@ -77,8 +77,6 @@ pub struct Job {
     pub seed: u64,
     /// The stages.
     pub stages: Vec<Config>,
-    /// Where the null's bias starts when a stage continues another type of model; as `march train` has it if not given.
-    pub null_bias: Option<f64>,
 }
 
 /// An arm on a course: how its rate is chosen.
@@ -160,8 +158,7 @@ impl Plan {
         let stages = course.stage.iter().enumerate();
         let stages = stages.map(|(i, stage)| self.stage(entry, course, (i, stage), rate, seed));
         let stages = stages.collect::<Result<Vec<Config>>>()?;
-        let null_bias = self.experiment.arm[&entry.arm].null_bias;
-        Ok(Job { arm: entry.arm.clone(), course: entry.course.clone(), rate, seed, stages, null_bias })
+        Ok(Job { arm: entry.arm.clone(), course: entry.course.clone(), rate, seed, stages })
     }
 
     fn stage(
@@ -281,20 +278,11 @@ impl Job {
         self.stages.iter().map(|stage| stage.train.steps as f64 * stage.train.tokens_per_step as f64).sum()
     }
 
-    /// The bias that a stage's null starts with, if the stage continues another type of model and a bias is given.
-    pub fn null_bias_of(&self, stage: usize) -> Option<f64> {
-        let kind = |stage: usize| self.stages[stage].model.mixer.model_type();
-        self.null_bias.filter(|_| stage > 0 && kind(stage) != kind(stage - 1))
-    }
-
     /// Identifies the weights that the first `stages` stages give.
     fn hash(&self, stages: usize) -> String {
         let mut hash = Sha256::new();
-        for (number, stage) in self.stages[..stages].iter().enumerate() {
+        for stage in &self.stages[..stages] {
             hash.update(stage.to_toml());
-            if let Some(bias) = self.null_bias_of(number) {
-                hash.update(format!("null bias {bias}"));
-            }
         }
         hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
@@ -386,11 +374,6 @@ mod tests {
         let folder = |job: &Job, stage| job.folder(Path::new("runs"), stage);
         assert_eq!(folder(&gdn, 0), folder(&upcycled, 0));
         assert_ne!(folder(&gdn, 1), folder(&upcycled, 1));
-        // Another bias of the null is another run, from the same first stage.
-        let other = job("GDN continued as MARCH, bias 1");
-        assert_eq!((other.null_bias_of(0), other.null_bias_of(1)), (None, Some(1.0)));
-        assert_eq!(folder(&other, 0), folder(&upcycled, 0));
-        assert_ne!(folder(&other, 1), folder(&upcycled, 1));
         assert_eq!(gdn.tokens(), upcycled.tokens());
     }
 

@@ -1,0 +1,110 @@
+//! `march serve`: a model over HTTP, with OpenAI's interface.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use march_server::{Allowed, Loaded, Options, Share};
+
+use super::open::{ModelArgs, Opened, newest};
+use crate::display::out::note;
+use crate::{interrupt, number};
+
+/// Serve a model over HTTP, with OpenAI's interface.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  march serve --model runs/first-run
+  march serve --model runs/first-run --addr 0.0.0.0:8080 --api-key-file key.txt --weights int8
+  curl http://127.0.0.1:8080/v1/completions -H 'content-type: application/json' -d '{\"prompt\": \"Alice was\"}'
+
+Paths: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /tokenizer_info, /health and
+/metrics. Requests share the model: each step has one token of every answer and a slice of the prompts that are
+being read. A prompt that begins like an earlier text continues from its state, with the same answer as if it
+had been read from its beginning. A request may change the memory policy with the key `memory`, in the form of
+`march inspect policies --policy`. Ctrl-C and SIGTERM finish the running requests first.")]
+pub struct Serve {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The address to listen at; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
+    addr: SocketAddr,
+    /// The model's name for clients [default: the name of its folder]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// A file with the key that clients must send; without it, everyone who reaches the address may use the server
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// The web page that may use the server from a browser, such as http://localhost:3000, or `*` [default: none]
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Option<String>,
+    /// The most tokens of a prompt and its answer together
+    #[arg(long, value_name = "N", default_value_t = 131_072, value_parser = number::count::<usize>)]
+    context: usize,
+    /// The most texts in one step of the model; others wait
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = number::count::<usize>)]
+    batch: usize,
+    /// The most prompts that wait; more are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<usize>)]
+    queue: usize,
+    /// Prompt tokens per step while answers are being written: fewer make answers smoother, more make prompts faster
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::count::<usize>)]
+    slice: usize,
+    /// Bytes of memory for the states of earlier texts; 0 keeps none
+    #[arg(long, value_name = "N", default_value_t = 1 << 30, value_parser = number::whole::<usize>)]
+    cache_bytes: usize,
+    /// The largest body of a request, in bytes
+    #[arg(long, value_name = "N", default_value_t = 16 << 20, value_parser = number::count::<usize>)]
+    body_bytes: usize,
+    /// The longest time that a request may take, in seconds
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = number::count::<u64>)]
+    request_seconds: u64,
+}
+
+impl Serve {
+    /// Serves until it is interrupted.
+    pub fn run(self) -> anyhow::Result<()> {
+        let api_key = match &self.api_key_file {
+            None => None,
+            Some(path) => {
+                let text = super::open::text(path)?;
+                let key = text.trim();
+                if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+                    bail!("{}: must have one key, of visible ASCII characters", path.display());
+                }
+                Some(key.to_string())
+            }
+        };
+        let folder = newest(&self.model.model);
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => {
+                let path = self.model.model.canonicalize().unwrap_or_else(|_| self.model.model.clone());
+                path.file_name().map_or("march".into(), |name| name.to_string_lossy().into_owned())
+            }
+        };
+        let opened = self.model.open()?;
+        let stop = interrupt::listen("finishing the running requests")?;
+        let Opened { engine, model, parameters, tokenizer, policy, .. } = opened;
+        let loaded = Loaded { engine, model, parameters, tokenizer, policy };
+        let share =
+            Share { texts: self.batch, queue: self.queue, slice: self.slice, cache_bytes: self.cache_bytes };
+        let options = Options {
+            addr: self.addr,
+            name: name.clone(),
+            folder,
+            api_key,
+            cors: self.cors,
+            body_bytes: self.body_bytes,
+            request_time: Duration::from_secs(self.request_seconds),
+            allowed: Allowed { context: self.context, prompts: self.queue },
+            share,
+        };
+        let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
+        let ready = |addr| note!("serving {name} at http://{addr}; Ctrl-C stops");
+        march_server::serve(loaded, options, stop, ready)
+            .map_err(anyhow::Error::msg)
+            .context("the server stopped")
+    }
+}

@@ -1,0 +1,300 @@
+//! Answers in OpenAI's shapes.
+
+use std::collections::BTreeMap;
+
+use march::generate::{Ended, TextStream};
+use march::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use crate::request::Asked;
+use crate::scheduler::{Event, Scored};
+
+/// Which interface the answer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `/v1/completions`.
+    Completion,
+    /// `/v1/chat/completions`.
+    Chat,
+}
+
+/// What all parts of an answer share.
+pub struct Head {
+    /// The form.
+    pub form: Form,
+    /// The answer's id.
+    pub id: String,
+    /// When it was begun, in seconds since 1970.
+    pub created: u64,
+    /// The model's name.
+    pub model: String,
+}
+
+/// Numbers of tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Of the prompts.
+    pub prompt: usize,
+    /// Of the prompts, those that were not read again.
+    pub cached: usize,
+    /// Of the answers.
+    pub completion: usize,
+}
+
+impl Usage {
+    /// As clients read it.
+    pub fn json(self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt, "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": { "cached_tokens": self.cached },
+        })
+    }
+}
+
+impl Head {
+    /// An answer, or a part of one, with these choices.
+    pub fn with(&self, choices: Vec<Value>, part: bool) -> Value {
+        let object = match (self.form, part) {
+            (Form::Completion, _) => "text_completion",
+            (Form::Chat, true) => "chat.completion.chunk",
+            (Form::Chat, false) => "chat.completion",
+        };
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
+        })
+    }
+}
+
+/// Why a text ended, in OpenAI's words.
+fn finish_reason(ended: Option<Ended>) -> Value {
+    match ended {
+        Some(Ended::MaxTokens) => "length".into(),
+        Some(_) => "stop".into(),
+        None => Value::Null,
+    }
+}
+
+/// A token as a string. Tokens that are not text on their own are told apart by their number.
+fn spelled(tokenizer: &Tokenizer, id: u32) -> String {
+    match tokenizer.decode(&[id]) {
+        Ok(text) if !text.contains('\u{FFFD}') => text,
+        _ => format!("token_id:{id}"),
+    }
+}
+
+/// The tokens of a choice with their log-probabilities.
+#[derive(Default)]
+struct Tokens {
+    list: Vec<(u32, Option<f32>, Vec<(u32, f32)>)>,
+    /// Characters of the text before each token.
+    offsets: Vec<usize>,
+}
+
+impl Tokens {
+    fn push(&mut self, scored: &Scored, offset: usize) {
+        self.list.push((scored.id, Some(scored.logprob), scored.top.clone()));
+        self.offsets.push(offset);
+    }
+
+    fn json(&self, form: Form, tokenizer: &Tokenizer, top: usize) -> Value {
+        let spelled = |id: u32| spelled(tokenizer, id);
+        match form {
+            Form::Completion => {
+                let alternatives = |top: &[(u32, f32)]| -> Map<String, Value> {
+                    top.iter().map(|&(id, logprob)| (spelled(id), json!(logprob))).collect()
+                };
+                json!({
+                    "tokens": self.list.iter().map(|token| spelled(token.0)).collect::<Vec<_>>(),
+                    "token_logprobs": self.list.iter().map(|token| token.1).collect::<Vec<_>>(),
+                    "top_logprobs": self.list.iter().map(|token| match token.1 {
+                        Some(_) => Value::Object(alternatives(&token.2)),
+                        None => Value::Null,
+                    }).collect::<Vec<_>>(),
+                    "text_offset": self.offsets,
+                })
+            }
+            Form::Chat => {
+                let entry = |id: u32, logprob: f32| {
+                    let text = spelled(id);
+                    json!({ "token": text, "logprob": logprob, "bytes": text.as_bytes() })
+                };
+                let content = self.list.iter().map(|(id, logprob, found)| {
+                    let mut own = entry(*id, logprob.unwrap_or(0.0));
+                    let found = found.iter().take(top).map(|&(id, logprob)| entry(id, logprob));
+                    own["top_logprobs"] = found.collect();
+                    own
+                });
+                json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+            }
+        }
+    }
+}
+
+/// A choice of an answer that is being put together.
+struct Choice {
+    text: String,
+    /// Characters of the text.
+    characters: usize,
+    tokens: Tokens,
+    ended: Option<Ended>,
+}
+
+/// Puts an answer together from the events of its jobs.
+pub struct Answer<'a> {
+    head: Head,
+    asked: &'a Asked,
+    tokenizer: &'a Tokenizer,
+    choices: BTreeMap<usize, Choice>,
+    /// The numbers of tokens so far.
+    pub usage: Usage,
+}
+
+impl<'a> Answer<'a> {
+    /// An answer without any text.
+    pub fn new(head: Head, asked: &'a Asked, tokenizer: &'a Tokenizer) -> Self {
+        let prompt = asked.prompts.iter().map(Vec::len).sum();
+        Self { head, asked, tokenizer, choices: BTreeMap::new(), usage: Usage { prompt, ..Usage::default() } }
+    }
+
+    /// The number of choices for each prompt.
+    fn per_prompt(&self) -> usize {
+        self.asked.choices.len().max(1)
+    }
+
+    /// Adds an event of a prompt. Returns the parts of a stream that it gives.
+    pub fn add(&mut self, prompt: usize, event: Event) -> march::Result<Vec<Value>> {
+        match event {
+            Event::Read { cached, scores } => {
+                self.usage.cached += cached;
+                let first = prompt * self.per_prompt();
+                for index in first..first + self.per_prompt() {
+                    let choice = self.begin(prompt, &scores)?;
+                    self.choices.insert(index, choice);
+                }
+                let parts = (first..first + self.per_prompt()).map(|index| self.opening(index));
+                Ok(parts.flatten().collect())
+            }
+            Event::Wrote { choice, text, token, ended } => {
+                let index = prompt * self.per_prompt() + choice;
+                let Some(choice) = self.choices.get_mut(&index) else { return Ok(Vec::new()) };
+                let mut new = Tokens::default();
+                if let Some(token) = &token {
+                    self.usage.completion += 1;
+                    // A token that ends a text is not part of the answer.
+                    if matches!(ended, None | Some(Ended::MaxTokens)) && self.asked.logprobs.is_some() {
+                        new.push(token, choice.characters);
+                        choice.tokens.push(token, choice.characters);
+                    }
+                }
+                choice.characters += text.chars().count();
+                choice.ended = ended;
+                if !self.asked.stream {
+                    choice.text += &text;
+                    return Ok(Vec::new());
+                }
+                Ok(vec![self.part(index, &text, &new, ended)])
+            }
+            Event::Failed(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// A choice whose prompt was read.
+    fn begin(&self, prompt: usize, scores: &[Scored]) -> march::Result<Choice> {
+        let mut choice =
+            Choice { text: String::new(), characters: 0, tokens: Tokens::default(), ended: None };
+        if !self.asked.echo {
+            return Ok(choice);
+        }
+        let ids = &self.asked.prompts[prompt];
+        choice.text = self.tokenizer.decode(ids)?;
+        choice.characters = choice.text.chars().count();
+        if self.asked.logprobs.is_none() {
+            return Ok(choice);
+        }
+        let (mut stream, mut at) = (TextStream::new(self.tokenizer, &[])?, 0);
+        for (i, &id) in ids.iter().enumerate() {
+            match i.checked_sub(1).and_then(|before| scores.get(before)) {
+                Some(scored) => choice.tokens.push(scored, at),
+                None => {
+                    choice.tokens.list.push((id, None, Vec::new()));
+                    choice.tokens.offsets.push(at);
+                }
+            }
+            at += stream.push(self.tokenizer, id)?.chars().count();
+        }
+        Ok(choice)
+    }
+
+    /// The first part of a stream's choice: the role of a chat, or the prompt.
+    fn opening(&self, index: usize) -> Option<Value> {
+        match self.head.form {
+            Form::Chat => {
+                let delta = json!({ "role": "assistant", "content": "" });
+                Some(
+                    self.head
+                        .with(vec![json!({ "index": index, "delta": delta, "finish_reason": null })], true),
+                )
+            }
+            Form::Completion if self.asked.echo => {
+                let choice = self.choices.get(&index)?;
+                Some(self.part(index, &choice.text, &choice.tokens, None))
+            }
+            Form::Completion => None,
+        }
+    }
+
+    fn logprobs(&self, tokens: &Tokens) -> Value {
+        let top = self.asked.logprobs.filter(|_| !tokens.list.is_empty());
+        top.map_or(Value::Null, |top| tokens.json(self.head.form, self.tokenizer, top))
+    }
+
+    /// A part of a stream.
+    fn part(&self, index: usize, text: &str, tokens: &Tokens, ended: Option<Ended>) -> Value {
+        let (logprobs, finish_reason) = (self.logprobs(tokens), finish_reason(ended));
+        let choice = match self.head.form {
+            Form::Completion => {
+                json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason })
+            }
+            Form::Chat => json!({
+                "index": index, "delta": { "content": text }, "logprobs": logprobs, "finish_reason": finish_reason,
+            }),
+        };
+        self.head.with(vec![choice], true)
+    }
+
+    /// The last part of a stream, if the client wants the numbers of tokens.
+    pub fn usage_part(&self) -> Value {
+        let mut part = self.head.with(Vec::new(), true);
+        part["usage"] = self.usage.json();
+        part
+    }
+
+    /// Whether every choice has ended.
+    pub fn is_complete(&self) -> bool {
+        let wanted = self.asked.prompts.len() * self.per_prompt();
+        let reads_only = self.asked.choices.is_empty();
+        self.choices.len() == wanted
+            && self.choices.values().all(|choice| reads_only || choice.ended.is_some())
+    }
+
+    /// The whole answer.
+    pub fn whole(&self) -> Value {
+        let choices = self.choices.iter().map(|(index, choice)| {
+            let ended = choice.ended.or(Some(Ended::MaxTokens));
+            let (logprobs, reason) = (self.logprobs(&choice.tokens), finish_reason(ended));
+            match self.head.form {
+                Form::Completion => {
+                    json!({ "index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": reason })
+                }
+                Form::Chat => json!({
+                    "index": index, "message": { "role": "assistant", "content": choice.text, "refusal": null },
+                    "logprobs": logprobs, "finish_reason": reason,
+                }),
+            }
+        });
+        let mut whole = self.head.with(choices.collect(), false);
+        whole["usage"] = self.usage.json();
+        whole
+    }
+}

@@ -1,0 +1,181 @@
+//! Turns the messages of a chat into a prompt: by the model's own template, or a plain one.
+
+use std::path::Path;
+
+use march::tokenizer::Tokenizer;
+use minijinja::{Environment, UndefinedBehavior, context};
+use serde_json::Value;
+
+use crate::error::ApiError;
+
+/// How a conversation is written.
+pub struct Template {
+    /// The model's template, in the Jinja language.
+    own: Option<Environment<'static>>,
+    end_of_text: String,
+    text: Option<String>,
+}
+
+const NAME: &str = "chat";
+
+impl Template {
+    /// The template of a checkpoint folder: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; if
+    /// there is none, a plain one. Fails with a message if the template is not valid.
+    pub fn of_folder(folder: &Path, tokenizer: &Tokenizer) -> Result<Self, String> {
+        let text = find(folder)?;
+        let end_of_text = match tokenizer.end_of_text() {
+            Some(id) => tokenizer.decode(&[id]).map_err(|error| error.to_string())?,
+            None => String::new(),
+        };
+        let own = match &text {
+            None => None,
+            Some(text) => {
+                let mut environment = Environment::new();
+                environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+                environment.add_function(
+                    "raise_exception",
+                    |message: String| -> Result<String, minijinja::Error> {
+                        Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
+                    },
+                );
+                environment.add_template_owned(NAME, text.clone()).map_err(|error| {
+                    format!("{}: the chat template is not valid: {error}", folder.display())
+                })?;
+                Some(environment)
+            }
+        };
+        Ok(Self { own, end_of_text, text })
+    }
+
+    /// The model's own template, if it has one.
+    pub fn text(&self) -> Option<&str> {
+        self.text.as_deref()
+    }
+
+    /// Where an answer ends by the template's form.
+    pub fn stop(&self) -> Option<String> {
+        self.own.is_none().then(|| "\nUser:".into())
+    }
+
+    /// The prompt that asks for the next message.
+    pub fn render(&self, messages: Option<Value>) -> Result<String, ApiError> {
+        let wrong = |message: String| ApiError::key("messages", message);
+        let messages = match messages {
+            Some(Value::Array(messages)) if !messages.is_empty() => messages,
+            _ => return Err(wrong("`messages` must be a list of at least one message".into())),
+        };
+        let turns = messages.iter().map(turn).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+        let Some(environment) = &self.own else { return Ok(plain(&turns)) };
+        let list: Vec<minijinja::Value> =
+            turns.iter().map(|(role, content)| context! { role => role, content => content }).collect();
+        let values = context! {
+            messages => list, add_generation_prompt => true, eos_token => self.end_of_text.clone(), bos_token => "",
+        };
+        environment
+            .get_template(NAME)
+            .and_then(|template| template.render(values))
+            .map_err(|error| wrong(format!("the model's chat template refused the messages: {error}")))
+    }
+}
+
+/// The text of a folder's template.
+fn find(folder: &Path) -> Result<Option<String>, String> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        match path.exists() {
+            true => std::fs::read_to_string(&path)
+                .map(Some)
+                .map_err(|error| format!("{}: could not read: {error}", path.display())),
+            false => Ok(None),
+        }
+    };
+    if let Some(text) = read("chat_template.jinja")? {
+        return Ok(Some(text));
+    }
+    let Some(text) = read("tokenizer_config.json")? else { return Ok(None) };
+    let config: Value = serde_json::from_str(&text).map_err(|error| {
+        format!("{}: is not JSON: {error}", folder.join("tokenizer_config.json").display())
+    })?;
+    Ok(config["chat_template"].as_str().map(Into::into))
+}
+
+/// The role and the text of a message.
+fn turn(message: &Value) -> Result<(String, String), String> {
+    let role = message["role"].as_str().ok_or("a message has no `role`")?;
+    if !["system", "developer", "user", "assistant"].contains(&role) {
+        return Err(format!("the role `{role}` is not supported; use system, user or assistant"));
+    }
+    let content = match &message["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts = parts.iter().map(|part| match (&part["type"], &part["text"]) {
+                (kind, Value::String(text)) if kind == "text" => Ok(text.as_str()),
+                _ => Err("a message has a part that is not text; only text is supported"),
+            });
+            texts.collect::<Result<Vec<_>, _>>()?.concat()
+        }
+        _ => return Err("a message has no `content`".into()),
+    };
+    Ok((role.into(), content))
+}
+
+/// The form of `march chat`.
+fn plain(turns: &[(String, String)]) -> String {
+    let mut text = String::new();
+    for (role, content) in turns {
+        match role.as_str() {
+            "user" => text.extend(["\nUser: ", content]),
+            "assistant" => text.extend(["\nAssistant: ", content]),
+            _ => text.extend([content.as_str()]),
+        }
+    }
+    text + "\nAssistant:"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn rendered(template: &Template, messages: Value) -> Result<String, String> {
+        template.render(Some(messages)).map_err(|error| error.body()["error"]["message"].to_string())
+    }
+
+    #[test]
+    fn the_plain_form_is_that_of_the_chat_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let template = Template::of_folder(folder.path(), &Tokenizer::bytes()).unwrap();
+        let messages = json!([
+            { "role": "system", "content": "Be brief." },
+            { "role": "user", "content": "Hi" },
+            { "role": "assistant", "content": "Hello" },
+            { "role": "user", "content": [{ "type": "text", "text": "Bye" }] },
+        ]);
+        let text = rendered(&template, messages).unwrap();
+        assert_eq!(text, "Be brief.\nUser: Hi\nAssistant: Hello\nUser: Bye\nAssistant:");
+        assert_eq!(template.stop().as_deref(), Some("\nUser:"));
+        for wrong in
+            [json!([]), json!("Hi"), json!([{ "role": "tool", "content": "x" }]), json!([{ "role": "user" }])]
+        {
+            rendered(&template, wrong).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_folders_template_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let jinja = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{{ eos_token }}{% endfor %}\
+                     {% if messages[0].role == 'assistant' %}{{ raise_exception('begin as the user') }}{% endif %}\
+                     {% if add_generation_prompt %}<assistant>{% endif %}";
+        let config = json!({ "chat_template": jinja }).to_string();
+        std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+        let template = Template::of_folder(folder.path(), &Tokenizer::bytes()).unwrap();
+        let user = json!([{ "role": "user", "content": " Hi " }]);
+        assert_eq!(rendered(&template, user).unwrap(), "<user>Hi<|endoftext|><assistant>");
+        let refused = rendered(&template, json!([{ "role": "assistant", "content": "x" }])).unwrap_err();
+        assert!(refused.contains("begin as the user"), "{refused}");
+        std::fs::write(folder.path().join("chat_template.jinja"), "{% for %}").unwrap();
+        let refused = Template::of_folder(folder.path(), &Tokenizer::bytes()).err().unwrap();
+        assert!(refused.contains("is not valid"), "{refused}");
+    }
+}

@@ -1,0 +1,81 @@
+//! Errors in OpenAI's shape.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::scheduler::{Failure, Full};
+
+/// An answer that says what is wrong.
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    message: String,
+    /// The key of the request that is wrong.
+    key: Option<String>,
+}
+
+impl ApiError {
+    /// An error with a status.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), key: None }
+    }
+
+    /// A key of the request has a value that cannot be.
+    pub fn key(key: &str, message: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, message: message.into(), key: Some(key.into()) }
+    }
+
+    /// The error as OpenAI's clients expect it.
+    pub fn body(&self) -> serde_json::Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({ "error": {
+            "message": self.message, "type": kind, "param": self.key, "code": self.status.as_u16(),
+        } })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<Full> for ApiError {
+    fn from(full: Full) -> Self {
+        match full {
+            Full::Queue => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many requests are waiting; try again in a second, or send fewer prompts in one request",
+            ),
+            Full::Closing => Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down"),
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(message) => Self::new(StatusCode::BAD_REQUEST, message),
+            Failure::Late => Self::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "the request took longer than the server allows (--request-seconds); ask for fewer tokens",
+            ),
+            Failure::Broken(message) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The routes, and what holds for all of them: keys, limits, failures that stay failures of one request.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::sse::{Event as Sent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::{FutureExt, stream};
+use march::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::answer::{Answer, Form, Head};
+use crate::chat::Template;
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::request::{Allowed, Asked};
+use crate::scheduler::{Event, Job, Jobs, Loaded, Share, start};
+
+/// How a server is set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// The model's name.
+    pub name: String,
+    /// The checkpoint's folder, which may have a chat template.
+    pub folder: PathBuf,
+    /// The key that clients must send, if any.
+    pub api_key: Option<String>,
+    /// The web page that may use the server from a browser, if any; `*` for all.
+    pub cors: Option<String>,
+    /// The largest body of a request, in bytes.
+    pub body_bytes: usize,
+    /// How long a request may take, from its arrival.
+    pub request_time: Duration,
+    /// What requests may ask for.
+    pub allowed: Allowed,
+    /// How requests share the model.
+    pub share: Share,
+}
+
+/// How long a client may take to send a body.
+const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// How often a server looks whether it should stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+struct App {
+    loaded: Arc<Loaded>,
+    template: Template,
+    options: Options,
+    jobs: Jobs,
+    metrics: Arc<Metrics>,
+    answers: AtomicU64,
+    began: u64,
+}
+
+/// Serves until `stop` says so; then no new requests are taken and those that run are finished. `ready` gets the
+/// address as soon as it is open.
+pub fn serve(
+    loaded: Loaded,
+    options: Options,
+    stop: impl Fn() -> bool + Send + 'static,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), String> {
+    let addr = options.addr;
+    let template = Template::of_folder(&options.folder, &loaded.tokenizer)?;
+    let (loaded, metrics) = (Arc::new(loaded), Arc::new(Metrics::default()));
+    let (jobs, model) = start(Arc::clone(&loaded), options.share.clone(), Arc::clone(&metrics))
+        .map_err(|error| format!("the model's thread could not start: {error}"))?;
+    let app = App { loaded, template, options, jobs, metrics, answers: AtomicU64::new(0), began: seconds() };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| format!("the server's threads could not start: {error}"))?;
+    let served = runtime.block_on(async move {
+        let listener =
+            TcpListener::bind(addr).await.map_err(|error| format!("{addr}: could not listen: {error}"))?;
+        ready(listener.local_addr().map_err(|error| error.to_string())?);
+        let stopped = async move {
+            while !stop() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        let served = axum::serve(listener, router(Arc::new(app))).with_graceful_shutdown(stopped);
+        served.await.map_err(|error| format!("{addr}: {error}"))
+    });
+    // All handlers have ended, and with them all senders of jobs.
+    drop(runtime);
+    model.join().map_err(|_| "the model's thread failed".to_string())?;
+    served
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/models", get(models))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path exists, but not with this method")
+        })
+        .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is no such path") })
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+/// Checks the key, adds headers, counts the answer, and turns a panic into an answer.
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let open = matches!(request.uri().path(), "/health");
+    let preflight = request.method() == Method::OPTIONS && app.options.cors.is_some();
+    let mut response = if preflight {
+        StatusCode::NO_CONTENT.into_response()
+    } else if !open && !app.permits(&request) {
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        ApiError::new(StatusCode::UNAUTHORIZED, message).into_response()
+    } else {
+        AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed unexpectedly")
+                .into_response()
+        })
+    };
+    if let Some(origin) = app.options.cors.as_ref().and_then(|origin| HeaderValue::from_str(origin).ok()) {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        let allowed = HeaderValue::from_static("authorization, content-type");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    }
+    app.metrics.answered(response.status().as_u16());
+    response
+}
+
+impl App {
+    fn permits(&self, request: &Request) -> bool {
+        let Some(key) = &self.options.api_key else { return true };
+        let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+        let given = given.and_then(|given| given.strip_prefix(b"Bearer "));
+        given.is_some_and(|given| given.ct_eq(key.as_bytes()).into())
+    }
+
+    /// The body of a request, which must be JSON.
+    async fn body(&self, body: Body) -> Result<Vec<u8>, ApiError> {
+        let read = axum::body::to_bytes(body, self.options.body_bytes);
+        match tokio::time::timeout(BODY_TIME, read).await {
+            Ok(Ok(bytes)) => Ok(bytes.to_vec()),
+            Ok(Err(error)) if error.to_string().contains("length limit") => {
+                let most = self.options.body_bytes;
+                let message = format!("the body is larger than {most} bytes (--body-bytes)");
+                Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
+            }
+            Ok(Err(error)) => Err(ApiError::key("body", format!("the body could not be read: {error}"))),
+            Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")),
+        }
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.loaded.model.config().vocab_size
+    }
+}
+
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
+    respond(app, body, Form::Completion).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn chat_completions(State(app): State<Arc<App>>, body: Body) -> Response {
+    respond(app, body, Form::Chat).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Runs work that takes a while apart from the threads that answer.
+async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed unexpectedly"))
+    })
+}
+
+async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiError> {
+    let deadline = Instant::now() + app.options.request_time;
+    let body = app.body(body).await?;
+    let parsing = Arc::clone(&app);
+    let asked = apart(move || {
+        let App { loaded, options: Options { allowed, .. }, template, .. } = &*parsing;
+        let Loaded { tokenizer, policy, model, .. } = &**loaded;
+        let asked = match form {
+            Form::Completion => Asked::completion(&body, tokenizer, parsing.vocabulary(), policy, allowed)?,
+            Form::Chat => Asked::chat(&body, template, tokenizer, parsing.vocabulary(), policy, allowed)?,
+        };
+        model.check_policy(&asked.policy).map_err(|error| ApiError::key("memory", error.to_string()))?;
+        Ok(asked)
+    })
+    .await?;
+    if let Some(other) = asked.model.as_ref().filter(|model| **model != app.options.name) {
+        let message = format!("the model `{other}` is not here; the server has `{}`", app.options.name);
+        return Err(ApiError::new(StatusCode::NOT_FOUND, message));
+    }
+    let (sender, mut receiver) = unbounded_channel();
+    let jobs = asked.prompts.iter().enumerate().map(|(number, prompt)| Job {
+        prompt: prompt.clone(),
+        policy: asked.policy.clone(),
+        choices: asked.choices.clone(),
+        limits: asked.limits.clone(),
+        score_prompt: asked.echo && asked.logprobs.is_some(),
+        top: asked.logprobs,
+        deadline,
+        number,
+        events: sender.clone(),
+    });
+    app.jobs.add(jobs.collect())?;
+    drop(sender);
+    let number = app.answers.fetch_add(1, Ordering::Relaxed);
+    let kind = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
+    let head = Head {
+        form,
+        id: format!("{kind}-{:x}-{number:x}", app.began),
+        created: seconds(),
+        model: app.options.name.clone(),
+    };
+    if asked.stream {
+        let first = receiver.recv().await;
+        if let Some((_, Event::Failed(failure))) = first {
+            return Err(failure.into());
+        }
+        return Ok(streamed(app, asked, head, first, receiver));
+    }
+    let mut answer = Answer::new(head, &asked, &app.loaded.tokenizer);
+    while let Some((prompt, event)) = receiver.recv().await {
+        match event {
+            Event::Failed(failure) => return Err(failure.into()),
+            event => drop(answer.add(prompt, event).map_err(broken)?),
+        }
+    }
+    match answer.is_complete() {
+        true => Ok(Json(answer.whole()).into_response()),
+        false => Err(ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the model stopped before the answer was whole",
+        )),
+    }
+}
+
+fn broken(error: march::Error) -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+}
+
+/// Sends an answer as it is written. When the client goes away, the receiver is dropped, which cancels the jobs.
+fn streamed(
+    app: Arc<App>,
+    asked: Asked,
+    head: Head,
+    first: Option<(usize, Event)>,
+    receiver: UnboundedReceiver<(usize, Event)>,
+) -> Response {
+    let (parts, sent) = unbounded_channel::<Value>();
+    tokio::spawn(async move {
+        let tokenizer: &Tokenizer = &app.loaded.tokenizer;
+        let mut answer = Answer::new(head, &asked, tokenizer);
+        let (mut next, mut receiver) = (first, receiver);
+        loop {
+            let Some((prompt, event)) = next else { break };
+            let new = match event {
+                Event::Failed(failure) => Err(ApiError::from(failure)),
+                event => answer.add(prompt, event).map_err(broken),
+            };
+            match new {
+                Ok(new) => {
+                    if new.into_iter().any(|part| parts.send(part).is_err()) {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    // A stream has begun: its status can no longer be changed.
+                    drop(parts.send(error.body()));
+                    return;
+                }
+            }
+            next = tokio::select! {
+                next = receiver.recv() => next,
+                () = parts.closed() => return,
+            };
+        }
+        if asked.stream_usage {
+            drop(parts.send(answer.usage_part()));
+        }
+        drop(parts.send(Value::Null));
+    });
+    let events = stream::unfold(sent, |mut sent| async move {
+        let part = sent.recv().await?;
+        let text = if part.is_null() { "[DONE]".to_string() } else { part.to_string() };
+        Some((Ok::<_, Infallible>(Sent::default().data(text)), sent))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let Options { name, allowed, .. } = &app.options;
+    Json(json!({ "object": "list", "data": [{
+        "id": name, "object": "model", "created": app.began, "owned_by": "march", "max_model_len": allowed.context,
+    }] }))
+}
+
+/// A JSON object with the given keys only.
+fn object(body: &[u8], known: &[&str]) -> Result<Value, ApiError> {
+    let value: Value = serde_json::from_slice(body)
+        .map_err(|error| ApiError::key("body", format!("the body is not JSON: {error}")))?;
+    let Some(keys) = value.as_object() else {
+        return Err(ApiError::key("body", "the body must be a JSON object"));
+    };
+    match keys.keys().find(|key| !known.contains(&key.as_str())) {
+        Some(key) => Err(ApiError::key(key, format!("`{key}` is not a key of this request"))),
+        None => Ok(value),
+    }
+}
+
+async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let body = app.body(body).await?;
+    apart(move || {
+        let request = object(&body, &["prompt", "add_special_tokens", "model"])?;
+        let text =
+            request["prompt"].as_str().ok_or_else(|| ApiError::key("prompt", "`prompt` must be a string"))?;
+        let ids =
+            app.loaded.tokenizer.encode(text).map_err(|error| ApiError::key("prompt", error.to_string()))?;
+        Ok(Json(json!({ "count": ids.len(), "max_model_len": app.options.allowed.context, "tokens": ids })))
+    })
+    .await
+}
+
+async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let body = app.body(body).await?;
+    apart(move || {
+        let request = object(&body, &["tokens", "model"])?;
+        let wrong = || ApiError::key("tokens", "`tokens` must be a list of ids");
+        let list = request["tokens"].as_array().ok_or_else(wrong)?;
+        let ids = list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong));
+        let ids = ids.collect::<Result<Vec<u32>, _>>()?;
+        let text =
+            app.loaded.tokenizer.decode(&ids).map_err(|error| ApiError::key("tokens", error.to_string()))?;
+        Ok(Json(json!({ "prompt": text })))
+    })
+    .await
+}
+
+async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let tokenizer = &app.loaded.tokenizer;
+    let end = match tokenizer.end_of_text() {
+        Some(id) => Some(tokenizer.decode(&[id]).map_err(broken)?),
+        None => None,
+    };
+    Ok(Json(json!({
+        "eos_token": end, "bos_token": null, "pad_token": null, "chat_template": app.template.text(),
+    })))
+}
+
+async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "status": "ok", "model": app.options.name, "waiting": app.jobs.waiting() }))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    (kind, app.metrics.text(app.jobs.waiting()))
+}

@@ -1,0 +1,359 @@
+//! What a request asks for: OpenAI's keys, checked. A key that could change an answer and is not supported is refused
+//! by name.
+
+use march::anchors::Policy;
+use march::generate::{Limits, Sampling};
+use march::tokenizer::Tokenizer;
+use serde_json::{Map, Value};
+
+use crate::chat::Template;
+use crate::error::ApiError;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// The most choices of one prompt.
+const MOST_CHOICES: usize = 16;
+
+/// The most alternatives that are reported with each token.
+const MOST_TOP: usize = 20;
+
+/// Keys that clients send and that change no answer.
+const NEUTRAL: [&str; 6] =
+    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"];
+
+/// Keys that are not supported, and the values at which they have no effect.
+fn has_no_effect(key: &str, value: &Value) -> Option<bool> {
+    let zero = || value.as_f64() == Some(0.0);
+    let one = || value.as_u64() == Some(1);
+    let empty =
+        || value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty);
+    Some(match key {
+        "presence_penalty" | "frequency_penalty" => zero(),
+        "best_of" => one(),
+        "logit_bias" | "tools" | "functions" => empty(),
+        "suffix" => value.as_str() == Some(""),
+        "tool_choice" | "function_call" => value.as_str() == Some("none"),
+        "parallel_tool_calls" => true,
+        "response_format" => value["type"] == "text",
+        _ => return None,
+    })
+}
+
+/// A request, as the scheduler needs it.
+#[derive(Debug)]
+pub struct Asked {
+    /// The model's name, as the client gave it.
+    pub model: Option<String>,
+    /// The prompts.
+    pub prompts: Vec<Vec<u32>>,
+    /// The sampling of each choice of a prompt; empty if no token is wanted.
+    pub choices: Vec<Sampling>,
+    /// When a text ends.
+    pub limits: Limits,
+    /// Whether answers begin with the prompt.
+    pub echo: bool,
+    /// The number of alternatives to report with each token, if log-probabilities are wanted.
+    pub logprobs: Option<usize>,
+    /// Whether the answer is sent as it is written.
+    pub stream: bool,
+    /// Whether a stream ends with the number of tokens.
+    pub stream_usage: bool,
+    /// The memory policy.
+    pub policy: Policy,
+}
+
+/// What a server allows.
+#[derive(Clone, Debug)]
+pub struct Allowed {
+    /// The most tokens of a prompt and its answer together.
+    pub context: usize,
+    /// The most prompts of one request.
+    pub prompts: usize,
+}
+
+/// The keys of a request; those that were not read are refused.
+struct Keys(Map<String, Value>);
+
+impl Keys {
+    fn new(body: &[u8]) -> Result<Self> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(keys)) => Ok(Self(keys)),
+            Ok(_) => Err(ApiError::key("body", "the body must be a JSON object")),
+            Err(error) => Err(ApiError::key("body", format!("the body is not JSON: {error}"))),
+        }
+    }
+
+    /// Takes a key; `null` counts as absent.
+    fn take(&mut self, key: &str) -> Option<Value> {
+        self.0.remove(key).filter(|value| !value.is_null())
+    }
+
+    fn number(&mut self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.take(key) else { return Ok(None) };
+        match value.as_f64().filter(|number| number.is_finite()) {
+            Some(number) => Ok(Some(number)),
+            None => Err(ApiError::key(key, format!("`{key}` is {value}; it must be a number"))),
+        }
+    }
+
+    fn whole(&mut self, key: &str, most: usize) -> Result<Option<usize>> {
+        let Some(value) = self.take(key) else { return Ok(None) };
+        match value.as_u64().and_then(|number| usize::try_from(number).ok()).filter(|&n| n <= most) {
+            Some(number) => Ok(Some(number)),
+            None => {
+                let message = format!("`{key}` is {value}; it must be a whole number from 0 to {most}");
+                Err(ApiError::key(key, message))
+            }
+        }
+    }
+
+    fn flag(&mut self, key: &str) -> Result<bool> {
+        match self.take(key) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(value) => Err(ApiError::key(key, format!("`{key}` is {value}; it must be true or false"))),
+        }
+    }
+
+    fn string(&mut self, key: &str) -> Result<Option<String>> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(value) => Err(ApiError::key(key, format!("`{key}` is {value}; it must be a string"))),
+        }
+    }
+
+    /// A string or a list of strings.
+    fn strings(&mut self, key: &str) -> Result<Vec<String>> {
+        let wrong = || ApiError::key(key, format!("`{key}` must be a string or a list of strings"));
+        match self.take(key) {
+            None => Ok(Vec::new()),
+            Some(Value::String(text)) => Ok(vec![text]),
+            Some(Value::Array(list)) => {
+                let texts = list.into_iter().map(|value| match value {
+                    Value::String(text) => Ok(text),
+                    _ => Err(wrong()),
+                });
+                texts.collect()
+            }
+            Some(_) => Err(wrong()),
+        }
+    }
+
+    /// Refuses what was not taken.
+    fn end(self) -> Result<()> {
+        for (key, value) in &self.0 {
+            if value.is_null() || NEUTRAL.contains(&key.as_str()) {
+                continue;
+            }
+            match has_no_effect(key, value) {
+                Some(true) => {}
+                Some(false) => {
+                    return Err(ApiError::key(key, format!("`{key}` is not supported; leave it out")));
+                }
+                None => return Err(ApiError::key(key, format!("`{key}` is not a key of this request"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a request that completions and chats share.
+struct Common {
+    model: Option<String>,
+    choices: Vec<Sampling>,
+    limits: Limits,
+    stream: bool,
+    stream_usage: bool,
+    policy: Policy,
+}
+
+fn common(keys: &mut Keys, max_tokens: Option<usize>, own: &Policy) -> Result<Common> {
+    let n = keys.whole("n", MOST_CHOICES)?.unwrap_or(1);
+    if n == 0 {
+        return Err(ApiError::key("n", format!("`n` is 0; it must be from 1 to {MOST_CHOICES}")));
+    }
+    let seed = match keys.take("seed") {
+        None => 0,
+        Some(value) => match value.as_i64().map(|seed| seed as u64).or(value.as_u64()) {
+            Some(seed) => seed,
+            None => {
+                return Err(ApiError::key("seed", format!("`seed` is {value}; it must be a whole number")));
+            }
+        },
+    };
+    let sampling = Sampling {
+        temperature: keys.number("temperature")?.unwrap_or(1.0),
+        top_p: keys.number("top_p")?.unwrap_or(1.0),
+        top_k: keys.whole("top_k", usize::MAX)?.filter(|&k| k > 0),
+        repetition_penalty: keys.number("repetition_penalty")?.unwrap_or(1.0),
+        seed,
+        ..Sampling::default()
+    };
+    sampling.check().map_err(|error| ApiError::key("temperature", error.to_string()))?;
+    let choices = (0..n as u64).map(|i| Sampling { seed: seed.wrapping_add(i), ..sampling }).collect();
+    let stream_usage = match keys.take("stream_options") {
+        None => false,
+        Some(value) => value["include_usage"].as_bool().unwrap_or(false),
+    };
+    let policy = match keys.string("memory")? {
+        None => own.clone(),
+        Some(changes) => own.with(&changes).map_err(|error| ApiError::key("memory", error.to_string()))?,
+    };
+    Ok(Common {
+        model: keys.string("model")?,
+        choices: if max_tokens == Some(0) { Vec::new() } else { choices },
+        limits: Limits { max_tokens: max_tokens.unwrap_or(0), stop: keys.strings("stop")? },
+        stream: keys.flag("stream")?,
+        stream_usage,
+        policy,
+    })
+}
+
+/// The ids of a prompt.
+fn ids(list: &[Value], vocabulary: usize) -> Result<Vec<u32>> {
+    let id = |value: &Value| {
+        let id = value.as_u64().filter(|&id| id < vocabulary as u64);
+        id.map(|id| id as u32).ok_or_else(|| {
+            ApiError::key(
+                "prompt",
+                format!("`prompt` has the token {value}; ids are from 0 to {}", vocabulary - 1),
+            )
+        })
+    };
+    list.iter().map(id).collect()
+}
+
+fn prompts(value: Option<Value>, tokenizer: &Tokenizer, vocabulary: usize) -> Result<Vec<Vec<u32>>> {
+    let wrong = || {
+        ApiError::key(
+            "prompt",
+            "`prompt` must be a string, a list of strings, a list of ids, or a list of lists of ids",
+        )
+    };
+    let encode =
+        |text: &str| tokenizer.encode(text).map_err(|error| ApiError::key("prompt", error.to_string()));
+    let list = match value {
+        None => return Err(ApiError::key("prompt", "`prompt` is missing")),
+        Some(Value::String(text)) => return Ok(vec![encode(&text)?]),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(wrong()),
+    };
+    match list.first() {
+        None => Err(ApiError::key("prompt", "`prompt` is an empty list; it needs at least one token")),
+        Some(Value::Number(_)) => Ok(vec![ids(&list, vocabulary)?]),
+        Some(_) => {
+            let one = |value: &Value| match value {
+                Value::String(text) => encode(text),
+                Value::Array(list) => ids(list, vocabulary),
+                _ => Err(wrong()),
+            };
+            list.iter().map(one).collect()
+        }
+    }
+}
+
+/// The number of tokens that an answer gets if the request does not say.
+const DEFAULT_TOKENS: usize = 16;
+
+impl Asked {
+    /// Reads the body of `/v1/completions`.
+    pub fn completion(
+        body: &[u8],
+        tokenizer: &Tokenizer,
+        vocabulary: usize,
+        own: &Policy,
+        allowed: &Allowed,
+    ) -> Result<Self> {
+        let mut keys = Keys::new(body)?;
+        let prompts = prompts(keys.take("prompt"), tokenizer, vocabulary)?;
+        let echo = keys.flag("echo")?;
+        let logprobs = keys.whole("logprobs", MOST_TOP)?;
+        let max_tokens = keys.whole("max_tokens", usize::MAX)?.unwrap_or(DEFAULT_TOKENS);
+        if max_tokens == 0 && !echo {
+            return Err(ApiError::key(
+                "max_tokens",
+                "`max_tokens` is 0, and `echo` is not set: there is nothing to answer",
+            ));
+        }
+        let common = common(&mut keys, Some(max_tokens), own)?;
+        keys.end()?;
+        Self::new(prompts, common, echo, logprobs, tokenizer, vocabulary, allowed)
+    }
+
+    /// Reads the body of `/v1/chat/completions`.
+    pub fn chat(
+        body: &[u8],
+        template: &Template,
+        tokenizer: &Tokenizer,
+        vocabulary: usize,
+        own: &Policy,
+        allowed: &Allowed,
+    ) -> Result<Self> {
+        let mut keys = Keys::new(body)?;
+        let prompt = template.render(keys.take("messages"))?;
+        let ids = tokenizer.encode(&prompt).map_err(|error| ApiError::key("messages", error.to_string()))?;
+        let top = keys.whole("top_logprobs", MOST_TOP)?;
+        let logprobs = match keys.flag("logprobs")? {
+            true => Some(top.unwrap_or(0)),
+            false if top.is_some() => {
+                return Err(ApiError::key("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+            }
+            false => None,
+        };
+        let most = keys.whole("max_completion_tokens", usize::MAX)?;
+        let most = most.or(keys.whole("max_tokens", usize::MAX)?);
+        let left = allowed.context.saturating_sub(ids.len());
+        let mut common = common(&mut keys, Some(most.unwrap_or(left.min(1024))), own)?;
+        common.limits.stop.extend(template.stop());
+        keys.end()?;
+        Self::new(vec![ids], common, false, logprobs, tokenizer, vocabulary, allowed)
+    }
+
+    fn new(
+        mut prompts: Vec<Vec<u32>>,
+        common: Common,
+        echo: bool,
+        logprobs: Option<usize>,
+        tokenizer: &Tokenizer,
+        vocabulary: usize,
+        allowed: &Allowed,
+    ) -> Result<Self> {
+        let Common { model, choices, limits, stream, stream_usage, policy } = common;
+        if prompts.len() > allowed.prompts {
+            let message =
+                format!("the request has {} prompts; the server takes {}", prompts.len(), allowed.prompts);
+            return Err(ApiError::key("prompt", message));
+        }
+        for prompt in &mut prompts {
+            // An empty text begins after the end of another.
+            if prompt.is_empty() {
+                match tokenizer.end_of_text().filter(|&id| (id as usize) < vocabulary) {
+                    Some(id) => prompt.push(id),
+                    None => {
+                        return Err(ApiError::key("prompt", "a prompt is empty; it needs at least one token"));
+                    }
+                }
+            }
+            // A tokenizer may have more tokens than the model.
+            if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
+                let message = format!("the prompt has the token {id}; the model has {vocabulary} tokens");
+                return Err(ApiError::key("prompt", message));
+            }
+            let tokens = prompt.len().saturating_add(limits.max_tokens);
+            if tokens > allowed.context {
+                return Err(ApiError::key(
+                    "prompt",
+                    format!(
+                        "the prompt has {} tokens and the answer may have {}; together the server takes {} \
+                         (--context)",
+                        prompt.len(),
+                        limits.max_tokens,
+                        allowed.context
+                    ),
+                ));
+            }
+        }
+        Ok(Self { model, prompts, choices, limits, echo, logprobs, stream, stream_usage, policy })
+    }
+}

@@ -1,0 +1,551 @@
+//! The model's thread: any number of requests in one step of the model.
+//!
+//! Requests join and leave between steps. A step holds one token of every text that is being written, and a slice of
+//! the prompts that are being read, so that a long prompt does not stop the others: while texts are written, slices are
+//! short. What a request gets does not depend on what else is in its steps.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use march::anchors::Policy;
+use march::engine::Cpu;
+use march::generate::{Ended, GRID, Inference, Limits, Sampling, Session, Text};
+use march::memory::StateBank;
+use march::model::{InferenceParameters, Model, Part};
+use march::tokenizer::Tokenizer;
+use march::{Error, Result};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::metrics::Metrics;
+use crate::prefix::{Found, PrefixCache};
+
+/// A model that is ready to run, with its tokenizer.
+pub struct Loaded {
+    /// The engine. Its products must be batch-invariant.
+    pub engine: Cpu,
+    /// The model.
+    pub model: Model<Cpu>,
+    /// Its weights.
+    pub parameters: InferenceParameters<Cpu>,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The memory policy of requests that name none.
+    pub policy: Policy,
+}
+
+/// Prompt tokens per step while no text is being written.
+const WIDE_SLICE: usize = 2048;
+
+/// How long an idle model waits before it looks for cancelled requests.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How the model's time and memory are shared.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// The maximum number of texts in one step.
+    pub texts: usize,
+    /// The maximum number of requests that wait for a place.
+    pub queue: usize,
+    /// Prompt tokens per step while texts are being written.
+    pub slice: usize,
+    /// Bytes of memory for prefixes of earlier texts.
+    pub cache_bytes: usize,
+}
+
+/// A prompt and what to do with it.
+pub struct Job {
+    /// The prompt; at least one token.
+    pub prompt: Vec<u32>,
+    /// The memory policy.
+    pub policy: Policy,
+    /// One entry for each text to write; empty to only read the prompt.
+    pub choices: Vec<Sampling>,
+    /// When a text ends.
+    pub limits: Limits,
+    /// Whether the log-probabilities of the prompt's tokens are wanted.
+    pub score_prompt: bool,
+    /// The number of most probable tokens to report with each token, if log-probabilities are wanted.
+    pub top: Option<usize>,
+    /// When the request is given up.
+    pub deadline: Instant,
+    /// The number of the prompt in its request.
+    pub number: usize,
+    /// Receives what happens, with the prompt's number; the job is cancelled when it is closed.
+    pub events: UnboundedSender<(usize, Event)>,
+}
+
+impl Job {
+    /// Sends an event. That the receiver is gone is noticed before the next step.
+    fn tell(&self, event: Event) {
+        drop(self.events.send((self.number, event)));
+    }
+
+    /// Begins the texts, after the prompt was read.
+    fn write(&self, tokenizer: &Tokenizer, read: &Session<Cpu>) -> Result<Vec<Choice>> {
+        let begin = |(number, &sampling): (usize, &Sampling)| {
+            let mut session = Session::new(read.text().clone(), sampling)?;
+            session.begin(tokenizer, self.limits.clone())?;
+            Ok(Choice { number, session, ids: Vec::new() })
+        };
+        self.choices.iter().enumerate().map(begin).collect()
+    }
+}
+
+/// What happens to a job.
+#[derive(Debug)]
+pub enum Event {
+    /// The prompt is read: how many of its tokens came from the cache, and the scores of its tokens from the second on,
+    /// if they were requested.
+    Read {
+        /// Tokens that were not read again.
+        cached: usize,
+        /// One entry for each token but the first.
+        scores: Vec<Scored>,
+    },
+    /// A token of a choice, or its end.
+    Wrote {
+        /// The choice, from 0.
+        choice: usize,
+        /// The text that became final, which may be empty.
+        text: String,
+        /// The token and its log-probability; `None` if the text ended without a new token.
+        token: Option<Scored>,
+        /// The reason, if the text has ended.
+        ended: Option<Ended>,
+    },
+    /// The job failed, and there are no more events.
+    Failed(Failure),
+}
+
+/// Why a job failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// The request was wrong.
+    Refused(String),
+    /// Its time was over.
+    Late,
+    /// The server's fault.
+    Broken(String),
+}
+
+/// A token with its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability; meaningless unless log-probabilities were requested.
+    pub logprob: f32,
+    /// The most probable tokens, the most probable one first; at least one if log-probabilities were requested.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a job was not accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Full {
+    /// Too many requests are waiting.
+    Queue,
+    /// The server is shutting down.
+    Closing,
+}
+
+/// Hands jobs to the model's thread.
+#[derive(Clone)]
+pub struct Jobs {
+    sender: SyncSender<Job>,
+    waiting: Arc<AtomicUsize>,
+    queue: usize,
+}
+
+impl Jobs {
+    /// Adds jobs that belong together: all of them, or none if the queue is full.
+    pub fn add(&self, jobs: Vec<Job>) -> std::result::Result<(), Full> {
+        let count = jobs.len();
+        let before = self.waiting.fetch_add(count, Ordering::AcqRel);
+        if before + count > self.queue {
+            self.waiting.fetch_sub(count, Ordering::AcqRel);
+            return Err(Full::Queue);
+        }
+        for (i, job) in jobs.into_iter().enumerate() {
+            if let Err(error) = self.sender.try_send(job) {
+                self.waiting.fetch_sub(count - i, Ordering::AcqRel);
+                return Err(match error {
+                    TrySendError::Full(_) => Full::Queue,
+                    TrySendError::Disconnected(_) => Full::Closing,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of jobs that wait for a place.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs a model on a thread of its own, until all [`Jobs`] are dropped and the last job has ended.
+pub fn start(
+    loaded: Arc<Loaded>,
+    share: Share,
+    metrics: Arc<Metrics>,
+) -> std::io::Result<(Jobs, std::thread::JoinHandle<()>)> {
+    // `Jobs::add` keeps to the limit of the queue.
+    let (sender, receiver) = sync_channel(share.queue.max(1));
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let jobs = Jobs { sender, waiting: Arc::clone(&waiting), queue: share.queue };
+    let thread = std::thread::Builder::new().name("model".into()).spawn(move || {
+        let inference = Inference::new(&loaded.engine, &loaded.model, &loaded.parameters);
+        let wide = inference.call_tokens().min(WIDE_SLICE);
+        let narrow = share.slice.min(wide);
+        Scheduler {
+            loaded: &loaded,
+            wide: inference.clone().with_call_tokens(wide),
+            narrow: inference.with_call_tokens(narrow),
+            cache: PrefixCache::new(share.cache_bytes),
+            any_calls: loaded.model.config().mixer.has_same_bits_in_any_calls(),
+            active: VecDeque::new(),
+            share,
+            waiting,
+            metrics: &metrics,
+        }
+        .run(&receiver);
+    })?;
+    Ok((jobs, thread))
+}
+
+/// A job that has a place.
+struct Active {
+    job: Job,
+    cached: usize,
+    scores: Vec<Scored>,
+    state: State,
+}
+
+enum State {
+    /// The prompt is being read to score its tokens: the bank, and how many tokens it has read.
+    Scoring(Box<StateBank<Cpu>>, usize),
+    /// The prompt is being read. The session has been given the first `pushed` tokens of it, up to a place whose state
+    /// is kept, or all.
+    Reading(Box<Session<Cpu>>, usize),
+    /// Texts are being written.
+    Writing(Vec<Choice>),
+}
+
+/// A text that is being written.
+struct Choice {
+    number: usize,
+    session: Session<Cpu>,
+    /// The tokens of the answer so far.
+    ids: Vec<u32>,
+}
+
+struct Scheduler<'a> {
+    loaded: &'a Loaded,
+    wide: Inference<'a, Cpu>,
+    narrow: Inference<'a, Cpu>,
+    cache: PrefixCache,
+    /// Whether a text has the same bits however it is divided into calls.
+    any_calls: bool,
+    active: VecDeque<Active>,
+    share: Share,
+    waiting: Arc<AtomicUsize>,
+    metrics: &'a Metrics,
+}
+
+impl Scheduler<'_> {
+    fn run(mut self, receiver: &Receiver<Job>) {
+        let mut open = true;
+        while open || !self.active.is_empty() {
+            open &= self.admit(receiver);
+            self.drop_cancelled();
+            self.metrics.active.store(self.texts(), Ordering::Relaxed);
+            if self.active.is_empty() {
+                continue;
+            }
+            let step = catch_unwind(AssertUnwindSafe(|| self.step()));
+            let failed = match step {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "the model's thread failed unexpectedly".into(),
+            };
+            // A bank whose step failed is incomplete, and which one it was is unknown.
+            tracing::error!("a step of the model failed: {failed}");
+            self.metrics.failed_steps.fetch_add(1, Ordering::Relaxed);
+            for active in self.active.drain(..) {
+                active.fail(Failure::Broken(failed.clone()));
+            }
+        }
+    }
+
+    /// Number of texts that take part in steps.
+    fn texts(&self) -> usize {
+        self.active.iter().map(Active::texts).sum()
+    }
+
+    /// Takes waiting jobs as long as there are places; waits if there is nothing else to do. Returns whether more jobs
+    /// can come.
+    fn admit(&mut self, receiver: &Receiver<Job>) -> bool {
+        loop {
+            let texts = self.texts();
+            if texts >= self.share.texts {
+                return true;
+            }
+            let job = if self.active.is_empty() {
+                match receiver.recv_timeout(PAUSE) {
+                    Ok(job) => job,
+                    Err(RecvTimeoutError::Timeout) => return true,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                }
+            } else {
+                match receiver.try_recv() {
+                    Ok(job) => job,
+                    Err(std::sync::mpsc::TryRecvError::Empty) => return true,
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
+                }
+            };
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            if job.events.is_closed() {
+                continue;
+            }
+            let (events, number) = (job.events.clone(), job.number);
+            match self.begin(job) {
+                Ok(active) => self.active.push_back(active),
+                Err(error) => {
+                    let failed = Event::Failed(Failure::Refused(error.to_string()));
+                    // The receiver may be gone, which is as good.
+                    drop(events.send((number, failed)));
+                }
+            }
+        }
+    }
+
+    /// Finds how much of a prompt is known already.
+    fn begin(&mut self, job: Job) -> Result<Active> {
+        let Loaded { engine, model, .. } = self.loaded;
+        if job.score_prompt {
+            let bank = Box::new(model.bank(job.policy.clone())?);
+            return Ok(Active { job, cached: 0, scores: Vec::new(), state: State::Scoring(bank, 0) });
+        }
+        let Found { text, tokens, branch } = self.cache.find(engine, &job.prompt, &job.policy);
+        let text = match text {
+            Some(text) => text,
+            None => Text::new(model.bank(job.policy.clone())?),
+        };
+        self.metrics.cached_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+        let mut session = Box::new(Session::new(text, Sampling::greedy())?);
+        // Another text shares the prompt up to here: keep the state, so that the next such prompt starts from it. A
+        // model whose bits depend on where calls end can only continue from the grid.
+        let last = job.prompt.len() - 1;
+        let grid = (!self.any_calls).then_some(last / GRID * GRID);
+        let pushed = branch.or(grid).filter(|&at| at > tokens).unwrap_or(job.prompt.len());
+        session.push(&job.prompt[tokens..pushed]);
+        Ok(Active { job, cached: tokens, scores: Vec::new(), state: State::Reading(session, pushed) })
+    }
+
+    fn drop_cancelled(&mut self) {
+        let now = Instant::now();
+        let late: Vec<Active> = {
+            let (keep, late) = self.active.drain(..).partition(|active| active.job.deadline > now);
+            self.active = keep;
+            late.into()
+        };
+        late.into_iter().for_each(|active| active.fail(Failure::Late));
+        let before = self.active.len();
+        self.active.retain(|active| !active.job.events.is_closed());
+        self.metrics.cancelled.fetch_add((before - self.active.len()) as u64, Ordering::Relaxed);
+    }
+
+    /// One step: a token of every text that is being written, and slices of prompts.
+    fn step(&mut self) -> Result<()> {
+        let writing = self.active.iter().any(|active| matches!(active.state, State::Writing(_)));
+        let inference = if writing { &self.narrow } else { &self.wide };
+        let mut room = inference.call_tokens();
+        let mut now: Vec<&mut Session<Cpu>> = Vec::new();
+        let mut read = 0;
+        let mut scoring: Vec<(&mut Active, usize)> = Vec::new();
+        for active in &mut self.active {
+            if let State::Scoring(_, at) = active.state {
+                let last = active.job.prompt.len() - 1;
+                let slice = inference.call_tokens();
+                let count = (slice - at % slice).min(last - at);
+                if count <= room {
+                    room -= count;
+                    read += count;
+                    scoring.push((active, count));
+                }
+                continue;
+            }
+            match &mut active.state {
+                State::Reading(session, _) => {
+                    let count = inference.next_tokens(session);
+                    if count <= room {
+                        room -= count;
+                        read += count;
+                        now.push(session);
+                    }
+                }
+                State::Writing(choices) => now.extend(choices.iter_mut().map(|choice| &mut choice.session)),
+                State::Scoring(..) => {}
+            }
+        }
+        inference.step(&mut now)?;
+        drop(now);
+        score(inference, &mut scoring)?;
+        drop(scoring);
+        self.metrics.steps.fetch_add(1, Ordering::Relaxed);
+        self.metrics.prompt_tokens.fetch_add(read as u64, Ordering::Relaxed);
+        self.take_results()
+    }
+
+    /// Samples from what the step computed, and moves jobs on.
+    fn take_results(&mut self) -> Result<()> {
+        let mut still = VecDeque::with_capacity(self.active.len());
+        let mut turned = VecDeque::new();
+        for active in std::mem::take(&mut self.active) {
+            let reading = !matches!(active.state, State::Writing(_));
+            match self.go_on(active)? {
+                Some(active) if reading && active.is_reading() => turned.push_back(active),
+                Some(active) => still.push_back(active),
+                None => {}
+            }
+        }
+        // Prompts take turns: the first was certainly served, and waits behind the others in the next step.
+        turned.rotate_left(usize::from(turned.len() > 1));
+        still.extend(turned);
+        self.active = still;
+        Ok(())
+    }
+
+    fn go_on(&mut self, mut active: Active) -> Result<Option<Active>> {
+        let engine = &self.loaded.engine;
+        active.state = match active.state {
+            State::Scoring(bank, read) if read + 1 == active.job.prompt.len() => {
+                let text = Text::new(*bank).with_recent(&active.job.prompt[..read]);
+                let mut session = Box::new(Session::new(text, Sampling::greedy())?);
+                session.push(&active.job.prompt[read..]);
+                State::Reading(session, active.job.prompt.len())
+            }
+            State::Reading(mut session, pushed) if session.is_ready() => {
+                let prompt = &active.job.prompt;
+                if self.any_calls || pushed.is_multiple_of(GRID) {
+                    self.cache.keep(engine, &prompt[..pushed], session.text());
+                }
+                if pushed < prompt.len() {
+                    session.push(&prompt[pushed..]);
+                    State::Reading(session, prompt.len())
+                } else {
+                    let scores = std::mem::take(&mut active.scores);
+                    active.job.tell(Event::Read { cached: active.cached, scores });
+                    State::Writing(active.job.write(&self.loaded.tokenizer, &session)?)
+                }
+            }
+            other => other,
+        };
+        let Active { job, state, .. } = &mut active;
+        let State::Writing(choices) = state else { return Ok(Some(active)) };
+        let mut over = Vec::new();
+        for (i, choice) in choices.iter_mut().enumerate().filter(|(_, choice)| choice.session.is_ready()) {
+            let ended = choice.advance(job, &self.loaded.tokenizer)?;
+            self.metrics.generated_tokens.fetch_add(1, Ordering::Relaxed);
+            over.extend(ended.map(|ended| (i, ended)));
+        }
+        for (i, ended) in over.into_iter().rev() {
+            let choice = choices.swap_remove(i);
+            // Before a stop string, the text's tokens are others than those that were sampled.
+            if ended != Ended::Stop && self.any_calls {
+                let ids = [&job.prompt[..], &choice.ids].concat();
+                self.cache.keep(engine, &ids, choice.session.text());
+            }
+        }
+        self.metrics.cache_bytes.store(self.cache.bytes(), Ordering::Relaxed);
+        Ok((!choices.is_empty()).then_some(active))
+    }
+}
+
+/// Reads slices of prompts and scores their tokens.
+fn score(inference: &Inference<'_, Cpu>, scoring: &mut [(&mut Active, usize)]) -> Result<()> {
+    let (mut parts, mut targets) = (Vec::new(), Vec::new());
+    for (active, count) in scoring.iter_mut().filter(|(_, count)| *count > 0) {
+        let Active { job, state: State::Scoring(bank, at), .. } = &mut **active else { continue };
+        let span = *at..*at + *count;
+        targets.extend_from_slice(&job.prompt[span.start + 1..span.end + 1]);
+        parts.push(Part::new(&job.prompt[span], bank));
+    }
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let found = inference.scores(&mut parts, &targets)?;
+    drop(parts);
+    let mut next = 0;
+    for (active, count) in scoring {
+        let Active { scores, state: State::Scoring(_, at), .. } = &mut **active else { continue };
+        for i in next..next + *count {
+            if !found.nll[i].is_finite() {
+                return Err(Error::Diverged("the model's logits are not finite".into()));
+            }
+            let top = vec![(found.greedy[i], -found.greedy_nll[i])];
+            scores.push(Scored { id: targets[i], logprob: -found.nll[i], top });
+        }
+        next += *count;
+        *at += *count;
+    }
+    Ok(())
+}
+
+impl Active {
+    fn texts(&self) -> usize {
+        match &self.state {
+            State::Writing(choices) => choices.len(),
+            _ => self.job.choices.len().max(1),
+        }
+    }
+
+    fn is_reading(&self) -> bool {
+        !matches!(self.state, State::Writing(_))
+    }
+
+    fn fail(self, failure: Failure) {
+        self.job.tell(Event::Failed(failure));
+    }
+}
+
+impl Choice {
+    /// Samples the next token; returns the reason if the text has ended.
+    fn advance(&mut self, job: &Job, tokenizer: &Tokenizer) -> Result<Option<Ended>> {
+        let logits = job.top.and_then(|_| self.session.logits().map(<[f32]>::to_vec));
+        let wrote = self.session.advance(tokenizer)?;
+        let token = wrote.token.map(|id| match (&logits, job.top) {
+            (Some(logits), Some(top)) => scored(logits, id, top),
+            _ => Scored { id, logprob: 0.0, top: Vec::new() },
+        });
+        let (mut text, mut ended) = (wrote.text, wrote.ended);
+        // A token that ends a text is not part of it.
+        self.ids.extend(wrote.token.filter(|_| ended.is_none()));
+        if ended.is_none() && self.ids.len() == job.limits.max_tokens {
+            // The model need not read the last token.
+            let last = self.session.advance(tokenizer)?;
+            text += &last.text;
+            ended = last.ended;
+        }
+        job.tell(Event::Wrote { choice: self.number, text, token, ended });
+        Ok(ended)
+    }
+}
+
+/// The log-probabilities of a token and of the most probable ones.
+fn scored(logits: &[f32], id: u32, top: usize) -> Scored {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
+    let logprob = |id: u32| (f64::from(logits[id as usize] - largest) - sum.ln()) as f32;
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    let count = top.max(1).min(order.len());
+    let by = |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
+    order.select_nth_unstable_by(count - 1, by);
+    order.truncate(count);
+    order.sort_unstable_by(by);
+    Scored { id, logprob: logprob(id), top: order.into_iter().map(|id| (id, logprob(id))).collect() }
+}
