@@ -280,8 +280,7 @@ fn streamed(
         let tokenizer: &Tokenizer = &app.loaded.tokenizer;
         let mut answer = Answer::new(head, &asked, tokenizer);
         let (mut next, mut receiver) = (first, receiver);
-        loop {
-            let Some((prompt, event)) = next else { break };
+        while let Some((prompt, event)) = next {
             let new = match event {
                 Event::Failed(failure) => Err(ApiError::from(failure)),
                 event => answer.add(prompt, event).map_err(broken),

@@ -331,7 +331,10 @@ impl Asked {
                 match tokenizer.end_of_text().filter(|&id| (id as usize) < vocabulary) {
                     Some(id) => prompt.push(id),
                     None => {
-                        return Err(ApiError::key("prompt", "a prompt is empty; it needs at least one token"));
+                        return Err(ApiError::key(
+                            "prompt",
+                            "a prompt is empty; it needs at least one token",
+                        ));
                     }
                 }
             }
