@@ -101,11 +101,11 @@ def replay(results):
     return Replay()
 
 
-def harness(model, tasks, limit, bootstraps=0, **more):
+def harness(model, tasks, limit, bootstraps=0):
     """What the harness finds with this model: by task, values and standard errors of metrics, and samples."""
     import lm_eval
 
-    result = lm_eval.simple_evaluate(model=model, tasks=tasks, limit=limit, bootstrap_iters=bootstraps, **more)
+    result = lm_eval.simple_evaluate(model=model, tasks=tasks, limit=limit, bootstrap_iters=bootstraps)
     found = {}
     for task in tasks:
         numbers = {key.split(",")[0]: value for key, value in result["results"][task].items() if "," in key}
@@ -140,6 +140,8 @@ def compare_served(options, tasks, ours, differences):
 
     Returns the largest difference of log-likelihoods by task.
     """
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
     tasks = [task for task in tasks if task in SERVED]
     largest = dict.fromkeys(tasks, 0.0)
     if not tasks:
@@ -153,7 +155,7 @@ def compare_served(options, tasks, ours, differences):
                 "max_length": 8192,
                 "num_concurrent": concurrent,
             }
-            found = harness("local-completions", tasks, options.limit, model_args=model_args, batch_size=batch)
+            found = harness(LocalCompletionsAPI(batch_size=batch, **model_args), tasks, options.limit)
             for task in tasks:
                 samples = compare_answers(task, ours[task]["samples"], found[task]["samples"], differences)
                 largest[task] = max(largest[task], samples)

@@ -28,7 +28,7 @@ const NOTES: [&str; 3] = [
 ];
 
 /// What the figures show; written after the run that docs/results shows.
-const READING: [&str; 3] = [
+const READING: [&str; 4] = [
     "**All four of the paper's claims hold on this machine.** Reading all anchors takes less time than attention at \
      every length, and 15 times less at 32K tokens. Top-4 takes a ninth of the dense core's time at 128K tokens, \
      trains four times as fast as dense there, and 44 times as fast as attention.",
@@ -39,6 +39,8 @@ const READING: [&str; 3] = [
      as GDN.",
     "**Beside PyTorch**, in the same run: attention takes 0.98 to 1.9 times our time in PyTorch, and its chunked \
      gated delta rule 7 to 11 times.",
+    "Between runs, times on this machine differ by 10 to 20 %: at 1K to 8K tokens the order of GDN and MARCH in \
+     training is noise.",
 ];
 
 /// The paper's own experiment, as `--size paper` prints it.
