@@ -67,7 +67,7 @@ pub fn verdict(learned: &[Learned], quick: bool) -> String {
             );
         }
     }
-    text + "\nOne seed is an example, and seeds differ: docs/results/capacity.md has five, with intervals."
+    text + "\nOne seed is an example, and seeds differ: docs/results/capacity.md has ten, with intervals."
 }
 
 /// What MARCH is compared by with the Gated DeltaNet of equal memory.
