@@ -1,8 +1,8 @@
 //! Serves a model over HTTP with OpenAI's interface.
 //!
-//! [`serve`] answers requests on a few asynchronous threads; the model runs on a thread of its own ([`scheduler`]),
-//! many requests in one step, and continues from the states of earlier texts that begin alike ([`prefix`]). [`request`]
-//! reads what a client asks for and refuses by name what is not supported; [`answer`] writes what it gets.
+//! [`serve`] answers requests on a few asynchronous threads; the model runs on a thread of its own (`scheduler`),
+//! many requests in one step, and continues from the states of earlier texts that begin alike (`prefix`). `request`
+//! reads what a client asks for and refuses by name what is not supported; `answer` writes what it gets.
 
 mod answer;
 mod chat;
