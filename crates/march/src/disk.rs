@@ -60,7 +60,7 @@ pub(crate) fn parent(path: &Path) -> &Path {
 }
 
 /// Waits until a folder's entries are on the disk.
-pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
+pub fn sync_folder(folder: &Path) -> Result<()> {
     if cfg!(not(unix)) {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use march::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::request::Asked;
-use crate::scheduler::{Event, Scored};
+use crate::scheduler::{Event, Kept, Scored};
 
 /// Which interface the answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,13 +148,18 @@ pub struct Answer<'a> {
     choices: BTreeMap<usize, Choice>,
     /// The numbers of tokens so far.
     pub usage: Usage,
+    /// What is left of the last choice, if it was asked for.
+    pub kept: Option<Box<Kept>>,
+    /// The key `march` of the answer: what OpenAI's interface has no place for.
+    pub more: Option<Value>,
 }
 
 impl<'a> Answer<'a> {
     /// An answer without any text.
     pub fn new(head: Head, asked: &'a Asked, tokenizer: &'a Tokenizer) -> Self {
         let prompt = asked.prompts.iter().map(Vec::len).sum();
-        Self { head, asked, tokenizer, choices: BTreeMap::new(), usage: Usage { prompt, ..Usage::default() } }
+        let usage = Usage { prompt, ..Usage::default() };
+        Self { head, asked, tokenizer, choices: BTreeMap::new(), usage, kept: None, more: None }
     }
 
     /// The number of choices for each prompt.
@@ -189,11 +194,15 @@ impl<'a> Answer<'a> {
                 }
                 choice.characters += text.chars().count();
                 choice.ended = ended;
+                choice.text += &text;
                 if !self.asked.stream {
-                    choice.text += &text;
                     return Ok(Vec::new());
                 }
                 Ok(vec![self.part(index, &text, &new, ended)])
+            }
+            Event::Kept(kept) => {
+                self.kept = Some(kept);
+                Ok(Vec::new())
             }
             Event::Failed(_) => Ok(Vec::new()),
         }
@@ -267,7 +276,19 @@ impl<'a> Answer<'a> {
     pub fn usage_part(&self) -> Value {
         let mut part = self.head.with(Vec::new(), true);
         part["usage"] = self.usage.json();
+        self.add_more(&mut part);
         part
+    }
+
+    fn add_more(&self, answer: &mut Value) {
+        if let Some(more) = &self.more {
+            answer["march"] = more.clone();
+        }
+    }
+
+    /// The text of the first choice.
+    pub fn text(&self) -> &str {
+        self.choices.get(&0).map_or("", |choice| &choice.text)
     }
 
     /// Whether every choice has ended.
@@ -295,6 +316,7 @@ impl<'a> Answer<'a> {
         });
         let mut whole = self.head.with(choices.collect(), false);
         whole["usage"] = self.usage.json();
+        self.add_more(&mut whole);
         whole
     }
 }

@@ -7,6 +7,7 @@ use minijinja::{Environment, UndefinedBehavior, context};
 use serde_json::Value;
 
 use crate::error::ApiError;
+use crate::sessions::{Message, Record};
 
 /// How a conversation is written.
 pub struct Template {
@@ -58,24 +59,43 @@ impl Template {
     }
 
     /// The prompt that asks for the next message.
-    pub fn render(&self, messages: Option<Value>) -> Result<String, ApiError> {
-        let wrong = |message: String| ApiError::key("messages", message);
-        let messages = match messages {
-            Some(Value::Array(messages)) if !messages.is_empty() => messages,
-            _ => return Err(wrong("`messages` must be a list of at least one message".into())),
-        };
-        let turns = messages.iter().map(turn).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-        let Some(environment) = &self.own else { return Ok(plain(&turns)) };
-        let list: Vec<minijinja::Value> =
-            turns.iter().map(|(role, content)| context! { role => role, content => content }).collect();
+    pub fn render(&self, messages: &[Message]) -> Result<String, ApiError> {
+        let Some(environment) = &self.own else { return Ok(plain(messages)) };
+        let list: Vec<minijinja::Value> = messages
+            .iter()
+            .map(|Message { role, content }| context! { role => role, content => content })
+            .collect();
         let values = context! {
             messages => list, add_generation_prompt => true, eos_token => self.end_of_text.clone(), bos_token => "",
         };
-        environment
-            .get_template(NAME)
-            .and_then(|template| template.render(values))
-            .map_err(|error| wrong(format!("the model's chat template refused the messages: {error}")))
+        environment.get_template(NAME).and_then(|template| template.render(values)).map_err(|error| {
+            let message = format!("the model's chat template refused the messages: {error}");
+            ApiError::key("messages", message)
+        })
     }
+
+    /// What follows the text of a conversation when new messages are added; or, if the template writes the conversation
+    /// in another way than it was, the whole new prompt.
+    pub fn continued(&self, record: &Record, new: &[Message]) -> Result<Next, ApiError> {
+        if self.own.is_none() {
+            return Ok(Next::After(plain(new)));
+        }
+        let mut messages = record.messages();
+        messages.extend_from_slice(new);
+        let whole = self.render(&messages)?;
+        Ok(match whole.strip_prefix(&record.text) {
+            Some(rest) => Next::After(rest.into()),
+            None => Next::Instead(whole),
+        })
+    }
+}
+
+/// How a prompt continues a conversation.
+pub enum Next {
+    /// With this after its text.
+    After(String),
+    /// With this instead of its text.
+    Instead(String),
 }
 
 /// The text of a folder's template.
@@ -99,8 +119,19 @@ fn find(folder: &Path) -> Result<Option<String>, String> {
     Ok(config["chat_template"].as_str().map(Into::into))
 }
 
+/// The messages of a request.
+pub fn messages(value: Option<Value>) -> Result<Vec<Message>, ApiError> {
+    let wrong = |message: String| ApiError::key("messages", message);
+    match value {
+        Some(Value::Array(messages)) if !messages.is_empty() => {
+            messages.iter().map(message).collect::<Result<Vec<_>, _>>().map_err(wrong)
+        }
+        _ => Err(wrong("`messages` must be a list of at least one message".into())),
+    }
+}
+
 /// The role and the text of a message.
-fn turn(message: &Value) -> Result<(String, String), String> {
+fn message(message: &Value) -> Result<Message, String> {
     let role = message["role"].as_str().ok_or("a message has no `role`")?;
     if !["system", "developer", "user", "assistant"].contains(&role) {
         return Err(format!("the role `{role}` is not supported; use system, user or assistant"));
@@ -116,15 +147,17 @@ fn turn(message: &Value) -> Result<(String, String), String> {
         }
         _ => return Err("a message has no `content`".into()),
     };
-    Ok((role.into(), content))
+    Ok(Message { role: role.into(), content })
 }
 
 /// The form of `march chat`.
-fn plain(turns: &[(String, String)]) -> String {
+fn plain(messages: &[Message]) -> String {
     let mut text = String::new();
-    for (role, content) in turns {
+    for Message { role, content } in messages {
         match role.as_str() {
             "user" => text.extend(["\nUser: ", content]),
+            // An answer usually begins with the space.
+            "assistant" if content.starts_with(char::is_whitespace) => text.extend(["\nAssistant:", content]),
             "assistant" => text.extend(["\nAssistant: ", content]),
             _ => text.extend([content.as_str()]),
         }
@@ -138,7 +171,8 @@ mod tests {
     use serde_json::json;
 
     fn rendered(template: &Template, messages: Value) -> Result<String, String> {
-        template.render(Some(messages)).map_err(|error| error.body()["error"]["message"].to_string())
+        let rendered = super::messages(Some(messages)).and_then(|messages| template.render(&messages));
+        rendered.map_err(|error| error.body()["error"]["message"].to_string())
     }
 
     #[test]

@@ -27,6 +27,11 @@ impl ApiError {
         Self { status: StatusCode::BAD_REQUEST, message: message.into(), key: Some(key.into()) }
     }
 
+    /// The same error, about another key.
+    pub fn of(self, key: &str) -> Self {
+        Self { key: Some(key.into()), ..self }
+    }
+
     /// The error as OpenAI's clients expect it.
     pub fn body(&self) -> serde_json::Value {
         let kind = match self.status.as_u16() {

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
@@ -27,8 +28,10 @@ use crate::answer::{Answer, Form, Head};
 use crate::chat::Template;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
-use crate::request::{Allowed, Asked};
+use crate::request::{self, Allowed, Asked, Context};
 use crate::scheduler::{Event, Job, Jobs, Loaded, Share, start};
+use crate::sessions::{NewTurn, Open, Sessions, Wanted};
+use crate::{page, recall};
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -47,6 +50,8 @@ pub struct Options {
     pub body_bytes: usize,
     /// How long a request may take, from its arrival.
     pub request_time: Duration,
+    /// The folder for conversations; without it, they are only in memory.
+    pub sessions: Option<PathBuf>,
     /// What requests may ask for.
     pub allowed: Allowed,
     /// How requests share the model.
@@ -64,6 +69,7 @@ struct App {
     template: Template,
     options: Options,
     jobs: Jobs,
+    sessions: Arc<Sessions>,
     metrics: Arc<Metrics>,
     answers: AtomicU64,
     began: u64,
@@ -80,9 +86,21 @@ pub fn serve(
     let addr = options.addr;
     let template = Template::of_folder(&options.folder, &loaded.tokenizer)?;
     let (loaded, metrics) = (Arc::new(loaded), Arc::new(Metrics::default()));
+    let Options { sessions, name, share, .. } = &options;
+    let sessions = Sessions::open(sessions.clone(), Arc::clone(&loaded), name, share.cache_bytes)?;
+    let sessions = Arc::new(sessions);
     let (jobs, model) = start(Arc::clone(&loaded), options.share.clone(), Arc::clone(&metrics))
         .map_err(|error| format!("the model's thread could not start: {error}"))?;
-    let app = App { loaded, template, options, jobs, metrics, answers: AtomicU64::new(0), began: seconds() };
+    let app = App {
+        loaded,
+        template,
+        options,
+        jobs,
+        sessions,
+        metrics,
+        answers: AtomicU64::new(0),
+        began: seconds(),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -111,11 +129,17 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/models", get(models))
+        .route("/v1/sessions", get(list_sessions))
+        .route("/v1/sessions/{id}", get(get_session).put(put_session).delete(delete_session))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .route("/", get(page::index))
+        .route("/page.css", get(page::style))
+        .route("/page.js", get(page::script))
+        .route("/openapi.json", get(page::openapi))
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path exists, but not with this method")
         })
@@ -126,7 +150,7 @@ fn router(app: Arc<App>) -> Router {
 
 /// Checks the key, adds headers, counts the answer, and turns a panic into an answer.
 async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/health");
+    let open = page::OPEN.contains(&request.uri().path());
     let preflight = request.method() == Method::OPTIONS && app.options.cors.is_some();
     let mut response = if preflight {
         StatusCode::NO_CONTENT.into_response()
@@ -144,7 +168,8 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         let allowed = HeaderValue::from_static("authorization, content-type");
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+        headers
+            .insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT, DELETE"));
     }
     app.metrics.answered(response.status().as_u16());
     response
@@ -203,12 +228,14 @@ async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiE
     let deadline = Instant::now() + app.options.request_time;
     let body = app.body(body).await?;
     let parsing = Arc::clone(&app);
-    let asked = apart(move || {
-        let App { loaded, options: Options { allowed, .. }, template, .. } = &*parsing;
+    let mut asked = apart(move || {
+        let App { loaded, template, sessions, options: Options { allowed, .. }, .. } = &*parsing;
         let Loaded { tokenizer, policy, model, .. } = &**loaded;
+        let vocabulary = parsing.vocabulary();
+        let context = Context { tokenizer, template, vocabulary, policy, allowed, sessions };
         let asked = match form {
-            Form::Completion => Asked::completion(&body, tokenizer, parsing.vocabulary(), policy, allowed)?,
-            Form::Chat => Asked::chat(&body, template, tokenizer, parsing.vocabulary(), policy, allowed)?,
+            Form::Completion => Asked::completion(&body, &context)?,
+            Form::Chat => Asked::chat(&body, &context)?,
         };
         model.check_policy(&asked.policy).map_err(|error| ApiError::key("memory", error.to_string()))?;
         Ok(asked)
@@ -218,14 +245,18 @@ async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiE
         let message = format!("the model `{other}` is not here; the server has `{}`", app.options.name);
         return Err(ApiError::new(StatusCode::NOT_FOUND, message));
     }
+    let mut known = asked.conversation.as_mut().and_then(|(open, _)| open.known.take());
     let (sender, mut receiver) = unbounded_channel();
     let jobs = asked.prompts.iter().enumerate().map(|(number, prompt)| Job {
         prompt: prompt.clone(),
         policy: asked.policy.clone(),
+        known: known.take(),
         choices: asked.choices.clone(),
         limits: asked.limits.clone(),
         score_prompt: asked.echo && asked.logprobs.is_some(),
         top: asked.logprobs,
+        whole: asked.conversation.is_some(),
+        recall: asked.recall,
         deadline,
         number,
         events: sender.clone(),
@@ -247,6 +278,7 @@ async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiE
         }
         return Ok(streamed(app, asked, head, first, receiver));
     }
+    let mut conversation = asked.conversation.take();
     let mut answer = Answer::new(head, &asked, &app.loaded.tokenizer);
     while let Some((prompt, event)) = receiver.recv().await {
         match event {
@@ -254,13 +286,44 @@ async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiE
             event => drop(answer.add(prompt, event).map_err(broken)?),
         }
     }
-    match answer.is_complete() {
-        true => Ok(Json(answer.whole()).into_response()),
-        false => Err(ApiError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the model stopped before the answer was whole",
-        )),
+    if !answer.is_complete() {
+        return Err(incomplete());
     }
+    end(&app, &asked, &mut answer, conversation.take()).await?;
+    Ok(Json(answer.whole()).into_response())
+}
+
+fn incomplete() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model stopped before the answer was whole")
+}
+
+/// Keeps the turn of a conversation, and adds to the answer what OpenAI's interface has no place for.
+async fn end(
+    app: &Arc<App>,
+    asked: &Asked,
+    answer: &mut Answer<'_>,
+    conversation: Option<(Open, NewTurn)>,
+) -> Result<(), ApiError> {
+    let Some(kept) = answer.kept.take() else { return Ok(()) };
+    let (policy, said, recall) = (asked.policy.clone(), answer.text().to_string(), asked.recall);
+    let app = Arc::clone(app);
+    let more = apart(move || {
+        let tokenizer = &app.loaded.tokenizer;
+        let recall = if recall { recall::json(&kept, tokenizer).map_err(broken)? } else { Value::Null };
+        let (mut session, mut turn) = (None, None);
+        if let Some((mut open, new)) = conversation {
+            open.finish(&new, &said, &policy, &kept)?;
+            (session, turn) = (Some(open.id.clone()), Some(open.record.turns.len()));
+        }
+        let anchors = kept.known.text.bank().timeline().kept.len();
+        Ok(json!({
+            "session": session, "turn": turn, "tokens": kept.known.ids.len(),
+            "memory": { "policy": policy.to_string(), "bytes": kept.bytes, "anchors": anchors },
+            "recall": recall,
+        }))
+    });
+    answer.more = Some(more.await?);
+    Ok(())
 }
 
 fn broken(error: march::Error) -> ApiError {
@@ -270,7 +333,7 @@ fn broken(error: march::Error) -> ApiError {
 /// Sends an answer as it is written. When the client goes away, the receiver is dropped, which cancels the jobs.
 fn streamed(
     app: Arc<App>,
-    asked: Asked,
+    mut asked: Asked,
     head: Head,
     first: Option<(usize, Event)>,
     receiver: UnboundedReceiver<(usize, Event)>,
@@ -278,6 +341,7 @@ fn streamed(
     let (parts, sent) = unbounded_channel::<Value>();
     tokio::spawn(async move {
         let tokenizer: &Tokenizer = &app.loaded.tokenizer;
+        let conversation = asked.conversation.take();
         let mut answer = Answer::new(head, &asked, tokenizer);
         let (mut next, mut receiver) = (first, receiver);
         while let Some((prompt, event)) = next {
@@ -302,7 +366,15 @@ fn streamed(
                 () = parts.closed() => return,
             };
         }
-        if asked.stream_usage {
+        let ended = match answer.is_complete() {
+            true => end(&app, &asked, &mut answer, conversation).await,
+            false => Err(incomplete()),
+        };
+        if let Err(error) = ended {
+            drop(parts.send(error.body()));
+            return;
+        }
+        if asked.stream_usage || answer.more.is_some() {
             drop(parts.send(answer.usage_part()));
         }
         drop(parts.send(Value::Null));
@@ -317,9 +389,51 @@ fn streamed(
 
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     let Options { name, allowed, .. } = &app.options;
+    let Loaded { model, policy, .. } = &*app.loaded;
     Json(json!({ "object": "list", "data": [{
         "id": name, "object": "model", "created": app.began, "owned_by": "march", "max_model_len": allowed.context,
+        "march": {
+            "model_type": model.config().mixer.model_type(), "parameters": model.parameter_count(),
+            "policy": policy.to_string(), "routes": policy.interval.is_some(),
+        },
     }] }))
+}
+
+async fn list_sessions(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(app.sessions.list())
+}
+
+/// The id in a path. One that is not UTF-8 is as wrong as one with other characters.
+type Id = Result<Path<String>, PathRejection>;
+
+fn id(id: Id) -> Result<String, ApiError> {
+    id.map(|Path(id)| id).map_err(|error| ApiError::key("session", error.body_text()))
+}
+
+async fn get_session(State(app): State<Arc<App>>, path: Id) -> Result<Json<Value>, ApiError> {
+    let id = id(path)?;
+    apart(move || app.sessions.get(&id).map(Json)).await
+}
+
+async fn delete_session(State(app): State<Arc<App>>, path: Id) -> Result<Json<Value>, ApiError> {
+    let id = id(path)?;
+    apart(move || app.sessions.delete(&id).map(Json)).await
+}
+
+async fn put_session(State(app): State<Arc<App>>, path: Id, body: Body) -> Result<Response, ApiError> {
+    let id = id(path)?;
+    let body = app.body(body).await?;
+    apart(move || {
+        let policy = &app.loaded.policy;
+        let wanted = if body.is_empty() { Wanted::default() } else { request::wanted(&body, policy)? };
+        if let Some(policy) = &wanted.policy {
+            let checked = app.loaded.model.check_policy(policy);
+            checked.map_err(|error| ApiError::key("memory", error.to_string()))?;
+        }
+        let (new, session) = app.sessions.put(&id, wanted)?;
+        Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(session)).into_response())
+    })
+    .await
 }
 
 /// A JSON object with the given keys only.
@@ -380,5 +494,5 @@ async fn health(State(app): State<Arc<App>>) -> Json<Value> {
 
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-    (kind, app.metrics.text(app.jobs.waiting()))
+    (kind, app.metrics.text(app.jobs.waiting(), app.sessions.size()))
 }

@@ -38,7 +38,7 @@ impl Metrics {
     }
 
     /// In Prometheus' text format.
-    pub fn text(&self, waiting: usize) -> String {
+    pub fn text(&self, waiting: usize, sessions: (usize, usize)) -> String {
         let mut text = String::new();
         let mut add = |name: &str, kind: &str, help: &str, values: &[(&str, u64)]| {
             // Writing to a string cannot fail.
@@ -75,6 +75,13 @@ impl Metrics {
         add("active_texts", "gauge", "Texts in the model's steps.", &[("", active)]);
         add("waiting_requests", "gauge", "Requests that wait for a place.", &[("", waiting as u64)]);
         add("cache_bytes", "gauge", "Bytes of the prefix cache.", &[("", bytes)]);
+        add("sessions", "gauge", "Conversations that are kept.", &[("", sessions.0 as u64)]);
+        add(
+            "session_bytes",
+            "gauge",
+            "Bytes of conversations' states in memory.",
+            &[("", sessions.1 as u64)],
+        );
         text
     }
 }

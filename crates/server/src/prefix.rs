@@ -15,9 +15,16 @@ use march::memory::Rollback;
 /// A prefix that is shorter is read again: that is faster than to look for it.
 const SHORTEST: usize = 16;
 
+/// A text with all of its tokens.
+pub struct Known {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// The text.
+    pub text: Text<Cpu>,
+}
+
 struct Entry {
-    ids: Vec<u32>,
-    text: Text<Cpu>,
+    known: Known,
     bytes: usize,
     /// When it was last used.
     used: u64,
@@ -57,11 +64,11 @@ impl PrefixCache {
     pub fn find(&mut self, engine: &Cpu, prompt: &[u32], policy: &Policy) -> Found {
         let (mut best, mut tokens, mut shared) = (None, 0, 0);
         for (i, entry) in self.entries.iter().enumerate() {
-            if entry.text.bank().policy() != policy {
+            if entry.known.text.bank().policy() != policy {
                 continue;
             }
-            let common = entry.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            let usable = entry.usable(common, prompt.len());
+            let common = entry.known.common(prompt);
+            let usable = entry.known.usable(common, prompt.len());
             shared = shared.max(common);
             if usable >= SHORTEST && usable > tokens {
                 (best, tokens) = (Some(i), usable);
@@ -74,7 +81,7 @@ impl PrefixCache {
         };
         self.clock += 1;
         entry.used = self.clock;
-        match entry.at(engine, tokens) {
+        match entry.known.at(engine, tokens) {
             Some(text) => Found { text: Some(text), tokens, branch },
             None => {
                 let branch = Some(shared / GRID * GRID).filter(|&at| at > 0 && at < prompt.len());
@@ -91,7 +98,7 @@ impl PrefixCache {
         }
         self.clock += 1;
         let policy = text.bank().policy();
-        let same = |entry: &&mut Entry| entry.ids == ids && entry.text.bank().policy() == policy;
+        let same = |entry: &&mut Entry| entry.known.ids == ids && entry.known.text.bank().policy() == policy;
         if let Some(entry) = self.entries.iter_mut().find(same) {
             entry.used = self.clock;
             return;
@@ -102,13 +109,25 @@ impl PrefixCache {
             self.bytes -= self.entries.swap_remove(oldest).bytes;
         }
         self.bytes += bytes;
-        self.entries.push(Entry { ids: ids.to_vec(), text: text.clone(), bytes, used: self.clock });
+        let known = Known { ids: ids.to_vec(), text: text.clone() };
+        self.entries.push(Entry { known, bytes, used: self.clock });
     }
 }
 
-impl Entry {
+impl Clone for Known {
+    fn clone(&self) -> Self {
+        Self { ids: self.ids.clone(), text: self.text.clone() }
+    }
+}
+
+impl Known {
+    /// How many first tokens it shares with a prompt.
+    pub fn common(&self, prompt: &[u32]) -> usize {
+        self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count()
+    }
+
     /// How many of the first `common` tokens, which a prompt of `prompt` tokens shares, it can continue from.
-    fn usable(&self, common: usize, prompt: usize) -> usize {
+    pub fn usable(&self, common: usize, prompt: usize) -> usize {
         // The whole prompt needs the logits after it, or a token that is still to be read.
         let whole = common == self.ids.len() && (common < prompt || self.text.can_continue());
         if whole {
@@ -125,7 +144,7 @@ impl Entry {
     }
 
     /// The text of its first `tokens` tokens, if it is exact.
-    fn at(&self, engine: &Cpu, tokens: usize) -> Option<Text<Cpu>> {
+    pub fn at(&self, engine: &Cpu, tokens: usize) -> Option<Text<Cpu>> {
         if tokens == self.ids.len() {
             return Some(self.text.clone());
         }

@@ -1,13 +1,16 @@
 //! What a request asks for: OpenAI's keys, checked. A key that could change an answer and is not supported is refused
 //! by name.
 
+use std::sync::Arc;
+
 use march::anchors::Policy;
 use march::generate::{Limits, Sampling};
 use march::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 
-use crate::chat::Template;
+use crate::chat::{self, Next, Template};
 use crate::error::ApiError;
+use crate::sessions::{Kind, Message, NewTurn, Open, Sessions, Wanted};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -60,6 +63,10 @@ pub struct Asked {
     pub stream_usage: bool,
     /// The memory policy.
     pub policy: Policy,
+    /// Whether it is wanted which anchors the answer read.
+    pub recall: bool,
+    /// The conversation that the request continues.
+    pub conversation: Option<(Open, NewTurn)>,
 }
 
 /// What a server allows.
@@ -160,6 +167,7 @@ impl Keys {
 
 /// The parts of a request that completions and chats share.
 struct Common {
+    recall: bool,
     model: Option<String>,
     choices: Vec<Sampling>,
     limits: Limits,
@@ -168,7 +176,7 @@ struct Common {
     policy: Policy,
 }
 
-fn common(keys: &mut Keys, max_tokens: Option<usize>, own: &Policy) -> Result<Common> {
+fn common(keys: &mut Keys, max_tokens: usize, context: &Context<'_>, open: Option<&Open>) -> Result<Common> {
     let n = keys.whole("n", MOST_CHOICES)?.unwrap_or(1);
     if n == 0 {
         return Err(ApiError::key("n", format!("`n` is 0; it must be from 1 to {MOST_CHOICES}")));
@@ -196,17 +204,19 @@ fn common(keys: &mut Keys, max_tokens: Option<usize>, own: &Policy) -> Result<Co
         None => false,
         Some(value) => value["include_usage"].as_bool().unwrap_or(false),
     };
+    let own = open.map_or(context.policy, |open| &open.record.policy);
     let policy = match keys.string("memory")? {
         None => own.clone(),
         Some(changes) => own.with(&changes).map_err(|error| ApiError::key("memory", error.to_string()))?,
     };
     Ok(Common {
         model: keys.string("model")?,
-        choices: if max_tokens == Some(0) { Vec::new() } else { choices },
-        limits: Limits { max_tokens: max_tokens.unwrap_or(0), stop: keys.strings("stop")? },
+        choices: if max_tokens == 0 { Vec::new() } else { choices },
+        limits: Limits { max_tokens, stop: keys.strings("stop")? },
         stream: keys.flag("stream")?,
         stream_usage,
         policy,
+        recall: keys.flag("recall")?,
     })
 }
 
@@ -256,17 +266,52 @@ fn prompts(value: Option<Value>, tokenizer: &Tokenizer, vocabulary: usize) -> Re
 /// The number of tokens that an answer gets if the request does not say.
 const DEFAULT_TOKENS: usize = 16;
 
+/// The number of tokens that a message of a chat gets if the request does not say, and the context has room.
+const CHAT_TOKENS: usize = 1024;
+
+/// What a request is read against.
+pub struct Context<'a> {
+    /// The model's tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// How chats are written.
+    pub template: &'a Template,
+    /// The number of the model's tokens.
+    pub vocabulary: usize,
+    /// The memory policy of requests that name none.
+    pub policy: &'a Policy,
+    /// What the server allows.
+    pub allowed: &'a Allowed,
+    /// The conversations.
+    pub sessions: &'a Arc<Sessions>,
+}
+
+impl Context<'_> {
+    fn encode(&self, text: &str, key: &str) -> Result<Vec<u32>> {
+        self.tokenizer.encode(text).map_err(|error| ApiError::key(key, error.to_string()))
+    }
+
+    /// Opens the conversation that a request continues, if it names one.
+    fn conversation(&self, keys: &mut Keys, kind: Kind) -> Result<Option<Open>> {
+        let Some(id) = keys.string("session")? else { return Ok(None) };
+        let open = self.sessions.begin(&id)?;
+        match (open.record.kind, kind) {
+            (Some(Kind::Text), Kind::Chat) => {
+                Err(ApiError::key("session", "this session is a text; continue it with /v1/completions"))
+            }
+            (Some(Kind::Chat), Kind::Text) => {
+                Err(ApiError::key("session", "this session is a chat; continue it with /v1/chat/completions"))
+            }
+            _ => Ok(Some(open)),
+        }
+    }
+}
+
 impl Asked {
     /// Reads the body of `/v1/completions`.
-    pub fn completion(
-        body: &[u8],
-        tokenizer: &Tokenizer,
-        vocabulary: usize,
-        own: &Policy,
-        allowed: &Allowed,
-    ) -> Result<Self> {
+    pub fn completion(body: &[u8], context: &Context<'_>) -> Result<Self> {
         let mut keys = Keys::new(body)?;
-        let prompts = prompts(keys.take("prompt"), tokenizer, vocabulary)?;
+        let open = context.conversation(&mut keys, Kind::Text)?;
+        let mut prompts = prompts(keys.take("prompt"), context.tokenizer, context.vocabulary)?;
         let echo = keys.flag("echo")?;
         let logprobs = keys.whole("logprobs", MOST_TOP)?;
         let max_tokens = keys.whole("max_tokens", usize::MAX)?.unwrap_or(DEFAULT_TOKENS);
@@ -276,23 +321,50 @@ impl Asked {
                 "`max_tokens` is 0, and `echo` is not set: there is nothing to answer",
             ));
         }
-        let common = common(&mut keys, Some(max_tokens), own)?;
+        let common = common(&mut keys, max_tokens, context, open.as_ref())?;
         keys.end()?;
-        Self::new(prompts, common, echo, logprobs, tokenizer, vocabulary, allowed)
+        let mut conversation = None;
+        if let Some(open) = open {
+            if echo {
+                return Err(ApiError::key("echo", "`echo` cannot be used with `session`"));
+            }
+            let [prompt] = &mut prompts[..] else {
+                return Err(ApiError::key("prompt", "a session continues with one prompt"));
+            };
+            let decode = |ids: &[u32]| context.tokenizer.decode(ids);
+            let said = decode(prompt).map_err(|error| ApiError::key("prompt", error.to_string()))?;
+            let turn = NewTurn {
+                kind: Kind::Text,
+                text: format!("{}{said}", open.record.text),
+                messages: vec![Message { role: "user".into(), content: said }],
+                rewritten: false,
+            };
+            prompt.splice(..0, open.record.ids.iter().copied());
+            conversation = Some((open, turn));
+        }
+        Self::new(prompts, common, echo, logprobs, conversation, context)
     }
 
     /// Reads the body of `/v1/chat/completions`.
-    pub fn chat(
-        body: &[u8],
-        template: &Template,
-        tokenizer: &Tokenizer,
-        vocabulary: usize,
-        own: &Policy,
-        allowed: &Allowed,
-    ) -> Result<Self> {
+    pub fn chat(body: &[u8], context: &Context<'_>) -> Result<Self> {
         let mut keys = Keys::new(body)?;
-        let prompt = template.render(keys.take("messages"))?;
-        let ids = tokenizer.encode(&prompt).map_err(|error| ApiError::key("messages", error.to_string()))?;
+        let open = context.conversation(&mut keys, Kind::Chat)?;
+        let messages = chat::messages(keys.take("messages"))?;
+        let (ids, conversation) = match open {
+            None => (context.encode(&context.template.render(&messages)?, "messages")?, None),
+            Some(open) => {
+                let next = context.template.continued(&open.record, &messages)?;
+                let record = &open.record;
+                let (ids, text, rewritten) = match next {
+                    Next::After(rest) => {
+                        let new = context.encode(&rest, "messages")?;
+                        ([&record.ids[..], &new].concat(), format!("{}{rest}", record.text), false)
+                    }
+                    Next::Instead(whole) => (context.encode(&whole, "messages")?, whole, true),
+                };
+                (ids, Some((open, NewTurn { kind: Kind::Chat, messages, text, rewritten })))
+            }
+        };
         let top = keys.whole("top_logprobs", MOST_TOP)?;
         let logprobs = match keys.flag("logprobs")? {
             true => Some(top.unwrap_or(0)),
@@ -303,11 +375,12 @@ impl Asked {
         };
         let most = keys.whole("max_completion_tokens", usize::MAX)?;
         let most = most.or(keys.whole("max_tokens", usize::MAX)?);
-        let left = allowed.context.saturating_sub(ids.len());
-        let mut common = common(&mut keys, Some(most.unwrap_or(left.min(1024))), own)?;
-        common.limits.stop.extend(template.stop());
+        let left = context.allowed.context.saturating_sub(ids.len());
+        let open = conversation.as_ref().map(|(open, _)| open);
+        let mut common = common(&mut keys, most.unwrap_or(left.clamp(1, CHAT_TOKENS)), context, open)?;
+        common.limits.stop.extend(context.template.stop());
         keys.end()?;
-        Self::new(vec![ids], common, false, logprobs, tokenizer, vocabulary, allowed)
+        Self::new(vec![ids], common, false, logprobs, conversation, context)
     }
 
     fn new(
@@ -315,48 +388,85 @@ impl Asked {
         common: Common,
         echo: bool,
         logprobs: Option<usize>,
-        tokenizer: &Tokenizer,
-        vocabulary: usize,
-        allowed: &Allowed,
+        conversation: Option<(Open, NewTurn)>,
+        context: &Context<'_>,
     ) -> Result<Self> {
-        let Common { model, choices, limits, stream, stream_usage, policy } = common;
+        let Common { model, choices, limits, stream, stream_usage, policy, recall } = common;
+        let Context { tokenizer, vocabulary, allowed, .. } = *context;
         if prompts.len() > allowed.prompts {
             let message =
                 format!("the request has {} prompts; the server takes {}", prompts.len(), allowed.prompts);
             return Err(ApiError::key("prompt", message));
         }
-        for prompt in &mut prompts {
-            // An empty text begins after the end of another.
-            if prompt.is_empty() {
-                match tokenizer.end_of_text().filter(|&id| (id as usize) < vocabulary) {
-                    Some(id) => prompt.push(id),
-                    None => {
-                        return Err(ApiError::key(
-                            "prompt",
-                            "a prompt is empty; it needs at least one token",
-                        ));
-                    }
-                }
-            }
-            // A tokenizer may have more tokens than the model.
-            if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
-                let message = format!("the prompt has the token {id}; the model has {vocabulary} tokens");
-                return Err(ApiError::key("prompt", message));
-            }
-            let tokens = prompt.len().saturating_add(limits.max_tokens);
-            if tokens > allowed.context {
-                return Err(ApiError::key(
-                    "prompt",
-                    format!(
-                        "the prompt has {} tokens and the answer may have {}; together the server takes {} \
-                         (--context)",
-                        prompt.len(),
-                        limits.max_tokens,
-                        allowed.context
-                    ),
-                ));
-            }
+        let single = if conversation.is_some() { "session" } else { "recall" };
+        if (conversation.is_some() || recall) && (prompts.len() > 1 || choices.len() != 1) {
+            let message = format!("`{single}` needs one prompt, `n` of 1, and `max_tokens` above 0");
+            return Err(ApiError::key(single, message));
         }
-        Ok(Self { model, prompts, choices, limits, echo, logprobs, stream, stream_usage, policy })
+        for prompt in &mut prompts {
+            check_prompt(prompt, &limits, tokenizer, vocabulary, allowed)?;
+        }
+        Ok(Self {
+            model,
+            prompts,
+            choices,
+            limits,
+            echo,
+            logprobs,
+            stream,
+            stream_usage,
+            policy,
+            recall,
+            conversation,
+        })
     }
+}
+
+/// Reads the body of a `PUT` of a conversation.
+pub fn wanted(body: &[u8], own: &Policy) -> Result<Wanted> {
+    let mut keys = Keys::new(body)?;
+    let policy = match keys.string("memory")? {
+        None => None,
+        Some(changes) => {
+            Some(own.with(&changes).map_err(|error| ApiError::key("memory", error.to_string()))?)
+        }
+    };
+    let wanted = Wanted { policy, from: keys.string("from")?, turns: keys.whole("turns", usize::MAX)? };
+    keys.end()?;
+    Ok(wanted)
+}
+
+/// Rejects a prompt that is too long or has tokens that the model does not have; an empty one begins after the end of
+/// another text.
+fn check_prompt(
+    prompt: &mut Vec<u32>,
+    limits: &Limits,
+    tokenizer: &Tokenizer,
+    vocabulary: usize,
+    allowed: &Allowed,
+) -> Result<()> {
+    if prompt.is_empty() {
+        match tokenizer.end_of_text().filter(|&id| (id as usize) < vocabulary) {
+            Some(id) => prompt.push(id),
+            None => return Err(ApiError::key("prompt", "a prompt is empty; it needs at least one token")),
+        }
+    }
+    // A tokenizer may have more tokens than the model.
+    if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
+        let message = format!("the prompt has the token {id}; the model has {vocabulary} tokens");
+        return Err(ApiError::key("prompt", message));
+    }
+    let tokens = prompt.len().saturating_add(limits.max_tokens);
+    if tokens > allowed.context {
+        return Err(ApiError::key(
+            "prompt",
+            format!(
+                "the prompt has {} tokens and the answer may have {}; together the server takes {} (--context)",
+                prompt.len(),
+                limits.max_tokens,
+                allowed.context
+            ),
+        ));
+    }
+    Ok(())
 }

@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use march::anchors::Policy;
+use march::anchors::{Anchor, Policy};
 use march::engine::Cpu;
 use march::generate::{Ended, GRID, Inference, Limits, Sampling, Session, Text};
-use march::memory::StateBank;
-use march::model::{InferenceParameters, Model, Part};
+use march::memory::{BankTag, StateBank};
+use march::model::{InferenceParameters, MeanRouting, Model, Part, TraceCell};
 use march::tokenizer::Tokenizer;
 use march::{Error, Result};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::metrics::Metrics;
-use crate::prefix::{Found, PrefixCache};
+use crate::prefix::{Found, Known, PrefixCache};
 
 /// A model that is ready to run, with its tokenizer.
 pub struct Loaded {
@@ -35,6 +35,8 @@ pub struct Loaded {
     pub tokenizer: Tokenizer,
     /// The memory policy of requests that name none.
     pub policy: Policy,
+    /// Identifies the model and the tokenizer in files.
+    pub tag: BankTag,
 }
 
 /// Prompt tokens per step while no text is being written.
@@ -62,6 +64,8 @@ pub struct Job {
     pub prompt: Vec<u32>,
     /// The memory policy.
     pub policy: Policy,
+    /// A text that begins like the prompt, if the client continues a conversation.
+    pub known: Option<Known>,
     /// One entry for each text to write; empty to only read the prompt.
     pub choices: Vec<Sampling>,
     /// When a text ends.
@@ -70,6 +74,10 @@ pub struct Job {
     pub score_prompt: bool,
     /// The number of most probable tokens to report with each token, if log-probabilities are wanted.
     pub top: Option<usize>,
+    /// Whether the whole text is wanted at the end of each choice.
+    pub whole: bool,
+    /// Whether it is wanted which anchors each choice read.
+    pub recall: bool,
     /// When the request is given up.
     pub deadline: Instant,
     /// The number of the prompt in its request.
@@ -89,7 +97,10 @@ impl Job {
         let begin = |(number, &sampling): (usize, &Sampling)| {
             let mut session = Session::new(read.text().clone(), sampling)?;
             session.begin(tokenizer, self.limits.clone())?;
-            Ok(Choice { number, session, ids: Vec::new() })
+            let trace = self.recall.then(TraceCell::default);
+            session.set_trace(trace.clone());
+            let anchors = read.text().bank().timeline().kept.clone();
+            Ok(Choice { number, session, ids: Vec::new(), trace, anchors })
         };
         self.choices.iter().enumerate().map(begin).collect()
     }
@@ -117,8 +128,30 @@ pub enum Event {
         /// The reason, if the text has ended.
         ended: Option<Ended>,
     },
+    /// A choice has ended, and more was asked about it than its text.
+    Kept(Box<Kept>),
     /// The job failed, and there are no more events.
     Failed(Failure),
+}
+
+/// What is left of a choice when it has ended.
+pub struct Kept {
+    /// The whole text with its state.
+    pub known: Known,
+    /// Whether the state has the bits of any other way to read the text, so that it may be continued.
+    pub exact: bool,
+    /// Bytes of the state.
+    pub bytes: usize,
+    /// Which anchors the choice read, if that was asked.
+    pub recall: Option<MeanRouting>,
+    /// All anchors that were seen, in the order of the text.
+    pub anchors: Vec<Anchor>,
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kept").field("tokens", &self.known.ids.len()).finish_non_exhaustive()
+    }
 }
 
 /// Why a job failed.
@@ -241,6 +274,10 @@ struct Choice {
     session: Session<Cpu>,
     /// The tokens of the answer so far.
     ids: Vec<u32>,
+    /// Records which anchors are read, if that was asked.
+    trace: Option<TraceCell<Cpu>>,
+    /// The anchors before the answer.
+    anchors: Vec<Anchor>,
 }
 
 struct Scheduler<'a> {
@@ -330,7 +367,17 @@ impl Scheduler<'_> {
             let bank = Box::new(model.bank(job.policy.clone())?);
             return Ok(Active { job, cached: 0, scores: Vec::new(), state: State::Scoring(bank, 0) });
         }
-        let Found { text, tokens, branch } = self.cache.find(engine, &job.prompt, &job.policy);
+        let mut job = job;
+        let Found { mut text, mut tokens, mut branch } = self.cache.find(engine, &job.prompt, &job.policy);
+        if let Some(known) = job.known.take().filter(|known| known.text.bank().policy() == &job.policy) {
+            let usable = known.usable(known.common(&job.prompt), job.prompt.len());
+            if usable > tokens
+                && let Some(own) = known.at(engine, usable)
+            {
+                (text, tokens) = (Some(own), usable);
+                branch = branch.filter(|&at| at > usable);
+            }
+        }
         let text = match text {
             Some(text) => text,
             None => Text::new(model.bank(job.policy.clone())?),
@@ -451,14 +498,17 @@ impl Scheduler<'_> {
         for (i, choice) in choices.iter_mut().enumerate().filter(|(_, choice)| choice.session.is_ready()) {
             let ended = choice.advance(job, &self.loaded.tokenizer)?;
             self.metrics.generated_tokens.fetch_add(1, Ordering::Relaxed);
-            over.extend(ended.map(|ended| (i, ended)));
+            over.extend(ended.map(|_| i));
         }
-        for (i, ended) in over.into_iter().rev() {
+        for i in over.into_iter().rev() {
             let choice = choices.swap_remove(i);
-            // Before a stop string, the text's tokens are others than those that were sampled.
-            if ended != Ended::Stop && self.any_calls {
-                let ids = [&job.prompt[..], &choice.ids].concat();
-                self.cache.keep(engine, &ids, choice.session.text());
+            let known = choice.known(&job.prompt);
+            if self.any_calls {
+                self.cache.keep(engine, &known.ids, &known.text);
+            }
+            if job.whole || job.recall {
+                let kept = Box::new(choice.kept(engine, known, self.any_calls));
+                job.tell(Event::Kept(kept));
             }
         }
         self.metrics.cache_bytes.store(self.cache.bytes(), Ordering::Relaxed);
@@ -514,6 +564,30 @@ impl Active {
 }
 
 impl Choice {
+    /// The whole text. Before a stop string, its last tokens are others than those that were sampled, and unread.
+    fn known(&self, prompt: &[u32]) -> Known {
+        let text = self.session.text().clone();
+        let read = text.tokens() - text.unread().len();
+        let mut ids: Vec<u32> = prompt.iter().chain(&self.ids).copied().take(read).collect();
+        ids.extend(text.unread());
+        Known { ids, text }
+    }
+
+    fn kept(self, engine: &Cpu, known: Known, exact: bool) -> Kept {
+        let recall = self.trace.as_ref().map(|trace| {
+            // A panic of another thread cannot leave a trace half written: only this one writes to it.
+            let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            trace.means(engine)
+        });
+        let bank = known.text.bank();
+        let mut anchors = self.anchors;
+        anchors.extend(&bank.timeline().kept);
+        anchors.sort_by_key(|anchor| anchor.ordinal);
+        anchors.dedup_by_key(|anchor| anchor.ordinal);
+        let bytes = bank.bytes(engine);
+        Kept { known, exact, bytes, recall, anchors }
+    }
+
     /// Samples the next token; returns the reason if the text has ended.
     fn advance(&mut self, job: &Job, tokenizer: &Tokenizer) -> Result<Option<Ended>> {
         let logits = job.top.and_then(|_| self.session.logits().map(<[f32]>::to_vec));

@@ -142,7 +142,7 @@ pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Re
 }
 
 /// The tag of the model's banks.
-fn tag(opened: &Opened) -> anyhow::Result<BankTag> {
+pub fn tag(opened: &Opened) -> anyhow::Result<BankTag> {
     Ok(BankTag::new(opened.model.config().mixer.model_type(), opened.fingerprint()?, &opened.tokenizer))
 }
 

@@ -8,7 +8,7 @@ use march_engine::{Engine, Weight};
 use super::{Ended, Inference, Limits, Sampling, Session, Text, Written};
 use crate::anchors::{Anchor, Policy};
 use crate::error::{Error, Result};
-use crate::memory::{BankTag, Ending, Rollback, StateBank};
+use crate::memory::{BankTag, Rollback, StateBank};
 use crate::model::{Model, TraceCell};
 use crate::tokenizer::Tokenizer;
 
@@ -53,18 +53,10 @@ impl<'e, E: Engine> Generator<'e, E> {
         Ok(self.session.text.bank())
     }
 
-    /// Writes the text's bank to a file, as [`StateBank::append`] does, together with what is needed to continue from
-    /// there without a new token.
+    /// Reads the rest of the text and writes it to a file, as [`Text::save`] does.
     pub fn save(&mut self, path: &Path, tag: &BankTag) -> Result<()> {
         self.settle()?;
-        let (engine, Text { bank, logits, recent, .. }) = (self.inference.engine(), &self.session.text);
-        match logits {
-            Some(logits) => {
-                let recent = recent.iter().copied().collect();
-                bank.append_with(&Ending { logits: logits.clone(), recent }, engine, path, tag)
-            }
-            None => bank.append(engine, path, tag),
-        }
+        self.text().save(self.inference.engine(), path, tag)
     }
 
     /// Rolls back to the last kept anchor that is at most `tokens` tokens into the text, as [`StateBank::rollback`]

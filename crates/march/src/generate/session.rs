@@ -1,6 +1,7 @@
 //! One text that a model continues: its bank, its sampling settings, and its pending output.
 
 use std::collections::VecDeque;
+use std::path::Path;
 
 use march_engine::Engine;
 use rand_chacha::ChaCha8Rng;
@@ -72,6 +73,23 @@ impl<E: Engine> Text<E> {
     /// What is kept of the text, except for the few tokens that are still unread; see [`super::Generator::bank`].
     pub fn bank(&self) -> &StateBank<E> {
         &self.bank
+    }
+
+    /// The last tokens of the text, which the bank has not read yet.
+    pub fn unread(&self) -> &[u32] {
+        &self.unread
+    }
+
+    /// Writes what the bank has read to a file, as [`StateBank::append`] does, together with what is needed to continue
+    /// from there without a new token. Unread tokens are not saved: the caller must append them again after loading.
+    pub fn save(&self, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
+        match self.logits.as_ref().filter(|_| self.unread.is_empty()) {
+            Some(logits) => {
+                let recent = self.recent.iter().copied().collect();
+                self.bank.append_with(&Ending { logits: logits.clone(), recent }, engine, path, tag)
+            }
+            None => self.bank.append(engine, path, tag),
+        }
     }
 
     pub(super) fn append(&mut self, ids: &[u32], remember: usize) {

@@ -30,7 +30,7 @@ use mixer::{AnyMixer, Layer, Streams};
 pub use config::ModelConfig;
 pub use parameters::{Builder, Init, Parameter, ParameterSpec};
 pub use pass::{Mixed, Pass, Row, Weights};
-pub use trace::Trace;
+pub use trace::{MeanRouting, Trace};
 
 use pass::{Context, RowPlan};
 

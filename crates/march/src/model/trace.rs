@@ -1,5 +1,7 @@
 //! Routing weights, recorded for inspection while a model runs.
 
+use std::collections::BTreeMap;
+
 use march_engine::Engine;
 
 use super::Row;
@@ -69,4 +71,40 @@ impl<E: Engine> Trace<E> {
         }
         (heads, all)
     }
+
+    /// The mean of π over all recorded tokens that saw an anchor, and over the heads.
+    pub fn means(&self, engine: &E) -> MeanRouting {
+        let mut means = MeanRouting { heads: self.heads, ..MeanRouting::default() };
+        for (layer, parts) in self.layers.iter().enumerate() {
+            let tokens: usize = parts.iter().map(|part| part.tokens).sum();
+            means.tokens = means.tokens.max(tokens);
+            for part in parts {
+                let weights = engine.to_f32(&part.weights);
+                for row in weights.chunks(part.ordinals.len().max(1)) {
+                    for (&ordinal, &weight) in part.ordinals.iter().zip(row) {
+                        let by_layer =
+                            means.anchors.entry(ordinal).or_insert_with(|| vec![0.0; self.layers.len()]);
+                        by_layer[layer] += f64::from(weight) / (tokens * self.heads) as f64;
+                    }
+                }
+            }
+        }
+        means.null = (0..self.layers.len())
+            .map(|layer| 1.0 - means.anchors.values().map(|weights| weights[layer]).sum::<f64>())
+            .collect();
+        means
+    }
+}
+
+/// Which anchors the tokens of a text read on average; see [`Trace::means`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MeanRouting {
+    /// The number of recorded tokens that saw an anchor.
+    pub tokens: usize,
+    /// The number of heads of each layer.
+    pub heads: usize,
+    /// The mean weight of the null, by layer; empty if nothing was recorded.
+    pub null: Vec<f64>,
+    /// By the anchor's ordinal: its mean weight in each layer.
+    pub anchors: BTreeMap<usize, Vec<f64>>,
 }
