@@ -17,6 +17,7 @@ mod recall;
 mod request;
 mod scheduler;
 mod sessions;
+mod slices;
 
 pub use http::{Options, serve};
 pub use request::Allowed;

@@ -2,7 +2,7 @@
 //!
 //! Requests join and leave between steps. A step holds one token of every text that is being written, and a slice of
 //! the prompts that are being read, so that a long prompt does not stop the others: while texts are written, slices are
-//! short. What a request gets does not depend on what else is in its steps.
+//! short (`slices`). What a request gets does not depend on what else is in its steps.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,6 +22,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::metrics::Metrics;
 use crate::prefix::{Found, Known, PrefixCache};
+use crate::slices::Slices;
 
 /// A model that is ready to run, with its tokenizer.
 pub struct Loaded {
@@ -52,7 +53,7 @@ pub struct Share {
     pub texts: usize,
     /// The maximum number of requests that wait for a place.
     pub queue: usize,
-    /// Prompt tokens per step while texts are being written.
+    /// The most prompt tokens per step while texts are being written.
     pub slice: usize,
     /// Bytes of memory for prefixes of earlier texts.
     pub cache_bytes: usize,
@@ -233,13 +234,13 @@ pub fn start(
     let thread = std::thread::Builder::new().name("model".into()).spawn(move || {
         let inference = Inference::new(&loaded.engine, &loaded.model, &loaded.parameters);
         let wide = inference.call_tokens().min(WIDE_SLICE);
-        let narrow = share.slice.min(wide);
+        let any_calls = loaded.model.config().mixer.has_same_bits_in_any_calls();
         Scheduler {
             loaded: &loaded,
-            wide: inference.clone().with_call_tokens(wide),
-            narrow: inference.with_call_tokens(narrow),
+            slices: Slices::new(&inference, share.slice.min(wide), any_calls),
+            wide: inference.with_call_tokens(wide),
             cache: PrefixCache::new(share.cache_bytes),
-            any_calls: loaded.model.config().mixer.has_same_bits_in_any_calls(),
+            any_calls,
             active: VecDeque::new(),
             share,
             waiting,
@@ -283,7 +284,7 @@ struct Choice {
 struct Scheduler<'a> {
     loaded: &'a Loaded,
     wide: Inference<'a, Cpu>,
-    narrow: Inference<'a, Cpu>,
+    slices: Slices<'a>,
     cache: PrefixCache,
     /// Whether a text has the same bits however it is divided into calls.
     any_calls: bool,
@@ -409,8 +410,13 @@ impl Scheduler<'_> {
     /// One step: a token of every text that is being written, and slices of prompts.
     fn step(&mut self) -> Result<()> {
         let writing = self.active.iter().any(|active| matches!(active.state, State::Writing(_)));
-        let inference = if writing { &self.narrow } else { &self.wide };
-        let mut room = inference.call_tokens();
+        let reading = self.active.iter().any(Active::is_reading);
+        let began = Instant::now();
+        let (inference, mut room) = match (writing, reading) {
+            (true, true) => self.slices.next(),
+            _ => (&self.wide, self.wide.call_tokens()),
+        };
+        let with_prompts = reading && room > 0;
         let mut now: Vec<&mut Session<Cpu>> = Vec::new();
         let mut read = 0;
         let mut scoring: Vec<(&mut Active, usize)> = Vec::new();
@@ -419,7 +425,7 @@ impl Scheduler<'_> {
                 let last = active.job.prompt.len() - 1;
                 let slice = inference.call_tokens();
                 let count = (slice - at % slice).min(last - at);
-                if count <= room {
+                if with_prompts && count <= room {
                     room -= count;
                     read += count;
                     scoring.push((active, count));
@@ -429,7 +435,7 @@ impl Scheduler<'_> {
             match &mut active.state {
                 State::Reading(session, _) => {
                     let count = inference.next_tokens(session);
-                    if count <= room {
+                    if with_prompts && count <= room {
                         room -= count;
                         read += count;
                         now.push(session);
@@ -443,6 +449,9 @@ impl Scheduler<'_> {
         drop(now);
         score(inference, &mut scoring)?;
         drop(scoring);
+        if writing {
+            self.slices.took(began.elapsed(), with_prompts);
+        }
         self.metrics.steps.fetch_add(1, Ordering::Relaxed);
         self.metrics.prompt_tokens.fetch_add(read as u64, Ordering::Relaxed);
         self.take_results()

@@ -58,10 +58,14 @@ impl<'e, E: Engine> Inference<'e, E> {
         self.call_tokens
     }
 
-    /// Limits calls to `tokens` tokens of one text, a multiple of 64. Short calls reduce the time that texts being
-    /// generated wait for a prompt that is read at the same time.
+    /// Limits calls to `tokens` tokens of one text: a multiple of 64, or a power of 2 below. Short calls reduce the time
+    /// that texts being generated wait for a prompt that is read at the same time. Below 64, the chunks of the recurrence
+    /// are computed more than once, and the bits of a Log-Linear model change (`has_same_bits_in_any_calls`).
     pub fn with_call_tokens(mut self, tokens: usize) -> Self {
-        self.call_tokens = tokens.next_multiple_of(super::GRID).max(super::GRID);
+        self.call_tokens = match tokens {
+            0..super::GRID => tokens.next_power_of_two(),
+            _ => tokens.next_multiple_of(super::GRID),
+        };
         self
     }
 

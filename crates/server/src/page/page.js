@@ -184,13 +184,9 @@ function setName(id) {
 
 /** A new id: the beginning of the text, so that the list can be read, and some random characters. */
 function newId(text) {
-  const words = text.toLowerCase().replace(/[^a-z0-9]+/g, "-").slice(0, 36).replace(/^-+|-+$/g, "");
+  const words = text.toLowerCase().match(/[a-z0-9]+/g)?.slice(0, 4).join("-").slice(0, 32).replace(/-$/, "");
   const random = crypto.getRandomValues(new Uint8Array(5));
   return `${words || "chat"}-${Array.from(random, (byte) => (byte % 36).toString(36)).join("")}`;
-}
-
-function icon(path) {
-  return draw("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, draw("path", { d: path }));
 }
 
 async function refreshList() {
@@ -202,7 +198,9 @@ async function refreshList() {
     const pick = make("button", { type: "button", className: "pick when-idle", title: one.id },
       make("span", {}, one.id), make("span", { className: "hint" }, facts.join(" · ")));
     pick.onclick = () => go(one.id);
-    const remove = make("button", { type: "button", className: "delete quiet when-idle" }, icon("M3 3l10 10M13 3L3 13"));
+    const cross = draw("path", { d: "M3 3l10 10M13 3L3 13" });
+    const remove = make("button", { type: "button", className: "delete quiet when-idle" },
+      draw("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, cross));
     remove.setAttribute("aria-label", `Delete ${one.id}`);
     remove.onclick = () => removeConversation(one.id);
     const item = make("li", {}, pick, remove);
@@ -255,7 +253,7 @@ function go(id) {
   location.hash = id;
 }
 
-/** Compares with the server after a turn that failed or was stopped. */
+/** Shows what the server has, if it has other turns than the page. */
 async function resume() {
   if (!session) return;
   try {
@@ -321,8 +319,9 @@ function message(role, text) {
 function turnItem(turn, index) {
   const number = index + 1;
   const button = (label, name, className, action) => {
-    const element = make("button", { type: "button", className: `${className} quiet when-idle`, onclick: action }, label);
+    const element = make("button", { type: "button", className: `${className} quiet when-idle` }, label);
     element.setAttribute("aria-label", name);
+    element.onclick = action;
     return element;
   };
   return make("li", { className: "turn" },
@@ -343,11 +342,12 @@ function numbers(turn, extra) {
   if (extra) facts.push(counted(extra.tokens, "token"));
   if (extra?.rate) facts.push(`${extra.rate} tokens/s`);
   if (extra?.reason === "length") facts.push("ended at max tokens");
-  if (turn.tokens === undefined) return [facts.join(" · ")];
-  facts.push(`conversation ${counted(turn.tokens, "token")}`, `memory ${inBytes(turn.bytes)}`);
-  if (routes()) facts.push(counted(turn.anchors, "anchor"));
-  if (!extra?.policy || !routes()) return [facts.join(" · ")];
-  return [`${facts.join(" · ")} · `, make("code", { className: "policy" }, extra.policy)];
+  if (turn.tokens !== undefined) {
+    facts.push(`conversation ${counted(turn.tokens, "token")}`, `memory ${inBytes(turn.bytes)}`);
+    if (routes()) facts.push(counted(turn.anchors, "anchor"));
+    if (routes() && extra) facts.push(make("code", { className: "policy" }, extra.policy));
+  }
+  return facts.flatMap((fact, index) => [index > 0 ? " · " : "", make("span", {}, fact)]);
 }
 
 const rateOf = (tokens, milliseconds) =>
@@ -385,7 +385,7 @@ async function send() {
       if (follows) scroll.scrollTop = scroll.scrollHeight;
     });
     const index = turns.push(turn) - 1;
-    extraOf(session.id)[index] = extra;
+    extraOf(session.id)[extra.turn - 1] = extra;
     session.policy = extra.policy;
     answer.setAttribute("aria-busy", "false");
     item.classList.remove("running");
@@ -394,6 +394,8 @@ async function send() {
     showPolicy(extra.policy);
     drawMemory();
     scroll.scrollTop = scroll.scrollHeight;
+    // Another client may have added turns.
+    if (extra.turn !== turns.length) await resume();
   } catch (error) {
     item.remove();
     $("empty").hidden = turns.length > 0;
@@ -450,7 +452,7 @@ async function ask(turn, signal, wrote) {
   Object.assign(turn, { tokens: march.tokens, bytes: march.memory.bytes, anchors: march.memory.anchors });
   session.kind ??= "chat";
   return {
-    policy: march.memory.policy, recall: march.recall, reason, rate: last.rate,
+    turn: march.turn, policy: march.memory.policy, recall: march.recall, reason, rate: last.rate,
     tokens: last.usage?.completion_tokens ?? tokens,
   };
 }
@@ -460,11 +462,13 @@ async function ask(turn, signal, wrote) {
 function recallView(index) {
   const view = make("details", { className: "recall" }, make("summary", {}, "What was read"));
   const filled = () => {
-    const recall = extras.get(session?.id)?.[index]?.recall;
-    if (recall) return readView(recall);
-    const why = routes()
-      ? "This is shown for answers that were written since the page was loaded. The server does not store it."
-      : "This model does not route: it has no anchors, and it answers from its current state only.";
+    const extra = extras.get(session?.id)?.[index];
+    if (extra?.recall?.anchors.length > 0) return readView(extra.recall);
+    let why = "This is shown for answers that were written since the page was loaded. The server does not store it.";
+    if (extra) {
+      why = "There was no anchor to read yet: all text is in the current state. A smaller interval places anchors earlier.";
+    }
+    if (!routes()) why = "This model does not route: it has no anchors, and it answers from its current state only.";
     return make("p", { className: "read hint" }, why);
   };
   view.addEventListener("toggle", () => view.append(filled()), { once: true });
@@ -476,9 +480,6 @@ const mean = (list) => list.reduce((sum, value) => sum + (value ?? 0), 0) / Math
 /** The text before an answer, by anchor, shaded by how much the answer read of it. */
 function readView(recall) {
   const { anchors } = recall;
-  if (anchors.length === 0) {
-    return make("p", { className: "read hint" }, "No anchor was placed before this answer; all text is in the current state.");
-  }
   const layers = make("select", {}, make("option", { value: "mean" }, "mean"),
     ...Array.from({ length: recall.layers }, (_, layer) => make("option", { value: layer }, `${layer + 1}`)));
   const weightOf = (list) => (layers.value === "mean" ? mean(list) : list[layers.value] ?? 0);
@@ -488,32 +489,25 @@ function readView(recall) {
   list.setAttribute("aria-label", "Text before the answer, by anchor");
   const detail = make("div", { className: "detail" });
 
-  const segments = [];
-  let end = 0;
-  const segment = (anchor) => {
-    const element = make("span", { className: "segment", role: "option", tabIndex: -1 }, anchor.text);
-    segments.push(element);
-    return element;
-  };
-  const dropped = (from, to) => {
-    const element = make("span", { className: "dropped" }, `[${range(from, to)}: no anchor kept]`);
-    element.setAttribute("aria-hidden", "true");
-    return element;
-  };
-  for (const anchor of anchors) {
-    if (anchor.from > end) list.append(dropped(end, anchor.from));
-    list.append(segment(anchor));
-    end = anchor.to;
-  }
+  const segments = anchors.map((anchor) =>
+    make("span", { className: "segment", role: "option", tabIndex: -1 }, anchor.text.replaceAll("\n", "↵\n")));
+  list.append(...segments);
 
-  let chosen = 0;
+  let [chosen, looked] = [0, 0];
+  // The pointer looks at a segment; the keyboard also stays there.
+  const look = (index) => {
+    segments[looked].classList.remove("looked");
+    looked = index;
+    segments[looked].classList.add("looked");
+    detail.replaceChildren(weightTable(anchors[looked], recall, layers.value));
+  };
   const choose = (index) => {
     segments[chosen].tabIndex = -1;
     segments[chosen].setAttribute("aria-selected", "false");
     chosen = index;
     segments[chosen].tabIndex = 0;
     segments[chosen].setAttribute("aria-selected", "true");
-    detail.replaceChildren(weightTable(anchors[chosen], recall, layers.value));
+    look(index);
   };
   const shade = () => {
     const weights = anchors.map((anchor) => weightOf(anchor.weights));
@@ -530,17 +524,21 @@ function readView(recall) {
   };
 
   const indexOf = (event) => segments.indexOf(event.target.closest(".segment"));
-  for (const name of ["pointerover", "focusin"]) {
-    list.addEventListener(name, (event) => { if (indexOf(event) >= 0) choose(indexOf(event)); });
-  }
-  list.addEventListener("keydown", (event) => {
-    const steps = { ArrowRight: chosen + 1, ArrowDown: chosen + 1, ArrowLeft: chosen - 1, ArrowUp: chosen - 1, Home: 0, End: segments.length - 1 };
-    const next = segments[steps[event.key]];
-    if (!(event.key in steps)) return;
-    event.preventDefault();
-    next?.focus();
+  list.addEventListener("focusin", (event) => { if (indexOf(event) >= 0) choose(indexOf(event)); });
+  list.addEventListener("pointermove", (event) => {
+    const index = indexOf(event);
+    if (index >= 0 && index !== looked) look(index);
   });
-  layers.addEventListener("change", () => { shade(); choose(chosen); });
+  list.addEventListener("keydown", (event) => {
+    const [before, after] = [chosen - 1, chosen + 1];
+    const goals = {
+      ArrowLeft: before, ArrowUp: before, ArrowRight: after, ArrowDown: after, Home: 0, End: segments.length - 1,
+    };
+    if (!(event.key in goals)) return;
+    event.preventDefault();
+    segments[goals[event.key]]?.focus();
+  });
+  layers.addEventListener("change", () => { shade(); look(looked); });
   choose(Math.max(shade(), 0));
 
   return make("div", { className: "read" },
@@ -550,8 +548,9 @@ function readView(recall) {
       none),
     list, detail,
     make("p", { className: "hint" },
-      `A darker segment was read more: its weight is the mean over heads and ${counted(recall.tokens, "token")} of the answer. `,
-      `After token ${count(end)} there was no anchor to read; later text is in the current state.`));
+      "The stronger the shade, the more was read: weights are means over heads and "
+        + `${counted(recall.tokens, "token")} of the answer. `,
+      `After token ${count(anchors.at(-1).to)} there was no anchor to read; later text is in the current state.`));
 }
 
 /** Tokens as people count them, from 1. */
@@ -567,7 +566,7 @@ function weightTable(anchor, recall, layer) {
     make("caption", {}, make("b", {}, `Anchor ${count(anchor.ordinal)}`), ` · ${range(anchor.from, anchor.to)}`),
     make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Layer"), cell("th", "mean", "mean"),
       ...anchor.weights.map((_, number) => cell("th", `${number + 1}`, number)))),
-    make("tbody", {}, row("This anchor", anchor.weights), row("None", recall.null)));
+    make("tbody", {}, row("Anchor", anchor.weights), row("None", recall.null)));
 }
 
 // The memory policy
@@ -585,8 +584,8 @@ function settingsOf(policy) {
 
 function showPolicy(policy) {
   const settings = settingsOf(policy);
+  if (settings["top-k"] === "dense") settings["top-k"] = "";
   for (const name of Object.keys(POLICY)) $(name).value = settings[name];
-  if (settings["top-k"] === "dense") $("top-k").value = "";
   hintPolicy();
 }
 
@@ -614,31 +613,36 @@ function hintPolicy() {
 
 function drawMemory() {
   const last = turns.at(-1);
-  $("memory-now").textContent = !last ? "Nothing has been read yet."
-    : [inBytes(last.bytes), counted(last.tokens, "token"), ...(routes() ? [counted(last.anchors, "anchor")] : [])].join(" · ");
+  const facts = last ? [inBytes(last.bytes), counted(last.tokens, "token")] : ["Nothing has been read yet."];
+  if (last && routes()) facts.push(counted(last.anchors, "anchor"));
+  $("memory-now").textContent = facts.join(" · ");
   if (!last) return $("chart").replaceChildren();
   const [left, right, top, bottom] = [6, 250, 20, 104];
-  const [tokens, bytes] = [Math.max(...turns.map((turn) => turn.tokens), 1), Math.max(...turns.map((turn) => turn.bytes), 1)];
+  const greatest = (name) => turns.reduce((most, turn) => Math.max(most, turn[name]), 1);
+  const [tokens, bytes] = [greatest("tokens"), greatest("bytes")];
   const points = turns.map((turn) => ({
-    x: left + (right - left) * turn.tokens / tokens, y: bottom - (bottom - top) * turn.bytes / bytes, turn,
+    x: (left + (right - left) * turn.tokens / tokens).toFixed(1),
+    y: (bottom - (bottom - top) * turn.bytes / bytes).toFixed(1),
+    says: `${inBytes(turn.bytes)} after ${counted(turn.tokens, "token")}`,
   }));
-  const path = points.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
+  const path = points.map(({ x, y }) => `${x},${y}`).join(" ");
+  const axes = `M${left} ${bottom}H${right}M${left} ${top}H${right}`;
   const svg = draw("svg", { viewBox: "0 0 256 124", role: "img" },
-    draw("path", { class: "axis", d: `M${left} ${bottom}H${right}M${left} ${top}H${right}`, "stroke-dasharray": "2 3" }),
-    draw("polygon", { class: "area", points: `${points[0].x.toFixed(1)},${bottom} ${path} ${points.at(-1).x.toFixed(1)},${bottom}` }),
+    draw("path", { class: "axis", d: axes, "stroke-dasharray": "2 3" }),
+    draw("polygon", { class: "area", points: `${points[0].x},${bottom} ${path} ${points.at(-1).x},${bottom}` }),
     draw("polyline", { class: "line", points: path }),
-    ...points.map(({ x, y, turn }, index) => draw("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: 3.5 },
-      draw("title", {}, `Turn ${index + 1}: ${inBytes(turn.bytes)} after ${counted(turn.tokens, "token")}`))),
+    ...points.map(({ x, y, says }, index) =>
+      draw("circle", { cx: x, cy: y, r: 3.5 }, draw("title", {}, `Turn ${index + 1}: ${says}`))),
     draw("text", { x: left, y: top - 7 }, inBytes(bytes)),
     draw("text", { x: left, y: bottom + 15 }, "0"),
     draw("text", { x: right, y: bottom + 15, "text-anchor": "end" }, counted(tokens, "token")));
-  svg.setAttribute("aria-label", `Bytes of memory over tokens: ${inBytes(turns[0].bytes)} after `
-    + `${counted(turns[0].tokens, "token")}, ${inBytes(last.bytes)} after ${counted(last.tokens, "token")}, in ${counted(turns.length, "turn")}.`);
+  const ends = turns.length > 1 ? `${points[0].says}, ${points.at(-1).says}` : points[0].says;
+  svg.setAttribute("aria-label", `Bytes of memory over tokens: ${ends}, in ${counted(turns.length, "turn")}.`);
   const row = (tag, ...cells) => make("tr", {}, ...cells.map((cell) => make(tag, {}, String(cell))));
+  const rows = turns.map((turn, index) => row("td", index + 1, count(turn.tokens), inBytes(turn.bytes)));
+  const table = make("table", {}, make("thead", {}, row("th", "Turn", "Tokens", "Memory")), make("tbody", {}, ...rows));
   const open = $("chart").querySelector("details")?.open === true;
-  $("chart").replaceChildren(svg, make("details", { open }, make("summary", {}, "As a table"),
-    make("table", {}, make("thead", {}, row("th", "Turn", "Tokens", "Memory")),
-      make("tbody", {}, ...turns.map((turn, index) => row("td", index + 1, count(turn.tokens), inBytes(turn.bytes)))))));
+  $("chart").replaceChildren(svg, make("details", { open }, make("summary", {}, "As a table"), table));
 }
 
 // Drawers on narrow windows

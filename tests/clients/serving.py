@@ -1,0 +1,116 @@
+"""Checkpoints and servers for the tests in this folder."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def checkpoint(march, folder, preset="tiny/march", end_of_text=True):
+    """The folder of a model of bytes with random weights.
+
+    Without an end-of-text token, texts end only where requests say.
+    """
+    output = Path(folder, preset.replace("/", "-") + ("" if end_of_text else "-endless"))
+    if not output.exists():
+        text = (CONFIGS / f"{preset}.toml").read_text(encoding="utf-8")
+        if not end_of_text:
+            text = text.replace("vocab_size = 257", "vocab_size = 256")
+        config = output.with_suffix(".toml")
+        config.write_text(text, encoding="utf-8")
+        command = [march, "init", "--config", config, "--output", output]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return output
+
+
+def trained(march, folder, preset="tiny/march", steps=60):
+    """The folder of a small model of bytes that was trained for some seconds, so that it writes letters."""
+    output = Path(folder, preset.replace("/", "-") + "-trained")
+    if not output.exists():
+        small = ["hidden_size=64", "num_hidden_layers=2", "intermediate_size=128", "num_heads=2"]
+        if preset != "tiny/transformer":
+            small.append("head_dim=32")
+        if preset in ("tiny/march", "tiny/memory-caching"):
+            small.append("anchor_interval=16")
+        settings = [f"model.{one}" for one in small]
+        settings += ["data.sequence_length=256", "train.tokens_per_step=2048", "train.save_every=0"]
+        command = [march, "train", preset, "--run", output, "--steps", str(steps)]
+        command += [f"--set={one}" for one in settings]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"march train failed: {done.stderr}")
+    return output
+
+
+class Server:
+    """A running `march serve`."""
+
+    def __init__(self, march, model, *flags, name="tiny", threads=2, addr="127.0.0.1:0"):
+        command = [march, "serve", "--model", model, "--name", name, "--addr", addr, "--threads", threads, *flags]
+        command = [str(part) for part in command]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line)
+            if "http://" in line:
+                self.url = "http://" + line.split("http://")[1].split(";")[0].strip()
+                break
+        else:
+            self.process.wait()
+            raise RuntimeError("march serve did not start: " + "".join(self.said))
+        # Keep reading, so that the server never waits for its log.
+        self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
+        self.reader.start()
+
+    def resident(self):
+        """Bytes of memory that the process has now."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("the server has no VmRSS")
+
+    def kill(self):
+        """Ends the process at once (`kill -9`)."""
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+
+    def stop(self):
+        """Ends the process as a service manager does; it must end with code 0."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RuntimeError("march serve did not end within a minute after SIGTERM") from None
+        self.reader.join()
+        if code != 0:
+            raise RuntimeError(f"march serve ended with code {code}: " + "".join(self.said[-20:]))
+
+
+@contextlib.contextmanager
+def server(march, model, *flags, **more):
+    """A server for a block of code, which is stopped with SIGTERM after it."""
+    running = Server(march, model, *flags, **more)
+    try:
+        yield running
+    except BaseException:
+        running.kill()
+        raise
+    running.stop()
+
+
+def parts(lines):
+    """The JSON parts of a stream of server-sent events, and whether it ended with `[DONE]`."""
+    found, done = [], False
+    for line in lines:
+        if line.startswith("data: "):
+            if line == "data: [DONE]":
+                done = True
+            else:
+                found.append(json.loads(line[len("data: ") :]))
+    return found, done
