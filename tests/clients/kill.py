@@ -58,7 +58,7 @@ class Client:
     """Asks a server, and says what it is doing in `at`."""
 
     def __init__(self, url):
-        self.http = httpx.Client(base_url=url, timeout=120)
+        self.http = httpx.Client(base_url=url, timeout=300)
         self.at = "between"
 
     def ask(self, method, path, body=None):
@@ -67,7 +67,7 @@ class Client:
             answer = self.http.request(method, path, json=body)
             return answer.status_code, answer.json()
         except (httpx.TransportError, json.JSONDecodeError) as error:
-            raise Gone from error
+            raise Gone(f"{method} {path} was not answered: {error}") from error
 
     def turn(self, id, path):
         """The text and the log-probabilities of a turn."""
@@ -149,7 +149,7 @@ def shown(session):
 
 
 class Talk:
-    """A conversation, and what it may be: one path, or two while the client does not know. `None` is no conversation."""
+    """A conversation, and what it may be: one path, or two while the client does not know. `None`: there is none."""
 
     def __init__(self, id, reference, seed):
         self.id, self.reference = id, reference
@@ -251,7 +251,7 @@ def kills(options, preset, count, folder, seed):
                     if chance.random() < 0.5:
                         # Most moments are those of reading and writing; look for one between text and `[DONE]`.
                         end = time.monotonic() + 5
-                        while time.monotonic() < end and not any(client.at in ("saving", "changing") for client in clients):
+                        while time.monotonic() < end and not {"saving", "changing"} & {one.at for one in clients}:
                             time.sleep(0.0002)
                         time.sleep(chance.uniform(0, 0.004))
                     doing = [client.at for client in clients]

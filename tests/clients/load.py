@@ -57,7 +57,8 @@ def requests():
     return all
 
 
-BAD = [b"", b"{", b"[]", b"{}", b'{"prompt": 1}', b'{"prompt": "a", "temperature": -1}', b"\xff\xfe", b'{"prompt": "a", "x": 1}']
+BAD = [b"", b"{", b"[]", b"{}", b"\xff\xfe"]
+BAD += [b'{"prompt": 1}', b'{"prompt": "a", "temperature": -1}', b'{"prompt": "a", "x": 1}']
 
 
 def whole(answer):
@@ -134,7 +135,8 @@ class Load:
         self.failures = []
 
     async def run(self, clients, each, seed):
-        await asyncio.gather(*(self.client(number, each, random.Random(f"{seed} {number}")) for number in range(clients)))
+        chances = [random.Random(f"{seed} {number}") for number in range(clients)]
+        await asyncio.gather(*(self.client(number, each, chance) for number, chance in enumerate(chances)))
 
     async def client(self, number, each, chance):
         # A small buffer, so that a slow reader is felt by the server.

@@ -16,7 +16,7 @@ KEY = "secret-key"
 
 
 def client_of(server, key="none"):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=300)
 
 
 def equal(found, expected, what):
@@ -226,7 +226,8 @@ def stops(client):
     whole = client.completions.create(model="tiny", prompt=STORY, max_tokens=40, temperature=0).choices[0].text
     for stop in whole[10:12], [whole[20:23], "never comes"], ["never comes", whole[5:6]]:
         answer = client.completions.create(model="tiny", prompt=STORY, max_tokens=40, temperature=0, stop=stop)
-        first = min(place for place in (whole.find(one) for one in ([stop] if isinstance(stop, str) else stop)) if place >= 0)
+        places = [whole.find(one) for one in ([stop] if isinstance(stop, str) else stop)]
+        first = min(place for place in places if place >= 0)
         equal((answer.choices[0].text, answer.choices[0].finish_reason), (whole[:first], "stop"), f"stop {stop!r}")
     answer = client.completions.create(model="tiny", prompt=STORY, max_tokens=40, temperature=0, stop="never comes")
     equal((answer.choices[0].text, answer.choices[0].finish_reason), (whole, "length"), "a stop that never comes")
@@ -304,7 +305,8 @@ def conversations(client):
 
     # A conversation is in one kind; one turn at a time; one that breaks off leaves no trace.
     complete = client.completions.create
-    refused(openai.BadRequestError, "session", lambda: complete(model="tiny", prompt="a", extra_body={"session": "talk"}))
+    text = {"model": "tiny", "prompt": "a", "extra_body": {"session": "talk"}}
+    refused(openai.BadRequestError, "session", lambda: complete(**text))
     long = {**chat_keys, "max_tokens": 2000, "messages": user("Tell a long story."), "stop": "never comes"}
     stream = client.chat.completions.create(**long, extra_body={"session": "talk"}, stream=True)
     next(iter(stream))

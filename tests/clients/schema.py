@@ -163,7 +163,8 @@ def main():
         with serving.server(options.march, model, *flags) as server:
             command = [Path(sys.executable).with_name("schemathesis"), "run"]
             command += [Path(options.file).resolve() if options.file else f"{server.url}/openapi.json"]
-            command += ["--url", server.url, "--header", f"Authorization: Bearer {KEY}", "--no-color", "--output-sanitize", "false"]
+            command += ["--url", server.url, "--header", f"Authorization: Bearer {KEY}"]
+            command += ["--no-color", "--output-sanitize", "false"]
             command += ["--seed", options.seed, "--generation-database", "none"]
             command += ["--max-examples", 300 if options.long else 20, "--request-timeout", 60]
             command += ["--checks", "all", "--exclude-checks", ",".join(sorted(EXCLUDED))]

@@ -149,8 +149,15 @@ impl<R: Real> Pool<R> {
     }
 
     /// Returns all free buffers to the system.
+    #[allow(unsafe_code)]
     pub(crate) fn trim(&self) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // The allocator keeps what was freed between buffers that are in use, unless it is told.
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        // SAFETY: it may be called at any time, from any thread.
+        unsafe {
+            libc::malloc_trim(0);
+        }
     }
 
     /// Bytes held by live tensors.

@@ -206,6 +206,14 @@ impl Tokenizer {
         Pieces::new(self)
     }
 
+    /// The bytes that a token stands for; `None` if they are only part of a character, and the tokenizer does not tell.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        match (&self.kind, u8::try_from(id)) {
+            (Kind::Bytes, Ok(byte)) => Some(vec![byte]),
+            _ => self.decode(&[id]).ok().filter(|text| !text.contains('\u{FFFD}')).map(String::into_bytes),
+        }
+    }
+
     /// The text of ids. Bytes that are not UTF-8 become U+FFFD, and so do ids that the tokenizer does not have, which a
     /// model with a larger vocabulary can produce; the end of text is spelled out.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {

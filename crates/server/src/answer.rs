@@ -115,10 +115,7 @@ impl Tokens {
                 })
             }
             Form::Chat => {
-                let entry = |id: u32, logprob: f32| {
-                    let text = spelled(id);
-                    json!({ "token": text, "logprob": logprob, "bytes": text.as_bytes() })
-                };
+                let entry = |id: u32, logprob: f32| json!({ "token": spelled(id), "logprob": logprob, "bytes": tokenizer.token_bytes(id) });
                 let content = self.list.iter().map(|(id, logprob, found)| {
                     let mut own = entry(*id, logprob.unwrap_or(0.0));
                     let found = found.iter().take(top).map(|&(id, logprob)| entry(id, logprob));
@@ -247,7 +244,9 @@ impl<'a> Answer<'a> {
             }
             Form::Completion if self.asked.echo => {
                 let choice = self.choices.get(&index)?;
-                Some(self.part(index, &choice.text, &choice.tokens, None))
+                // A prompt that is only read ends with itself.
+                let ended = self.asked.choices.is_empty().then_some(Ended::MaxTokens);
+                Some(self.part(index, &choice.text, &choice.tokens, ended))
             }
             Form::Completion => None,
         }

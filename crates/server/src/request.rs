@@ -202,7 +202,14 @@ fn common(keys: &mut Keys, max_tokens: usize, context: &Context<'_>, open: Optio
     let choices = (0..n as u64).map(|i| Sampling { seed: seed.wrapping_add(i), ..sampling }).collect();
     let stream_usage = match keys.take("stream_options") {
         None => false,
-        Some(value) => value["include_usage"].as_bool().unwrap_or(false),
+        Some(value) => match (&value, &value["include_usage"]) {
+            (Value::Object(_), Value::Bool(usage)) => *usage,
+            (Value::Object(_), Value::Null) => false,
+            _ => {
+                let message = "`stream_options` must be an object, and its `include_usage` true or false";
+                return Err(ApiError::key("stream_options", message));
+            }
+        },
     };
     let own = open.map_or(context.policy, |open| &open.record.policy);
     let policy = match keys.string("memory")? {
@@ -374,10 +381,14 @@ impl Asked {
             false => None,
         };
         let most = keys.whole("max_completion_tokens", usize::MAX)?;
-        let most = most.or(keys.whole("max_tokens", usize::MAX)?);
+        let old = keys.whole("max_tokens", usize::MAX)?;
+        if most == Some(0) || old == Some(0) {
+            return Err(ApiError::key("max_tokens", "`max_tokens` is 0: there is nothing to answer"));
+        }
         let left = context.allowed.context.saturating_sub(ids.len());
         let open = conversation.as_ref().map(|(open, _)| open);
-        let mut common = common(&mut keys, most.unwrap_or(left.clamp(1, CHAT_TOKENS)), context, open)?;
+        let mut common =
+            common(&mut keys, most.or(old).unwrap_or(left.clamp(1, CHAT_TOKENS)), context, open)?;
         common.limits.stop.extend(context.template.stop());
         keys.end()?;
         Self::new(vec![ids], common, false, logprobs, conversation, context)
@@ -432,8 +443,10 @@ pub fn wanted(body: &[u8], own: &Policy) -> Result<Wanted> {
         }
     };
     let wanted = Wanted { policy, from: keys.string("from")?, turns: keys.whole("turns", usize::MAX)? };
-    keys.end()?;
-    Ok(wanted)
+    match keys.0.iter().find(|(_, value)| !value.is_null()) {
+        Some((key, _)) => Err(ApiError::key(key, format!("`{key}` is not a key of this request"))),
+        None => Ok(wanted),
+    }
 }
 
 /// Rejects a prompt that is too long or has tokens that the model does not have; an empty one begins after the end of

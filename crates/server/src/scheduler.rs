@@ -46,6 +46,9 @@ const WIDE_SLICE: usize = 2048;
 /// How long an idle model waits before it looks for cancelled requests.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Bytes of unused buffers, beyond those in use, that a busy model keeps.
+const SPARE: usize = 512 << 20;
+
 /// How the model's time and memory are shared.
 #[derive(Clone, Debug)]
 pub struct Share {
@@ -301,6 +304,7 @@ impl Scheduler<'_> {
             open &= self.admit(receiver);
             self.drop_cancelled();
             self.metrics.active.store(self.texts(), Ordering::Relaxed);
+            self.trim();
             if self.active.is_empty() {
                 continue;
             }
@@ -316,6 +320,16 @@ impl Scheduler<'_> {
             for active in self.active.drain(..) {
                 active.fail(Failure::Broken(failed.clone()));
             }
+        }
+    }
+
+    /// Returns unused buffers to the system when there is nothing to do, or if there are very many. The engine keeps as
+    /// many of each size as were ever used at once.
+    fn trim(&self) {
+        let engine = &self.loaded.engine;
+        let free = engine.free_bytes();
+        if free > 0 && (self.active.is_empty() || free > engine.live_bytes() + SPARE) {
+            engine.trim();
         }
     }
 

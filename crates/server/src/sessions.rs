@@ -100,8 +100,18 @@ pub struct Record {
     pub text: String,
     /// The tokens so far.
     pub ids: Vec<u32>,
-    /// The number of the file with the state, and how many tokens it has read.
-    state: Option<(usize, usize)>,
+    state: Option<Saved>,
+}
+
+/// Where the state of a conversation is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Saved {
+    /// The number of the file.
+    file: usize,
+    /// How many tokens it has read.
+    tokens: usize,
+    /// The file's identity, so that no other one is taken for it.
+    identity: String,
 }
 
 /// A conversation in memory.
@@ -493,11 +503,14 @@ impl Sessions {
 
     /// Loads the state of a conversation from the disk. One that cannot be used is reported, and costs time only.
     fn load(&self, id: &str, record: &Record) -> Option<Known> {
-        let (file, tokens) = record.state?;
-        let path = self.path(id)?.join(STATES.get(file)?);
+        let Saved { file, tokens, identity } = record.state.as_ref()?;
+        let (tokens, path) = (*tokens, self.path(id)?.join(STATES.get(*file)?));
         let load = || -> march::Result<Option<Text<_>>> {
             let file = BankFile::open(&path)?;
             file.verify()?;
+            if file.identity() != identity {
+                return Ok(None);
+            }
             let Loaded { engine, model, .. } = &*self.loaded;
             let text = Text::load(engine, model, &file, self.tag(), None)?;
             Ok((text.tokens() == tokens && tokens <= record.ids.len()).then_some(text))
@@ -508,7 +521,7 @@ impl Sessions {
                 Some(Known { text: text.with_recent(&ids), ids })
             }
             Ok(None) => {
-                tracing::warn!("session {id}: its state is of another turn; its text is read again");
+                tracing::warn!("session {id}: its state is that of another text; its text is read again");
                 None
             }
             Err(error) => {
@@ -525,8 +538,7 @@ impl Sessions {
         record: &mut Record,
         known: Option<&Known>,
     ) -> std::result::Result<(), String> {
-        let used = record.state.map(|(file, _)| file);
-        record.state = None;
+        let used = record.state.take().map(|state| state.file);
         if let Some(known) = known {
             let file = if used == Some(0) { 1 } else { 0 };
             let path = folder.join(STATES[file]);
@@ -534,7 +546,9 @@ impl Sessions {
                 || known.text.save(&self.loaded.engine, &path, self.tag()).map_err(|error| error.to_string());
             // A damaged file is not continued, but written again.
             save().or_else(|error| std::fs::remove_file(&path).map_err(|_| error).and_then(|()| save()))?;
-            record.state = Some((file, known.text.tokens() - known.text.unread().len()));
+            let identity = BankFile::open(&path).map_err(|error| error.to_string())?.identity().into();
+            let tokens = known.text.tokens() - known.text.unread().len();
+            record.state = Some(Saved { file, tokens, identity });
         }
         let text = serde_json::to_string(record).map_err(|error| error.to_string())?;
         disk::replace(&folder.join(RECORD), disk::seal(&text).as_bytes()).map_err(|error| error.to_string())
@@ -649,7 +663,7 @@ impl Open {
     fn replace(&mut self, mut record: Record, known: Option<Known>) -> Result<()> {
         let Self { sessions, id, .. } = self;
         if let Some(folder) = sessions.path(id) {
-            record.state = self.record.state;
+            record.state = self.record.state.clone();
             sessions
                 .save(&folder, &mut record, known.as_ref())
                 .map_err(|error| failed(id, "saving", &error))?;

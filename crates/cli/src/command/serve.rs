@@ -27,10 +27,12 @@ use crate::{interrupt, number};
   curl http://127.0.0.1:8080/v1/completions -H 'content-type: application/json' -d '{\"prompt\": \"Alice was\"}'
 
 Paths: / (a page to chat with the model), /v1/completions, /v1/chat/completions, /v1/models, /v1/sessions,
-/tokenize, /detokenize, /tokenizer_info, /health, /metrics and /openapi.json, which describes them. Requests share the model: each step has one token of every answer and a slice of the prompts that are
-being read. A prompt that begins like an earlier text continues from its state, with the same answer as if it
-had been read from its beginning. A request may change the memory policy with the key `memory`, in the form of
-`march inspect policies --policy`. Ctrl-C and SIGTERM finish the running requests first.")]
+/tokenize, /detokenize, /tokenizer_info, /health, /metrics and /openapi.json, which describes them. Requests
+share the model: each step has one token of every answer and a slice of the prompts that are being read. A
+prompt that begins like an earlier text continues from its state, with the same answer as if it had been read
+from its beginning. A request may change the memory policy with the key `memory`, in the form of `march inspect
+policies --policy`, and continue a conversation with `session`. Ctrl-C and SIGTERM finish the running requests
+first.")]
 pub struct Serve {
     #[command(flatten)]
     model: ModelArgs,
@@ -58,7 +60,7 @@ pub struct Serve {
     /// The most prompts that wait; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = number::count::<usize>)]
     queue: usize,
-    /// Prompt tokens per step while answers are being written: fewer make answers smoother, more make prompts faster
+    /// The most prompt tokens per step while answers are being written; fewer are read if answers would falter
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::count::<usize>)]
     slice: usize,
     /// Bytes of memory for the states of earlier texts, and as many for those of conversations; 0 keeps none
