@@ -2,7 +2,7 @@
 
 mod server;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
