@@ -237,6 +237,10 @@ fn damaged_conversations_never_give_wrong_text() {
     let server = Server::start(&model, &flags);
     assert_eq!(server.send("DELETE", "/v1/sessions/copy", "", "").0, 200);
     assert_eq!(put(&server, "copy", &json!({})).0, 201);
+    // A folder that someone else deleted can be deleted, too.
+    std::fs::remove_dir_all(&copy).unwrap();
+    assert_eq!(server.send("DELETE", "/v1/sessions/copy", "", "").0, 200);
+    assert_eq!(put(&server, "copy", &json!({})).0, 201);
 }
 
 fn flip(path: &Path) {

@@ -219,7 +219,9 @@ impl Sessions {
             making: Mutex::default(),
         };
         let Some(folder) = sessions.folder.clone() else { return Ok(sessions) };
-        let wrong = |error: std::io::Error| format!("{}: {error}", folder.display());
+        let wrong = |error: std::io::Error| {
+            format!("{}: cannot be used as the folder for conversations: {error}", folder.display())
+        };
         std::fs::create_dir_all(&folder).map_err(wrong)?;
         let lock = Lock::take(&folder.join(".lock")).map_err(|error| error.to_string())?;
         if lock.is_none() {
@@ -461,7 +463,11 @@ impl Sessions {
             (Some(folder), Some(path)) => {
                 // Renamed first, so that a folder is never half a conversation.
                 let old = folder.join(format!("{UNFINISHED}{id}"));
-                std::fs::rename(&path, &old).and_then(|()| std::fs::remove_dir_all(&old))
+                match std::fs::rename(&path, &old).and_then(|()| std::fs::remove_dir_all(&old)) {
+                    // Someone else deleted it.
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                    removed => removed,
+                }
             }
             _ => Ok(()),
         };
