@@ -29,6 +29,12 @@ pub enum Error {
         /// Operation that was called.
         operation: &'static str,
     },
+    /// The device itself failed: it is out of memory, was lost, or cannot be opened.
+    #[error("{message}")]
+    Device {
+        /// What happened and what to do.
+        message: String,
+    },
 }
 
 /// Result type of the engine's public functions.

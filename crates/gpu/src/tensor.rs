@@ -1,0 +1,56 @@
+//! Tensors on the device: contiguous, row-major f32, a handle on a buffer.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::buffer::Buffer;
+
+/// Tensor on a GPU. Cloning copies a handle.
+#[derive(Clone)]
+pub struct Tensor {
+    pub(crate) buffer: Arc<Buffer>,
+    shape: Arc<[usize]>,
+}
+
+impl Tensor {
+    pub(crate) fn new(buffer: Buffer, shape: &[usize]) -> Self {
+        Self { buffer: Arc::new(buffer), shape: shape.into() }
+    }
+
+    /// Dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The last dimension; 1 for a scalar.
+    pub(crate) fn width(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Number of rows of [`Tensor::width`] elements; 0 for an empty tensor.
+    pub(crate) fn rows(&self) -> usize {
+        let width = self.width();
+        if width == 0 { 0 } else { self.len() / width }
+    }
+
+    /// The same numbers under another shape.
+    pub(crate) fn reshaped(&self, shape: &[usize]) -> Self {
+        Self { buffer: Arc::clone(&self.buffer), shape: shape.into() }
+    }
+
+    /// Whether no other tensor shares the buffer, so that it may be changed in place.
+    pub(crate) fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.buffer) == 1
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gpu tensor {:?}", self.shape)
+    }
+}
