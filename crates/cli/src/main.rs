@@ -4,6 +4,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod command;
+mod device;
 mod display;
 mod interrupt;
 mod job;
