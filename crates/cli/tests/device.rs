@@ -2,6 +2,7 @@
 
 mod common;
 
+#[cfg(not(feature = "gpu"))]
 use std::fs;
 
 #[cfg(not(feature = "gpu"))]
@@ -36,7 +37,7 @@ fn built_without() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let model = path("model");
-    ok(&["init", "tiny/march", "--output", text(&model), "--set", "model.num_hidden_layers=2"]);
+    ok(&["init", "--config", "tiny/march", "--output", text(&model)]);
     fs::write(path("tokens.json"), "[1, 2, 3]").unwrap();
     fs::write(path("book.txt"), BOOK).unwrap();
     let (run, tokens, output) = (path("run"), path("tokens.json"), path("logits.safetensors"));
