@@ -16,6 +16,17 @@ pub enum Device {
     Gpu(Option<usize>),
 }
 
+impl Device {
+    /// The flag that names it, after a space; nothing for the processor.
+    pub fn flag(self) -> String {
+        match self {
+            Self::Cpu => String::new(),
+            Self::Gpu(None) => " --device gpu".into(),
+            Self::Gpu(Some(index)) => format!(" --device gpu:{index}"),
+        }
+    }
+}
+
 /// Reads the value of `--device`.
 fn device(text: &str) -> Result<Device, String> {
     let number = |number: &str| number.parse().ok().filter(|_| number.bytes().all(|b| b.is_ascii_digit()));
@@ -156,6 +167,10 @@ mod tests {
         assert_eq!(device("gpu"), Ok(Device::Gpu(None)));
         assert_eq!(device("gpu:0"), Ok(Device::Gpu(Some(0))));
         assert_eq!(device("gpu:12"), Ok(Device::Gpu(Some(12))));
+        assert_eq!(
+            ["cpu", "gpu", "gpu:3"].map(|name| device(name).unwrap().flag()),
+            ["", " --device gpu", " --device gpu:3"]
+        );
         for wrong in [
             "",
             "GPU",

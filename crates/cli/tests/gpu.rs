@@ -66,7 +66,8 @@ fn training() {
     let want = losses(&cpu);
     assert_close(&losses(&gpu), &want);
 
-    ok(&[&train(&stopped, "gpu", "5")[..], &["--stop-at", "3"]].concat());
+    let said = ok(&[&train(&stopped, "gpu", "5")[..], &["--stop-at", "3"]].concat());
+    assert!(said.contains(&format!("march train --resume {} --device gpu\n", text(&stopped))), "{said}");
     ok(&resume(&stopped, "gpu", &[]));
     assert_eq!(losses(&stopped), losses(&gpu));
     assert!(checkpoint(&stopped, 5) == checkpoint(&gpu, 5), "stopped and resumed");

@@ -84,7 +84,6 @@ impl Train {
     }
 
     fn train_on(&self, engine: &impl Runs, ranks: Box<dyn Ranks>, stop: &AtomicBool) -> anyhow::Result<()> {
-        engine.self_test()?;
         let mut settings = self.settings.clone();
         settings.extend(self.steps.map(|steps| format!("train.steps={steps}")));
         let init_from = self.init_from.as_deref().map(newest);
@@ -103,7 +102,10 @@ impl Train {
             }
         };
         let mut run = match (&self.resume, &self.config) {
-            (Some(folder), _) => Run::resume(engine, folder, options, ranks, &mut note)?,
+            (Some(folder), _) => {
+                engine.self_test()?;
+                Run::resume(engine, folder, options, ranks, &mut note)?
+            }
             (None, Some(name)) => {
                 let config = Config::load_with(name, &settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
@@ -111,6 +113,7 @@ impl Train {
                 let rows = config.train.tokens_per_step / config.data.sequence_length;
                 let rows = ranks.share(rows).len().min(config.train.micro_batch);
                 refuse_beyond_machine(engine, &config, rows, ranks.count())?;
+                engine.self_test()?;
                 Run::create(engine, config, &folder, options, ranks)?
             }
             (None, None) => bail!("give a configuration, or a run to resume with --resume"),
@@ -127,7 +130,7 @@ impl Train {
             None => {}
         });
         drop(dashboard); // the terminal is what it was
-        let folder = run.folder().display().to_string();
+        let (folder, device) = (run.folder().display().to_string(), self.engine.device.flag());
         match complete {
             _ if !speaks => complete.map(drop).map_err(Into::into),
             Ok(true) => {
@@ -143,7 +146,9 @@ impl Train {
             }
             Ok(false) => {
                 let step = run.trainer().step();
-                lines::say(&format!("stopped after step {step}; continue: march train --resume {folder}"));
+                lines::say(&format!(
+                    "stopped after step {step}; continue: march train --resume {folder}{device}"
+                ));
                 if interrupt::asked() {
                     // Dropping the run releases the lock on its folder.
                     drop(run);
@@ -152,7 +157,7 @@ impl Train {
                 Ok(())
             }
             Err(error) => {
-                note!("continue from the last checkpoint: march train --resume {folder}");
+                note!("continue from the last checkpoint: march train --resume {folder}{device}");
                 Err(error.into())
             }
         }
