@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use march::engine::Cpu;
 use march::run::Session;
 use march::train::machine_memory;
 
+use crate::device::Runs;
+
 /// Optional features of the program, and whether it was built with them.
-const FEATURES: [(&str, bool); 1] = [("mpi", cfg!(feature = "mpi"))];
+const FEATURES: [(&str, bool); 2] = [("mpi", cfg!(feature = "mpi")), ("gpu", cfg!(feature = "gpu"))];
 
 /// The build profile.
 pub fn profile() -> &'static str {
@@ -49,7 +50,8 @@ pub fn peak() -> Option<usize> {
 }
 
 /// Describes this invocation, one of `processes`, for a run at step `step`. Contains neither user nor host name.
-pub fn session(engine: &Cpu, step: u64, processes: usize) -> Session {
+pub fn session(engine: &impl Runs, step: u64, processes: usize) -> Session {
+    let cpu = engine.processor();
     let home = std::env::var("HOME").unwrap_or_default();
     let arguments = std::env::args_os().skip(1);
     Session {
@@ -62,8 +64,9 @@ pub fn session(engine: &Cpu, step: u64, processes: usize) -> Session {
         instructions: format!("{} {}", std::env::consts::ARCH, instructions()),
         cores: cores(),
         processes,
-        threads: engine.threads(),
-        kernels: format!("{:?}", engine.level()),
+        threads: cpu.threads(),
+        kernels: format!("{:?}", cpu.level()),
+        device: engine.name(),
         memory: machine_memory().map(|[total, _]| total as u64),
         system: field("/etc/os-release", "PRETTY_NAME", '=').unwrap_or(std::env::consts::OS.into()),
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().into()),

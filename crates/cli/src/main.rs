@@ -4,6 +4,9 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod command;
+#[cfg(any(test, feature = "gpu"))]
+mod compare;
+mod device;
 mod display;
 mod interrupt;
 mod job;

@@ -68,6 +68,26 @@ pub trait Engine: Send + Sync + Sized + 'static {
         Kernels::side_by_side(self.kernels(), count, task);
     }
 
+    // ---- the device ----
+
+    /// Fails if the device was lost. [`Engine::to_f32`] and [`Engine::to_f64`] cannot report that: call this before
+    /// their values are trusted, for example before they replace a file.
+    fn check(&self) -> Result<()> {
+        Kernels::check(self.kernels())
+    }
+    /// Returns unused buffers to the system.
+    fn trim(&self) {
+        Kernels::trim(self.kernels());
+    }
+    /// Bytes currently held by this engine's tensors; 0 if it does not count them.
+    fn live_bytes(&self) -> usize {
+        Kernels::live_bytes(self.kernels())
+    }
+    /// Bytes of unused buffers kept for reuse; 0 if the engine does not count them.
+    fn free_bytes(&self) -> usize {
+        Kernels::free_bytes(self.kernels())
+    }
+
     // ---- data in and out ----
 
     /// Creates a tensor from values in row-major order.

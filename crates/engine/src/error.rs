@@ -1,6 +1,6 @@
-//! Errors for invalid calls, with messages that tell the caller what to fix.
+//! Errors for invalid calls and failing devices, with messages that tell the caller what to fix.
 
-/// An operation was called with invalid arguments.
+/// An operation was called with invalid arguments, or could not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A tensor has a shape that the operation does not accept.
@@ -29,10 +29,10 @@ pub enum Error {
         /// Operation that was called.
         operation: &'static str,
     },
-    /// The device itself failed: it is out of memory, was lost, or cannot be opened.
+    /// The device is not there, does not support what is needed, or was lost.
     #[error("{message}")]
     Device {
-        /// What happened and what to do.
+        /// What is wrong and what to do.
         message: String,
     },
 }

@@ -219,9 +219,28 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         }
     }
 
-    /// Least common multiple of both engines' chunk sizes, which is valid whichever of them runs a recurrent
-    /// operation.
-    const CHUNK_TOKENS: usize = least_common_multiple(D::CHUNK_TOKENS, R::CHUNK_TOKENS);
+    /// The device's chunk size if it runs the recurrence; otherwise the least common multiple of both engines' chunk
+    /// sizes, which is valid whichever of them runs it.
+    const CHUNK_TOKENS: usize = match D::RECURRENT {
+        true => D::CHUNK_TOKENS,
+        false => least_common_multiple(D::CHUNK_TOKENS, R::CHUNK_TOKENS),
+    };
+    const RECURRENT: bool = D::RECURRENT || R::RECURRENT;
+
+    fn check(&self) -> Result<()> {
+        self.device.check()?;
+        self.rest.check()
+    }
+    fn trim(&self) {
+        self.device.trim();
+        self.rest.trim();
+    }
+    fn live_bytes(&self) -> usize {
+        self.device.live_bytes() + self.rest.live_bytes()
+    }
+    fn free_bytes(&self) -> usize {
+        self.device.free_bytes() + self.rest.free_bytes()
+    }
 
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         self.device.side_by_side(count, task);
@@ -653,7 +672,10 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         kept: [Option<D::Tensor>; 2],
         gradient: &D::Tensor,
     ) -> Result<[Option<D::Tensor>; 2]> {
-        try_device!(self.device.linear_cross_entropy_backward(kept.clone(), gradient));
+        // Asked without tensors first: a second handle on them would keep the device from working in place.
+        if answer(self.device.linear_cross_entropy_backward([None, None], gradient))?.is_some() {
+            return self.device.linear_cross_entropy_backward(kept, gradient);
+        }
         let moved = [self.some_there(kept[0].as_ref())?, self.some_there(kept[1].as_ref())?];
         self.some_back(&self.rest.linear_cross_entropy_backward(moved, &self.there(gradient)?)?)
     }

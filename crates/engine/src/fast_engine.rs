@@ -72,6 +72,17 @@ impl Kernels for Cpu {
         packed.precision()
     }
     const CHUNK_TOKENS: usize = gated_delta::CHUNK_TOKENS;
+    const RECURRENT: bool = true;
+
+    fn trim(&self) {
+        Cpu::trim(self);
+    }
+    fn live_bytes(&self) -> usize {
+        Cpu::live_bytes(self)
+    }
+    fn free_bytes(&self) -> usize {
+        Cpu::free_bytes(self)
+    }
 
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         self.parallel(count, task);

@@ -77,6 +77,23 @@ pub trait Kernels: Send + Sync + Sized + 'static {
     /// Tokens per chunk of the recurrent operations; 1 for a device that has no chunks or no recurrent operations.
     const CHUNK_TOKENS: usize = 1;
 
+    /// Whether the device implements `gated_delta`, so that [`crate::Fallback`] takes the device's chunks as they are.
+    const RECURRENT: bool = false;
+
+    /// By default the device cannot be lost.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+    /// By default the device keeps no unused memory.
+    fn trim(&self) {}
+    /// By default the device does not count its memory.
+    fn live_bytes(&self) -> usize {
+        0
+    }
+    fn free_bytes(&self) -> usize {
+        0
+    }
+
     /// Runs the tasks sequentially by default.
     fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         (0..count).for_each(task);

@@ -73,6 +73,7 @@ impl Kernels for Reference {
         packed.precision()
     }
     const CHUNK_TOKENS: usize = gated_delta::CHUNK_TOKENS;
+    const RECURRENT: bool = true;
 
     fn accumulate(&self, sum: &mut T, term: &T) -> Result<()> {
         let data = sum.data().iter().zip(term.data()).map(|(a, b)| a + b).collect();

@@ -5,6 +5,7 @@ mod common;
 mod toy;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use common::{Input, Program, Random, assert_close, outcome};
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Storage};
@@ -15,7 +16,7 @@ use march_engine::ops::gated_delta::{CHUNK_TOKENS, GatedDelta, GatedDeltaOptions
 use march_engine::ops::linear::Linear;
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::ops::swiglu::SwiGlu;
-use march_engine::{Cpu, Engine, Error, Precision, Reference, Result, Tape, Var, Weight};
+use march_engine::{Cpu, Engine, Error, Fallback, Precision, Reference, Result, Tape, Var, Weight};
 
 /// A small network around a recurrence and the reader of its states.
 struct Network;
@@ -107,7 +108,7 @@ fn equals_the_engine_that_runs_the_rest() {
 fn the_rest_on_the_fast_engine() {
     let inputs = inputs(&mut Random(42));
     let want = outcome(&Reference, &Network, &inputs).unwrap();
-    let engine = march_engine::Fallback::new(toy::Toy::default(), Cpu::new(Default::default()).unwrap());
+    let engine = Fallback::new(toy::Toy::default(), Cpu::new(Default::default()).unwrap());
     let found = outcome(&engine, &Network, &inputs).unwrap();
     for (i, (found, want)) in found.outputs.iter().zip(&want.outputs).enumerate() {
         assert_close(&format!("output {i}"), &found.1, &want.1, common::FORWARD);
@@ -206,4 +207,23 @@ fn shared_by_threads() {
     }
     let cpu = Cpu::new(Default::default()).unwrap();
     assert_eq!([all(&cpu), all(&Reference), all(&toy::engine())], [CHUNK_TOKENS; 3]);
+    // A device that runs the recurrence itself has its own chunks, so that nothing is computed again for the other.
+    assert_eq!(all(&Fallback::new(toy::Device::<1>::default(), Reference)), 1);
+    assert_eq!(all(&Fallback::new(toy::Device::<48>::default(), Reference)), 48);
+}
+
+/// Memory and loss of the device are those of both engines.
+#[test]
+fn the_device_itself() {
+    let engine = Fallback::new(toy::Toy::default(), Cpu::new(Default::default()).unwrap());
+    let kept = engine.rest.full(&[1000], 1.0).unwrap();
+    assert_eq!((engine.live_bytes(), engine.free_bytes()), (engine.rest.live_bytes(), 0));
+    assert!(engine.live_bytes() >= 4000);
+    drop(kept);
+    assert!(engine.free_bytes() >= 4000);
+    engine.trim();
+    assert_eq!((engine.live_bytes(), engine.free_bytes()), (0, 0));
+    assert_eq!(engine.check(), Ok(()));
+    engine.device.lost.store(true, Ordering::Relaxed);
+    assert_eq!(engine.check().unwrap_err().to_string(), "the toy was lost");
 }

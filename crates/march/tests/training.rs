@@ -1,11 +1,18 @@
 //! Steps of training, without a run around them.
 
 mod common;
+#[path = "../../engine/tests/toy/mod.rs"]
+mod toy;
+
+use std::sync::atomic::Ordering;
 
 use common::{KINDS, cpu, small, tokens};
 use march::data::{Loader, TextSource};
+use march::generate::{Generator, Sampling};
+use march::memory::BankTag;
 use march::model::{Model, Settings};
-use march::train::{TrainConfig, Trainer};
+use march::tokenizer::Tokenizer;
+use march::train::{Progress, TrainConfig, Trainer};
 
 /// A step takes its memory from the one before: what the engine holds, in use or free, does not grow any more.
 #[test]
@@ -28,4 +35,43 @@ fn steps_reuse_their_memory() {
             assert!(held[1..].iter().all(|&bytes| bytes == held[1]), "{kind}, {recompute}: {held:?}");
         }
     }
+}
+
+/// Numbers of a device that was lost are never taken for a loss, a checkpoint, a text or a bank; what was saved before
+/// stays.
+#[test]
+fn a_lost_device() {
+    let (engine, config) = (toy::engine(), small("march"));
+    let folder = tempfile::tempdir().unwrap();
+    let [good, bad, bank] = ["good", "bad", "bank.safetensors"].map(|name| folder.path().join(name));
+    let model = Model::new(&config);
+    let parameters = model.init(&engine, 1).unwrap();
+    let settings = Settings { policy: model.policy(), recompute: false };
+    let keys = TrainConfig { tokens_per_step: 40, micro_batch: 1, ..TrainConfig::default() };
+    let mut trainer = Trainer::new(&engine, model, parameters, settings, keys, 40).unwrap();
+    let source = TextSource::new(tokens(400, 37, 1), 40).unwrap();
+    let mut loader = Loader::new(Box::new(source), Some(1)).unwrap();
+    trainer.advance(&mut loader).unwrap();
+    trainer.save(&good, &Progress::default(), None).unwrap();
+    let model: Model<_> = Model::new(&config);
+    let parameters = model.init(&engine, 1).unwrap();
+    let empty = model.bank(model.policy()).unwrap();
+    let mut text = Generator::new(&engine, &model, &parameters, empty, Sampling::greedy()).unwrap();
+    text.read(&[1, 2, 3], &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    let tag = BankTag::new("march", "m".into(), &Tokenizer::bytes());
+    text.save(&bank, &tag).unwrap();
+    let saved = std::fs::read(&bank).unwrap();
+
+    engine.device.lost.store(true, Ordering::Relaxed);
+    let lost = |error: march::Error| assert_eq!(error.to_string(), "the toy was lost");
+    lost(trainer.advance(&mut loader).unwrap_err());
+    assert_eq!(trainer.step(), 1);
+    lost(trainer.save(&bad, &Progress::default(), None).unwrap_err());
+    lost(text.read(&[4], &mut |_| std::ops::ControlFlow::Continue(())).unwrap_err());
+    lost(text.save(&bank, &tag).unwrap_err());
+    let mut names: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["bank.safetensors", "good"]);
+    assert!(std::fs::read(&bank).unwrap() == saved, "the bank is what it was");
 }

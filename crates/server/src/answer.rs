@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use march::engine::Engine;
 use march::generate::{Ended, TextStream};
 use march::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -138,22 +139,22 @@ struct Choice {
 }
 
 /// Puts an answer together from the events of its jobs.
-pub struct Answer<'a> {
+pub struct Answer<'a, E: Engine> {
     head: Head,
-    asked: &'a Asked,
+    asked: &'a Asked<E>,
     tokenizer: &'a Tokenizer,
     choices: BTreeMap<usize, Choice>,
     /// The numbers of tokens so far.
     pub usage: Usage,
     /// What is left of the last choice, if it was asked for.
-    pub kept: Option<Box<Kept>>,
+    pub kept: Option<Box<Kept<E>>>,
     /// The key `march` of the answer: what OpenAI's interface has no place for.
     pub more: Option<Value>,
 }
 
-impl<'a> Answer<'a> {
+impl<'a, E: Engine> Answer<'a, E> {
     /// An answer without any text.
-    pub fn new(head: Head, asked: &'a Asked, tokenizer: &'a Tokenizer) -> Self {
+    pub fn new(head: Head, asked: &'a Asked<E>, tokenizer: &'a Tokenizer) -> Self {
         let prompt = asked.prompts.iter().map(Vec::len).sum();
         let usage = Usage { prompt, ..Usage::default() };
         Self { head, asked, tokenizer, choices: BTreeMap::new(), usage, kept: None, more: None }
@@ -165,7 +166,7 @@ impl<'a> Answer<'a> {
     }
 
     /// Adds an event of a prompt. Returns the parts of a stream that it gives.
-    pub fn add(&mut self, prompt: usize, event: Event) -> march::Result<Vec<Value>> {
+    pub fn add(&mut self, prompt: usize, event: Event<E>) -> march::Result<Vec<Value>> {
         match event {
             Event::Read { cached, scores } => {
                 self.usage.cached += cached;

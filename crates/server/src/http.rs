@@ -18,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::{FutureExt, stream};
+use march::engine::Engine;
 use march::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
@@ -64,12 +65,12 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 /// How often a server looks whether it should stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-struct App {
-    loaded: Arc<Loaded>,
+struct App<E: Engine> {
+    loaded: Arc<Loaded<E>>,
     template: Template,
     options: Options,
-    jobs: Jobs,
-    sessions: Arc<Sessions>,
+    jobs: Jobs<E>,
+    sessions: Arc<Sessions<E>>,
     metrics: Arc<Metrics>,
     answers: AtomicU64,
     began: u64,
@@ -77,8 +78,8 @@ struct App {
 
 /// Serves until `stop` says so; then no new requests are taken and those that run are finished. `ready` gets the
 /// address as soon as it is open.
-pub fn serve(
-    loaded: Loaded,
+pub fn serve<E: Engine>(
+    loaded: Loaded<E>,
     options: Options,
     stop: impl Fn() -> bool + Send + 'static,
     ready: impl FnOnce(SocketAddr),
@@ -124,18 +125,18 @@ pub fn serve(
     served
 }
 
-fn router(app: Arc<App>) -> Router {
+fn router<E: Engine>(app: Arc<App<E>>) -> Router {
     Router::new()
-        .route("/v1/completions", post(completions))
-        .route("/v1/chat/completions", post(chat_completions))
-        .route("/v1/models", get(models))
-        .route("/v1/sessions", get(list_sessions))
-        .route("/v1/sessions/{id}", get(get_session).put(put_session).delete(delete_session))
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/tokenizer_info", get(tokenizer_info))
-        .route("/health", get(health))
-        .route("/metrics", get(metrics))
+        .route("/v1/completions", post(completions::<E>))
+        .route("/v1/chat/completions", post(chat_completions::<E>))
+        .route("/v1/models", get(models::<E>))
+        .route("/v1/sessions", get(list_sessions::<E>))
+        .route("/v1/sessions/{id}", get(get_session::<E>).put(put_session::<E>).delete(delete_session::<E>))
+        .route("/tokenize", post(tokenize::<E>))
+        .route("/detokenize", post(detokenize::<E>))
+        .route("/tokenizer_info", get(tokenizer_info::<E>))
+        .route("/health", get(health::<E>))
+        .route("/metrics", get(metrics::<E>))
         .route("/", get(page::index))
         .route("/page.css", get(page::style))
         .route("/page.js", get(page::script))
@@ -144,12 +145,12 @@ fn router(app: Arc<App>) -> Router {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path exists, but not with this method")
         })
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is no such path") })
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard::<E>))
         .with_state(app)
 }
 
 /// Checks the key, adds headers, counts the answer, and turns a panic into an answer.
-async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn guard<E: Engine>(State(app): State<Arc<App<E>>>, request: Request, next: Next) -> Response {
     let open = page::OPEN.contains(&request.uri().path());
     let preflight = request.method() == Method::OPTIONS && app.options.cors.is_some();
     let mut response = if preflight {
@@ -175,7 +176,7 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     response
 }
 
-impl App {
+impl<E: Engine> App<E> {
     fn permits(&self, request: &Request) -> bool {
         let Some(key) = &self.options.api_key else { return true };
         let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
@@ -207,11 +208,11 @@ fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
+async fn completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
     respond(app, body, Form::Completion).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn chat_completions(State(app): State<Arc<App>>, body: Body) -> Response {
+async fn chat_completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
     respond(app, body, Form::Chat).await.unwrap_or_else(IntoResponse::into_response)
 }
 
@@ -224,7 +225,7 @@ async fn apart<T: Send + 'static>(
     })
 }
 
-async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiError> {
+async fn respond<E: Engine>(app: Arc<App<E>>, body: Body, form: Form) -> Result<Response, ApiError> {
     let deadline = Instant::now() + app.options.request_time;
     let body = app.body(body).await?;
     let parsing = Arc::clone(&app);
@@ -298,11 +299,11 @@ fn incomplete() -> ApiError {
 }
 
 /// Keeps the turn of a conversation, and adds to the answer what OpenAI's interface has no place for.
-async fn end(
-    app: &Arc<App>,
-    asked: &Asked,
-    answer: &mut Answer<'_>,
-    conversation: Option<(Open, NewTurn)>,
+async fn end<E: Engine>(
+    app: &Arc<App<E>>,
+    asked: &Asked<E>,
+    answer: &mut Answer<'_, E>,
+    conversation: Option<(Open<E>, NewTurn)>,
 ) -> Result<(), ApiError> {
     let Some(kept) = answer.kept.take() else { return Ok(()) };
     let (policy, said, recall) = (asked.policy.clone(), answer.text().to_string(), asked.recall);
@@ -331,12 +332,12 @@ fn broken(error: march::Error) -> ApiError {
 }
 
 /// Sends an answer as it is written. When the client goes away, the receiver is dropped, which cancels the jobs.
-fn streamed(
-    app: Arc<App>,
-    mut asked: Asked,
+fn streamed<E: Engine>(
+    app: Arc<App<E>>,
+    mut asked: Asked<E>,
     head: Head,
-    first: Option<(usize, Event)>,
-    receiver: UnboundedReceiver<(usize, Event)>,
+    first: Option<(usize, Event<E>)>,
+    receiver: UnboundedReceiver<(usize, Event<E>)>,
 ) -> Response {
     let (parts, sent) = unbounded_channel::<Value>();
     tokio::spawn(async move {
@@ -387,7 +388,7 @@ fn streamed(
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
 }
 
-async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+async fn models<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
     let Options { name, allowed, .. } = &app.options;
     let Loaded { model, policy, .. } = &*app.loaded;
     Json(json!({ "object": "list", "data": [{
@@ -399,7 +400,7 @@ async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     }] }))
 }
 
-async fn list_sessions(State(app): State<Arc<App>>) -> Json<Value> {
+async fn list_sessions<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
     Json(app.sessions.list())
 }
 
@@ -410,17 +411,24 @@ fn id(id: Id) -> Result<String, ApiError> {
     id.map(|Path(id)| id).map_err(|error| ApiError::key("session", error.body_text()))
 }
 
-async fn get_session(State(app): State<Arc<App>>, path: Id) -> Result<Json<Value>, ApiError> {
+async fn get_session<E: Engine>(State(app): State<Arc<App<E>>>, path: Id) -> Result<Json<Value>, ApiError> {
     let id = id(path)?;
     apart(move || app.sessions.get(&id).map(Json)).await
 }
 
-async fn delete_session(State(app): State<Arc<App>>, path: Id) -> Result<Json<Value>, ApiError> {
+async fn delete_session<E: Engine>(
+    State(app): State<Arc<App<E>>>,
+    path: Id,
+) -> Result<Json<Value>, ApiError> {
     let id = id(path)?;
     apart(move || app.sessions.delete(&id).map(Json)).await
 }
 
-async fn put_session(State(app): State<Arc<App>>, path: Id, body: Body) -> Result<Response, ApiError> {
+async fn put_session<E: Engine>(
+    State(app): State<Arc<App<E>>>,
+    path: Id,
+    body: Body,
+) -> Result<Response, ApiError> {
     let id = id(path)?;
     let body = app.body(body).await?;
     apart(move || {
@@ -449,7 +457,7 @@ fn object(body: &[u8], known: &[&str]) -> Result<Value, ApiError> {
     }
 }
 
-async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Json<Value>, ApiError> {
     let body = app.body(body).await?;
     apart(move || {
         let request = object(&body, &["prompt", "add_special_tokens", "model"])?;
@@ -462,7 +470,7 @@ async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>
     .await
 }
 
-async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+async fn detokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Json<Value>, ApiError> {
     let body = app.body(body).await?;
     apart(move || {
         let request = object(&body, &["tokens", "model"])?;
@@ -477,7 +485,7 @@ async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Valu
     .await
 }
 
-async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+async fn tokenizer_info<E: Engine>(State(app): State<Arc<App<E>>>) -> Result<Json<Value>, ApiError> {
     let tokenizer = &app.loaded.tokenizer;
     let end = match tokenizer.end_of_text() {
         Some(id) => Some(tokenizer.decode(&[id]).map_err(broken)?),
@@ -488,11 +496,11 @@ async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiE
     })))
 }
 
-async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+async fn health<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
     Json(json!({ "status": "ok", "model": app.options.name, "waiting": app.jobs.waiting() }))
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+async fn metrics<E: Engine>(State(app): State<Arc<App<E>>>) -> impl IntoResponse {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     (kind, app.metrics.text(app.jobs.waiting(), app.sessions.size()))
 }

@@ -8,7 +8,7 @@
 //! What continues from an entry has the bits of a prompt that is read from its beginning.
 
 use march::anchors::{Placement, Policy, Retention, Storage};
-use march::engine::Cpu;
+use march::engine::Engine;
 use march::generate::{GRID, Text};
 use march::memory::Rollback;
 
@@ -16,15 +16,15 @@ use march::memory::Rollback;
 const SHORTEST: usize = 16;
 
 /// A text with all of its tokens.
-pub struct Known {
+pub struct Known<E: Engine> {
     /// The tokens.
     pub ids: Vec<u32>,
     /// The text.
-    pub text: Text<Cpu>,
+    pub text: Text<E>,
 }
 
-struct Entry {
-    known: Known,
+struct Entry<E: Engine> {
+    known: Known<E>,
     bytes: usize,
     /// When it was last used.
     used: u64,
@@ -32,24 +32,24 @@ struct Entry {
 
 /// The entries, the least recently used of which is dropped when there are too many bytes. Entries that share states
 /// are counted as if they did not.
-pub struct PrefixCache {
-    entries: Vec<Entry>,
+pub struct PrefixCache<E: Engine> {
+    entries: Vec<Entry<E>>,
     limit: usize,
     bytes: usize,
     clock: u64,
 }
 
 /// What the cache has of a prompt.
-pub struct Found {
+pub struct Found<E: Engine> {
     /// A text of the first tokens of the prompt.
-    pub text: Option<Text<Cpu>>,
+    pub text: Option<Text<E>>,
     /// The number of these tokens.
     pub tokens: usize,
     /// Where the prompt parts from an entry that it could not continue from; its state is worth keeping.
     pub branch: Option<usize>,
 }
 
-impl PrefixCache {
+impl<E: Engine> PrefixCache<E> {
     /// An empty cache of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self { entries: Vec::new(), limit, bytes: 0, clock: 0 }
@@ -61,7 +61,7 @@ impl PrefixCache {
     }
 
     /// The longest beginning of a prompt that the cache has.
-    pub fn find(&mut self, engine: &Cpu, prompt: &[u32], policy: &Policy) -> Found {
+    pub fn find(&mut self, engine: &E, prompt: &[u32], policy: &Policy) -> Found<E> {
         let (mut best, mut tokens, mut shared) = (None, 0, 0);
         for (i, entry) in self.entries.iter().enumerate() {
             if entry.known.text.bank().policy() != policy {
@@ -91,14 +91,15 @@ impl PrefixCache {
     }
 
     /// Keeps a text whose tokens are `ids`.
-    pub fn keep(&mut self, engine: &Cpu, ids: &[u32], text: &Text<Cpu>) {
+    pub fn keep(&mut self, engine: &E, ids: &[u32], text: &Text<E>) {
         let bytes = text.bank().bytes(engine) + size_of_val(ids);
         if bytes > self.limit || ids.len() < SHORTEST || text.tokens() != ids.len() {
             return;
         }
         self.clock += 1;
         let policy = text.bank().policy();
-        let same = |entry: &&mut Entry| entry.known.ids == ids && entry.known.text.bank().policy() == policy;
+        let same =
+            |entry: &&mut Entry<E>| entry.known.ids == ids && entry.known.text.bank().policy() == policy;
         if let Some(entry) = self.entries.iter_mut().find(same) {
             entry.used = self.clock;
             return;
@@ -114,13 +115,13 @@ impl PrefixCache {
     }
 }
 
-impl Clone for Known {
+impl<E: Engine> Clone for Known<E> {
     fn clone(&self) -> Self {
         Self { ids: self.ids.clone(), text: self.text.clone() }
     }
 }
 
-impl Known {
+impl<E: Engine> Known<E> {
     /// How many first tokens it shares with a prompt.
     pub fn common(&self, prompt: &[u32]) -> usize {
         self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count()
@@ -144,7 +145,7 @@ impl Known {
     }
 
     /// The text of its first `tokens` tokens, if it is exact.
-    pub fn at(&self, engine: &Cpu, tokens: usize) -> Option<Text<Cpu>> {
+    pub fn at(&self, engine: &E, tokens: usize) -> Option<Text<E>> {
         if tokens == self.ids.len() {
             return Some(self.text.clone());
         }

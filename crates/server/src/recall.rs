@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use march::engine::Engine;
 use march::generate::TextStream;
 use march::model::MeanRouting;
 use march::tokenizer::Tokenizer;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::scheduler::Kept;
 
 /// As clients read it; `null` if the model does not route, or the answer saw no anchor.
-pub fn json(kept: &Kept, tokenizer: &Tokenizer) -> march::Result<Value> {
+pub fn json<E: Engine>(kept: &Kept<E>, tokenizer: &Tokenizer) -> march::Result<Value> {
     let Some(MeanRouting { tokens, heads, null: nulls, anchors }) =
         kept.recall.as_ref().filter(|it| it.tokens > 0)
     else {

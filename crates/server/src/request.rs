@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use march::anchors::Policy;
+use march::engine::Engine;
 use march::generate::{Limits, Sampling};
 use march::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
@@ -44,7 +45,7 @@ fn has_no_effect(key: &str, value: &Value) -> Option<bool> {
 
 /// A request, as the scheduler needs it.
 #[derive(Debug)]
-pub struct Asked {
+pub struct Asked<E: Engine> {
     /// The model's name, as the client gave it.
     pub model: Option<String>,
     /// The prompts.
@@ -66,7 +67,7 @@ pub struct Asked {
     /// Whether it is wanted which anchors the answer read.
     pub recall: bool,
     /// The conversation that the request continues.
-    pub conversation: Option<(Open, NewTurn)>,
+    pub conversation: Option<(Open<E>, NewTurn)>,
 }
 
 /// What a server allows.
@@ -176,7 +177,12 @@ struct Common {
     policy: Policy,
 }
 
-fn common(keys: &mut Keys, max_tokens: usize, context: &Context<'_>, open: Option<&Open>) -> Result<Common> {
+fn common<E: Engine>(
+    keys: &mut Keys,
+    max_tokens: usize,
+    context: &Context<'_, E>,
+    open: Option<&Open<E>>,
+) -> Result<Common> {
     let n = keys.whole("n", MOST_CHOICES)?.unwrap_or(1);
     if n == 0 {
         return Err(ApiError::key("n", format!("`n` is 0; it must be from 1 to {MOST_CHOICES}")));
@@ -277,7 +283,7 @@ const DEFAULT_TOKENS: usize = 16;
 const CHAT_TOKENS: usize = 1024;
 
 /// What a request is read against.
-pub struct Context<'a> {
+pub struct Context<'a, E: Engine> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// How chats are written.
@@ -289,16 +295,16 @@ pub struct Context<'a> {
     /// What the server allows.
     pub allowed: &'a Allowed,
     /// The conversations.
-    pub sessions: &'a Arc<Sessions>,
+    pub sessions: &'a Arc<Sessions<E>>,
 }
 
-impl Context<'_> {
+impl<E: Engine> Context<'_, E> {
     fn encode(&self, text: &str, key: &str) -> Result<Vec<u32>> {
         self.tokenizer.encode(text).map_err(|error| ApiError::key(key, error.to_string()))
     }
 
     /// Opens the conversation that a request continues, if it names one.
-    fn conversation(&self, keys: &mut Keys, kind: Kind) -> Result<Option<Open>> {
+    fn conversation(&self, keys: &mut Keys, kind: Kind) -> Result<Option<Open<E>>> {
         let Some(id) = keys.string("session")? else { return Ok(None) };
         let open = self.sessions.begin(&id)?;
         match (open.record.kind, kind) {
@@ -313,9 +319,9 @@ impl Context<'_> {
     }
 }
 
-impl Asked {
+impl<E: Engine> Asked<E> {
     /// Reads the body of `/v1/completions`.
-    pub fn completion(body: &[u8], context: &Context<'_>) -> Result<Self> {
+    pub fn completion(body: &[u8], context: &Context<'_, E>) -> Result<Self> {
         let mut keys = Keys::new(body)?;
         let open = context.conversation(&mut keys, Kind::Text)?;
         let mut prompts = prompts(keys.take("prompt"), context.tokenizer, context.vocabulary)?;
@@ -353,7 +359,7 @@ impl Asked {
     }
 
     /// Reads the body of `/v1/chat/completions`.
-    pub fn chat(body: &[u8], context: &Context<'_>) -> Result<Self> {
+    pub fn chat(body: &[u8], context: &Context<'_, E>) -> Result<Self> {
         let mut keys = Keys::new(body)?;
         let open = context.conversation(&mut keys, Kind::Chat)?;
         let messages = chat::messages(keys.take("messages"))?;
@@ -399,8 +405,8 @@ impl Asked {
         common: Common,
         echo: bool,
         logprobs: Option<usize>,
-        conversation: Option<(Open, NewTurn)>,
-        context: &Context<'_>,
+        conversation: Option<(Open<E>, NewTurn)>,
+        context: &Context<'_, E>,
     ) -> Result<Self> {
         let Common { model, choices, limits, stream, stream_usage, policy, recall } = common;
         let Context { tokenizer, vocabulary, allowed, .. } = *context;

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::time::{Duration, Instant};
 
 use march::anchors::{Anchor, Policy};
-use march::engine::Cpu;
+use march::engine::Engine;
 use march::generate::{Ended, GRID, Inference, Limits, Sampling, Session, Text};
 use march::memory::{BankTag, StateBank};
 use march::model::{InferenceParameters, MeanRouting, Model, Part, TraceCell};
@@ -25,13 +25,13 @@ use crate::prefix::{Found, Known, PrefixCache};
 use crate::slices::Slices;
 
 /// A model that is ready to run, with its tokenizer.
-pub struct Loaded {
+pub struct Loaded<E: Engine> {
     /// The engine. Its products must be batch-invariant.
-    pub engine: Cpu,
+    pub engine: E,
     /// The model.
-    pub model: Model<Cpu>,
+    pub model: Model<E>,
     /// Its weights.
-    pub parameters: InferenceParameters<Cpu>,
+    pub parameters: InferenceParameters<E>,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// The memory policy of requests that name none.
@@ -63,13 +63,13 @@ pub struct Share {
 }
 
 /// A prompt and what to do with it.
-pub struct Job {
+pub struct Job<E: Engine> {
     /// The prompt; at least one token.
     pub prompt: Vec<u32>,
     /// The memory policy.
     pub policy: Policy,
     /// A text that begins like the prompt, if the client continues a conversation.
-    pub known: Option<Known>,
+    pub known: Option<Known<E>>,
     /// One entry for each text to write; empty to only read the prompt.
     pub choices: Vec<Sampling>,
     /// When a text ends.
@@ -87,17 +87,17 @@ pub struct Job {
     /// The number of the prompt in its request.
     pub number: usize,
     /// Receives what happens, with the prompt's number; the job is cancelled when it is closed.
-    pub events: UnboundedSender<(usize, Event)>,
+    pub events: UnboundedSender<(usize, Event<E>)>,
 }
 
-impl Job {
+impl<E: Engine> Job<E> {
     /// Sends an event. That the receiver is gone is noticed before the next step.
-    fn tell(&self, event: Event) {
+    fn tell(&self, event: Event<E>) {
         drop(self.events.send((self.number, event)));
     }
 
     /// Begins the texts, after the prompt was read.
-    fn write(&self, tokenizer: &Tokenizer, read: &Session<Cpu>) -> Result<Vec<Choice>> {
+    fn write(&self, tokenizer: &Tokenizer, read: &Session<E>) -> Result<Vec<Choice<E>>> {
         let begin = |(number, &sampling): (usize, &Sampling)| {
             let mut session = Session::new(read.text().clone(), sampling)?;
             session.begin(tokenizer, self.limits.clone())?;
@@ -112,7 +112,7 @@ impl Job {
 
 /// What happens to a job.
 #[derive(Debug)]
-pub enum Event {
+pub enum Event<E: Engine> {
     /// The prompt is read: how many of its tokens came from the cache, and the scores of its tokens from the second on,
     /// if they were requested.
     Read {
@@ -133,15 +133,15 @@ pub enum Event {
         ended: Option<Ended>,
     },
     /// A choice has ended, and more was asked about it than its text.
-    Kept(Box<Kept>),
+    Kept(Box<Kept<E>>),
     /// The job failed, and there are no more events.
     Failed(Failure),
 }
 
 /// What is left of a choice when it has ended.
-pub struct Kept {
+pub struct Kept<E: Engine> {
     /// The whole text with its state.
-    pub known: Known,
+    pub known: Known<E>,
     /// Whether the state has the bits of any other way to read the text, so that it may be continued.
     pub exact: bool,
     /// Bytes of the state.
@@ -152,7 +152,7 @@ pub struct Kept {
     pub anchors: Vec<Anchor>,
 }
 
-impl std::fmt::Debug for Kept {
+impl<E: Engine> std::fmt::Debug for Kept<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kept").field("tokens", &self.known.ids.len()).finish_non_exhaustive()
     }
@@ -190,16 +190,15 @@ pub enum Full {
 }
 
 /// Hands jobs to the model's thread.
-#[derive(Clone)]
-pub struct Jobs {
-    sender: SyncSender<Job>,
+pub struct Jobs<E: Engine> {
+    sender: SyncSender<Job<E>>,
     waiting: Arc<AtomicUsize>,
     queue: usize,
 }
 
-impl Jobs {
+impl<E: Engine> Jobs<E> {
     /// Adds jobs that belong together: all of them, or none if the queue is full.
-    pub fn add(&self, jobs: Vec<Job>) -> std::result::Result<(), Full> {
+    pub fn add(&self, jobs: Vec<Job<E>>) -> std::result::Result<(), Full> {
         let count = jobs.len();
         let before = self.waiting.fetch_add(count, Ordering::AcqRel);
         if before + count > self.queue {
@@ -225,11 +224,11 @@ impl Jobs {
 }
 
 /// Runs a model on a thread of its own, until all [`Jobs`] are dropped and the last job has ended.
-pub fn start(
-    loaded: Arc<Loaded>,
+pub fn start<E: Engine>(
+    loaded: Arc<Loaded<E>>,
     share: Share,
     metrics: Arc<Metrics>,
-) -> std::io::Result<(Jobs, std::thread::JoinHandle<()>)> {
+) -> std::io::Result<(Jobs<E>, std::thread::JoinHandle<()>)> {
     // `Jobs::add` keeps to the limit of the queue.
     let (sender, receiver) = sync_channel(share.queue.max(1));
     let waiting = Arc::new(AtomicUsize::new(0));
@@ -255,50 +254,50 @@ pub fn start(
 }
 
 /// A job that has a place.
-struct Active {
-    job: Job,
+struct Active<E: Engine> {
+    job: Job<E>,
     cached: usize,
     scores: Vec<Scored>,
-    state: State,
+    state: State<E>,
 }
 
-enum State {
+enum State<E: Engine> {
     /// The prompt is being read to score its tokens: the bank, and how many tokens it has read.
-    Scoring(Box<StateBank<Cpu>>, usize),
+    Scoring(Box<StateBank<E>>, usize),
     /// The prompt is being read. The session has been given the first `pushed` tokens of it, up to a place whose state
     /// is kept, or all.
-    Reading(Box<Session<Cpu>>, usize),
+    Reading(Box<Session<E>>, usize),
     /// Texts are being written.
-    Writing(Vec<Choice>),
+    Writing(Vec<Choice<E>>),
 }
 
 /// A text that is being written.
-struct Choice {
+struct Choice<E: Engine> {
     number: usize,
-    session: Session<Cpu>,
+    session: Session<E>,
     /// The tokens of the answer so far.
     ids: Vec<u32>,
     /// Records which anchors are read, if that was asked.
-    trace: Option<TraceCell<Cpu>>,
+    trace: Option<TraceCell<E>>,
     /// The anchors before the answer.
     anchors: Vec<Anchor>,
 }
 
-struct Scheduler<'a> {
-    loaded: &'a Loaded,
-    wide: Inference<'a, Cpu>,
-    slices: Slices<'a>,
-    cache: PrefixCache,
+struct Scheduler<'a, E: Engine> {
+    loaded: &'a Loaded<E>,
+    wide: Inference<'a, E>,
+    slices: Slices<'a, E>,
+    cache: PrefixCache<E>,
     /// Whether a text has the same bits however it is divided into calls.
     any_calls: bool,
-    active: VecDeque<Active>,
+    active: VecDeque<Active<E>>,
     share: Share,
     waiting: Arc<AtomicUsize>,
     metrics: &'a Metrics,
 }
 
-impl Scheduler<'_> {
-    fn run(mut self, receiver: &Receiver<Job>) {
+impl<E: Engine> Scheduler<'_, E> {
+    fn run(mut self, receiver: &Receiver<Job<E>>) {
         let mut open = true;
         while open || !self.active.is_empty() {
             open &= self.admit(receiver);
@@ -340,7 +339,7 @@ impl Scheduler<'_> {
 
     /// Takes waiting jobs as long as there are places; waits if there is nothing else to do. Returns whether more jobs
     /// can come.
-    fn admit(&mut self, receiver: &Receiver<Job>) -> bool {
+    fn admit(&mut self, receiver: &Receiver<Job<E>>) -> bool {
         loop {
             let texts = self.texts();
             if texts >= self.share.texts {
@@ -376,7 +375,7 @@ impl Scheduler<'_> {
     }
 
     /// Finds how much of a prompt is known already.
-    fn begin(&mut self, job: Job) -> Result<Active> {
+    fn begin(&mut self, job: Job<E>) -> Result<Active<E>> {
         let Loaded { engine, model, .. } = self.loaded;
         if job.score_prompt {
             let bank = Box::new(model.bank(job.policy.clone())?);
@@ -410,7 +409,7 @@ impl Scheduler<'_> {
 
     fn drop_cancelled(&mut self) {
         let now = Instant::now();
-        let late: Vec<Active> = {
+        let late: Vec<Active<E>> = {
             let (keep, late) = self.active.drain(..).partition(|active| active.job.deadline > now);
             self.active = keep;
             late.into()
@@ -431,9 +430,9 @@ impl Scheduler<'_> {
             _ => (&self.wide, self.wide.call_tokens()),
         };
         let with_prompts = reading && room > 0;
-        let mut now: Vec<&mut Session<Cpu>> = Vec::new();
+        let mut now: Vec<&mut Session<E>> = Vec::new();
         let mut read = 0;
-        let mut scoring: Vec<(&mut Active, usize)> = Vec::new();
+        let mut scoring: Vec<(&mut Active<E>, usize)> = Vec::new();
         for active in &mut self.active {
             if let State::Scoring(_, at) = active.state {
                 let last = active.job.prompt.len() - 1;
@@ -490,7 +489,7 @@ impl Scheduler<'_> {
         Ok(())
     }
 
-    fn go_on(&mut self, mut active: Active) -> Result<Option<Active>> {
+    fn go_on(&mut self, mut active: Active<E>) -> Result<Option<Active<E>>> {
         let engine = &self.loaded.engine;
         active.state = match active.state {
             State::Scoring(bank, read) if read + 1 == active.job.prompt.len() => {
@@ -540,7 +539,7 @@ impl Scheduler<'_> {
 }
 
 /// Reads slices of prompts and scores their tokens.
-fn score(inference: &Inference<'_, Cpu>, scoring: &mut [(&mut Active, usize)]) -> Result<()> {
+fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut Active<E>, usize)]) -> Result<()> {
     let (mut parts, mut targets) = (Vec::new(), Vec::new());
     for (active, count) in scoring.iter_mut().filter(|(_, count)| *count > 0) {
         let Active { job, state: State::Scoring(bank, at), .. } = &mut **active else { continue };
@@ -569,7 +568,7 @@ fn score(inference: &Inference<'_, Cpu>, scoring: &mut [(&mut Active, usize)]) -
     Ok(())
 }
 
-impl Active {
+impl<E: Engine> Active<E> {
     fn texts(&self) -> usize {
         match &self.state {
             State::Writing(choices) => choices.len(),
@@ -586,9 +585,9 @@ impl Active {
     }
 }
 
-impl Choice {
+impl<E: Engine> Choice<E> {
     /// The whole text. Before a stop string, its last tokens are others than those that were sampled, and unread.
-    fn known(&self, prompt: &[u32]) -> Known {
+    fn known(&self, prompt: &[u32]) -> Known<E> {
         let text = self.session.text().clone();
         let read = text.tokens() - text.unread().len();
         let mut ids: Vec<u32> = prompt.iter().chain(&self.ids).copied().take(read).collect();
@@ -596,7 +595,7 @@ impl Choice {
         Known { ids, text }
     }
 
-    fn kept(self, engine: &Cpu, known: Known, exact: bool) -> Kept {
+    fn kept(self, engine: &E, known: Known<E>, exact: bool) -> Kept<E> {
         let recall = self.trace.as_ref().map(|trace| {
             // A panic of another thread cannot leave a trace half written: only this one writes to it.
             let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -612,7 +611,7 @@ impl Choice {
     }
 
     /// Samples the next token; returns the reason if the text has ended.
-    fn advance(&mut self, job: &Job, tokenizer: &Tokenizer) -> Result<Option<Ended>> {
+    fn advance(&mut self, job: &Job<E>, tokenizer: &Tokenizer) -> Result<Option<Ended>> {
         let logits = job.top.and_then(|_| self.session.logits().map(<[f32]>::to_vec));
         let wrote = self.session.advance(tokenizer)?;
         let token = wrote.token.map(|id| match (&logits, job.top) {

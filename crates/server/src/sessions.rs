@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use march::anchors::Policy;
 use march::disk::{self, Lock};
+use march::engine::Engine;
 use march::generate::Text;
 use march::memory::{BankFile, BankTag};
 use serde::{Deserialize, Serialize};
@@ -115,10 +116,10 @@ struct Saved {
 }
 
 /// A conversation in memory.
-struct Slot {
+struct Slot<E: Engine> {
     record: Arc<Record>,
     /// The state after the last turn, unless it was idle for long.
-    known: Option<Known>,
+    known: Option<Known<E>>,
     bytes: usize,
     used: Instant,
     busy: bool,
@@ -136,36 +137,36 @@ pub struct Wanted {
 }
 
 /// All conversations.
-pub struct Sessions {
+pub struct Sessions<E: Engine> {
     folder: Option<PathBuf>,
     _lock: Option<Lock>,
-    loaded: Arc<Loaded>,
+    loaded: Arc<Loaded<E>>,
     name: String,
     /// The most bytes of states in memory.
     limit: usize,
-    slots: Mutex<HashMap<String, Slot>>,
+    slots: Mutex<HashMap<String, Slot<E>>>,
     /// Held while a conversation is being made.
     making: Mutex<()>,
 }
 
 /// A conversation that a request continues. No other request can use it until this is dropped.
-pub struct Open {
-    sessions: Arc<Sessions>,
+pub struct Open<E: Engine> {
+    sessions: Arc<Sessions<E>>,
     /// Its id.
     pub id: String,
     /// The conversation before the request.
     pub record: Arc<Record>,
     /// Its state, if there is one.
-    pub known: Option<Known>,
+    pub known: Option<Known<E>>,
 }
 
-impl std::fmt::Debug for Open {
+impl<E: Engine> std::fmt::Debug for Open<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Open").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-impl Drop for Open {
+impl<E: Engine> Drop for Open<E> {
     fn drop(&mut self) {
         if let Some(slot) = self.sessions.lock().get_mut(&self.id) {
             (slot.busy, slot.used) = (false, Instant::now());
@@ -200,12 +201,12 @@ fn failed(id: &str, doing: &str, error: &dyn std::fmt::Display) -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
-impl Sessions {
+impl<E: Engine> Sessions<E> {
     /// The conversations of a folder; without a folder, none, and those to come are only in memory. States take at most
     /// `limit` bytes of memory. Fails with a message if another server uses the folder.
     pub fn open(
         folder: Option<PathBuf>,
-        loaded: Arc<Loaded>,
+        loaded: Arc<Loaded<E>>,
         name: &str,
         limit: usize,
     ) -> std::result::Result<Self, String> {
@@ -245,7 +246,7 @@ impl Sessions {
         Ok(sessions)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Slot>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Slot<E>>> {
         // The map is changed by single calls, each of which leaves it whole.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -318,7 +319,7 @@ impl Sessions {
     /// All conversations, the last used one first.
     pub fn list(&self) -> Value {
         let slots = self.lock();
-        let mut all: Vec<(&String, &Slot)> = slots.iter().collect();
+        let mut all: Vec<(&String, &Slot<E>)> = slots.iter().collect();
         all.sort_by(|a, b| b.1.record.updated.cmp(&a.1.record.updated).then(a.0.cmp(b.0)));
         let data: Vec<Value> = all.into_iter().map(|(id, slot)| self.describe(id, &slot.record)).collect();
         json!({ "object": "list", "data": data })
@@ -390,7 +391,12 @@ impl Sessions {
     }
 
     /// Applies what a client wants to a record; returns the state that still belongs to it.
-    fn change(&self, record: &mut Record, known: Option<Known>, wanted: &Wanted) -> Result<Option<Known>> {
+    fn change(
+        &self,
+        record: &mut Record,
+        known: Option<Known<E>>,
+        wanted: &Wanted,
+    ) -> Result<Option<Known<E>>> {
         if let Some(policy) = &wanted.policy {
             record.policy = policy.clone();
         }
@@ -417,7 +423,7 @@ impl Sessions {
     }
 
     /// Adds a new conversation.
-    fn create(&self, id: &str, mut record: Record, known: Option<Known>) -> Result<(bool, Value)> {
+    fn create(&self, id: &str, mut record: Record, known: Option<Known<E>>) -> Result<(bool, Value)> {
         if self.lock().len() >= MOST {
             let message = format!("there are already {MOST} sessions; delete some");
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message));
@@ -485,7 +491,7 @@ impl Sessions {
     }
 
     /// Opens a conversation for a request that continues it.
-    pub fn begin(self: &Arc<Self>, id: &str) -> Result<Open> {
+    pub fn begin(self: &Arc<Self>, id: &str) -> Result<Open<E>> {
         check_id(id)?;
         let mut open = {
             let mut slots = self.lock();
@@ -508,7 +514,7 @@ impl Sessions {
     }
 
     /// Loads the state of a conversation from the disk. One that cannot be used is reported, and costs time only.
-    fn load(&self, id: &str, record: &Record) -> Option<Known> {
+    fn load(&self, id: &str, record: &Record) -> Option<Known<E>> {
         let Saved { file, tokens, identity } = record.state.as_ref()?;
         let (tokens, path) = (*tokens, self.path(id)?.join(STATES.get(*file)?));
         let load = || -> march::Result<Option<Text<_>>> {
@@ -542,7 +548,7 @@ impl Sessions {
         &self,
         folder: &Path,
         record: &mut Record,
-        known: Option<&Known>,
+        known: Option<&Known<E>>,
     ) -> std::result::Result<(), String> {
         let used = record.state.take().map(|state| state.file);
         if let Some(known) = known {
@@ -610,8 +616,8 @@ fn read(folder: &Path) -> march::Result<Record> {
     Ok(record)
 }
 
-impl Slot {
-    fn new(record: Record, known: Option<Known>, bytes: usize) -> Self {
+impl<E: Engine> Slot<E> {
+    fn new(record: Record, known: Option<Known<E>>, bytes: usize) -> Self {
         Self { record: Arc::new(record), known, bytes, used: Instant::now(), busy: false }
     }
 }
@@ -640,9 +646,9 @@ pub struct NewTurn {
     pub rewritten: bool,
 }
 
-impl Open {
+impl<E: Engine> Open<E> {
     /// Adds a turn with its answer. When this returns, the turn is on the disk, if the server has a folder.
-    pub fn finish(&mut self, turn: &NewTurn, answer: &str, policy: &Policy, kept: &Kept) -> Result<()> {
+    pub fn finish(&mut self, turn: &NewTurn, answer: &str, policy: &Policy, kept: &Kept<E>) -> Result<()> {
         let mut record = Record::clone(&self.record);
         if turn.rewritten {
             for turn in &mut record.turns {
@@ -666,7 +672,7 @@ impl Open {
     }
 
     /// Replaces the conversation, first on the disk, then in memory.
-    fn replace(&mut self, mut record: Record, known: Option<Known>) -> Result<()> {
+    fn replace(&mut self, mut record: Record, known: Option<Known<E>>) -> Result<()> {
         let Self { sessions, id, .. } = self;
         if let Some(folder) = sessions.path(id) {
             record.state = self.record.state.clone();

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use march::engine::Cpu;
+use march::engine::Engine;
 use march::generate::{GRID, Inference};
 
 /// The shortest slice.
@@ -26,9 +26,9 @@ const PROBE: usize = 16;
 const NEW: f64 = 0.25;
 
 /// Chooses slices.
-pub struct Slices<'a> {
+pub struct Slices<'a, E: Engine> {
     /// The model with slices of increasing length.
-    choices: Vec<Inference<'a, Cpu>>,
+    choices: Vec<Inference<'a, E>>,
     now: usize,
     /// The mean time of a step without a prompt, in seconds.
     plain: Option<f64>,
@@ -36,12 +36,12 @@ pub struct Slices<'a> {
     since_probe: usize,
 }
 
-impl<'a> Slices<'a> {
+impl<'a, E: Engine> Slices<'a, E> {
     /// Slices of at most `most` tokens; not shorter than a chunk if the model's bits depend on calls.
-    pub fn new(inference: &Inference<'a, Cpu>, most: usize, any_calls: bool) -> Self {
+    pub fn new(inference: &Inference<'a, E>, most: usize, any_calls: bool) -> Self {
         let shortest = if any_calls { SHORTEST } else { GRID };
         let lengths = std::iter::successors(Some(shortest), |&length| Some(2 * length));
-        let choices: Vec<Inference<'a, Cpu>> = lengths
+        let choices: Vec<Inference<'a, E>> = lengths
             .take_while(|&length| length <= most.max(shortest))
             .map(|length| inference.clone().with_call_tokens(length))
             .collect();
@@ -49,7 +49,7 @@ impl<'a> Slices<'a> {
     }
 
     /// The model to run a step with, and the number of prompt tokens in it, which may be 0.
-    pub fn next(&mut self) -> (&Inference<'a, Cpu>, usize) {
+    pub fn next(&mut self) -> (&Inference<'a, E>, usize) {
         let inference = &self.choices[self.now];
         self.since_probe += 1;
         let probe = self.plain.is_none() || self.since_probe >= PROBE;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use march::disk::Lock;
-use march::engine::Cpu;
+use march::engine::Engine;
 use march::generate::{Generator, Text};
 use march::memory::{BankFile, BankTag, Rollback, StateBank};
 
@@ -14,14 +14,14 @@ use super::open::Opened;
 use crate::display::{bytes, thousands};
 
 /// The bank of an empty text.
-pub fn empty(opened: &Opened) -> anyhow::Result<StateBank<Cpu>> {
+pub fn empty<E: Engine>(opened: &Opened<'_, E>) -> anyhow::Result<StateBank<E>> {
     Ok(opened.model.bank(opened.policy.clone())?)
 }
 
 /// Loads the text of a file, with the bank's own policy except for what the flags change.
-pub fn load(opened: &Opened, file: &BankFile) -> anyhow::Result<Text<Cpu>> {
+pub fn load<E: Engine>(opened: &Opened<'_, E>, file: &BankFile) -> anyhow::Result<Text<E>> {
     let policy = opened.flags.over(file.policy().clone());
-    Ok(Text::load(&opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
+    Ok(Text::load(opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
 }
 
 /// What a command suggests if a file holds the bank of another text.
@@ -86,7 +86,11 @@ impl Place {
     }
 
     /// Writes the text's bank; if the file holds its beginning, only the new part.
-    pub fn save(&self, opened: &Opened, generator: &mut Generator<'_, Cpu>) -> anyhow::Result<()> {
+    pub fn save<E: Engine>(
+        &self,
+        opened: &Opened<'_, E>,
+        generator: &mut Generator<'_, E>,
+    ) -> anyhow::Result<()> {
         Ok(generator.save(&self.path, &tag(opened)?)?)
     }
 
@@ -122,7 +126,7 @@ fn real(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Rolls back to the last kept anchor that is at most `tokens` tokens into the text; returns a message.
-pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Result<String> {
+pub fn rollback<E: Engine>(generator: &mut Generator<'_, E>, tokens: usize) -> anyhow::Result<String> {
     let before = generator.text().tokens();
     Ok(match generator.rollback(tokens)? {
         None => format!("the text already ends at {} tokens", thousands(before)),
@@ -142,12 +146,12 @@ pub fn rollback(generator: &mut Generator<'_, Cpu>, tokens: usize) -> anyhow::Re
 }
 
 /// The tag of the model's banks.
-pub fn tag(opened: &Opened) -> anyhow::Result<BankTag> {
+pub fn tag<E: Engine>(opened: &Opened<'_, E>) -> anyhow::Result<BankTag> {
     Ok(BankTag::new(opened.model.config().mixer.model_type(), opened.fingerprint()?, &opened.tokenizer))
 }
 
 /// A one-line description of a bank.
-pub fn line(opened: &Opened, bank: &StateBank<Cpu>) -> String {
+pub fn line<E: Engine>(opened: &Opened<'_, E>, bank: &StateBank<E>) -> String {
     let timeline = bank.timeline();
     let anchors = match bank.policy().interval {
         Some(_) => {
@@ -155,5 +159,5 @@ pub fn line(opened: &Opened, bank: &StateBank<Cpu>) -> String {
         }
         None => String::new(),
     };
-    format!("{} tokens, {anchors}{}", thousands(timeline.position), bytes(bank.bytes(&opened.engine)))
+    format!("{} tokens, {anchors}{}", thousands(timeline.position), bytes(bank.bytes(opened.engine)))
 }

@@ -6,13 +6,14 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use clap::Args;
-use march::engine::Cpu;
+use march::engine::{Engine, Products};
 use march::generate::{Ended, Generator, Limits, Text};
 use march::memory::BankFile;
 
 use super::bank::{self, Advice, Place};
 use super::open::{ModelArgs, Opened};
 use super::writing::{WritingArgs, show, unescape};
+use crate::device::on_device;
 use crate::display::Progress;
 use crate::display::out::note;
 use crate::interrupt;
@@ -61,31 +62,35 @@ const UNDO_TURNS: usize = 8;
 impl Chat {
     /// Answers until the input ends.
     pub fn run(self) -> anyhow::Result<()> {
+        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.answer(&engine))
+    }
+
+    fn answer<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let sampling = self.writing.sampling();
         sampling.check()?;
-        let opened = self.model.open()?;
+        let opened = self.model.open(engine)?;
         interrupt::listen("ending the answer")?;
         let mut limits = self.writing.limits();
         limits.stop.push(self.user_prefix.trim_end().to_string());
         let generator = opened.generator(bank::empty(&opened)?, sampling)?;
         let (forks, own) = (VecDeque::new(), Vec::new());
-        Talk { chat: &self, opened: &opened, limits, generator, forks, own }.run()
+        Talk { chat: self, opened: &opened, limits, generator, forks, own }.run()
     }
 }
 
 /// A conversation.
-struct Talk<'a> {
+struct Talk<'a, E: Engine> {
     chat: &'a Chat,
-    opened: &'a Opened,
+    opened: &'a Opened<'a, E>,
     limits: Limits,
-    generator: Generator<'a, Cpu>,
+    generator: Generator<'a, E>,
     /// The text before each of the last turns.
-    forks: VecDeque<Text<Cpu>>,
+    forks: VecDeque<Text<E>>,
     /// The identities of the files that this text was loaded from or saved to ([`BankFile::identity`]).
     own: Vec<String>,
 }
 
-impl Talk<'_> {
+impl<E: Engine> Talk<'_, E> {
     fn run(mut self) -> anyhow::Result<()> {
         let mut stdin = std::io::stdin().lock();
         let terminal = stdin.is_terminal();
@@ -164,7 +169,7 @@ impl Talk<'_> {
     }
 
     /// Keeps a text for `/undo`.
-    fn remember(&mut self, before: Text<Cpu>) {
+    fn remember(&mut self, before: Text<E>) {
         self.forks.push_back(before);
         if self.forks.len() > UNDO_TURNS {
             self.forks.pop_front();

@@ -1,27 +1,47 @@
 //! `march doctor`: the machine's capabilities and the build of the program.
 
-use anyhow::Context;
+use anyhow::bail;
 use clap::Args;
-use march::engine::{Cpu, CpuOptions, Machine};
+use march::engine::{Machine, Products};
 use march::train::machine_memory;
 
+use crate::device::{Device, EngineArgs};
 use crate::display::out::say;
 use crate::machine;
 
-/// Show the machine's capabilities: instruction sets, threads, memory, and measured limits.
+/// Show the machine's capabilities: instruction sets, threads, memory, GPUs, and measured limits; or test a GPU.
 #[derive(Args)]
-#[command(after_help = "Example:\n  march doctor --threads 2")]
+#[command(after_help = "Examples:
+  march doctor --threads 2
+  march doctor --device gpu
+  march doctor --device gpu:1 --json
+
+With --device gpu, every operation of the GPU and small models of every kind are compared with the processor, and
+the exit code says whether all of them agree.")]
 pub struct Doctor {
-    /// Number of threads to measure with; 0 uses all cores
-    #[arg(long, default_value_t = 0)]
-    threads: usize,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Print the test of a GPU as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Doctor {
     /// Prints the report; measuring takes a few seconds.
     pub fn run(self) -> anyhow::Result<()> {
-        let cpu = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })
-            .context("the engine could not start; try `--threads 1`")?;
+        let cpu = self.engine.cpu(Products::Fastest)?;
+        match self.engine.device {
+            Device::Cpu if self.json => {
+                bail!("--json is for the test of a GPU: march doctor --device gpu --json")
+            }
+            Device::Cpu => {}
+            #[cfg(feature = "gpu")]
+            Device::Gpu(index) => {
+                return super::doctor_gpu::test(&crate::device::gpu::open(index, cpu)?, self.json);
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(_) => return Err(crate::device::built_without()),
+        }
         say!("march         {} ({})", env!("CARGO_PKG_VERSION"), machine::profile());
         say!("processor     {} {}", std::env::consts::ARCH, machine::instructions());
         say!("threads       {} in use, {} available", cpu.threads(), machine::cores());
@@ -30,6 +50,10 @@ impl Doctor {
             Some((total, free)) => say!("memory        {total:.1} GiB, {free:.1} GiB available"),
             None => say!("memory        unknown on this system"),
         }
+        #[cfg(feature = "gpu")]
+        super::doctor_gpu::list();
+        #[cfg(not(feature = "gpu"))]
+        say!("GPU           not in this build; build with `cargo build --release --features gpu`");
         // Two arrays of at most an eighth of the free memory, so that a small machine does not start swapping.
         let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
         let measured = Machine::measure(&cpu, array);

@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use march::data::recall::{QUESTION_SEED, TASKS, Task};
+use march::engine::{Engine, Products};
 use march::eval::{Asking, Reader, Report, TaskReport, ask, compare};
 
 use super::eval_policies::EvalPolicies;
 use super::eval_requests::EvalRequests;
 use super::eval_suites::{SuiteArgs, is_suite_file, list_suites};
 use super::open::ModelArgs;
+use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
@@ -167,6 +169,10 @@ impl Eval {
 
 impl Asked {
     fn run(self) -> anyhow::Result<()> {
+        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.evaluate(&engine))
+    }
+
+    fn evaluate<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let limit = match (self.limit, self.samples) {
             (Some(_), Some(Some(_))) => bail!("--limit and --samples both give a number; use --limit N"),
             (limit, samples) => limit.or(samples.flatten()),
@@ -174,7 +180,7 @@ impl Asked {
         let (suites, recall) = super::eval_suites::split(&self.tasks.tasks)?;
         if suites.is_empty() {
             self.suites.refuse()?;
-            return self.recall(&recall, limit.unwrap_or(256));
+            return self.recall(engine, &recall, limit.unwrap_or(256));
         }
         if !recall.is_empty() {
             bail!(
@@ -187,11 +193,19 @@ impl Asked {
             bail!("--decode is for recall tasks");
         }
         let keep = self.samples == Some(None);
-        self.suites.run(&self.model, &suites, &self.tasks.lengths, limit, keep, self.output.as_deref())
+        self.suites.run(
+            engine,
+            &self.model,
+            &suites,
+            &self.tasks.lengths,
+            limit,
+            keep,
+            self.output.as_deref(),
+        )
     }
 
     /// Evaluates recall tasks.
-    fn recall(self, tasks: &[String], samples: u64) -> anyhow::Result<()> {
+    fn recall<E: Engine>(&self, engine: &E, tasks: &[String], samples: u64) -> anyhow::Result<()> {
         if self.samples == Some(None) {
             bail!(
                 "--samples without a number is for the suites; the results of recall tasks always have every answer"
@@ -199,7 +213,7 @@ impl Asked {
         }
         let tasks = recall_tasks(tasks, &self.tasks.lengths)?;
         let output = Output::check_some(self.output.as_deref(), Kind::Results, &self.model.inputs())?;
-        let opened = self.model.open()?;
+        let opened = self.model.open(engine)?;
         let (model, policy) = (&opened.model, &opened.policy);
         let model_type = model.config().mixer.model_type();
         let name = self.model.model.display().to_string();
@@ -208,13 +222,8 @@ impl Asked {
         let mut report = Report::new(name, model_type, parameters, weights, policy.clone(), self.decode);
         say!("{}: {model_type}, {} parameters", report.model, thousands(parameters));
         say!("{}\n", about(&report));
-        let reader = Reader {
-            engine: &opened.engine,
-            model,
-            parameters: &opened.parameters,
-            tokenizer: &opened.tokenizer,
-            policy,
-        };
+        let reader =
+            Reader { engine, model, parameters: &opened.parameters, tokenizer: &opened.tokenizer, policy };
         interrupt::listen("stopping after these sequences")?;
         let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
         heading(width);

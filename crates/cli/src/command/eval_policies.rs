@@ -7,11 +7,13 @@ use anyhow::bail;
 use clap::Args;
 use march::anchors::{Placement, Policy, Retention};
 use march::data::recall::{QUESTION_SEED, Task};
+use march::engine::{Engine, Products};
 use march::eval::{Asking, Reader, ask};
 use march::report::recall::{Point, recall_by_bytes};
 
 use super::eval::Questions;
 use super::open::{ModelArgs, Opened};
+use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::interrupt;
@@ -44,6 +46,10 @@ pub struct EvalPolicies {
 impl EvalPolicies {
     /// Prints the tables, in Markdown.
     pub fn run(self) -> anyhow::Result<()> {
+        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.compare(&engine))
+    }
+
+    fn compare<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let tasks = self.questions.open()?;
         if self.plot.is_some() && tasks.len() > 1 {
             bail!("--plot shows one task at one length, but {} were given; give one of each", tasks.len());
@@ -51,9 +57,9 @@ impl EvalPolicies {
         let inputs: Vec<&Path> =
             self.model.inputs().into_iter().chain(self.also.iter().map(PathBuf::as_path)).collect();
         let plot = Output::check_some(self.plot.as_deref(), Kind::Picture, &inputs)?;
-        let mut models = vec![self.model.open()?];
+        let mut models = vec![self.model.open(engine)?];
         for folder in &self.also {
-            models.push(self.model.of(folder).open()?);
+            models.push(self.model.of(folder).open(engine)?);
         }
         let own = models[0].policy.clone();
         let Some(interval) = own.interval else {
@@ -97,9 +103,9 @@ impl EvalPolicies {
     }
 
     /// Prints the table of one task; returns the bytes and the mean accuracy of each policy.
-    fn table(
+    fn table<E: Engine>(
         &self,
-        models: &[Opened],
+        models: &[Opened<'_, E>],
         policies: &[Policy],
         task: &Task,
     ) -> anyhow::Result<Vec<(usize, f64)>> {
@@ -131,15 +137,15 @@ impl EvalPolicies {
     }
 
     /// One model's fraction of correct answers and its bytes.
-    fn ask(
+    fn ask<E: Engine>(
         &self,
-        opened: &Opened,
+        opened: &Opened<'_, E>,
         policy: &Policy,
         task: &Task,
         tell: &mut dyn FnMut(u64),
     ) -> anyhow::Result<(f64, usize)> {
         let reader = Reader {
-            engine: &opened.engine,
+            engine: opened.engine,
             model: &opened.model,
             parameters: &opened.parameters,
             tokenizer: &opened.tokenizer,

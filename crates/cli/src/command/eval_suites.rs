@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use march::engine::Engine;
 use march::eval::suite::{Documents, GROUPS, Suite, suites, unknown_task};
 use march::eval::{
     Job, Journal, Outcome, Results, Scheduler, Sources, TaskResult, documents, evaluate, is_results,
@@ -101,8 +102,9 @@ impl SuiteArgs {
     }
 
     /// Evaluates tasks.
-    pub fn run(
+    pub fn run<E: Engine>(
         &self,
+        engine: &E,
         model: &ModelArgs,
         tasks: &[&'static Suite],
         lengths: &[usize],
@@ -134,7 +136,7 @@ impl SuiteArgs {
         );
         let output = Output::check_some(output, Kind::Results, &inputs)?;
         let heat_map = Output::check_some(self.heat_map.as_deref(), Kind::Picture, &inputs)?;
-        let opened = model.open()?;
+        let opened = model.open(engine)?;
         let sources = Sources {
             data_root: self.data_root.clone(),
             text: self.text.clone(),
@@ -157,17 +159,17 @@ impl SuiteArgs {
         self.answer(model, &opened, jobs, &sources, keep_samples, output.as_ref(), heat_map.as_ref())
     }
 
-    fn answer(
+    fn answer<E: Engine>(
         &self,
         args: &ModelArgs,
-        opened: &Opened,
+        opened: &Opened<'_, E>,
         jobs: Vec<Job>,
         sources: &Sources,
         keep_samples: bool,
         output: Option<&Output>,
         heat_map: Option<&Output>,
     ) -> anyhow::Result<()> {
-        let Opened { engine, model, parameters, tokenizer, policy, .. } = opened;
+        let Opened { model, parameters, tokenizer, policy, .. } = opened;
         let model_type = model.config().mixer.model_type();
         let mut results = Results::new(
             args.model.display().to_string(),
@@ -193,7 +195,7 @@ impl SuiteArgs {
             note!("resuming: {} documents were answered before", thousands(journal.len()));
         }
         interrupt::listen("stopping after these documents")?;
-        let scheduler = Scheduler::new(Inference::new(engine, model, parameters), tokenizer, policy);
+        let scheduler = Scheduler::new(Inference::new(opened.engine, model, parameters), tokenizer, policy);
         let (started, date) = (Instant::now(), SystemTime::now());
         let width = jobs.iter().map(|job| job.label().len()).max().unwrap_or(0).max(18);
         say!("\n{:<width$} {:>9}  metrics (± standard error)", "task", "documents");

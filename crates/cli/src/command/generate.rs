@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::engine::Cpu;
+use march::engine::{Engine, Products};
 use march::generate::{Ended, Generator};
 use march::memory::BankFile;
 use march::tokenizer::Tokenizer;
@@ -16,6 +16,7 @@ use super::bank::{self, Advice, Place};
 use super::open::ModelArgs;
 use super::prompt::{Next, Prompt};
 use super::writing::{WritingArgs, reason, show};
+use crate::device::on_device;
 use crate::display::out::{note, say};
 use crate::display::{Progress, left, thousands};
 use crate::{interrupt, number};
@@ -66,11 +67,15 @@ const ADVICE: Advice = Advice { go_on: "continue it with --bank", replace: "pass
 impl Generate {
     /// Generates until something ends the text.
     pub fn run(self) -> anyhow::Result<()> {
+        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.write(&engine))
+    }
+
+    fn write<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let sampling = self.writing.sampling();
         sampling.check()?;
         let prompt = Prompt::open(self.prompt.as_deref(), self.prompt_file.as_deref(), self.bank.is_some())?;
         let (file, place) = self.files()?;
-        let opened = self.model.open()?;
+        let opened = self.model.open(engine)?;
         let mut generator = opened.generator(bank::empty(&opened)?, sampling)?;
         let mut lines = Vec::new();
         if let Some(file) = &file {
@@ -155,8 +160,8 @@ impl Generate {
 
 /// Reads a prompt as it arrives; returns the number of tokens read, and whether that is all of it. An empty prompt is
 /// replaced by `beginning` if the text cannot continue by itself.
-fn read(
-    generator: &mut Generator<'_, Cpu>,
+fn read<E: Engine>(
+    generator: &mut Generator<'_, E>,
     tokenizer: &Tokenizer,
     prompt: &Prompt,
     lines: &mut Vec<String>,

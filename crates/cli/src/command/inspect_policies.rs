@@ -7,11 +7,13 @@ use anyhow::bail;
 use clap::Args;
 use march::anchors::Policy;
 use march::data;
+use march::engine::{Engine, Products};
 use march::eval::{Measure, Measured};
 use march::generate::PIECE_TOKENS;
 use serde_json::{Value, json};
 
 use super::open::{self, ModelArgs, Opened};
+use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
@@ -56,11 +58,15 @@ impl InspectPolicies {
     pub fn run(mut self) -> anyhow::Result<()> {
         self.lengths.sort_unstable();
         self.lengths.dedup();
+        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.inspect(&engine))
+    }
+
+    fn inspect<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let longest = self.lengths.last().copied().unwrap_or(0);
         let mut inputs = self.model.inputs();
         inputs.extend(self.text.as_deref());
         let output = Output::check_some(self.output.as_deref(), Kind::Policies, &inputs)?;
-        let opened = self.model.open()?;
+        let opened = self.model.open(engine)?;
         let policies = self.policies(&opened)?;
         let (text, name) = match &self.text {
             Some(path) => (open::text(path)?, path.display().to_string()),
@@ -82,7 +88,7 @@ impl InspectPolicies {
     }
 
     /// The policies of the rows.
-    fn policies(&self, opened: &Opened) -> anyhow::Result<Vec<Policy>> {
+    fn policies<E: Engine>(&self, opened: &Opened<'_, E>) -> anyhow::Result<Vec<Policy>> {
         let own = &opened.policy;
         if self.policy.is_empty() {
             return Ok(own.interval.map_or(vec![own.clone()], |interval| built_in(opened, interval)));
@@ -96,16 +102,17 @@ impl InspectPolicies {
         Ok(policies)
     }
 
-    fn measure(
+    fn measure<E: Engine>(
         &self,
-        opened: &Opened,
+        opened: &Opened<'_, E>,
         policies: &[Policy],
         measure: Measure<'_>,
         text: &str,
         output: Option<&Output>,
     ) -> anyhow::Result<()> {
         interrupt::listen("stopping")?;
-        let Opened { engine, model, parameters, .. } = opened;
+        let Opened { model, parameters, .. } = opened;
+        let engine = opened.engine;
         let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
         let table = Table::new(&self.lengths, &names, self.markdown);
         let tokens = measure.ids.len();
@@ -149,7 +156,7 @@ impl InspectPolicies {
 
 /// The policy of the checkpoint, each setting alone, and some together; without duplicates, and without those that
 /// contradict the checkpoint's own settings.
-fn built_in(opened: &Opened, interval: usize) -> Vec<Policy> {
+fn built_in<E: Engine>(opened: &Opened<'_, E>, interval: usize) -> Vec<Policy> {
     let (own, model) = (&opened.policy, &opened.model);
     let anchor = model.anchor_bytes(own);
     let (small, large) = (round(16 * anchor), round(64 * anchor));

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
+use march::engine::{Engine, Products};
 use march::generate::Sampling;
 use march::model::TraceCell;
 use march::report::routing::{Routing, Summary};
 
 use super::bank;
 use super::open::{self, ModelArgs, Opened};
+use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
@@ -48,11 +50,15 @@ const MOST_WEIGHTS: usize = 1 << 24;
 impl InspectRouting {
     /// Reads the text and shows which anchors it read.
     pub fn run(self) -> anyhow::Result<()> {
+        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.inspect(&engine))
+    }
+
+    fn inspect<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let mut inputs = self.model.inputs();
         inputs.push(&self.text);
         let html = Output::check_some(self.html.as_deref(), Kind::Page, &inputs)?;
         let text = open::text(&self.text)?;
-        let opened = self.model.open()?;
+        let opened = self.model.open(engine)?;
         if opened.policy.interval.is_none() {
             let kind = opened.model.config().mixer.model_type();
             bail!("{}: a model of type `{kind}` does not route", self.model.model.display());
@@ -94,7 +100,7 @@ impl InspectRouting {
     }
 
     /// Reads the text; `None` if interrupted.
-    fn read(&self, opened: &Opened, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
+    fn read<E: Engine>(&self, opened: &Opened<'_, E>, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
         let layers = opened.model.config().num_hidden_layers;
         let interval = opened.policy.interval.unwrap_or(usize::MAX);
         let weights = ids.len() * (ids.len() / interval) / 2 * layers;
@@ -118,7 +124,7 @@ impl InspectRouting {
             return Ok(None);
         }
         let trace = trace.lock().unwrap();
-        Ok(Some(Routing::new(&opened.engine, &trace, layers, &opened.tokenizer, ids)?))
+        Ok(Some(Routing::new(opened.engine, &trace, layers, &opened.tokenizer, ids)?))
     }
 
     fn print(&self, routing: &Routing) {
@@ -141,7 +147,7 @@ impl InspectRouting {
 }
 
 /// A one-line summary of what was read.
-fn facts(opened: &Opened, routing: &Routing, all: usize) -> String {
+fn facts<E: Engine>(opened: &Opened<'_, E>, routing: &Routing, all: usize) -> String {
     let (tokens, policy) = (routing.tokens(), &opened.policy);
     let of = if tokens < all { format!(" of {}", thousands(all)) } else { String::new() };
     format!(

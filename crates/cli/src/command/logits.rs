@@ -7,13 +7,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march::anchors::{Placement, Policy, Retention, Storage};
 use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
+use march::engine::{Engine, Precision, Products, Tape};
 use march::model::{Batch, InferenceParameters, Model, Settings, Trace, TraceCell};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::inspect_precision::precision;
 use super::open;
 use super::policy::PolicyArgs;
+use crate::device::{EngineArgs, on_device};
 use crate::display::out::say;
 use crate::display::{Progress, thousands};
 use crate::output::{Kind, Output};
@@ -46,9 +47,8 @@ pub struct Logits {
     /// Precision of the weights: f32, bf16, or int8 with one scale per row
     #[arg(long, value_name = "f32|bf16|int8", default_value = "f32", value_parser = precision)]
     weights: Precision,
-    /// Number of threads; 0 uses all cores
-    #[arg(long, default_value_t = 0)]
-    threads: usize,
+    #[command(flatten)]
+    engine: EngineArgs,
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -56,14 +56,15 @@ pub struct Logits {
 impl Logits {
     /// Computes and writes the logits.
     pub fn run(self) -> anyhow::Result<()> {
+        on_device!(self.engine, Products::BatchInvariant, |engine| self.compute(&engine))
+    }
+
+    fn compute<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let ids = read_tokens(&self.tokens)?;
         let output = Output::check(&self.output, Kind::Logits, &[&self.model, &self.tokens])?;
-        let options =
-            CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
-        let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
         let started = Instant::now();
         let checkpoint = Checkpoint::open(&open::newest(&self.model))?;
-        let (model, parameters) = Model::load_in(&engine, &checkpoint, self.weights)?;
+        let (model, parameters) = Model::load_in(engine, &checkpoint, self.weights)?;
         engine.trim();
         let loaded = started.elapsed().as_secs_f64();
         let policy = self.policy.over(model.policy());
@@ -71,11 +72,12 @@ impl Logits {
         if self.trace && policy.interval.is_none() {
             bail!("--trace: a model of type `{}` does not route", model.config().mixer.model_type());
         }
-        let trace = self.trace.then(TraceCell::<Cpu>::default);
+        let trace = self.trace.then(TraceCell::<E>::default);
         let started = Instant::now();
-        let run = Run { engine: &engine, model: &model, parameters: &parameters, ids: &ids, policy: &policy };
+        let run = Run { engine, model: &model, parameters: &parameters, ids: &ids, policy: &policy };
         let (logits, boundaries) = run.compute(self.decode, trace.as_ref())?;
         let seconds = started.elapsed().as_secs_f64();
+        engine.check()?;
         open::check_finite(&logits, model.config().vocab_size)?;
         let mut tensors = vec![floats("logits".into(), &[ids.len(), model.config().vocab_size], &logits)];
         if let Some(trace) = &trace {
@@ -114,10 +116,10 @@ fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
     Ok(ids)
 }
 
-struct Run<'a> {
-    engine: &'a Cpu,
-    model: &'a Model<Cpu>,
-    parameters: &'a InferenceParameters<Cpu>,
+struct Run<'a, E: Engine> {
+    engine: &'a E,
+    model: &'a Model<E>,
+    parameters: &'a InferenceParameters<E>,
     ids: &'a [u32],
     policy: &'a Policy,
 }
@@ -125,14 +127,10 @@ struct Run<'a> {
 /// A tensor to write: name, type, shape, bytes.
 type Out = (String, Dtype, Vec<usize>, Vec<u8>);
 
-impl Run<'_> {
+impl<E: Engine> Run<'_, E> {
     /// The logits, and the number of text tokens before each anchor. Without --decode all tokens are read at once: as
     /// in training, or through a bank if the policy requires one.
-    fn compute(
-        &self,
-        decode: bool,
-        trace: Option<&TraceCell<Cpu>>,
-    ) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
+    fn compute(&self, decode: bool, trace: Option<&TraceCell<E>>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
         let Policy { interval, retention, placement, storage, .. } = *self.policy;
         let of_a_bank = matches!(retention, Retention::Budget(_))
             || placement != Placement::default()
@@ -151,7 +149,7 @@ impl Run<'_> {
     }
 
     /// The logits and anchor positions computed through a bank, `size` tokens at a time.
-    fn extend(&self, size: usize, trace: Option<&TraceCell<Cpu>>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
+    fn extend(&self, size: usize, trace: Option<&TraceCell<E>>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
         let tape = Tape::inference(self.engine);
         let weights = self.model.bind(&tape, self.parameters);
         let mut bank = self.model.bank(self.policy.clone())?;
@@ -168,7 +166,7 @@ impl Run<'_> {
     }
 
     /// The routing weights and boundaries.
-    fn traced(&self, trace: &Trace<Cpu>, boundaries: &[usize]) -> Vec<Out> {
+    fn traced(&self, trace: &Trace<E>, boundaries: &[usize]) -> Vec<Out> {
         let (tokens, anchors) = (self.ids.len(), boundaries.len());
         let layers = self.model.config().num_hidden_layers;
         let mut list: Vec<Out> = (0..layers)

@@ -7,6 +7,8 @@ pub mod demo;
 mod demo_learn;
 mod demo_table;
 pub mod doctor;
+#[cfg(feature = "gpu")]
+mod doctor_gpu;
 pub mod eval;
 mod eval_policies;
 mod eval_requests;

@@ -6,13 +6,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, CpuOptions, Precision, Products};
+use march::engine::{Engine, Precision};
 use march::generate::{Generator, Sampling};
 use march::memory::StateBank;
 use march::model::{InferenceParameters, Model};
 use march::tokenizer::Tokenizer;
 
 use super::policy::PolicyArgs;
+use crate::device::EngineArgs;
 
 /// The model, and how to run it.
 #[derive(Args, Clone)]
@@ -23,9 +24,8 @@ pub struct ModelArgs {
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
     #[arg(long, value_name = "bytes|FILE")]
     tokenizer: Option<String>,
-    /// Number of threads; 0 uses all cores
-    #[arg(long, default_value_t = 0)]
-    threads: usize,
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// Precision of the weights: f32, bf16, or int8 with one scale per row
     #[arg(long, default_value_t)]
     pub weights: Precision,
@@ -34,10 +34,10 @@ pub struct ModelArgs {
 }
 
 /// A model that is ready to run.
-pub struct Opened {
-    pub engine: Cpu,
-    pub model: Model<Cpu>,
-    pub parameters: InferenceParameters<Cpu>,
+pub struct Opened<'e, E: Engine> {
+    pub engine: &'e E,
+    pub model: Model<E>,
+    pub parameters: InferenceParameters<E>,
     pub tokenizer: Tokenizer,
     pub policy: Policy,
     /// The flags, to be applied to another policy.
@@ -58,16 +58,14 @@ impl ModelArgs {
         [self.model.as_path()].into_iter().chain(tokenizer).collect()
     }
 
-    /// Opens the checkpoint. Products are batch-invariant, so that decoding is bit-identical to reading in long calls.
-    pub fn open(&self) -> anyhow::Result<Opened> {
+    /// Opens the checkpoint. The engine's products must be batch-invariant, so that decoding is bit-identical to reading
+    /// in long calls.
+    pub fn open<'e, E: Engine>(&self, engine: &'e E) -> anyhow::Result<Opened<'e, E>> {
         let folder = newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
         let vocabulary = checkpoint.config().vocab_size;
         let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
-        let options =
-            CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
-        let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
-        let (model, parameters) = Model::load_in(&engine, &checkpoint, self.weights)?;
+        let (model, parameters) = Model::load_in(engine, &checkpoint, self.weights)?;
         let policy = self.policy.over(model.policy());
         model.check_policy(&policy)?;
         let (flags, weights) = (self.policy.clone(), self.weights);
@@ -86,7 +84,7 @@ pub fn newest(folder: &Path) -> PathBuf {
     steps.max().map_or(folder.into(), |(_, path)| path)
 }
 
-impl Opened {
+impl<E: Engine> Opened<'_, E> {
     /// Identifies the model, including the precision of its weights.
     pub fn fingerprint(&self) -> anyhow::Result<String> {
         let own = self.model.checkpoint_fingerprint(&self.checkpoint)?;
@@ -97,8 +95,8 @@ impl Opened {
     }
 
     /// Creates a generator that continues after what `bank` has read.
-    pub fn generator(&self, bank: StateBank<Cpu>, sampling: Sampling) -> anyhow::Result<Generator<'_, Cpu>> {
-        Ok(Generator::new(&self.engine, &self.model, &self.parameters, bank, sampling)?)
+    pub fn generator(&self, bank: StateBank<E>, sampling: Sampling) -> anyhow::Result<Generator<'_, E>> {
+        Ok(Generator::new(self.engine, &self.model, &self.parameters, bank, sampling)?)
     }
 }
 

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use march::engine::{Engine, Products};
 use march_server::{Allowed, Loaded, Options, Share};
 
 use super::bank;
 use super::open::{ModelArgs, Opened, newest};
+use crate::device::on_device;
 use crate::display::out::note;
 use crate::{interrupt, number};
 
@@ -77,6 +79,10 @@ pub struct Serve {
 impl Serve {
     /// Serves until it is interrupted.
     pub fn run(self) -> anyhow::Result<()> {
+        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.serve(engine))
+    }
+
+    fn serve<E: Engine>(self, engine: E) -> anyhow::Result<()> {
         let api_key = match &self.api_key_file {
             None => None,
             Some(path) => {
@@ -100,10 +106,10 @@ impl Serve {
                 path.file_name().map_or("march".into(), |name| name.to_string_lossy().into_owned())
             }
         };
-        let opened = model.open()?;
+        let opened = model.open(&engine)?;
         let stop = interrupt::listen("finishing the running requests")?;
         let tag = bank::tag(&opened)?;
-        let Opened { engine, model, parameters, tokenizer, policy, .. } = opened;
+        let Opened { model, parameters, tokenizer, policy, .. } = opened;
         let loaded = Loaded { engine, model, parameters, tokenizer, policy, tag };
         let share =
             Share { texts: self.batch, queue: self.queue, slice: self.slice, cache_bytes: self.cache_bytes };

@@ -4,16 +4,17 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use march::Config;
-use march::engine::{Cpu, CpuOptions};
+use march::engine::{Cpu, Engine, Products};
 use march::model::{Model, Settings};
-use march::run::{Event, Run, RunOptions};
+use march::run::{Event, Run, RunOptions, Session};
 use march::train::ranks::{Alone, Ranks};
 use march::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
 
 use super::open::newest;
+use crate::device::{CPU, EngineArgs, Runs, on_device};
 use crate::display::out::{note, say};
 use crate::display::{About, Dashboard, bytes, lines, thousands};
 use crate::{interrupt, job, machine, number};
@@ -59,9 +60,8 @@ pub struct Train {
     /// Stop after this step and save, as if interrupted
     #[arg(long, value_name = "STEP", value_parser = number::whole::<u64>)]
     stop_at: Option<u64>,
-    /// Number of threads; 0 uses all cores
-    #[arg(long, default_value_t = 0)]
-    threads: usize,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Show a full-screen dashboard of curves and numbers instead of lines; q finishes the step, saves and stops
     #[arg(long)]
     dashboard: bool,
@@ -78,9 +78,12 @@ impl Train {
     }
 
     fn train(&self, ranks: Box<dyn Ranks>, threads: usize, stop: &AtomicBool) -> anyhow::Result<()> {
-        let threads = if self.threads > 0 { self.threads } else { threads };
-        let engine = Cpu::new(CpuOptions { threads, ..Default::default() })
-            .context("the engine could not start; try `--threads 1`")?;
+        let threads = if self.engine.threads > 0 { self.engine.threads } else { threads };
+        let engine = EngineArgs { threads, ..self.engine };
+        on_device!(engine, Products::Fastest, |engine| self.train_on(&engine, ranks, stop))
+    }
+
+    fn train_on(&self, engine: &impl Runs, ranks: Box<dyn Ranks>, stop: &AtomicBool) -> anyhow::Result<()> {
         let mut settings = self.settings.clone();
         settings.extend(self.steps.map(|steps| format!("train.steps={steps}")));
         let init_from = self.init_from.as_deref().map(newest);
@@ -99,20 +102,24 @@ impl Train {
             }
         };
         let mut run = match (&self.resume, &self.config) {
-            (Some(folder), _) => Run::resume(&engine, folder, options, ranks, &mut note)?,
+            (Some(folder), _) => {
+                engine.self_test()?;
+                Run::resume(engine, folder, options, ranks, &mut note)?
+            }
             (None, Some(name)) => {
                 let config = Config::load_with(name, &settings)?;
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
                 // Check before a folder is created that would have to be removed.
                 let rows = config.train.tokens_per_step / config.data.sequence_length;
                 let rows = ranks.share(rows).len().min(config.train.micro_batch);
-                refuse_beyond_machine(&engine, &config, rows, ranks.count())?;
-                Run::create(&engine, config, &folder, options, ranks)?
+                refuse_beyond_machine(engine, &config, rows, ranks.count())?;
+                engine.self_test()?;
+                Run::create(engine, config, &folder, options, ranks)?
             }
             (None, None) => bail!("give a configuration, or a run to resume with --resume"),
         };
-        introduce(&engine, &mut run)?;
-        let session = machine::session(&engine, run.trainer().step(), run.trainer().rank().1);
+        introduce(engine, &mut run)?;
+        let session = machine::session(engine, run.trainer().step(), run.trainer().rank().1);
         if speaks && let Err(error) = session.record(run.folder()) {
             note!("note          {error}"); // no reason not to train
         }
@@ -123,7 +130,7 @@ impl Train {
             None => {}
         });
         drop(dashboard); // the terminal is what it was
-        let folder = run.folder().display().to_string();
+        let (folder, device) = (run.folder().display().to_string(), self.engine.device.flag());
         match complete {
             _ if !speaks => complete.map(drop).map_err(Into::into),
             Ok(true) => {
@@ -139,7 +146,9 @@ impl Train {
             }
             Ok(false) => {
                 let step = run.trainer().step();
-                lines::say(&format!("stopped after step {step}; continue: march train --resume {folder}"));
+                lines::say(&format!(
+                    "stopped after step {step}; continue: march train --resume {folder}{device}"
+                ));
                 if interrupt::asked() {
                     // Dropping the run releases the lock on its folder.
                     drop(run);
@@ -148,7 +157,7 @@ impl Train {
                 Ok(())
             }
             Err(error) => {
-                note!("continue from the last checkpoint: march train --resume {folder}");
+                note!("continue from the last checkpoint: march train --resume {folder}{device}");
                 Err(error.into())
             }
         }
@@ -166,13 +175,22 @@ pub fn free_folder(config: &str) -> PathBuf {
 
 /// Rejects a step that takes more memory than the machine has, because the system would kill the process. Does not
 /// reject a configuration that will be rejected for another reason.
-fn refuse_beyond_machine(engine: &Cpu, config: &Config, rows: usize, processes: usize) -> anyhow::Result<()> {
+fn refuse_beyond_machine(
+    engine: &impl Runs,
+    config: &Config,
+    rows: usize,
+    processes: usize,
+) -> anyhow::Result<()> {
+    if engine.available().is_none() {
+        return Ok(());
+    }
     let Some([machine, _]) = machine_memory() else { return Ok(()) };
     if Model::<Cpu>::new(&config.model).parameter_count() > machine / 16 {
         return Ok(());
     }
     let settings = Settings { policy: config.model.policy().unwrap_or_default(), recompute: false };
-    let measured = StepMemory::measure(engine, &config.model, &settings, config.data.sequence_length);
+    let measured =
+        StepMemory::measure(engine.processor(), &config.model, &settings, config.data.sequence_length);
     let Ok(memory) = measured.map(|memory| memory.of(rows, processes)) else { return Ok(()) };
     let off = config.train.recompute == Recompute::Off;
     let needed = memory.parameters.saturating_add(if off { memory.activations } else { memory.recomputed });
@@ -192,8 +210,9 @@ fn refuse_beyond_machine(engine: &Cpu, config: &Config, rows: usize, processes: 
 }
 
 /// Prints what is about to happen.
-fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
-    let MemoryPlan { step, available, recompute } = run.plan_memory()?;
+fn introduce<E: Runs>(engine: &E, run: &mut Run<'_, E>) -> anyhow::Result<()> {
+    let MemoryPlan { step, available, recompute } =
+        run.plan_memory(engine.processor(), engine.available())?;
     let (data, train) = (&run.config().data, &run.config().train);
     let trainer = run.trainer();
     let model = trainer.model();
@@ -207,6 +226,11 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
         model.config().mixer.model_type(),
         thousands(model.parameter_count())
     );
+    // An unreadable list of sessions is reported when this one is added to it.
+    let before = Session::all(run.folder()).unwrap_or_default().pop().map(|session| session.device);
+    if let Some(line) = device_line(&engine.name(), before.as_deref()) {
+        say!("device        {line}");
+    }
     let policy = &trainer.settings().policy;
     if *policy != model.config().mixer.policy().unwrap_or_default() {
         say!("anchors       {policy}");
@@ -226,13 +250,25 @@ fn introduce(engine: &Cpu, run: &mut Run<'_, Cpu>) -> anyhow::Result<()> {
         available.map_or("unknown".into(), bytes)
     );
     if ranks > 1 {
-        say!("processes     {ranks} of {} threads; memory is per process", engine.threads());
+        say!("processes     {ranks} of {} threads; memory is per process", engine.processor().threads());
     }
     Ok(())
 }
 
+/// The device, if it is a GPU or if the run was on another device before.
+fn device_line(name: &str, before: Option<&str>) -> Option<String> {
+    // Sessions of earlier versions do not name it.
+    let before = before.map(|before| if before.is_empty() { CPU } else { before });
+    match before.filter(|before| *before != name) {
+        Some(before) => {
+            Some(format!("{name}; until now the run was on {before}, which may differ in the last digits"))
+        }
+        None => (name != CPU).then(|| name.into()),
+    }
+}
+
 /// Opens the dashboard, or prints that there is none.
-fn open_dashboard(run: &Run<'_, Cpu>, past: Vec<Event>) -> Option<Dashboard> {
+fn open_dashboard<E: Engine>(run: &Run<'_, E>, past: Vec<Event>) -> Option<Dashboard> {
     // A launcher is between its processes and the terminal.
     if job::launched()
         || !std::io::stdout().is_terminal()

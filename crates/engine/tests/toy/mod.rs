@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use march_engine::ops::elementwise::{Map, Zip};
 use march_engine::ops::linear::Linear;
@@ -19,18 +19,23 @@ pub struct ToyTensor {
     data: Arc<[f64]>,
 }
 
-/// Counts how often each of its operations ran: linear, map, zip, rms_norm.
+/// Counts how often each of its operations ran: linear, map, zip, rms_norm. With `CHUNK` above 0 it claims to run the
+/// recurrence, with chunks of that length.
 #[derive(Debug, Default)]
-pub struct Toy {
+pub struct Device<const CHUNK: usize> {
     pub calls: [AtomicUsize; 4],
+    pub lost: AtomicBool,
 }
+
+/// The device that claims no recurrence.
+pub type Toy = Device<0>;
 
 /// The device, with the reference engine for all that it does not implement.
 pub fn engine() -> Fallback<Toy, Reference> {
     Fallback::new(Toy::default(), Reference)
 }
 
-impl Toy {
+impl<const CHUNK: usize> Device<CHUNK> {
     pub fn counts(&self) -> [usize; 4] {
         [0, 1, 2, 3].map(|i| self.calls[i].load(Ordering::Relaxed))
     }
@@ -44,7 +49,7 @@ fn tensor(data: Vec<f64>, shape: &[usize]) -> ToyTensor {
     ToyTensor { shape: shape.into(), data: data.into() }
 }
 
-impl Kernels for Toy {
+impl<const CHUNK: usize> Kernels for Device<CHUNK> {
     type Tensor = ToyTensor;
     // The device neither packs weights nor stores states.
     type Packed = Infallible;
@@ -79,6 +84,16 @@ impl Kernels for Toy {
     }
     fn stored_bytes(&self, states: &Infallible) -> usize {
         match *states {}
+    }
+
+    const CHUNK_TOKENS: usize = if CHUNK > 0 { CHUNK } else { 1 };
+    const RECURRENT: bool = CHUNK > 0;
+
+    fn check(&self) -> Result<()> {
+        match self.lost.load(Ordering::Relaxed) {
+            true => Err(Error::Device { message: "the toy was lost".into() }),
+            false => Ok(()),
+        }
     }
 
     fn linear(&self, input: Linear<&ToyTensor, WeightOf<'_, Self>>) -> Result<ToyTensor> {

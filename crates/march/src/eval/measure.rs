@@ -73,6 +73,7 @@ impl Measure<'_> {
                 let before = tape.slice(&hidden, 1, targets.start - 1 - at..targets.end - 1 - at)?;
                 let sum = model.loss(&tape, &weights, &before, &ids[targets], Some(1.0))?;
                 loss += engine.to_f64(sum.value())[0];
+                engine.check()?;
             }
             at = end;
             for (bytes, _) in bank_bytes.iter_mut().zip(lengths).filter(|(_, length)| **length == at) {

@@ -123,6 +123,7 @@ impl<'e, E: Engine> Inference<'e, E> {
         let rows = tape.concat(&last.iter().collect::<Vec<_>>(), 1)?;
         let logits = self.model.logits(tape, &self.weights, &rows)?;
         let logits = self.engine.to_f32(logits.value());
+        self.engine.check()?;
         Ok(logits.chunks(self.model.config().vocab_size).map(<[f32]>::to_vec).collect())
     }
 

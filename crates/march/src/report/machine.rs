@@ -41,11 +41,12 @@ pub(super) fn table(run: &Path) -> String {
     text + "</table></div>\n"
 }
 
-/// "2 on 8 cores, Avx2", and the number of processes.
+/// "2 on 8 cores, Avx2", the number of processes, and the GPU if there was one.
 fn threads(session: &Session) -> String {
-    let Session { processes, threads, cores, kernels, .. } = session;
+    let Session { processes, threads, cores, kernels, device, .. } = session;
     let each = if *processes > 1 { format!(" in each of {processes} processes") } else { String::new() };
-    format!("{threads}{each} on {cores} cores, {kernels}")
+    let gpu = if ["", "cpu"].contains(&device.as_str()) { String::new() } else { format!("; {device}") };
+    format!("{threads}{each} on {cores} cores, {kernels}{gpu}")
 }
 
 #[cfg(test)]
@@ -64,10 +65,17 @@ mod tests {
             ..Default::default()
         };
         session.record(run.path()).unwrap();
-        Session { step: 40, ..session }.record(run.path()).unwrap();
+        Session { step: 40, device: "A GPU".into(), ..session }.record(run.path()).unwrap();
         let table = table(run.path());
         assert_eq!(table.matches("<tr>").count(), 3);
-        for part in ["2026-01-02T03:04:05Z", "<td>40</td>", "A processor", "train &lt;b&gt;", "1.5 GiB"] {
+        for part in [
+            "2026-01-02T03:04:05Z",
+            "<td>40</td>",
+            "A processor",
+            "train &lt;b&gt;",
+            "1.5 GiB",
+            "; A GPU</td>",
+        ] {
             assert!(table.contains(part), "{table}");
         }
     }

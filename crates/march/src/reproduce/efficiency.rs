@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::{Loader, TextSource};
 use crate::error::{Error, Result};
 use crate::model::{Model, ModelConfig, Settings};
-use crate::train::{Schedule, TrainConfig, Trainer};
+use crate::train::{Schedule, TrainConfig, Trainer, machine_memory};
 
 /// Number of anchors that a token reads in the arm "MARCH top-4".
 const TOP_K: usize = 4;
@@ -595,7 +595,7 @@ impl EfficiencyPlan {
         };
         let mut trainer = Trainer::new(engine, model, parameters, settings, config, length)?;
         // Recomputes activations where the memory is short.
-        trainer.plan_memory()?;
+        trainer.plan_memory(engine, machine_memory().map(|[_, available]| available))?;
         engine.trim();
         self.best(|| trainer.advance(&mut loader).map(drop))
     }

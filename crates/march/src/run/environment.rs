@@ -40,6 +40,9 @@ pub struct Session {
     pub threads: usize,
     /// The engine's kernels.
     pub kernels: String,
+    /// The device that ran the model: `cpu`, or the name of a GPU; empty in sessions of earlier versions, which only had
+    /// the first.
+    pub device: String,
     /// The machine's memory in bytes.
     pub memory: Option<u64>,
     /// The operating system.

@@ -372,6 +372,12 @@ impl<'e, E: Engine> Run<'e, E> {
         self.folder.path()
     }
 
+    /// Decides how the run uses the memory of its engine; see [`Trainer::plan_memory`].
+    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
+    pub fn plan_memory(&mut self, cpu: &Cpu, available: Option<usize>) -> Result<MemoryPlan> {
+        self.trainer.plan_memory(cpu, available)
+    }
+
     /// The lowest validation loss so far and its step.
     pub fn best(&self) -> Option<(u64, f64)> {
         self.progress.best
@@ -535,13 +541,5 @@ impl<'e, E: Engine> Run<'e, E> {
         let tokenizer = self.config.data.kind.has_tokenizer().then(|| self.tokenizer.to_json());
         self.trainer.save(&folder, &self.progress, tokenizer.as_deref())?;
         Ok(folder)
-    }
-}
-
-impl Run<'_, Cpu> {
-    /// Decides how the run uses the machine's memory; see [`Trainer::plan_memory`].
-    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
-    pub fn plan_memory(&mut self) -> Result<MemoryPlan> {
-        self.trainer.plan_memory()
     }
 }

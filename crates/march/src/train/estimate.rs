@@ -87,22 +87,21 @@ impl StepMemory {
 pub struct MemoryPlan {
     /// The memory that a step of this process takes.
     pub step: StepMemory,
-    /// Bytes available to a program; `None` if unknown.
+    /// Bytes available to the engine; `None` if unknown.
     pub available: Option<usize>,
     /// Whether blocks are recomputed in the backward pass.
     pub recompute: bool,
 }
 
-impl Trainer<'_, Cpu> {
-    /// Estimates the memory of a step, and turns recomputation on or off according to `recompute` in `[train]`. This is
-    /// where `auto` is resolved; until then recomputation is off. Call it before the first step.
+impl<E: Engine> Trainer<'_, E> {
+    /// Estimates the memory of a step by measuring on `cpu`, and turns recomputation on or off according to `recompute`
+    /// in `[train]` and the bytes that are available to the trainer's engine, if known. This is where `auto` is
+    /// resolved; until then recomputation is off. Call it before the first step.
     #[inline] // as for `StepMemory::measure`
-    pub fn plan_memory(&mut self) -> Result<MemoryPlan> {
+    pub fn plan_memory(&mut self, cpu: &Cpu, available: Option<usize>) -> Result<MemoryPlan> {
         let sequence_length = self.config.tokens_per_step / self.rows;
-        let measured =
-            StepMemory::measure(self.engine, self.model.config(), &self.settings, sequence_length)?;
+        let measured = StepMemory::measure(cpu, self.model.config(), &self.settings, sequence_length)?;
         let step = measured.of(self.rows_at_once(), self.rank().1);
-        let available = machine_memory().map(|[_, available]| available);
         let recompute = self.config.recompute.resolve(step.parameters + step.activations, available);
         self.settings.recompute = recompute;
         Ok(MemoryPlan { step, available, recompute })

@@ -231,7 +231,12 @@ impl<'e, E: Engine> Trainer<'e, E> {
         })?;
         match failed {
             Some(error) => Err(error.into()),
-            None => Ok(self.engine.to_f64(loss.value())[0]),
+            None => {
+                let loss = self.engine.to_f64(loss.value())[0];
+                // The loss of a lost device is meaningless.
+                self.engine.check()?;
+                Ok(loss)
+            }
         }
     }
 

@@ -74,6 +74,8 @@ impl<E: Engine> Trainer<'_, E> {
         let progress = Progress { format: FORMAT, step: self.step, ..progress.clone() };
         let text = serde_json::to_string_pretty(&progress).unwrap_or_default();
         new.file(PROGRESS_FILE, (text + "\n").as_bytes())?;
+        // Numbers read from a device that was lost in the meantime must not become a checkpoint.
+        self.engine.check()?;
         new.finish()
     }
 

@@ -162,6 +162,8 @@ fn write_tensors<E: Engine>(
     }
     out.flush().map_err(failed())?;
     drop(out);
+    // Numbers read from a device that was lost in the meantime must not become a bank.
+    engine.check()?;
     Ok(prefix(header, &sums))
 }
 

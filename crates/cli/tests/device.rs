@@ -1,0 +1,100 @@
+//! `--device` without a GPU: names of devices, programs without GPU support, and runs that were on another device.
+
+mod common;
+
+#[cfg(not(feature = "gpu"))]
+use std::fs;
+
+#[cfg(not(feature = "gpu"))]
+use common::BOOK;
+use common::{few_steps, ok, refused, text};
+use march::run::Session;
+
+#[test]
+fn names_of_devices() {
+    for command in [
+        "train tiny/march",
+        "generate --model m --prompt x",
+        "chat --model m",
+        "eval --model m --tasks mqar",
+        "logits --model m --tokens t.json --output o.safetensors",
+        #[cfg(feature = "serve")]
+        "serve --model m",
+        "doctor",
+    ] {
+        for wrong in ["tpu", "gpu:x", "gpu:-1", ""] {
+            let arguments: Vec<&str> = command.split(' ').chain(["--device", wrong]).collect();
+            let message = refused(&arguments);
+            assert!(message.contains("expected cpu, gpu, or gpu:N"), "{command}: {message}");
+        }
+    }
+}
+
+/// A program without GPU support says in one line how to build one with it, and changes nothing.
+#[cfg(not(feature = "gpu"))]
+#[test]
+fn built_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let model = path("model");
+    ok(&["init", "--config", "tiny/march", "--output", text(&model)]);
+    fs::write(path("tokens.json"), "[1, 2, 3]").unwrap();
+    fs::write(path("book.txt"), BOOK).unwrap();
+    let (run, tokens, output) = (path("run"), path("tokens.json"), path("logits.safetensors"));
+    let book = path("book.txt");
+    let model = ["--model", text(&model)];
+    let with = |command: &[&'static str], rest: &[&str]| {
+        [command, rest].concat().into_iter().map(String::from).collect::<Vec<String>>()
+    };
+    let commands = [
+        with(&["train", "tiny/march"], &["--run", text(&run)]),
+        with(&["generate", "--prompt", "x"], &model),
+        with(&["chat"], &model),
+        with(&["eval", "--tasks", "mqar"], &model),
+        with(&["logits"], &[&model[..], &["--tokens", text(&tokens), "--output", text(&output)]].concat()),
+        with(&["inspect", "routing"], &[&model[..], &["--text", text(&book)]].concat()),
+        #[cfg(feature = "serve")]
+        with(&["serve", "--addr", "127.0.0.1:0"], &model),
+        with(&["doctor"], &[]),
+    ];
+    for command in commands {
+        for device in ["gpu", "gpu:1"] {
+            let mut arguments: Vec<&str> = command.iter().map(String::as_str).collect();
+            arguments.extend(["--device", device]);
+            let message = refused(&arguments);
+            assert!(message.contains("cargo build --release --features gpu"), "{command:?}: {message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
+    assert!(!run.exists() && !output.exists());
+    assert!(ok(&["doctor", "--threads", "1"]).contains("--features gpu"));
+}
+
+#[test]
+fn the_test_of_the_processor() {
+    let message = refused(&["doctor", "--json"]);
+    assert!(message.contains("march doctor --device gpu --json"), "{message}");
+}
+
+/// Each session names its device, and a run that moves to another one says so.
+#[test]
+fn a_run_that_was_on_another_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let said =
+        ok(&[&few_steps("demo/march", text(&run))[..], &["--stop-at", "1", "--device", "cpu"]].concat());
+    assert!(!said.contains("device "), "{said}");
+    let resume = ["train", "--resume", text(&run), "--threads", "1", "--stop-at", "2"];
+    assert!(!ok(&resume).contains("device "));
+    let mut sessions = Session::all(&run).unwrap();
+    assert_eq!(sessions.iter().map(|session| session.device.as_str()).collect::<Vec<_>>(), ["cpu", "cpu"]);
+
+    let other = Session { device: "A GPU on Vulkan".into(), ..sessions.pop().unwrap() };
+    other.record(&run).unwrap();
+    let said = ok(&["train", "--resume", text(&run), "--threads", "1"]);
+    assert!(said.contains("device        cpu; until now the run was on A GPU on Vulkan"), "{said}");
+    // A session of an earlier version was on the processor.
+    Session { device: String::new(), ..other }.record(&run).unwrap();
+    let said = ok(&["train", "--resume", text(&run), "--threads", "1", "--steps", "4"]);
+    assert!(!said.contains("device "), "{said}");
+}
