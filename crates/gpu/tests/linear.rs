@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Program, Random, assert_close, compare, devices};
+use common::{Program, Random, assert_close, compare, devices, open_devices};
 use march_engine::ops::linear::Linear;
 use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
 
@@ -120,23 +120,94 @@ fn packed_outputs<E: Engine>(engine: &E, precision: Precision, inputs: &[&common
 #[test]
 fn several_weights_of_different_sizes() {
     let mut random = Random(13);
-    for rows in [1, 5, 40] {
-        let x = random.input("x", &[rows, 70], 1.0);
-        let sizes = [64, 3, 0, 129, 17, 1];
-        let weights = sizes.map(|outer| random.input("w", &[outer, 70], 0.5));
-        for device in devices() {
+    let sizes = [64, 3, 0, 129, 17, 1];
+    let weights = sizes.map(|outer| random.input("w", &[outer, 70], 0.5));
+    let inputs = [1, 5, 40].map(|rows| random.input("x", &[rows, 70], 1.0));
+    for device in open_devices() {
+        for x in &inputs {
+            let who = format!("{device:?}: {:?}", x.shape);
             let x = device.from_f64(&x.data, &x.shape).unwrap();
             let weights: Vec<_> =
                 weights.iter().map(|w| device.from_f64(&w.data, &w.shape).unwrap()).collect();
             let all: Vec<_> = weights.iter().map(Weight::Full).collect();
             let before = device.dispatches();
             let each = device.linear_each(&x, &all).unwrap();
-            assert_eq!(device.dispatches() - before, 2);
+            assert_eq!(device.dispatches() - before, 2, "{who}");
             for (weight, each) in weights.iter().zip(&each) {
                 let alone = device.linear(Linear { x: &x, weight, bias: None }).unwrap();
                 assert_eq!(alone.shape(), each.shape());
-                assert!(device.to_f32(&alone) == device.to_f32(each), "{device:?}: {rows} rows");
+                assert!(device.to_f32(&alone) == device.to_f32(each), "{who}");
             }
+        }
+    }
+}
+
+/// Several products of one x, some of which receive no gradient; x has two more consumers, before and after.
+struct Several {
+    used: Vec<bool>,
+}
+
+impl Program for Several {
+    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
+        let [x, w0, w1, w2, w3, w4, w5] = v else { unreachable!() };
+        let each = tape.linear_each(x, [w0, w1, w2, w3, w4, w5].map(Weight::Full))?;
+        Ok(each.into_iter().zip(&self.used).filter(|(_, used)| **used).map(|(y, _)| y).collect())
+    }
+}
+
+#[test]
+fn gradients_of_several_products() {
+    let mut random = Random(17);
+    for rows in [1, 37, 80] {
+        for used in [0b11_1111, 0b00_0100, 0b10_1011] {
+            let used: Vec<bool> = (0..6).map(|i| used >> i & 1 == 1).collect();
+            let mut inputs = vec![random.input("x", &[rows, 70], 1.0)];
+            let names = ["w0", "w1", "w2", "w3", "w4", "w5"];
+            for (name, outer) in names.into_iter().zip([64, 3, 33, 129, 17, 1]) {
+                inputs.push(random.input(name, &[outer, 70], 0.5));
+            }
+            compare(&format!("{rows} rows, used {used:?}"), &Several { used }, &inputs);
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_x_is_added_to_what_it_has() {
+    let mut random = Random(19);
+    let x = random.input("x", &[21, 30], 1.0);
+    let weights = [40, 7, 5, 18, 9].map(|outer| random.input("w", &[outer, 30], 0.5));
+    let gradients = [40, 7, 5, 18, 9].map(|outer| random.input("dy", &[21, outer], 1.0));
+    fn run<E: Engine>(
+        engine: &E,
+        x: &common::Input,
+        w: &[common::Input],
+        dy: &[common::Input],
+        shared: bool,
+    ) -> Vec<f64> {
+        let load = |input: &common::Input| engine.from_f64(&input.data, &input.shape).unwrap();
+        let x = load(x);
+        let (w, dy): (Vec<_>, Vec<_>) = (w.iter().map(load).collect(), dy.iter().map(load).collect());
+        let (w, dy): (Vec<_>, Vec<_>) = (w.iter().collect(), dy.iter().collect());
+        let start = engine.full(&[21, 30], 3.0).unwrap();
+        let mut dx = Some(start.clone());
+        if !shared {
+            drop(start);
+            let found = engine.linear_each_backward(&x, &w, &dy, true, &[false; 5], &mut dx).unwrap();
+            assert!(found.iter().all(Option::is_none));
+        } else {
+            engine.linear_each_backward(&x, &w, &dy, true, &[false; 5], &mut dx).unwrap();
+            assert!(engine.to_f64(&start).iter().all(|&v| v == 3.0));
+        }
+        engine.to_f64(&dx.unwrap())
+    }
+    let want = run(&Reference, &x, &weights, &gradients, false);
+    for device in open_devices() {
+        for shared in [false, true] {
+            let before = device.dispatches();
+            let found = run(&device, &x, &weights, &gradients, shared);
+            // One fills the start, two add the terms of five weights.
+            assert_eq!(device.dispatches() - before, 3, "{device:?}");
+            assert_close(&format!("{device:?}, shared {shared}"), &found, &want, 1e-5);
         }
     }
 }

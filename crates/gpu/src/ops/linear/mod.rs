@@ -38,15 +38,9 @@ pub(crate) fn backward(
     let Linear { x, weight, bias } = input;
     let mut d = [None, None, None];
     if needs[0] {
-        let dx = gpu.empty(x.shape())?;
-        product::sum(gpu, &[(gradient, weight)], Rows::all(&dx), false)?;
-        d[0] = Some(dx);
+        add_input_gradient(gpu, x, &[weight], &[gradient], &mut d[0])?;
     }
-    if needs[1] {
-        let dw = gpu.empty(weight.shape())?;
-        product::outer(gpu, Rows::all(x), &[(gradient, &dw)], false)?;
-        d[1] = Some(dw);
-    }
+    d[1] = weight_gradients(gpu, x, &[weight], &[gradient], &needs[1..2])?.remove(0);
     if let (true, Some(bias)) = (needs[2], bias) {
         let db = gpu.empty(bias.shape())?;
         let numbers = [Rows::all(x).count as u32, db.len() as u32];
@@ -54,6 +48,49 @@ pub(crate) fn backward(
         d[2] = Some(db);
     }
     Ok(d)
+}
+
+/// dx = Σ dy_q W_q (+ dx) of [`march_engine::Engine::linear_each_backward`], four weights in a dispatch.
+pub(crate) fn add_input_gradient(
+    gpu: &Gpu,
+    x: &Tensor,
+    weights: &[&Tensor],
+    gradients: &[&Tensor],
+    dx: &mut Option<Tensor>,
+) -> Result<()> {
+    let add = dx.is_some();
+    let sum = match dx.take() {
+        Some(sum) if sum.is_unique() => sum,
+        Some(shared) => {
+            let sum = gpu.empty(x.shape())?;
+            gpu.copy(&shared, 0, &sum, 0, sum.len());
+            sum
+        }
+        None => gpu.empty(x.shape())?,
+    };
+    let terms: Vec<(&Tensor, &Tensor)> = gradients.iter().copied().zip(weights.iter().copied()).collect();
+    product::sum(gpu, &terms, Rows::all(&sum), add)?;
+    *dx = Some(sum);
+    Ok(())
+}
+
+/// dW_q = dy_qᵀ x of [`march_engine::Engine::linear_each_backward`] for the weights that need it, four in a dispatch.
+pub(crate) fn weight_gradients(
+    gpu: &Gpu,
+    x: &Tensor,
+    weights: &[&Tensor],
+    gradients: &[&Tensor],
+    needs: &[bool],
+) -> Result<Vec<Option<Tensor>>> {
+    let found = weights
+        .iter()
+        .zip(needs)
+        .map(|(weight, &needed)| needed.then(|| gpu.empty(weight.shape())).transpose())
+        .collect::<Result<Vec<_>>>()?;
+    let terms: Vec<(&Tensor, &Tensor)> =
+        gradients.iter().zip(&found).filter_map(|(&gradient, dw)| Some((gradient, dw.as_ref()?))).collect();
+    product::outer(gpu, Rows::all(x), &terms, false)?;
+    Ok(found)
 }
 
 fn output_shape(x: &Tensor, weight: Matrix<'_>) -> Vec<usize> {
