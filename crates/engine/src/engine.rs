@@ -205,6 +205,32 @@ pub trait Engine: Send + Sync + Sized + 'static {
         expect_shape("linear", "gradient", self.shape(gradient), &expected, "[.., out]")?;
         Kernels::linear_backward(self.kernels(), input, gradient, needs)
     }
+    /// Gradients of [`Engine::linear_each`], one of `gradients` for each weight. Returns those of the weights that
+    /// `needs_weights` selects. If `needs_x`, the gradient of x is added to `dx`, or becomes `dx` if that is `None`.
+    fn linear_each_backward(
+        &self,
+        x: &Self::Tensor,
+        weights: &[&Self::Tensor],
+        gradients: &[&Self::Tensor],
+        needs_x: bool,
+        needs_weights: &[bool],
+        dx: &mut Option<Self::Tensor>,
+    ) -> Result<Vec<Option<Self::Tensor>>> {
+        let (count, found) = (weights.len(), [gradients.len(), needs_weights.len()]);
+        if found != [count; 2] {
+            let message = format!("got {found:?} gradients and needs for {count} weights, expected as many");
+            return bad_value("linear", message);
+        }
+        for (&weight, &gradient) in weights.iter().zip(gradients) {
+            let sizes = linear::check(self.shape(x), self.shape(weight), None)?;
+            let expected = linear::output_shape(self.shape(x), sizes);
+            expect_shape("linear", "gradient", self.shape(gradient), &expected, "[.., out]")?;
+        }
+        if let Some(dx) = dx {
+            expect_shape("linear", "dx", self.shape(dx), self.shape(x), "the shape of x")?;
+        }
+        Kernels::linear_each_backward(self.kernels(), x, weights, gradients, needs_x, needs_weights, dx)
+    }
     /// y = x / rms(x) · w over the last dimension.
     fn rms_norm(&self, input: RmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
         rms_norm::check("rms_norm", self.shape(input.x), self.shape(input.weight))?;

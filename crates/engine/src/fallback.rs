@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result, bad_value};
-use crate::kernels::{Kernels, WeightOf};
+use crate::kernels::{Kernels, WeightOf, each_backward};
 use crate::ops::adamw::{AdamW, Step};
 use crate::ops::anchor_read::{AnchorRead, AnchorReadKept, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::attention::{Attention, KeyValues};
@@ -328,6 +328,22 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
             (self.there(input.x)?, self.there(input.weight)?, self.some_there(input.bias)?);
         let input = Linear { x: &x, weight: &weight, bias: bias.as_ref() };
         self.some_back(&self.rest.linear_backward(input, &self.there(gradient)?, needs)?)
+    }
+    fn linear_each_backward(
+        &self,
+        x: &D::Tensor,
+        weights: &[&D::Tensor],
+        gradients: &[&D::Tensor],
+        needs_x: bool,
+        needs_weights: &[bool],
+        dx: &mut Option<D::Tensor>,
+    ) -> Result<Vec<Option<D::Tensor>>> {
+        let empty = dx.is_none();
+        try_device!(self.device.linear_each_backward(x, weights, gradients, needs_x, needs_weights, dx));
+        if empty {
+            *dx = None;
+        }
+        each_backward(self, x, weights, gradients, (needs_x, needs_weights), dx)
     }
     fn rms_norm(&self, input: RmsNorm<&D::Tensor>, eps: f64) -> Result<D::Tensor> {
         try_device!(self.device.rms_norm(input, eps));

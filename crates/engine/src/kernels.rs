@@ -51,6 +51,31 @@ fn unsupported<T>(operation: &'static str) -> Result<T> {
     Err(Error::Unsupported { operation })
 }
 
+/// [`Kernels::linear_each_backward`] as one `linear_backward` per weight, from the last weight to the first: the order
+/// in which a tape would process separate products.
+pub(crate) fn each_backward<K: Kernels>(
+    kernels: &K,
+    x: &K::Tensor,
+    weights: &[&K::Tensor],
+    gradients: &[&K::Tensor],
+    (needs_x, needs_weights): (bool, &[bool]),
+    dx: &mut Option<K::Tensor>,
+) -> Result<Vec<Option<K::Tensor>>> {
+    let mut found = vec![None; weights.len()];
+    for i in (0..weights.len()).rev() {
+        let input = Linear { x, weight: weights[i], bias: None };
+        let needs = [needs_x, needs_weights[i], false];
+        let [term, weight, _] = kernels.linear_backward(input, gradients[i], needs)?;
+        found[i] = weight;
+        match (&mut *dx, term) {
+            (Some(sum), Some(term)) => kernels.accumulate(sum, &term)?,
+            (None, term) => *dx = term,
+            (Some(_), None) => {}
+        }
+    }
+    Ok(found)
+}
+
 /// Operations of a device, without argument validation. [`crate::Engine`] documents each of them.
 #[allow(missing_docs, unused_variables)]
 pub trait Kernels: Send + Sync + Sized + 'static {
@@ -139,6 +164,19 @@ pub trait Kernels: Send + Sync + Sized + 'static {
         needs: [bool; 3],
     ) -> Result<[Option<Self::Tensor>; 3]> {
         unsupported("linear_backward")
+    }
+    /// Calls `linear_backward` once per weight by default, from the last weight to the first. If a device returns
+    /// [`Error::Unsupported`] although `dx` holds a tensor, that tensor must be unchanged.
+    fn linear_each_backward(
+        &self,
+        x: &Self::Tensor,
+        weights: &[&Self::Tensor],
+        gradients: &[&Self::Tensor],
+        needs_x: bool,
+        needs_weights: &[bool],
+        dx: &mut Option<Self::Tensor>,
+    ) -> Result<Vec<Option<Self::Tensor>>> {
+        each_backward(self, x, weights, gradients, (needs_x, needs_weights), dx)
     }
     fn rms_norm(&self, input: RmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
         unsupported("rms_norm")

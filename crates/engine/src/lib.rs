@@ -34,9 +34,9 @@ pub use fallback::{Fallback, FallbackPacked, FallbackStored};
 
 pub use kernels::{Kernels, WeightOf};
 pub use machine::Machine;
-pub use precision::Precision;
+pub use precision::{Precision, from_bf16, to_bf16, to_int8};
 pub use reference_engine::Reference;
 pub use simd::Level;
 pub use tape::{Tape, Var};
 pub use tensor::{Real, Tensor};
-pub use weight::{PackedWeight, RoundedWeight, Weight};
+pub use weight::{PackedWeight, RoundedWeight, Weight, check_packable};

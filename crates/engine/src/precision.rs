@@ -56,18 +56,18 @@ impl fmt::Display for Precision {
 
 /// Bits of the nearest bf16 number.
 #[inline]
-pub(crate) fn to_bf16(v: f32) -> u16 {
+pub fn to_bf16(v: f32) -> u16 {
     half::bf16::from_f32(v).to_bits()
 }
 
 /// Converts bf16 bits to f32.
 #[inline(always)]
-pub(crate) fn from_bf16(bits: u16) -> f32 {
+pub fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
 /// Quantises a row into `codes` and returns its scale.
-pub(crate) fn to_int8(row: &[f32], codes: &mut [i8]) -> f32 {
+pub fn to_int8(row: &[f32], codes: &mut [i8]) -> f32 {
     let largest = row.iter().fold(0.0f32, |m, v| if v.abs() > m { v.abs() } else { m });
     let scale = largest / 127.0;
     // Rows of zeros, and rows whose scale would be subnormal, are quantised to zeros.

@@ -187,6 +187,11 @@ impl<'e, E: Engine> Tape<'e, E> {
         vars.remove(0)
     }
 
+    /// Takes the gradient that a variable has received so far, for an operation that adds to it and returns the sum.
+    pub(crate) fn take_gradient(&self, var: &Var<E::Tensor>) -> Option<E::Tensor> {
+        self.inner.borrow_mut().gradients.remove(&var.id?)
+    }
+
     /// Runs `region` without recording and keeps only its inputs; the backward pass recomputes it (gradient
     /// checkpointing). Gradients are bit-identical to those without recomputation.
     pub fn recompute(

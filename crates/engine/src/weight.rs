@@ -167,15 +167,21 @@ pub(crate) fn check_shape(shape: &[usize]) -> Result<[usize; 2]> {
     }
 }
 
-/// Like [`check_shape`], but also rejects values that the precision cannot represent.
-fn check<R: Real>(weight: &Tensor<R>, precision: Precision) -> Result<[usize; 2]> {
-    let [rows, width] = check_shape(weight.shape())?;
+/// Rejects numbers that the precision cannot represent; `numbers` are rows of `width`.
+pub fn check_packable<R: Real>(numbers: &[R], width: usize, precision: Precision) -> Result<()> {
     if precision == Precision::Int8
-        && let Some(at) = weight.data().iter().position(|v| !v.is_finite())
+        && let Some(at) = numbers.iter().position(|v| !v.is_finite())
     {
         let message = format!("row {} holds a number that is not finite, which int8 cannot hold", at / width);
         return bad_value("pack", message);
     }
+    Ok(())
+}
+
+/// Like [`check_shape`], but also rejects values that the precision cannot represent.
+fn check<R: Real>(weight: &Tensor<R>, precision: Precision) -> Result<[usize; 2]> {
+    let [rows, width] = check_shape(weight.shape())?;
+    check_packable(weight.data(), width, precision)?;
     Ok([rows, width])
 }
 

@@ -102,6 +102,20 @@ impl Kernels for Gpu {
     fn linear_backward(&self, input: Linear<&T>, gradient: &T, needs: [bool; 3]) -> Result<[Option<T>; 3]> {
         linear::backward(self, input, gradient, needs)
     }
+    fn linear_each_backward(
+        &self,
+        x: &T,
+        weights: &[&T],
+        gradients: &[&T],
+        needs_x: bool,
+        needs_weights: &[bool],
+        dx: &mut Option<T>,
+    ) -> Result<Vec<Option<T>>> {
+        if needs_x {
+            linear::add_input_gradient(self, x, weights, gradients, dx)?;
+        }
+        linear::weight_gradients(self, x, weights, gradients, needs_weights)
+    }
     fn rms_norm(&self, input: RmsNorm<&T>, eps: f64) -> Result<T> {
         rms_norm::forward(self, input, eps)
     }

@@ -12,6 +12,7 @@ pub(crate) mod layout;
 pub(crate) mod linear;
 pub(crate) mod log_linear;
 pub(crate) mod matmul;
+pub(crate) mod product;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rotary;

@@ -60,22 +60,44 @@ pub(crate) fn output_shape(x: &[usize], sizes: Sizes) -> Vec<usize> {
 }
 
 impl<'e, E: Engine> Tape<'e, E> {
-    /// Computes x Wᵀ for several weights W.
+    /// Computes x Wᵀ for several weights W, as one operation in both directions. A recording tape rejects packed
+    /// weights.
     pub fn linear_each<const N: usize>(
         &self,
         x: &Var<E::Tensor>,
         weights: [Weight<&Var<E::Tensor>, &E::Packed>; N],
     ) -> Result<[Var<E::Tensor>; N]> {
-        let constant =
-            |weight: &Weight<&Var<E::Tensor>, _>| weight.full().is_none_or(|v| self.is_constant(&[v]));
-        let outputs: Vec<Var<E::Tensor>> = if self.is_constant(&[x]) && weights.iter().all(constant) {
-            let weights = weights.map(|weight| weight.map(Var::value));
-            self.refuse_packed("linear", &weights)?;
-            let outputs = self.engine().linear_each(x.value(), &weights)?;
+        let values = weights.map(|weight| weight.map(Var::value));
+        self.refuse_packed("linear", &values)?;
+        let outputs = self.engine().linear_each(x.value(), &values)?;
+        let mut inputs = vec![x];
+        inputs.extend(weights.iter().filter_map(|weight| weight.full().copied()));
+        let outputs: Vec<Var<E::Tensor>> = if self.is_constant(&inputs) {
             outputs.into_iter().map(|y| self.constant(y)).collect()
         } else {
-            let each = weights.into_iter().map(|weight| self.linear(Linear { x, weight, bias: None }));
-            each.collect::<Result<_>>()?
+            let needs_x = self.records(&[x]);
+            let needs: Vec<bool> = inputs[1..].iter().map(|weight| self.records(&[weight])).collect();
+            let all: Vec<Var<E::Tensor>> = inputs.iter().map(|&input| input.clone()).collect();
+            self.record(&inputs, outputs, move |tape, gradients| {
+                let (x, weights) = (&all[0], &all[1..]);
+                // A weight whose output received no gradient contributes nothing.
+                let (mut used, mut dy, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+                for (i, gradient) in gradients.iter().enumerate() {
+                    let Some(gradient) = gradient else { continue };
+                    used.push(weights[i].value());
+                    dy.push(gradient);
+                    wanted.push(needs[i]);
+                }
+                let mut dx = if needs_x { tape.take_gradient(x) } else { None };
+                let engine = tape.engine();
+                let found = engine.linear_each_backward(x.value(), &used, &dy, needs_x, &wanted, &mut dx)?;
+                let mut found = found.into_iter();
+                let mut result = vec![dx];
+                for gradient in &gradients {
+                    result.push(if gradient.is_some() { found.next().flatten() } else { None });
+                }
+                Ok(result)
+            })
         };
         let Ok(outputs) = outputs.try_into() else { unreachable!("one for each weight") };
         Ok(outputs)
