@@ -6,10 +6,11 @@
 //! call's numbers from `var<immediate>`.
 
 /// Texts that kernels can include, by name.
-const SHARED: [(&str, &str); 3] = [
+const SHARED: [(&str, &str); 4] = [
     ("group", include_str!("shaders/group.wgsl")),
     ("sum", include_str!("shaders/sum.wgsl")),
     ("activation", include_str!("shaders/activation.wgsl")),
+    ("delta", include_str!("shaders/delta.wgsl")),
 ];
 
 /// What to run: a shader's text, its entry point, and its constants.

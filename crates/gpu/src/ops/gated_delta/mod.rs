@@ -1,38 +1,225 @@
 //! `gated_delta` on the device.
+//!
+//! The forward pass is a scan token by token, each column of a state in one invocation. For the backward pass it keeps
+//! the errors of all tokens and the state before each chunk of [`CHUNK`] tokens. The backward pass scans from the last
+//! token to the first for what needs an order (the gradient of the state and of the values), then computes all other
+//! gradients for all chunks at once.
+
+mod backward;
+mod plan;
+
+pub(crate) use backward::backward;
 
 use march_engine::Result;
-use march_engine::ops::gated_delta::GatedDelta;
-use march_engine::ops::gated_delta::GatedDeltaGradient;
-use march_engine::ops::gated_delta::GatedDeltaOptions;
-use march_engine::ops::gated_delta::GatedDeltaOutput;
+use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput};
 
-use crate::error::unsupported;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
+use plan::Plan;
 
-/// See [`march_engine::Engine::gated_delta`].
-pub(crate) fn forward(
-    _gpu: &Gpu,
-    _input: GatedDelta<&Tensor>,
-    _options: &GatedDeltaOptions,
-    _keep: bool,
-) -> Result<(GatedDeltaOutput<Tensor>, Vec<Tensor>)> {
-    unsupported("gated_delta")
+/// Tokens of a chunk of the backward pass, at the most; chunk.wgsl has arrays of this size.
+pub(crate) const CHUNK: usize = 32;
+
+/// Numbers of keys that a workgroup holds at once.
+const TILE_NUMBERS: usize = 2048;
+
+/// Dimensions of a call.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    tokens: usize,
+    asking: usize,
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
 }
 
-/// See [`march_engine::Engine::gated_delta_backward`].
-pub(crate) fn backward(
-    _gpu: &Gpu,
-    _input: GatedDelta<&Tensor>,
-    _options: &GatedDeltaOptions,
-    _kept: &[Tensor],
-    _gradient: GatedDeltaGradient<&Tensor>,
-) -> Result<GatedDelta<Tensor>> {
-    unsupported("gated_delta_backward")
+impl Sizes {
+    fn new(input: &GatedDelta<&Tensor>, options: &GatedDeltaOptions) -> Self {
+        let [batch, tokens, width] = [0, 1, 2].map(|axis| input.key.shape()[axis]);
+        Self {
+            batch,
+            tokens,
+            asking: input.query.shape()[1],
+            key_heads: options.key_heads,
+            value_heads: options.value_heads,
+            key_dim: width / options.key_heads,
+            value_dim: input.value.width() / options.value_heads,
+        }
+    }
+
+    /// Numbers of one state.
+    fn state(&self) -> usize {
+        self.key_dim * self.value_dim
+    }
+
+    fn rows(&self) -> usize {
+        self.batch * self.tokens
+    }
+
+    /// Columns of a state that one workgroup owns.
+    fn columns(&self) -> usize {
+        if self.value_dim <= 32 { 32 } else { 64 }
+    }
+
+    fn strips(&self) -> usize {
+        self.value_dim.div_ceil(self.columns())
+    }
+
+    /// Constants of the scans.
+    fn constants(&self) -> Vec<(&'static str, u32)> {
+        let fours = self.key_dim.div_ceil(4);
+        let tile = (TILE_NUMBERS / (4 * fours)).clamp(1, 16);
+        vec![("D4", fours as u32), ("TILE", tile as u32), ("GROUP", self.columns() as u32)]
+    }
+
+    fn scale(&self) -> u32 {
+        (1.0 / (self.key_dim as f64).sqrt() as f32).to_bits()
+    }
+}
+
+/// Factor of the write gate, as the kernels take it.
+fn strength(options: &GatedDeltaOptions) -> u32 {
+    (if options.allow_neg_eigval { 2.0_f32 } else { 1.0 }).to_bits()
+}
+
+fn gates_kernel() -> Kernel {
+    Kernel {
+        name: "gated_delta/gates",
+        source: include_str!("gates.wgsl"),
+        entry: "gate",
+        constants: Vec::new(),
+        writes: &[false, false, false, false, true],
+    }
+}
+
+fn plain_kernel(sizes: &Sizes) -> Kernel {
+    Kernel {
+        name: "gated_delta/forward",
+        source: concat!(include_str!("plain.wgsl"), include_str!("kernel.wgsl")),
+        entry: "scan",
+        constants: sizes.constants(),
+        writes: &[false, false, false, false, false, false, false, false, true, true],
+    }
+}
+
+fn full_kernel(sizes: &Sizes) -> Kernel {
+    Kernel {
+        name: "gated_delta/forward with boundaries",
+        source: concat!(include_str!("full.wgsl"), include_str!("kernel.wgsl")),
+        entry: "scan",
+        constants: sizes.constants(),
+        writes: &[false, false, false, false, false, false, true, true, true, true],
+    }
 }
 
 /// The kernels of this operation, for tests without a device.
 pub(crate) fn kernels() -> Vec<Kernel> {
-    Vec::new()
+    let size = |key_dim, value_dim| Sizes {
+        batch: 1,
+        tokens: 1,
+        asking: 1,
+        key_heads: 1,
+        value_heads: 1,
+        key_dim,
+        value_dim,
+    };
+    let mut list = vec![gates_kernel()];
+    for sizes in [size(3, 5), size(64, 64), size(128, 128), size(256, 256)] {
+        list.extend([plain_kernel(&sizes), full_kernel(&sizes)]);
+        list.extend(backward::kernels(&sizes));
+    }
+    list
+}
+
+/// Gates of all tokens, [B, T, value_heads, 4].
+fn gates(gpu: &Gpu, input: &GatedDelta<&Tensor>, options: &GatedDeltaOptions) -> Result<Tensor> {
+    let count = input.write_input.len();
+    let heads = options.value_heads;
+    let gates = gpu.empty(&[count / heads, heads, 4])?;
+    let tensors = [input.retention_input, input.write_input, input.a_log, input.dt_bias, &gates];
+    let numbers = [count as u32, heads as u32, strength(options)];
+    gpu.run(&gates_kernel(), &tensors, &numbers, gpu.list(count.div_ceil(256)))?;
+    Ok(gates)
+}
+
+/// See [`march_engine::Engine::gated_delta`]. Kept are the gates, and the errors followed by the states of the chunks.
+pub(crate) fn forward(
+    gpu: &Gpu,
+    input: GatedDelta<&Tensor>,
+    options: &GatedDeltaOptions,
+    keep: bool,
+) -> Result<(GatedDeltaOutput<Tensor>, Vec<Tensor>)> {
+    let sizes = Sizes::new(&input, options);
+    let Sizes { batch, tokens, asking, key_heads, value_heads, key_dim, value_dim } = sizes;
+    let boundaries = options.boundaries.iter().map(Vec::len).sum();
+    let out = GatedDeltaOutput {
+        readout: gpu.empty(&[batch, asking, value_heads * value_dim])?,
+        final_state: gpu.empty(&[
+            if options.final_state { batch } else { 0 },
+            value_heads,
+            key_dim,
+            value_dim,
+        ])?,
+        boundary_states: gpu.empty(&[boundaries, value_heads, key_dim, value_dim])?,
+    };
+    let errors = sizes.rows() * value_heads * value_dim;
+    let numbers = [
+        batch as u32,
+        tokens as u32,
+        asking as u32,
+        key_heads as u32,
+        value_heads as u32,
+        key_dim as u32,
+        value_dim as u32,
+        key_dim.div_ceil(4) as u32,
+        sizes.strips() as u32,
+        u32::from(input.initial_state.is_some()),
+        u32::from(options.final_state),
+        u32::from(keep),
+        errors as u32,
+        strength(options),
+        sizes.scale(),
+    ];
+    let groups = gpu.list(batch * value_heads * sizes.strips());
+    let GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state } = input;
+    // Any tensor may stand for an initial state that is not read.
+    let initial = initial_state.unwrap_or(value);
+    if boundaries == 0 && !keep {
+        let tensors = [
+            query,
+            key,
+            value,
+            retention_input,
+            write_input,
+            a_log,
+            dt_bias,
+            initial,
+            &out.readout,
+            &out.final_state,
+        ];
+        gpu.run(&plain_kernel(&sizes), &tensors, &numbers, groups)?;
+        return Ok((out, Vec::new()));
+    }
+    let plan = Plan::new(&sizes, options);
+    let list = gpu.upload_indices(&plan.list)?;
+    let gates = gates(gpu, &input, options)?;
+    let kept = if keep { errors + plan.chunks * value_heads * sizes.state() } else { 0 };
+    let kept = gpu.empty(&[kept])?;
+    let tensors = [
+        query,
+        key,
+        value,
+        &gates,
+        &list,
+        initial,
+        &out.readout,
+        &out.final_state,
+        &out.boundary_states,
+        &kept,
+    ];
+    gpu.run(&full_kernel(&sizes), &tensors, &numbers, groups)?;
+    Ok((out, if keep { vec![gates, kept] } else { Vec::new() }))
 }

@@ -1,0 +1,160 @@
+//! The backward pass of `gated_delta` on the device.
+
+use march_engine::Result;
+use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions};
+
+use super::Sizes;
+use super::plan::Plan;
+use crate::gpu::Gpu;
+use crate::kernel::Kernel;
+use crate::ops::elementwise;
+use crate::tensor::Tensor;
+
+/// Columns of a state in workgroup memory, at the most; chunk.wgsl has arrays of this size.
+const COLUMNS: u32 = 16;
+
+fn reverse_kernel(sizes: &Sizes) -> Kernel {
+    Kernel {
+        name: "gated_delta/reverse",
+        source: include_str!("reverse.wgsl"),
+        entry: "reverse",
+        constants: sizes.constants(),
+        writes: &[false, false, false, false, false, false, false, true, true, true],
+    }
+}
+
+fn chunk_kernel() -> Kernel {
+    Kernel {
+        name: "gated_delta/chunk",
+        source: include_str!("chunk.wgsl"),
+        entry: "chunk",
+        constants: Vec::new(),
+        writes: &[false, false, false, false, false, false, false, true, true, true],
+    }
+}
+
+fn finish_kernel() -> Kernel {
+    Kernel {
+        name: "gated_delta/finish",
+        source: include_str!("finish.wgsl"),
+        entry: "finish",
+        constants: Vec::new(),
+        writes: &[false, false, false, true, true],
+    }
+}
+
+fn totals_kernel() -> Kernel {
+    Kernel {
+        name: "gated_delta/totals",
+        source: include_str!("totals.wgsl"),
+        entry: "totals",
+        constants: Vec::new(),
+        writes: &[false, false, true, true],
+    }
+}
+
+pub(super) fn kernels(sizes: &Sizes) -> Vec<Kernel> {
+    vec![reverse_kernel(sizes), chunk_kernel(), finish_kernel(), totals_kernel()]
+}
+
+/// See [`march_engine::Engine::gated_delta_backward`].
+pub(crate) fn backward(
+    gpu: &Gpu,
+    input: GatedDelta<&Tensor>,
+    options: &GatedDeltaOptions,
+    kept: &[Tensor],
+    gradient: GatedDeltaGradient<&Tensor>,
+) -> Result<GatedDelta<Tensor>> {
+    let sizes = Sizes::new(&input, options);
+    let Sizes { batch, tokens, key_heads, value_heads, key_dim, value_dim, .. } = sizes;
+    let (rows, errors) = (sizes.rows(), sizes.rows() * value_heads * value_dim);
+    let plan = Plan::new(&sizes, options);
+    let list = gpu.upload_indices(&plan.list)?;
+    let GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state } = input;
+    let d = GatedDelta {
+        query: gpu.empty(query.shape())?,
+        key: gpu.empty(key.shape())?,
+        value: gpu.empty(value.shape())?,
+        retention_input: gpu.empty(retention_input.shape())?,
+        write_input: gpu.empty(write_input.shape())?,
+        a_log: gpu.empty(a_log.shape())?,
+        dt_bias: gpu.empty(dt_bias.shape())?,
+        initial_state: initial_state.map(|state| gpu.empty(state.shape())).transpose()?,
+    };
+    let zero;
+    let d_readout = match gradient.readout {
+        Some(gradient) => gradient,
+        None => {
+            zero = elementwise::full(gpu, value.shape(), 0.0)?;
+            &zero
+        }
+    };
+    let back = gpu.empty(&[errors + plan.chunks * value_heads * sizes.state()])?;
+    let nothing = gpu.empty(&[0])?;
+    let tensors = [
+        query,
+        key,
+        &kept[0],
+        &list,
+        d_readout,
+        gradient.boundary_states.unwrap_or(key),
+        gradient.final_state.unwrap_or(key),
+        &back,
+        &d.value,
+        d.initial_state.as_ref().unwrap_or(&nothing),
+    ];
+    let numbers = [
+        batch as u32,
+        tokens as u32,
+        key_heads as u32,
+        value_heads as u32,
+        key_dim as u32,
+        value_dim as u32,
+        key_dim.div_ceil(4) as u32,
+        sizes.strips() as u32,
+        u32::from(gradient.boundary_states.is_some()),
+        u32::from(gradient.final_state.is_some()),
+        u32::from(initial_state.is_some()),
+        errors as u32,
+        sizes.scale(),
+    ];
+    let groups = gpu.list(batch * value_heads * sizes.strips());
+    gpu.run(&reverse_kernel(&sizes), &tensors, &numbers, groups)?;
+
+    let from = 2 * rows * value_heads * key_dim;
+    let d_heads = gpu.empty(&[from + rows * value_heads])?;
+    let tensors = [
+        query,
+        key,
+        &kept[0],
+        &list,
+        d_readout,
+        &kept[1],
+        &back,
+        &d_heads,
+        &d.retention_input,
+        &d.write_input,
+    ];
+    let numbers = [
+        plan.chunks as u32,
+        batch as u32,
+        tokens as u32,
+        key_heads as u32,
+        value_heads as u32,
+        key_dim as u32,
+        value_dim as u32,
+        errors as u32,
+        COLUMNS,
+        sizes.scale(),
+    ];
+    gpu.run(&chunk_kernel(), &tensors, &numbers, gpu.list(plan.chunks * value_heads))?;
+
+    let numbers = [rows as u32, key_heads as u32, value_heads as u32, key_dim as u32];
+    let tensors = [query, key, &d_heads, &d.query, &d.key];
+    gpu.run(&finish_kernel(), &tensors, &numbers, gpu.list(rows * key_heads))?;
+
+    let numbers = [rows as u32, value_heads as u32, from as u32];
+    let tensors = [&d.retention_input, &d_heads, &d.dt_bias, &d.a_log];
+    gpu.run(&totals_kernel(), &tensors, &numbers, gpu.list(value_heads))?;
+    Ok(d)
+}
