@@ -12,29 +12,48 @@ use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
 
+mod call;
+mod dense;
+mod plan;
 mod stored;
+
+use call::{Sizes, States};
 pub use stored::Stored;
 
 /// See [`march_engine::Engine::anchor_read`].
 pub(crate) fn forward(
-    _gpu: &Gpu,
-    _input: AnchorRead<&Tensor>,
-    _options: &AnchorReadOptions,
-    _keep: bool,
+    gpu: &Gpu,
+    input: AnchorRead<&Tensor>,
+    options: &AnchorReadOptions,
+    keep: bool,
 ) -> Result<(Tensor, Option<AnchorReadKept<Tensor>>)> {
-    unsupported("anchor_read")
+    let sizes = sizes(&input, options);
+    let states = States::whole(input.anchor_states, &sizes);
+    let (readout, log_sum) = dense::forward(gpu, &dense::with_states(&input, &states), options, &sizes)?;
+    let kept = AnchorReadKept { weights: log_sum.clone(), log_sum, chosen: Vec::new() };
+    Ok((readout, keep.then_some(kept)))
+}
+
+fn sizes(input: &AnchorRead<&Tensor>, options: &AnchorReadOptions) -> Sizes {
+    let shape = input.anchor_states.shape();
+    Sizes::new(input, [shape[2], shape[3]], options)
 }
 
 /// See [`march_engine::Engine::anchor_read_backward`].
 pub(crate) fn backward(
-    _gpu: &Gpu,
-    _input: AnchorRead<&Tensor>,
-    _options: &AnchorReadOptions,
-    _readout: &Tensor,
-    _kept: Option<&AnchorReadKept<Tensor>>,
-    _gradient: &Tensor,
+    gpu: &Gpu,
+    input: AnchorRead<&Tensor>,
+    options: &AnchorReadOptions,
+    readout: &Tensor,
+    kept: Option<&AnchorReadKept<Tensor>>,
+    gradient: &Tensor,
 ) -> Result<AnchorRead<Tensor>> {
-    unsupported("anchor_read_backward")
+    let Some(kept) = kept else {
+        let (_, kept) = forward(gpu, input, options, true)?;
+        return backward(gpu, input, options, readout, kept.as_ref(), gradient);
+    };
+    let sizes = sizes(&input, options);
+    dense::backward(gpu, &input, options, &sizes, readout, kept, gradient)
 }
 
 /// See [`march_engine::Engine::anchor_read_stored`].
@@ -57,5 +76,5 @@ pub(crate) fn weights(
 
 /// The kernels of this operation, for tests without a device.
 pub(crate) fn kernels() -> Vec<Kernel> {
-    Vec::new()
+    dense::kernels()
 }

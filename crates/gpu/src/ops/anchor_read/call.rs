@@ -1,0 +1,157 @@
+//! What every kernel of the anchor reader is told about a call.
+
+use march_engine::Result;
+use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
+
+use crate::error::device;
+use crate::tensor::Tensor;
+
+/// Dimensions of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub rows: usize,
+    pub anchors: usize,
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    pub routing_dim: usize,
+}
+
+impl Sizes {
+    /// Of arguments that were checked.
+    pub fn new<A>(
+        input: &AnchorRead<&Tensor, A>,
+        [key_dim, value_dim]: [usize; 2],
+        options: &AnchorReadOptions,
+    ) -> Self {
+        Self {
+            rows: input.query.rows(),
+            anchors: input.routing_keys.shape()[0],
+            key_heads: options.key_heads,
+            value_heads: options.value_heads,
+            key_dim,
+            value_dim,
+            routing_dim: input.routing_query.width() / options.value_heads,
+        }
+    }
+
+    /// Those of a small model, for tests without a device.
+    pub fn example() -> Self {
+        Self {
+            rows: 8,
+            anchors: 4,
+            key_heads: 2,
+            value_heads: 4,
+            key_dim: 64,
+            value_dim: 128,
+            routing_dim: 32,
+        }
+    }
+
+    pub fn group(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    pub fn readout_shape(&self, query: &Tensor) -> Vec<usize> {
+        let mut shape = query.shape().to_vec();
+        if let Some(last) = shape.last_mut() {
+            *last = self.value_heads * self.value_dim;
+        }
+        shape
+    }
+}
+
+/// Anchor states for a kernel: a tensor of f32, or slots of an arena.
+pub(super) struct States {
+    pub tensor: Tensor,
+    /// As STORAGE in `states.wgsl`.
+    pub storage: u32,
+    /// Words of one anchor, and of the codes that precede its scales.
+    pub slot_words: usize,
+    pub code_words: usize,
+    /// The slot of each anchor; `None` if the anchors follow each other.
+    pub slots: Option<Vec<u32>>,
+}
+
+impl States {
+    /// A tensor [N, value_heads, d_k, d_v].
+    pub fn whole(tensor: &Tensor, sizes: &Sizes) -> Self {
+        let words = sizes.value_heads * sizes.key_dim * sizes.value_dim;
+        Self { tensor: tensor.clone(), storage: 0, slot_words: words, code_words: words, slots: None }
+    }
+}
+
+/// Numbers of a dispatch, in the order of `common.wgsl`.
+pub(super) struct Call {
+    pub tiles: usize,
+    pub first_tile: usize,
+    pub k: usize,
+    pub strips: usize,
+    pub slots: usize,
+    pub add: bool,
+    sizes: Sizes,
+    null: bool,
+    slot_words: usize,
+    code_words: usize,
+    routing_scale: f32,
+}
+
+impl Call {
+    pub fn new(sizes: &Sizes, options: &AnchorReadOptions, input: &AnchorRead<&Tensor, &States>) -> Self {
+        let states = input.anchor_states;
+        let mut call = Self::without_states(sizes, options, input.null_score.is_some());
+        (call.slot_words, call.code_words) = (states.slot_words, states.code_words);
+        call
+    }
+
+    pub fn without_states(sizes: &Sizes, options: &AnchorReadOptions, null: bool) -> Self {
+        Self {
+            tiles: 0,
+            first_tile: 0,
+            k: 0,
+            strips: 1,
+            slots: 0,
+            add: false,
+            sizes: *sizes,
+            null,
+            slot_words: 0,
+            code_words: 0,
+            routing_scale: options.routing_scale as f32,
+        }
+    }
+
+    pub fn words(&self) -> Vec<u32> {
+        let s = &self.sizes;
+        let counts = [
+            self.tiles,
+            self.first_tile,
+            s.rows,
+            s.value_heads,
+            s.group(),
+            s.key_dim,
+            s.value_dim,
+            s.routing_dim,
+            s.anchors,
+            self.k,
+            self.strips,
+            usize::from(self.null),
+            self.slots,
+            self.slot_words,
+            self.code_words,
+            usize::from(self.add),
+        ];
+        let root = (s.key_dim as f64).sqrt();
+        let numbers = [self.routing_scale, (1.0 / root) as f32, root as f32];
+        counts.iter().map(|&n| n as u32).chain(numbers.map(f32::to_bits)).collect()
+    }
+}
+
+/// Error for heads that no tile has room for.
+pub(super) fn too_wide<T>(sizes: &Sizes) -> Result<T> {
+    device(format!(
+        "anchor_read: d_k {}, d_v {} and d_r {} together are too large for the workgroup memory of a GPU; use more and \
+         narrower heads",
+        sizes.key_dim, sizes.value_dim, sizes.routing_dim
+    ))
+}

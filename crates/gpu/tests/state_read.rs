@@ -1,0 +1,70 @@
+//! state_read: device = reference, on odd and empty sizes and on queries without length.
+
+mod common;
+
+use common::{Input, Program, Random, compare, devices, outcome};
+use march_engine::ops::state_read::StateRead;
+use march_engine::{Engine, Result, Tape, Var};
+
+struct Read(usize);
+
+impl Program for Read {
+    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
+        Ok(vec![tape.state_read(StateRead { query: &v[0], states: &v[1] }, self.0)?])
+    }
+}
+
+fn inputs(random: &mut Random, rows: usize, heads: [usize; 2], dims: [usize; 2], scale: f64) -> [Input; 2] {
+    [
+        random.input("query", &[rows, heads[0] * dims[0]], scale),
+        random.input("states", &[rows, heads[1], dims[0], dims[1]], 1.0),
+    ]
+}
+
+#[test]
+fn device_equals_reference() {
+    let mut random = Random(31);
+    for (rows, heads, dims) in [
+        (0, [1, 1], [4, 4]),
+        (1, [1, 1], [1, 1]),
+        (3, [2, 4], [8, 16]),
+        (5, [1, 3], [7, 130]),
+        (2, [2, 2], [70, 33]),
+    ] {
+        for scale in [1.0, 1e-4, 0.0] {
+            let inputs = inputs(&mut random, rows, heads, dims, scale);
+            let label = format!("state_read {rows} rows, heads {heads:?}, {dims:?}, × {scale}");
+            compare(&label, &Read(heads[0]), &inputs);
+        }
+    }
+}
+
+#[test]
+fn random_shapes() {
+    let mut random = Random(32);
+    for _ in 0..20 {
+        let (key_heads, group) = (random.between(1, 3), random.between(1, 3));
+        let dims = [random.between(1, 40), random.between(1, 90)];
+        let rows = random.between(1, 9);
+        let inputs = inputs(&mut random, rows, [key_heads, key_heads * group], dims, 1.0);
+        compare(&format!("state_read {rows} rows, {dims:?}"), &Read(key_heads), &inputs);
+    }
+}
+
+/// A row's readout has the same bits alone and among others.
+#[test]
+fn rows_do_not_depend_on_each_other() {
+    let mut random = Random(33);
+    let all = inputs(&mut random, 7, [1, 2], [20, 70], 1.0);
+    for device in devices() {
+        let whole = outcome(&device, &Read(1), &all).unwrap().outputs.remove(0).1;
+        let mut alone = all.clone();
+        for input in &mut alone {
+            let width: usize = input.shape[1..].iter().product();
+            input.shape[0] = 1;
+            input.data = input.data[4 * width..5 * width].to_vec();
+        }
+        let one = outcome(&device, &Read(1), &alone).unwrap().outputs.remove(0).1;
+        assert!(one[..] == whole[4 * 140..5 * 140], "{device:?}");
+    }
+}
