@@ -43,6 +43,16 @@ impl Tensor {
         Self { buffer: Arc::clone(&self.buffer), shape: shape.into() }
     }
 
+    /// Changes the shape; the buffer must have room for it.
+    pub(crate) fn reshape(&mut self, shape: &[usize]) {
+        self.shape = shape.into();
+    }
+
+    /// Number of elements that the buffer has room for; a tensor may use only the first of them.
+    pub(crate) fn capacity(&self) -> usize {
+        (self.buffer.raw().size() / 4) as usize
+    }
+
     /// Whether no other tensor shares the buffer, so that it may be changed in place.
     pub(crate) fn is_unique(&self) -> bool {
         Arc::strong_count(&self.buffer) == 1

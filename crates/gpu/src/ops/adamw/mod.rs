@@ -1,25 +1,107 @@
-//! `adamw` on the device.
+//! `adamw` on the device: a step in place, and the squared norm of many tensors with one wait for the device.
 
 use march_engine::Result;
-use march_engine::ops::adamw::AdamW;
-use march_engine::ops::adamw::Step;
+use march_engine::ops::adamw::{AdamW, Step};
 
-use crate::error::unsupported;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
 
-/// See [`march_engine::Engine::squared_norm`].
-pub(crate) fn squared_norm(_gpu: &Gpu, _tensors: &[&Tensor]) -> Result<f64> {
-    unsupported("squared_norm")
+/// Numbers that a workgroup of the step owns.
+const GROUP: usize = 256;
+
+/// Numbers that a workgroup of the norm owns.
+const BLOCK: usize = 4096;
+
+/// Tensors that one dispatch of the norm covers, at the most.
+const TENSORS: usize = 8;
+
+fn step_kernel() -> Kernel {
+    Kernel {
+        name: "adamw",
+        source: include_str!("kernel.wgsl"),
+        entry: "step",
+        constants: Vec::new(),
+        writes: &[false, true, true, true],
+    }
 }
 
-/// See [`march_engine::Engine::adamw`].
-pub(crate) fn step(_gpu: &Gpu, _state: AdamW<&mut Tensor>, _gradient: &Tensor, _step: &Step) -> Result<()> {
-    unsupported("adamw")
+fn norm_kernel() -> Kernel {
+    Kernel {
+        name: "squared_norm",
+        source: include_str!("norm.wgsl"),
+        entry: "squares",
+        constants: Vec::new(),
+        writes: &[false, false, false, false, false, false, false, false, true],
+    }
 }
 
 /// The kernels of this operation, for tests without a device.
 pub(crate) fn kernels() -> Vec<Kernel> {
-    Vec::new()
+    vec![step_kernel(), norm_kernel()]
+}
+
+/// See [`march_engine::Engine::squared_norm`].
+pub(crate) fn squared_norm(gpu: &Gpu, tensors: &[&Tensor]) -> Result<f64> {
+    let blocks = |tensor: &Tensor| tensor.len().div_ceil(BLOCK);
+    let total: usize = tensors.iter().map(|tensor| blocks(tensor)).sum();
+    let sums = gpu.empty(&[total])?;
+    let mut first = 0;
+    for some in tensors.chunks(TENSORS) {
+        let mut end = 0;
+        let mut ends = [0; TENSORS];
+        let mut lens = [0; TENSORS];
+        for i in 0..TENSORS {
+            if let Some(tensor) = some.get(i) {
+                end += blocks(tensor);
+                lens[i] = tensor.len() as u32;
+            }
+            ends[i] = end as u32;
+        }
+        let mut bound = some.to_vec();
+        bound.resize(TENSORS, some[0]);
+        bound.push(&sums);
+        let numbers = [&[first as u32, 0, 0, 0][..], &ends, &lens].concat();
+        gpu.run(&norm_kernel(), &bound, &numbers, gpu.list(end))?;
+        first += end;
+    }
+    let sums = gpu.download(&sums);
+    gpu.alive()?;
+    let mut rest = &sums[..];
+    let of_tensor = |tensor: &&Tensor| {
+        let (own, later) = rest.split_at(blocks(tensor));
+        rest = later;
+        own.iter().map(|&sum| f64::from(sum)).sum::<f64>()
+    };
+    Ok(tensors.iter().map(of_tensor).sum())
+}
+
+/// See [`march_engine::Engine::adamw`].
+pub(crate) fn step(gpu: &Gpu, state: AdamW<&mut Tensor>, gradient: &Tensor, step: &Step) -> Result<()> {
+    let AdamW { parameter, first_moment, second_moment } = state;
+    for tensor in [&mut *parameter, &mut *first_moment, &mut *second_moment] {
+        if !tensor.is_unique() {
+            let own = gpu.empty(tensor.shape())?;
+            gpu.copy(tensor, 0, &own, 0, tensor.len());
+            *tensor = own;
+        }
+    }
+    let [b1, b2] = step.betas;
+    let [c1, c2] = step.betas.map(|beta| 1.0 - beta.powf(step.step as f64));
+    let keep = 1.0 - (step.learning_rate * step.weight_decay) as f32;
+    let factors = [
+        step.clip as f32,
+        b1 as f32,
+        (1.0 - b1) as f32,
+        b2 as f32,
+        (1.0 - b2) as f32,
+        keep,
+        (step.learning_rate / c1) as f32,
+        (1.0 / c2) as f32,
+        step.eps as f32,
+    ];
+    let mut call = vec![gradient.len() as u32];
+    call.extend(factors.map(f32::to_bits));
+    let groups = gpu.list(gradient.len().div_ceil(GROUP));
+    gpu.run(&step_kernel(), &[gradient, parameter, first_moment, second_moment], &call, groups)
 }

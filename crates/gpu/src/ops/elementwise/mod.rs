@@ -1,18 +1,24 @@
-//! `elementwise` on the device.
+//! `elementwise` on the device: functions of one tensor, or of two that broadcast, and sums in place.
+
+pub(crate) mod broadcast;
 
 use march_engine::Result;
-use march_engine::ops::elementwise::Map;
-use march_engine::ops::elementwise::Zip;
+use march_engine::ops::elementwise::{Map, Zip};
 
+use self::broadcast::{Dim, dims, numbers};
+use super::reduce;
 use crate::error::unsupported;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
 
+/// Numbers that a workgroup owns.
+const GROUP: usize = 256;
+
 /// See [`march_engine::Engine::full`].
 pub(crate) fn full(gpu: &Gpu, shape: &[usize], value: f32) -> Result<Tensor> {
     let y = gpu.empty(shape)?;
-    gpu.run(&full_kernel(), &[&y], &[y.len() as u32, value.to_bits()], gpu.list(y.len().div_ceil(256)))?;
+    gpu.run(&full_kernel(), &[&y], &[y.len() as u32, value.to_bits()], gpu.list(y.len().div_ceil(GROUP)))?;
     Ok(y)
 }
 
@@ -26,45 +32,176 @@ fn full_kernel() -> Kernel {
     }
 }
 
-/// See [`march_engine::Engine::accumulate`].
-pub(crate) fn accumulate(_gpu: &Gpu, _sum: &mut Tensor, _term: &Tensor) -> Result<()> {
-    unsupported("accumulate")
+/// Kernel of map.wgsl, which binds x, dy and y.
+fn map_kernel(name: &'static str, entry: &'static str) -> Kernel {
+    let source = include_str!("map.wgsl");
+    Kernel { name, source, entry, constants: Vec::new(), writes: &[false, false, true] }
 }
 
-/// See [`march_engine::Engine::map`].
-pub(crate) fn map(_gpu: &Gpu, _kind: Map, _x: &Tensor) -> Result<Tensor> {
-    unsupported("map")
+fn map_forward_kernel() -> Kernel {
+    map_kernel("map/forward", "forward")
 }
 
-/// See [`march_engine::Engine::map_backward`].
-pub(crate) fn map_backward(
-    _gpu: &Gpu,
-    _kind: Map,
-    _x: &Tensor,
-    _y: &Tensor,
-    _gradient: &Tensor,
-) -> Result<Tensor> {
-    unsupported("map_backward")
+fn map_backward_kernel() -> Kernel {
+    map_kernel("map/backward", "backward")
 }
 
-/// See [`march_engine::Engine::zip`].
-pub(crate) fn zip(_gpu: &Gpu, _kind: Zip, _a: &Tensor, _b: &Tensor) -> Result<Tensor> {
-    unsupported("zip")
+fn accumulate_kernel() -> Kernel {
+    map_kernel("accumulate", "add_to")
 }
 
-/// See [`march_engine::Engine::zip_backward`].
-pub(crate) fn zip_backward(
-    _gpu: &Gpu,
-    _kind: Zip,
-    _a: &Tensor,
-    _b: &Tensor,
-    _gradient: &Tensor,
-    _needs: [bool; 2],
-) -> Result<[Option<Tensor>; 2]> {
-    unsupported("zip_backward")
+/// Kernel of zip.wgsl, which binds a, b, dy and one or two results.
+fn zip_kernel(name: &'static str, entry: &'static str, writes: &'static [bool]) -> Kernel {
+    Kernel { name, source: include_str!("zip.wgsl"), entry, constants: Vec::new(), writes }
+}
+
+fn zip_forward_kernel() -> Kernel {
+    zip_kernel("zip/forward", "forward", &[false, false, false, true])
+}
+
+fn zip_one_kernel() -> Kernel {
+    zip_kernel("zip/backward", "one", &[false, false, false, true])
+}
+
+fn zip_both_kernel() -> Kernel {
+    zip_kernel("zip/backward_both", "both", &[false, false, false, true, true])
 }
 
 /// The kernels of this operation, for tests without a device.
 pub(crate) fn kernels() -> Vec<Kernel> {
-    vec![full_kernel()]
+    vec![
+        full_kernel(),
+        map_forward_kernel(),
+        map_backward_kernel(),
+        accumulate_kernel(),
+        zip_forward_kernel(),
+        zip_one_kernel(),
+        zip_both_kernel(),
+    ]
+}
+
+/// See [`march_engine::Engine::accumulate`].
+pub(crate) fn accumulate(gpu: &Gpu, sum: &mut Tensor, term: &Tensor) -> Result<()> {
+    if !sum.is_unique() {
+        *sum = zip(gpu, Zip::Add, sum, term)?;
+        return Ok(());
+    }
+    let groups = gpu.list(sum.len().div_ceil(GROUP));
+    gpu.run(&accumulate_kernel(), &[term, term, sum], &[sum.len() as u32, 0, 0], groups)
+}
+
+/// Number of a kind in map.wgsl, and its constant.
+fn kind_number(kind: Map) -> (u32, f32) {
+    match kind {
+        Map::Neg => (0, 0.0),
+        Map::Exp => (1, 0.0),
+        Map::Ln => (2, 0.0),
+        Map::Sigmoid => (3, 0.0),
+        Map::Silu => (4, 0.0),
+        Map::Tanh => (5, 0.0),
+        Map::Relu => (6, 0.0),
+        Map::Softplus => (7, 0.0),
+        Map::Square => (8, 0.0),
+        Map::Sqrt => (9, 0.0),
+        Map::Reciprocal => (10, 0.0),
+        Map::Scale(c) => (11, c as f32),
+        Map::Shift(c) => (12, c as f32),
+    }
+}
+
+/// See [`march_engine::Engine::map`].
+pub(crate) fn map(gpu: &Gpu, kind: Map, x: &Tensor) -> Result<Tensor> {
+    let y = gpu.empty(x.shape())?;
+    let (number, c) = kind_number(kind);
+    let groups = gpu.list(y.len().div_ceil(GROUP));
+    gpu.run(&map_forward_kernel(), &[x, x, &y], &[y.len() as u32, number, c.to_bits()], groups)?;
+    Ok(y)
+}
+
+/// See [`march_engine::Engine::map_backward`].
+pub(crate) fn map_backward(
+    gpu: &Gpu,
+    kind: Map,
+    x: &Tensor,
+    y: &Tensor,
+    gradient: &Tensor,
+) -> Result<Tensor> {
+    if matches!(kind, Map::Shift(_)) {
+        return Ok(gradient.clone());
+    }
+    let kept = match kind {
+        Map::Exp | Map::Sigmoid | Map::Tanh | Map::Sqrt | Map::Reciprocal => y,
+        _ => x,
+    };
+    let dx = gpu.empty(gradient.shape())?;
+    let (number, c) = kind_number(kind);
+    let groups = gpu.list(dx.len().div_ceil(GROUP));
+    let call = [dx.len() as u32, number, c.to_bits()];
+    gpu.run(&map_backward_kernel(), &[kept, gradient, &dx], &call, groups)?;
+    Ok(dx)
+}
+
+/// The numbers of a call of zip.wgsl.
+fn zip_numbers(kind: Zip, dims: &[Dim], count: usize, operand: usize) -> Result<Vec<u32>> {
+    let kind = match kind {
+        Zip::Add => 0,
+        Zip::Sub => 1,
+        Zip::Mul => 2,
+        Zip::Div => 3,
+    };
+    match numbers([count, kind, dims.len(), operand], dims) {
+        Some(numbers) => Ok(numbers),
+        None => unsupported("zip"),
+    }
+}
+
+/// See [`march_engine::Engine::zip`].
+pub(crate) fn zip(gpu: &Gpu, kind: Zip, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let shape = broadcast::broadcast(a.shape(), b.shape());
+    let y = gpu.empty(&shape)?;
+    let call = zip_numbers(kind, &dims(&shape, a.shape(), b.shape()), y.len(), 0)?;
+    gpu.run(&zip_forward_kernel(), &[a, b, a, &y], &call, gpu.list(y.len().div_ceil(GROUP)))?;
+    Ok(y)
+}
+
+/// See [`march_engine::Engine::zip_backward`].
+pub(crate) fn zip_backward(
+    gpu: &Gpu,
+    kind: Zip,
+    a: &Tensor,
+    b: &Tensor,
+    gradient: &Tensor,
+    needs: [bool; 2],
+) -> Result<[Option<Tensor>; 2]> {
+    let operands = [a, b];
+    let shape = gradient.shape();
+    let dims = dims(shape, a.shape(), b.shape());
+    let groups = gpu.list(gradient.len().div_ceil(GROUP));
+    // The gradient of a term with sign +1 is dy itself: no kernel has to compute it.
+    let passes = [matches!(kind, Zip::Add | Zip::Sub), kind == Zip::Add];
+    let mut whole: [Option<Tensor>; 2] = [None, None];
+    if needs == [true; 2] && passes == [false; 2] {
+        let call = zip_numbers(kind, &dims, gradient.len(), 0)?;
+        let (da, db) = (gpu.empty(shape)?, gpu.empty(shape)?);
+        gpu.run(&zip_both_kernel(), &[a, b, gradient, &da, &db], &call, groups)?;
+        whole = [Some(da), Some(db)];
+    } else {
+        for i in (0..2).filter(|&i| needs[i]) {
+            if passes[i] {
+                whole[i] = Some(gradient.clone());
+                continue;
+            }
+            let call = zip_numbers(kind, &dims, gradient.len(), i)?;
+            let d = gpu.empty(shape)?;
+            gpu.run(&zip_one_kernel(), &[a, b, gradient, &d], &call, groups)?;
+            whole[i] = Some(d);
+        }
+    }
+    let mut found = [None, None];
+    for (i, d) in whole.into_iter().enumerate() {
+        if let Some(d) = d {
+            found[i] = Some(reduce::sum_to(gpu, &d, operands[i].shape())?);
+        }
+    }
+    Ok(found)
 }
