@@ -7,6 +7,8 @@
 #[path = "../../../engine/tests/common/mod.rs"]
 mod engine;
 
+use std::sync::OnceLock;
+
 use march_engine::Reference;
 use march_gpu::Gpu;
 
@@ -14,8 +16,13 @@ pub use engine::{
     FORWARD, GRADIENT, Input, Outcome, Program, Random, assert_close, assert_close_above, cotangent, outcome,
 };
 
-/// Every GPU that can be used.
+/// Every GPU that can be used. They are opened once, so that each kernel is compiled once per test binary.
 pub fn devices() -> Vec<Gpu> {
+    static DEVICES: OnceLock<Vec<Gpu>> = OnceLock::new();
+    DEVICES.get_or_init(open_devices).clone()
+}
+
+fn open_devices() -> Vec<Gpu> {
     let all = march_gpu::adapters();
     let usable: Vec<Gpu> =
         all.iter().filter(|a| a.usable.is_ok()).map(|a| Gpu::open(Some(a.index)).unwrap()).collect();

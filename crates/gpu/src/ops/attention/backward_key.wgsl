@@ -48,9 +48,9 @@ fn own(which: u32, row: u32, column: u32) -> f32 {
         return 0.0;
     }
     if which == 0u {
-        return key[place(row) * D + column];
+        return key[place(row) * call.d + column];
     }
-    return value[place(row) * E + column];
+    return value[place(row) * call.e + column];
 }
 
 fn other(which: u32, row: u32, column: u32) -> f32 {
@@ -58,9 +58,9 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
         return 0.0;
     }
     if which == 0u {
-        return query[query_place(row) * D + column] * call.scale;
+        return query[query_place(row) * call.d + column] * call.scale;
     }
-    return d_out[query_place(row) * E + column];
+    return d_out[query_place(row) * call.e + column];
 }
 
 @compute @workgroup_size(THREADS)
@@ -111,7 +111,7 @@ fn backward_key(
                 tile[row * TILE_STRIDE + column] = weight;
             }
         }
-        add_products(at, 1u, E, count, &dv);
+        add_products(at, 1u, call.e, count, &dv);
         var ds: array<f32, R * C>;
         products(at, 1u, call.e, &ds);
         for (var c = 0u; c < C; c++) {
@@ -124,17 +124,17 @@ fn backward_key(
                 tile[(at.ty + TY * r) * TILE_STRIDE + column] = p[r * C + c] * (ds[r * C + c] - delta);
             }
         }
-        add_products(at, 0u, D, count, &dk);
+        add_products(at, 0u, call.d, count, &dk);
     }
     for (var r = 0u; r < R; r++) {
         let row = at.ty + TY * r;
         for (var c = 0u; c < COLUMNS; c++) {
             let column = at.tx + TX * c;
-            if row < rows && column < D {
-                d_key[place(row) * D + column] = dk[r * COLUMNS + c];
+            if row < rows && column < call.d {
+                d_key[place(row) * call.d + column] = dk[r * COLUMNS + c];
             }
-            if row < rows && column < E {
-                d_value[place(row) * E + column] = dv[r * COLUMNS + c];
+            if row < rows && column < call.e {
+                d_value[place(row) * call.e + column] = dv[r * COLUMNS + c];
             }
         }
     }

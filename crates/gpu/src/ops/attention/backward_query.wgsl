@@ -45,9 +45,9 @@ fn own(which: u32, row: u32, column: u32) -> f32 {
         return 0.0;
     }
     if which == 0u {
-        return query[place(row) * D + column] * call.scale;
+        return query[place(row) * call.d + column] * call.scale;
     }
-    return d_out[place(row) * E + column];
+    return d_out[place(row) * call.e + column];
 }
 
 fn other(which: u32, row: u32, column: u32) -> f32 {
@@ -57,9 +57,9 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
     }
     let at = (batch * call.keys + t) * call.heads + head;
     if which == 0u {
-        return key[at * D + column];
+        return key[at * call.d + column];
     }
-    return value[at * E + column];
+    return value[at * call.e + column];
 }
 
 @compute @workgroup_size(THREADS)
@@ -83,11 +83,11 @@ fn backward_query(
         var l = 0.0;
         if local < rows {
             for (var c = 0u; c < call.e; c++) {
-                let i = place(local) * E + c;
+                let i = place(local) * call.e + c;
                 sum = fma(d_out[i], out[i], sum);
             }
             deltas[place(local)] = sum;
-            l = out[call.groups / call.query_tiles * call.queries * E + place(local)];
+            l = out[call.groups / call.query_tiles * call.queries * call.e + place(local)];
         }
         delta[local] = sum;
         log_sum[local] = l;
@@ -117,14 +117,14 @@ fn backward_query(
             }
         }
         // The barriers of `add_products` lie between these writes and its reads.
-        add_products(at, 0u, D, min(OTHERS, visible - key0), &dq);
+        add_products(at, 0u, call.d, min(OTHERS, visible - key0), &dq);
     }
     for (var r = 0u; r < R; r++) {
         let row = at.ty + TY * r;
         for (var c = 0u; c < COLUMNS; c++) {
             let column = at.tx + TX * c;
-            if row < rows && column < D {
-                d_query[place(row) * D + column] = dq[r * COLUMNS + c] * call.scale;
+            if row < rows && column < call.d {
+                d_query[place(row) * call.d + column] = dq[r * COLUMNS + c] * call.scale;
             }
         }
     }

@@ -19,7 +19,7 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
     let at = t % BLOCK_TOKENS * call.heads + head;
     let block = key0 / BLOCK_TOKENS;
     if which == 0u {
-        let i = at * D + column;
+        let i = at * call.d + column;
         switch block {
             case 0u: { return key_0[i]; }
             case 1u: { return key_1[i]; }
@@ -27,7 +27,7 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
             default: { return key_3[i]; }
         }
     }
-    let i = at * E + column;
+    let i = at * call.e + column;
     switch block {
         case 0u: { return value_0[i]; }
         case 1u: { return value_1[i]; }

@@ -29,6 +29,7 @@ struct Call {
     last: u32,
     scale: f32,
     d: u32,
+    e: u32,
 }
 var<immediate> call: Call;
 
@@ -55,7 +56,7 @@ fn own(which: u32, row: u32, column: u32) -> f32 {
     if query0 + row >= call.queries {
         return 0.0;
     }
-    return query[place(row) * D + column] * call.scale;
+    return query[place(row) * call.d + column] * call.scale;
 }
 
 @compute @workgroup_size(THREADS)
@@ -79,8 +80,8 @@ fn forward(
     for (var r = 0u; r < R; r++) {
         for (var c = 0u; c < COLUMNS; c++) {
             o[r * COLUMNS + c] = 0.0;
-            if call.first == 0u && at.ty + TY * r < rows && at.tx + TX * c < E {
-                o[r * COLUMNS + c] = out[place(at.ty + TY * r) * E + at.tx + TX * c];
+            if call.first == 0u && at.ty + TY * r < rows && at.tx + TX * c < call.e {
+                o[r * COLUMNS + c] = out[place(at.ty + TY * r) * call.e + at.tx + TX * c];
             }
         }
     }
@@ -88,7 +89,7 @@ fn forward(
     let softmax_row = local / PARTS;
     let softmax = softmax_row < ROWS;
     let sums = call.groups / call.query_tiles * call.queries;
-    let m_at = sums * E + place(softmax_row);
+    let m_at = sums * call.e + place(softmax_row);
     var m = LOWEST;
     var l = 0.0;
     if call.first == 0u && softmax_row < rows {
@@ -165,7 +166,7 @@ fn forward(
                 o[r * COLUMNS + c] *= decay;
             }
         }
-        add_products(at, 1u, E, min(OTHERS, visible - key0), &o);
+        add_products(at, 1u, call.e, min(OTHERS, visible - key0), &o);
     }
 
     workgroupBarrier();
@@ -181,8 +182,8 @@ fn forward(
         let row = at.ty + TY * r;
         for (var c = 0u; c < COLUMNS; c++) {
             let column = at.tx + TX * c;
-            if row < rows && column < E {
-                out[place(row) * E + column] = o[r * COLUMNS + c] / factor[row];
+            if row < rows && column < call.e {
+                out[place(row) * call.e + column] = o[r * COLUMNS + c] / factor[row];
             }
         }
     }

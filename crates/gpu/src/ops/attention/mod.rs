@@ -61,8 +61,7 @@ impl Sizes {
             ("TX", tx),
             ("R", rows / ty),
             ("C", 64 / tx),
-            ("D", self.dk),
-            ("E", self.dv),
+            ("WIDEST", self.dk.max(self.dv).next_multiple_of(tx)),
             ("BLOCK_TOKENS", BLOCK_TOKENS),
         ];
         constants.map(|(name, value)| (name, value as u32)).to_vec()
@@ -70,7 +69,11 @@ impl Sizes {
 
     /// Returns an error if the device has no kernel for heads of this width.
     fn supported(&self) -> Result<()> {
-        if self.dk.max(self.dv) > WIDEST { unsupported("attention with heads wider than 256") } else { Ok(()) }
+        if self.dk.max(self.dv) > WIDEST {
+            unsupported("attention with heads wider than 256")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -136,7 +139,14 @@ struct Part {
     last: bool,
 }
 
-fn dispatch(gpu: &Gpu, kernel: &Kernel, tensors: &[&Tensor], z: &Sizes, rows: usize, part: &Part) -> Result<()> {
+fn dispatch(
+    gpu: &Gpu,
+    kernel: &Kernel,
+    tensors: &[&Tensor],
+    z: &Sizes,
+    rows: usize,
+    part: &Part,
+) -> Result<()> {
     let query_tiles = z.queries.div_ceil(rows);
     let groups = z.batch * z.heads * query_tiles;
     let numbers = [
@@ -151,6 +161,7 @@ fn dispatch(gpu: &Gpu, kernel: &Kernel, tensors: &[&Tensor], z: &Sizes, rows: us
         part.last.into(),
         z.scale().to_bits(),
         z.dk as u32,
+        z.dv as u32,
     ];
     gpu.run(kernel, tensors, &numbers, gpu.list(groups))
 }
@@ -205,8 +216,7 @@ pub(crate) fn forward_blocks(
         }
         tensors.push(&out);
         let here = group.iter().map(|block| block.key.shape()[1]).sum();
-        let part =
-            Part { start: i * BLOCKS * BLOCK_TOKENS, keys: here, first: i == 0, last: i + 1 == count };
+        let part = Part { start: i * BLOCKS * BLOCK_TOKENS, keys: here, first: i == 0, last: i + 1 == count };
         dispatch(gpu, &kernel, &tensors, &z, rows, &part)?;
     }
     Ok(out)

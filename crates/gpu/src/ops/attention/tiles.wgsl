@@ -5,7 +5,7 @@
 // A kernel that uses it defines the rows it multiplies: own(which, row, column) and other(which, row, column), which
 // are 0 past the ends of the tensors.
 //
-// Constants: TY, TX, R, C with TX C = 64; D, E: widths of keys and values.
+// Constants: TY, TX, R, C with TX C = 64; WIDEST: the larger of the widths d of keys and e of values, rounded up.
 const ROWS: u32 = TY * R;
 const THREADS: u32 = TY * TX;
 const OTHERS: u32 = 64u;
@@ -14,9 +14,8 @@ const DEPTH: u32 = 16u;
 // Distance of rows in workgroup memory: odd, so that neighbouring rows lie in different banks.
 const STRIDE: u32 = DEPTH + 1u;
 const TILE_STRIDE: u32 = OTHERS + 1u;
-const WIDEST: u32 = max(D, E);
 // Elements of a row of an accumulator that a thread holds.
-const COLUMNS: u32 = (WIDEST + TX - 1u) / TX;
+const COLUMNS: u32 = WIDEST / TX;
 
 var<workgroup> factors: array<f32, max((ROWS + OTHERS) * STRIDE, DEPTH * WIDEST + TX)>;
 var<workgroup> tile: array<f32, ROWS * TILE_STRIDE>;

@@ -11,7 +11,7 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
     }
     let at = (batch * call.keys + t) * call.heads + head;
     if which == 0u {
-        return key[at * D + column];
+        return key[at * call.d + column];
     }
-    return value[at * E + column];
+    return value[at * call.e + column];
 }
