@@ -3,22 +3,63 @@
 use march_engine::Result;
 use march_engine::ops::rotary::Rotary;
 
-use crate::error::unsupported;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
 
-/// See [`march_engine::Engine::rotary`].
-pub(crate) fn forward(_gpu: &Gpu, _x: &Tensor, _rotary: Rotary) -> Result<Tensor> {
-    unsupported("rotary")
-}
+/// Pairs that a workgroup owns.
+const GROUP: usize = 256;
 
-/// See [`march_engine::Engine::rotary_backward`].
-pub(crate) fn backward(_gpu: &Gpu, _gradient: &Tensor, _rotary: Rotary) -> Result<Tensor> {
-    unsupported("rotary_backward")
+/// Number of positions that share one coarse angle.
+const SPAN: usize = 64;
+
+fn kernel() -> Kernel {
+    Kernel {
+        name: "rotary/turn",
+        source: include_str!("kernel.wgsl"),
+        entry: "turn",
+        constants: Vec::new(),
+        writes: &[false, false, true],
+    }
 }
 
 /// The kernels of this operation, for tests without a device.
 pub(crate) fn kernels() -> Vec<Kernel> {
-    Vec::new()
+    vec![kernel()]
+}
+
+/// See [`march_engine::Engine::rotary`].
+pub(crate) fn forward(gpu: &Gpu, x: &Tensor, rotary: Rotary) -> Result<Tensor> {
+    turn(gpu, x, rotary, 1.0)
+}
+
+/// See [`march_engine::Engine::rotary_backward`].
+pub(crate) fn backward(gpu: &Gpu, gradient: &Tensor, rotary: Rotary) -> Result<Tensor> {
+    turn(gpu, gradient, rotary, -1.0)
+}
+
+fn turn(gpu: &Gpu, x: &Tensor, rotary: Rotary, direction: f32) -> Result<Tensor> {
+    let y = gpu.empty(x.shape())?;
+    let (tokens, half) = (x.shape()[1], x.width() / rotary.heads / 2);
+    let pairs = x.len() / 2;
+    if pairs == 0 {
+        return Ok(y);
+    }
+    // Positions in multiples of SPAN, and the distances from these that occur: one, for one token.
+    let (first, last) = (rotary.offset, rotary.offset + tokens - 1);
+    let spans = first / SPAN..last / SPAN + 1;
+    let distances = if spans.len() == 1 { first % SPAN..last % SPAN + 1 } else { 0..SPAN };
+    let frequencies: Vec<f64> =
+        (0..half).map(|i| rotary.theta.powf(-((2 * i) as f64) / (2 * half) as f64)).collect();
+    let mut table = Vec::with_capacity((spans.len() + distances.len()) * 2 * half);
+    for position in spans.clone().map(|span| span * SPAN).chain(distances.clone()) {
+        table.extend(frequencies.iter().map(|f| (position as f64 * f).cos() as f32));
+        table.extend(frequencies.iter().map(|f| (position as f64 * f).sin() as f32));
+    }
+    let table = gpu.upload(&table, &[spans.len() + distances.len(), 2 * half])?;
+    let numbers =
+        [pairs, tokens, rotary.heads, half, first % SPAN, spans.len(), distances.start].map(|n| n as u32);
+    let numbers = [&numbers[..], &[direction.to_bits()]].concat();
+    gpu.run(&kernel(), &[x, &table, &y], &numbers, gpu.list(pairs.div_ceil(GROUP)))?;
+    Ok(y)
 }

@@ -1,0 +1,58 @@
+//! rotary: device = reference, also at far positions; the bits of a token depend on its position alone.
+
+mod common;
+
+use common::{Program, Random, compare, devices};
+use march_engine::ops::rotary::Rotary;
+use march_engine::{Engine, Result, Tape, Var};
+
+struct Turn(Rotary);
+
+impl Program for Turn {
+    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
+        Ok(vec![tape.rotary(&v[0], self.0)?])
+    }
+}
+
+#[test]
+fn device_equals_reference() {
+    let mut random = Random(11);
+    for (batch, tokens, heads, head, offset) in [
+        (1, 1, 1, 2, 0),
+        (2, 0, 1, 8, 3),
+        (0, 4, 1, 8, 3),
+        (2, 150, 3, 12, 0),
+        (1, 70, 2, 64, 61),
+        (3, 5, 1, 6, 1_000_000),
+        (1, 3, 2, 8, 1 << 40),
+    ] {
+        let inputs = [random.input("x", &[batch, tokens, heads * head], 1.0)];
+        let program = Turn(Rotary { heads, theta: 500_000.0, offset });
+        compare(&format!("rotary {batch}×{tokens}×{heads}×{head} from {offset}"), &program, &inputs);
+    }
+    for _ in 0..15 {
+        let (heads, head) = (random.between(1, 4), 2 * random.between(1, 20));
+        let shape = [random.between(1, 3), random.between(1, 140), heads * head];
+        let offset = random.between(0, 300);
+        let inputs = [random.input("x", &shape, 1.0)];
+        compare(
+            &format!("rotary {shape:?} of {heads} heads from {offset}"),
+            &Turn(Rotary { heads, theta: 10_000.0, offset }),
+            &inputs,
+        );
+    }
+}
+
+#[test]
+fn bits_depend_on_the_position_alone() {
+    let x = Random(12).input("x", &[1, 200, 24], 1.0);
+    for gpu in devices() {
+        let at = |from: usize, to: usize| {
+            let part = gpu.from_f64(&x.data[from * 24..to * 24], &[1, to - from, 24]).unwrap();
+            gpu.to_f32(&gpu.rotary(&part, Rotary { heads: 2, theta: 10_000.0, offset: 7 + from }).unwrap())
+        };
+        let pieces: Vec<f32> =
+            [(0, 1), (1, 60), (60, 130), (130, 200)].iter().flat_map(|&(a, b)| at(a, b)).collect();
+        assert!(pieces == at(0, 200), "{gpu:?}");
+    }
+}
