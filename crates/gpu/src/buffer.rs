@@ -120,6 +120,12 @@ impl Pool {
         *total = total.saturating_sub(bytes);
     }
 
+    /// Bytes of the buffers that are not in use.
+    pub fn unused(&self) -> u64 {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.iter().map(|(size, list)| size * list.len() as u64).sum()
+    }
+
     /// Bytes of all pooled buffers, in use or not.
     pub fn bytes(&self) -> u64 {
         *self.total.lock().unwrap_or_else(PoisonError::into_inner)

@@ -41,6 +41,20 @@ impl Kernels for Gpu {
 
     /// The recurrences of this engine run token by token, so calls may be split anywhere.
     const CHUNK_TOKENS: usize = 1;
+    const RECURRENT: bool = true;
+
+    fn check(&self) -> Result<()> {
+        self.alive()
+    }
+    fn trim(&self) {
+        Gpu::trim(self);
+    }
+    fn live_bytes(&self) -> usize {
+        self.memory().saturating_sub(self.unused()) as usize
+    }
+    fn free_bytes(&self) -> usize {
+        self.unused() as usize
+    }
 
     // ---- tensors in and out ----
 

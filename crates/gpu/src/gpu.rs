@@ -116,6 +116,11 @@ impl Gpu {
         self.inner.pool.bytes()
     }
 
+    /// Bytes of buffers that wait for reuse.
+    pub(crate) fn unused(&self) -> u64 {
+        self.inner.pool.unused()
+    }
+
     /// Returns an error if the device was lost or reported an error.
     pub(crate) fn alive(&self) -> Result<()> {
         if !self.inner.failure.happened.load(Ordering::SeqCst) {
