@@ -6,6 +6,7 @@
 
 mod adapter;
 mod buffer;
+pub mod doctor;
 mod engine;
 mod error;
 mod gpu;
