@@ -36,11 +36,17 @@ impl Kernel {
             text.push_str(&format!("const {name}: u32 = {value}u;\n"));
         }
         expand(self.source, &mut text);
+        #[cfg(feature = "mutants")]
+        if text.contains(mutant::MARK) {
+            eprintln!("mutant: {}", self.name);
+        }
         text
     }
 }
 
 fn expand(source: &str, text: &mut String) {
+    #[cfg(feature = "mutants")]
+    let source = &mutant::change(source);
     for line in source.lines() {
         let shared = line.strip_prefix("//!include ").map(|name| {
             SHARED
@@ -55,5 +61,30 @@ fn expand(source: &str, text: &mut String) {
                 text.push('\n');
             }
         }
+    }
+}
+
+/// A barrier that a test of the tests deletes; see `tests/gpu/mutants.py`.
+#[cfg(feature = "mutants")]
+mod mutant {
+    use std::env::var;
+
+    const BARRIER: &str = "workgroupBarrier();";
+
+    /// What stands in the place of the deleted barrier.
+    pub const MARK: &str = "/* a barrier was deleted here */";
+
+    /// Deletes barrier number `MARCH_GPU_MUTANT_BARRIER` of the file `MARCH_GPU_MUTANT_FILE` if the text contains it.
+    pub fn change(source: &str) -> String {
+        let (Ok(path), Ok(number)) = (var("MARCH_GPU_MUTANT_FILE"), var("MARCH_GPU_MUTANT_BARRIER")) else {
+            return source.into();
+        };
+        let file = std::fs::read_to_string(path).unwrap_or_default();
+        let place = number.parse().ok().and_then(|number| file.match_indices(BARRIER).nth(number));
+        let Some((at, _)) = place else {
+            return source.into();
+        };
+        let changed = [&file[..at], MARK, &file[at + BARRIER.len()..]].concat();
+        source.replace(&file, &changed)
     }
 }

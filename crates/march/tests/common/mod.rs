@@ -7,9 +7,9 @@ use march::anchors::Policy;
 use march::engine::{Cpu, CpuOptions, Engine, Products, Tape, Weight};
 use march::model::{Batch, Model, ModelConfig, Settings};
 
-/// A fixture folder.
+/// A fixture folder. Tests of other crates use it too.
 pub fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)
 }
 
 /// The fast engine as training uses it.

@@ -169,7 +169,7 @@ fn forward(
         add_products(at, 1u, call.e, min(OTHERS, visible - key0), &o);
     }
 
-    workgroupBarrier();
+    // The barriers of `add_products` lie between this and the last reads of `factor`.
     if softmax && local % PARTS == 0u {
         factor[softmax_row] = select(1.0, l, call.last != 0u);
         if softmax_row < rows {
