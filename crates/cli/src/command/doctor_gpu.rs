@@ -5,6 +5,7 @@ use march_gpu::AdapterSummary;
 use march_gpu::doctor::{Line, Report};
 use serde_json::{Value, json};
 
+use super::doctor_dispatches::{self, PerLayer};
 use crate::compare::{self, Difference};
 use crate::device::gpu::OnGpu;
 use crate::display::bytes;
@@ -46,10 +47,15 @@ pub fn test(engine: &OnGpu, as_json: bool) -> anyhow::Result<()> {
             show_model(difference);
         }
     })?;
+    let dispatches = doctor_dispatches::count(engine)?;
     let passed = report.passed && models.iter().all(|model| model.failures().is_empty());
     if as_json {
-        say!("{}", serde_json::to_string_pretty(&to_json(&report, &models, passed)?)?);
+        say!("{}", serde_json::to_string_pretty(&to_json(&report, &models, &dispatches, passed)?)?);
     } else {
+        say!("\n{:<28} {:>10} {:>10}", "dispatches per layer", "training", "decoding");
+        for PerLayer { model, training, decoding } in &dispatches {
+            say!("{model:<28} {training:>10} {decoding:>10}");
+        }
         say!();
         for (name, value, unit) in &report.peaks {
             say!("{name:<28} {value:>10.1} {unit}");
@@ -78,8 +84,13 @@ fn show_model(difference: &Difference) {
     say!("{model:<28} {logits:>10.1e} {loss:>10.1e} {gradient:>10.1e} {training:>10.1e}{end}");
 }
 
-/// The report of the operations, with the models.
-fn to_json(report: &Report, models: &[Difference], passed: bool) -> anyhow::Result<Value> {
+/// The report of the operations, with the models and the numbers of dispatches.
+fn to_json(
+    report: &Report,
+    models: &[Difference],
+    dispatches: &[PerLayer],
+    passed: bool,
+) -> anyhow::Result<Value> {
     let mut value: Value =
         serde_json::from_str(&report.to_json()).context("the report of the GPU's operations is not JSON")?;
     let models = models.iter().map(|model| {
@@ -90,6 +101,10 @@ fn to_json(report: &Report, models: &[Difference], passed: bool) -> anyhow::Resu
         })
     });
     value["models"] = models.collect();
+    let dispatches = dispatches.iter().map(|PerLayer { model, training, decoding }| {
+        json!({ "model": model, "training": training, "decoding": decoding })
+    });
+    value["dispatches_per_layer"] = dispatches.collect();
     value["passed"] = json!(passed);
     Ok(value)
 }

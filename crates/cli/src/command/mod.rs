@@ -8,6 +8,8 @@ mod demo_learn;
 mod demo_table;
 pub mod doctor;
 #[cfg(feature = "gpu")]
+mod doctor_dispatches;
+#[cfg(feature = "gpu")]
 mod doctor_gpu;
 pub mod eval;
 mod eval_policies;
