@@ -3,6 +3,7 @@
 use march_engine::Result;
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
 
+use super::arena::Layout;
 use crate::error::device;
 use crate::tensor::Tensor;
 
@@ -119,6 +120,24 @@ impl Call {
             code_words: 0,
             routing_scale: options.routing_scale as f32,
         }
+    }
+
+    /// Numbers of `unstore.wgsl`.
+    pub fn of_slot(sizes: &Sizes, layout: &Layout, slot: u32, anchor: usize) -> Vec<u32> {
+        let call = Self {
+            tiles: 0,
+            first_tile: slot as usize,
+            k: 0,
+            strips: 1,
+            slots: 0,
+            add: false,
+            sizes: Sizes { rows: anchor, ..*sizes },
+            null: false,
+            slot_words: layout.slot_words(),
+            code_words: layout.code_words(),
+            routing_scale: 1.0,
+        };
+        call.words()
     }
 
     pub fn words(&self) -> Vec<u32> {

@@ -9,8 +9,8 @@ use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
 
-/// Anchors whose scores are held at a time, as in `score.wgsl`.
-const CHUNK: usize = 16;
+/// Anchors whose scores are held at a time; see `score.wgsl`.
+const HELD: u32 = 16;
 
 /// Bytes of weights that the backward pass holds at a time, unless one tile needs more.
 const MATRIX_BYTES: usize = 64 << 20;
@@ -24,18 +24,19 @@ pub(super) fn room(size: usize) -> u32 {
 }
 
 /// The largest tile, in quads of tokens, whose workgroup memory is there.
-fn quads(fixed: usize, each_quad: usize) -> Option<usize> {
+pub(super) fn quads(fixed: usize, each_quad: usize) -> Option<usize> {
     [4, 2, 1].into_iter().find(|quads| fixed + quads * each_quad <= WORKGROUP_BYTES)
 }
 
 fn read_kernel(sizes: &Sizes, storage: u32, slots: bool) -> Result<(Kernel, usize)> {
     let lanes = if sizes.value_dim <= 32 { 32 } else { 64 };
-    let each = 16 * (room(sizes.key_dim) + room(sizes.routing_dim) + CHUNK as u32 + 3) as usize;
+    let each = 16 * (room(sizes.key_dim) + room(sizes.routing_dim) + HELD + 3) as usize;
     let Some(quads) = quads(0, each) else { return too_wide(sizes) };
     let kernel = Kernel {
         name: "anchor_read/read",
         source: concat!(
             include_str!("read.wgsl"),
+            include_str!("numbers.wgsl"),
             include_str!("common.wgsl"),
             include_str!("score.wgsl"),
             include_str!("weigh.wgsl"),
@@ -48,6 +49,7 @@ fn read_kernel(sizes: &Sizes, storage: u32, slots: bool) -> Result<(Kernel, usiz
         constants: vec![
             ("LANES", lanes),
             ("QUADS", quads as u32),
+            ("HELD", HELD),
             ("DK", room(sizes.key_dim)),
             ("DR", room(sizes.routing_dim)),
             ("STORAGE", storage),
@@ -71,12 +73,13 @@ pub(super) fn delta_kernel() -> Kernel {
 /// The kernel that owns tokens, and the tokens of its tiles.
 fn tokens_kernel(sizes: &Sizes) -> Result<(Kernel, usize)> {
     let lanes = sizes.key_dim.max(sizes.routing_dim).next_power_of_two().clamp(64, 256);
-    let each = 16 * (room(sizes.value_dim) + room(sizes.routing_dim) + 2 * CHUNK as u32 + 3) as usize;
+    let each = 16 * (room(sizes.value_dim) + room(sizes.routing_dim) + 2 * HELD + 3) as usize;
     let Some(quads) = quads(4 * lanes * 18, each) else { return too_wide(sizes) };
     let kernel = Kernel {
         name: "anchor_read/tokens",
         source: concat!(
             include_str!("tokens.wgsl"),
+            include_str!("numbers.wgsl"),
             include_str!("common.wgsl"),
             include_str!("score.wgsl"),
             include_str!("weigh.wgsl"),
@@ -86,6 +89,7 @@ fn tokens_kernel(sizes: &Sizes) -> Result<(Kernel, usize)> {
         constants: vec![
             ("LANES", lanes as u32),
             ("QUADS", quads as u32),
+            ("HELD", HELD),
             ("DK", room(sizes.key_dim)),
             ("DV", room(sizes.value_dim)),
             ("DR", room(sizes.routing_dim)),
@@ -102,6 +106,7 @@ fn anchors_kernel(tile: usize) -> Kernel {
         name: "anchor_read/anchors",
         source: concat!(
             include_str!("anchors.wgsl"),
+            include_str!("numbers.wgsl"),
             include_str!("common.wgsl"),
             include_str!("outer.wgsl")
         ),

@@ -127,9 +127,9 @@ impl<'a> Tiles<'a> {
     }
 
     /// For each anchor the ranges of tokens that see it, as (first token, tokens).
-    pub fn seen_rows(&self, anchors: usize) -> Vec<u32> {
+    pub fn seen_rows(plan: &ReadPlan, anchors: usize) -> Vec<u32> {
         let mut entries: Vec<Vec<[u32; 2]>> = vec![Vec::new(); anchors];
-        for segment in self.plan.segments.iter().filter(|segment| segment.len > 0) {
+        for segment in plan.segments.iter().filter(|segment| segment.len > 0) {
             for m in segment.visible.iter() {
                 match entries[m].last_mut() {
                     Some([first, rows]) if *first + *rows == segment.start as u32 => {
