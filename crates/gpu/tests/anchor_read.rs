@@ -113,18 +113,13 @@ fn compare_all(seed: u64, top_k: [Option<usize>; 2]) {
     let mut random = Random(seed);
     for (i, (rows, anchors, plan)) in plans().into_iter().enumerate() {
         for (j, &(key_heads, value_heads, key_dim, value_dim, routing_dim)) in SHAPES.iter().enumerate() {
-            let (null, top_k) = ((i + j) % 2 == 0, top_k[(i / 2 + j) % 2]);
-            let case = Case {
-                rows,
-                anchors,
-                key_heads,
-                value_heads,
-                key_dim,
-                value_dim,
-                routing_dim,
-                null,
-                top_k,
-            };
+            // The largest plans with half of the shapes: software devices are slow.
+            if rows >= 70 && (i + j) % 2 == 0 {
+                continue;
+            }
+            let (null, top_k) = ((i + j / 2) % 2 == 0, top_k[(i / 2 + j) % 2]);
+            let case =
+                Case { rows, anchors, key_heads, value_heads, key_dim, value_dim, routing_dim, null, top_k };
             let (read, inputs) = program(case, plan.clone(), &mut random);
             compare(&format!("plan {i}, shape {j}, null {null}, top_k {top_k:?}"), &read, &inputs);
         }
@@ -145,9 +140,9 @@ fn top_k_equals_reference() {
 #[test]
 fn long_calls() {
     let mut random = Random(23);
-    let plan = ReadPlan::from_boundaries(300, &[(1..=100).map(|m| m * 3).collect(), vec![2, 290]]);
+    let plan = ReadPlan::from_boundaries(70, &[(1..=35).map(|m| m * 2).collect(), vec![2, 60]]);
     for top_k in [None, Some(3), Some(20)] {
-        let case = Case { rows: 600, anchors: 102, value_heads: 2, top_k, ..BASE };
+        let case = Case { rows: 140, anchors: 37, value_heads: 2, top_k, ..BASE };
         let (read, inputs) = program(case, plan.clone(), &mut random);
         compare(&format!("long, top_k {top_k:?}"), &read, &inputs);
     }
@@ -269,13 +264,13 @@ fn wide_top_k_is_dense() {
 fn rows_do_not_depend_on_each_other() {
     let mut random = Random(27);
     for top_k in [None, Some(3), Some(20)] {
-        let case = Case { rows: 50, anchors: 80, value_dim: 32, key_dim: 12, value_heads: 2, top_k, ..BASE };
-        let plan = ReadPlan { segments: vec![run(0, 50, 0..80)] };
+        let case = Case { rows: 40, anchors: 50, value_dim: 32, key_dim: 12, value_heads: 2, top_k, ..BASE };
+        let plan = ReadPlan { segments: vec![run(0, 40, 0..50)] };
         let (read, inputs) = program(case, plan, &mut random);
         for device in devices() {
             let whole = readout(&device, &read, &inputs);
-            for row in [0, 27, 49] {
-                let (read, alone) = alone(&read, &inputs, row, 0..80);
+            for row in [0, 27, 39] {
+                let (read, alone) = alone(&read, &inputs, row, 0..50);
                 let found = readout(&device, &read, &alone);
                 assert!(found == whole[row * 64..(row + 1) * 64], "row {row}, top_k {top_k:?} {device:?}");
                 let found = outcome(&device, &read, &alone).unwrap().outputs.remove(0).1;
@@ -335,7 +330,8 @@ fn a_nan_score_is_not_dropped() {
             for anchor in [0, 15, 31, 44] {
                 let mut inputs = inputs.clone();
                 inputs[2].data[anchor * 16 + 3] = f64::NAN;
-                let what = format!("{rows} tokens, top_k {top_k:?}, null {null}, anchor {anchor}, {device:?}");
+                let what =
+                    format!("{rows} tokens, top_k {top_k:?}, null {null}, anchor {anchor}, {device:?}");
                 for (found, clean) in readout(&device, &read, &inputs).chunks(16).zip(clean.chunks(16)) {
                     assert!(found[..8].iter().all(|v| v.is_nan()), "{what}");
                     assert!(found[8..] == clean[8..], "{what}");
@@ -364,8 +360,7 @@ fn stored<E: Engine>(
     };
     let blocks: Vec<_> = cuts.windows(2).enumerate().map(block).collect();
     let AnchorRead { query, routing_query, routing_keys, null_score, .. } = inputs_of(&t);
-    let input =
-        AnchorRead { query, routing_query, routing_keys, anchor_states: &blocks[..], null_score };
+    let input = AnchorRead { query, routing_query, routing_keys, anchor_states: &blocks[..], null_score };
     engine.to_f64(&engine.anchor_read_stored(input, &read.0).unwrap())
 }
 

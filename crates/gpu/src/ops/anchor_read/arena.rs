@@ -105,7 +105,9 @@ impl Arenas {
         list.push(Arc::clone(&arena));
         match arena.take(gpu, count)? {
             Some(slots) => arena.fill(slots, write),
-            None => device(format!("{count} anchor states of {} words each are too large", layout.slot_words())),
+            None => {
+                device(format!("{count} anchor states of {} words each are too large", layout.slot_words()))
+            }
         }
     }
 }

@@ -37,6 +37,12 @@ impl Sizes {
         }
     }
 
+    /// Of a call with a tensor of states.
+    pub fn of(input: &AnchorRead<&Tensor>, options: &AnchorReadOptions) -> Self {
+        let shape = input.anchor_states.shape();
+        Self::new(input, [shape[2], shape[3]], options)
+    }
+
     /// Those of a small model, for tests without a device.
     pub fn example() -> Self {
         Self {

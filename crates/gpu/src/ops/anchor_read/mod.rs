@@ -30,7 +30,7 @@ pub(crate) fn forward(
     options: &AnchorReadOptions,
     keep: bool,
 ) -> Result<(Tensor, Option<AnchorReadKept<Tensor>>)> {
-    let sizes = sizes(&input, options);
+    let sizes = Sizes::of(&input, options);
     let states = States::whole(input.anchor_states, &sizes);
     read(gpu, &with_states(&input, &states), options, &sizes, keep)
 }
@@ -60,11 +60,6 @@ fn chosen(options: &AnchorReadOptions) -> Option<usize> {
     options.top_k.filter(|&k| k < most)
 }
 
-fn sizes(input: &AnchorRead<&Tensor>, options: &AnchorReadOptions) -> Sizes {
-    let shape = input.anchor_states.shape();
-    Sizes::new(input, [shape[2], shape[3]], options)
-}
-
 /// See [`march_engine::Engine::anchor_read_backward`].
 pub(crate) fn backward(
     gpu: &Gpu,
@@ -78,10 +73,9 @@ pub(crate) fn backward(
         let (_, kept) = forward(gpu, input, options, true)?;
         return backward(gpu, input, options, readout, kept.as_ref(), gradient);
     };
-    let sizes = sizes(&input, options);
     match chosen(options) {
-        Some(k) => sparse::backward(gpu, &input, options, &sizes, k, readout, kept, gradient),
-        None => dense::backward(gpu, &input, options, &sizes, readout, kept, gradient),
+        Some(k) => sparse::backward(gpu, &input, options, k, readout, kept, gradient),
+        None => dense::backward(gpu, &input, options, readout, kept, gradient),
     }
 }
 

@@ -110,7 +110,9 @@ impl<'a> Tiles<'a> {
                 Some(Visible::Run(run)) => {
                     for list in &mut entries[run.clone()] {
                         match list.last_mut() {
-                            Some([first, tiles, ANY]) if *first + *tiles == i as u32 => *tiles += count as u32,
+                            Some([first, tiles, ANY]) if *first + *tiles == i as u32 => {
+                                *tiles += count as u32
+                            }
                             _ => list.push([i as u32, count as u32, ANY]),
                         }
                     }

@@ -21,12 +21,8 @@ fn scoring(sizes: &Sizes) -> Result<(Vec<(&'static str, u32)>, usize)> {
     let each = 16 * (room(sizes.routing_dim) + held + 2) as usize;
     let Some(most) = quads(0, each) else { return too_wide(sizes) };
     let quads = if few { 1 } else { most };
-    let constants = vec![
-        ("LANES", lanes),
-        ("HELD", held),
-        ("QUADS", quads as u32),
-        ("DR", room(sizes.routing_dim)),
-    ];
+    let constants =
+        vec![("LANES", lanes), ("HELD", held), ("QUADS", quads as u32), ("DR", room(sizes.routing_dim))];
     Ok((constants, 4 * quads))
 }
 
@@ -278,17 +274,16 @@ pub(super) fn weights<A>(
 }
 
 /// Gradients of [`forward`].
-#[allow(clippy::too_many_arguments)]
 pub(super) fn backward(
     gpu: &Gpu,
     input: &AnchorRead<&Tensor>,
     options: &AnchorReadOptions,
-    sizes: &Sizes,
     k: usize,
     readout: &Tensor,
     kept: &AnchorReadKept<Tensor>,
     gradient: &Tensor,
 ) -> Result<AnchorRead<Tensor>> {
+    let sizes = &Sizes::of(input, options);
     let (numbers, null_score) = numbers(gpu, sizes, input.null_score, readout, kept, gradient)?;
     let d = AnchorRead {
         query: gpu.empty(input.query.shape())?,
