@@ -16,6 +16,7 @@ use crate::adapter::{self, IMMEDIATE_BYTES};
 use crate::buffer::{Buffer, Pool};
 use crate::error::device;
 use crate::kernel::Kernel;
+use crate::ops::anchor_read::Arenas;
 use crate::tensor::Tensor;
 
 /// Dispatches in one submission, at the most.
@@ -37,6 +38,7 @@ struct Inner {
     recorder: Mutex<Recorder>,
     failure: Arc<Failure>,
     dispatches: AtomicU64,
+    arenas: Arenas,
 }
 
 /// What went wrong on the device since it was opened. The device reports errors late and from its own threads.
@@ -97,6 +99,7 @@ impl Gpu {
             recorder: Mutex::default(),
             failure,
             dispatches: AtomicU64::new(0),
+            arenas: Arenas::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -225,6 +228,11 @@ impl Gpu {
     /// Returns unused memory to the system.
     pub fn trim(&self) {
         self.inner.pool.clear();
+    }
+
+    /// Memory of stored anchor states.
+    pub(crate) fn arenas(&self) -> &Arenas {
+        &self.inner.arenas
     }
 
     // ---- kernels ----

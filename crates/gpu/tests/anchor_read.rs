@@ -108,25 +108,357 @@ fn plans() -> Vec<(usize, usize, ReadPlan)> {
 const SHAPES: [(usize, usize, usize, usize, usize); 4] =
     [(1, 1, 8, 8, 8), (2, 4, 12, 24, 5), (1, 2, 3, 70, 17), (1, 1, 67, 33, 66)];
 
-#[test]
-fn dense_equals_reference() {
-    let mut random = Random(21);
+/// Compares plan × shape, each pair with one choice of `top_k` and null.
+fn compare_all(seed: u64, top_k: [Option<usize>; 2]) {
+    let mut random = Random(seed);
     for (i, (rows, anchors, plan)) in plans().into_iter().enumerate() {
         for (j, &(key_heads, value_heads, key_dim, value_dim, routing_dim)) in SHAPES.iter().enumerate() {
-            let null = (i + j) % 2 == 0;
-            let case = Case {
-                rows,
-                anchors,
-                key_heads,
-                value_heads,
-                key_dim,
-                value_dim,
-                routing_dim,
-                null,
-                top_k: None,
-            };
+            // The largest plans with half of the shapes: software devices are slow.
+            if rows >= 70 && (i + j) % 2 == 0 {
+                continue;
+            }
+            let (null, top_k) = ((i + j / 2) % 2 == 0, top_k[(i / 2 + j) % 2]);
+            let case =
+                Case { rows, anchors, key_heads, value_heads, key_dim, value_dim, routing_dim, null, top_k };
             let (read, inputs) = program(case, plan.clone(), &mut random);
-            compare(&format!("plan {i}, shape {j}, null {null}"), &read, &inputs);
+            compare(&format!("plan {i}, shape {j}, null {null}, top_k {top_k:?}"), &read, &inputs);
+        }
+    }
+}
+
+#[test]
+fn dense_equals_reference() {
+    compare_all(21, [None, None]);
+}
+
+#[test]
+fn top_k_equals_reference() {
+    compare_all(22, [Some(1), Some(4)]);
+}
+
+/// More tokens and anchors than any tile or chunk holds; and a K larger than a chunk.
+#[test]
+fn long_calls() {
+    let mut random = Random(23);
+    let plan = ReadPlan::from_boundaries(70, &[(1..=35).map(|m| m * 2).collect(), vec![2, 60]]);
+    for top_k in [None, Some(3), Some(20)] {
+        let case = Case { rows: 140, anchors: 37, value_heads: 2, top_k, ..BASE };
+        let (read, inputs) = program(case, plan.clone(), &mut random);
+        compare(&format!("long, top_k {top_k:?}"), &read, &inputs);
+    }
+}
+
+/// Scores so large that all weight is on one anchor or on the null, and states of very different sizes.
+#[test]
+fn extreme_scores() {
+    let mut random = Random(24);
+    for (top_k, null) in [(None, true), (None, false), (Some(2), true)] {
+        let case = Case { rows: 19, anchors: 21, value_heads: 2, null, top_k, ..BASE };
+        let plan = ReadPlan { segments: vec![run(0, 18, 0..21), run(18, 1, 3..4)] };
+        let (read, mut inputs) = program(case, plan, &mut random);
+        inputs[1].data.iter_mut().for_each(|v| *v *= 64.0);
+        inputs[2].data.iter_mut().for_each(|v| *v = (*v * 4.0).round());
+        inputs[1].data.iter_mut().for_each(|v| *v = v.round());
+        inputs[0].data[..8].fill(0.0);
+        if null {
+            inputs[4].data[7] = 1e4;
+            inputs[4].data[8] = -1e4;
+        }
+        compare(&format!("extreme, top_k {top_k:?}, null {null}"), &read, &inputs);
+    }
+}
+
+#[test]
+fn random_shapes() {
+    let mut random = Random(25);
+    for i in 0..20 {
+        let (rows, anchors) = (random.between(1, 60), random.between(0, 30));
+        let mut segments = Vec::new();
+        let mut start = 0;
+        while start < rows {
+            let len = random.between(0, 25).min(rows - start);
+            let from = random.between(0, anchors);
+            segments.push(match random.between(0, 2) {
+                0 => {
+                    list(start, len, &(0..anchors).filter(|_| random.between(0, 1) == 0).collect::<Vec<_>>())
+                }
+                _ => run(start, len, from..random.between(from, anchors)),
+            });
+            start += len + random.between(0, 3);
+        }
+        let (key_heads, group) = (random.between(1, 2), random.between(1, 3));
+        let case = Case {
+            rows,
+            anchors,
+            key_heads,
+            value_heads: key_heads * group,
+            key_dim: random.between(1, 20),
+            value_dim: random.between(1, 40),
+            routing_dim: random.between(1, 20),
+            null: random.between(0, 1) == 0,
+            top_k: [None, Some(random.between(1, 6))][random.between(0, 1)],
+        };
+        let (read, inputs) = program(case, ReadPlan { segments }, &mut random);
+        compare(&format!("random shape {i}"), &read, &inputs);
+    }
+}
+
+fn tensors<E: Engine>(engine: &E, inputs: &[Input]) -> Vec<E::Tensor> {
+    inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect()
+}
+
+/// The readout without anything kept for a backward pass.
+fn readout<E: Engine>(engine: &E, read: &Read, inputs: &[Input]) -> Vec<f64> {
+    let t = tensors(engine, inputs);
+    engine.to_f64(&engine.anchor_read(inputs_of(&t), &read.0, false).unwrap().0)
+}
+
+/// The routing weights, which need no states.
+fn weights_of<E: Engine>(engine: &E, read: &Read, inputs: &[Input]) -> Vec<f64> {
+    let t = tensors(engine, inputs);
+    let AnchorRead { query, routing_query, routing_keys, anchor_states, null_score } = inputs_of(&t);
+    let &[_, _, key_dim, value_dim] = engine.shape(anchor_states) else { panic!("four dimensions") };
+    let anchor_states = [key_dim, value_dim];
+    let input = AnchorRead { query, routing_query, routing_keys, anchor_states, null_score };
+    engine.to_f64(&engine.routing_weights(input, &read.0).unwrap())
+}
+
+/// The inputs of one token, and a plan of its own.
+fn alone(read: &Read, inputs: &[Input], row: usize, visible: std::ops::Range<usize>) -> (Read, Vec<Input>) {
+    let mut alone = inputs.to_vec();
+    for i in [0, 1, 4].into_iter().filter(|&i| i < inputs.len()) {
+        let width = inputs[i].shape[1];
+        alone[i].shape[0] = 1;
+        alone[i].data = inputs[i].data[row * width..(row + 1) * width].to_vec();
+    }
+    let plan = Arc::new(ReadPlan { segments: vec![run(0, 1, visible)] });
+    (Read(AnchorReadOptions { plan, ..read.0.clone() }), alone)
+}
+
+/// K at least the number of visible anchors is dense, bit for bit, forward and backward; also for those tokens of a
+/// call that see no more than K.
+#[test]
+fn wide_top_k_is_dense() {
+    let mut random = Random(26);
+    let plan = ReadPlan::from_boundaries(100, &[(1..=19).map(|m| m * 5).collect()]);
+    let case = Case { rows: 100, anchors: 19, ..BASE };
+    let (mut read, inputs) = program(case, plan, &mut random);
+    for device in devices() {
+        read.0.top_k = None;
+        let dense = outcome(&device, &read, &inputs).unwrap();
+        for k in [19, 50] {
+            read.0.top_k = Some(k);
+            let wide = outcome(&device, &read, &inputs).unwrap();
+            assert!(wide.outputs[0].1 == dense.outputs[0].1);
+            assert!(wide.gradients == dense.gradients);
+        }
+        read.0.top_k = Some(17);
+        let mixed = readout(&device, &read, &inputs);
+        assert!(mixed[..8 * 90] == dense.outputs[0].1[..8 * 90], "{device:?}");
+        assert!(mixed[8 * 90..] != dense.outputs[0].1[8 * 90..], "{device:?}");
+    }
+}
+
+/// A token's readout has the same bits alone and among others.
+#[test]
+fn rows_do_not_depend_on_each_other() {
+    let mut random = Random(27);
+    for top_k in [None, Some(3), Some(20)] {
+        let case = Case { rows: 40, anchors: 50, value_dim: 32, key_dim: 12, value_heads: 2, top_k, ..BASE };
+        let plan = ReadPlan { segments: vec![run(0, 40, 0..50)] };
+        let (read, inputs) = program(case, plan, &mut random);
+        for device in devices() {
+            let whole = readout(&device, &read, &inputs);
+            for row in [0, 27, 39] {
+                let (read, alone) = alone(&read, &inputs, row, 0..50);
+                let found = readout(&device, &read, &alone);
+                assert!(found == whole[row * 64..(row + 1) * 64], "row {row}, top_k {top_k:?} {device:?}");
+                let found = outcome(&device, &read, &alone).unwrap().outputs.remove(0).1;
+                assert!(found == whole[row * 64..(row + 1) * 64], "row {row}, top_k {top_k:?} {device:?}");
+            }
+        }
+    }
+}
+
+/// Equal scores go to the newer anchors.
+#[test]
+fn ties_go_to_the_newer() {
+    let mut random = Random(28);
+    let case = Case { rows: 20, anchors: 40, top_k: Some(2), ..BASE };
+    let plan = ReadPlan { segments: vec![run(0, 20, 0..40)] };
+    let (read, mut inputs) = program(case, plan, &mut random);
+    let one = inputs[2].data[..8].to_vec();
+    inputs[2].data.chunks_exact_mut(8).for_each(|key| key.copy_from_slice(&one));
+    for device in devices() {
+        let (fast, slow) = (weights_of(&device, &read, &inputs), weights_of(&Reference, &read, &inputs));
+        assert_close("weights", &fast, &slow, 1e-5);
+        for row in fast.chunks_exact(40) {
+            assert!(row[..38].iter().all(|&w| w == 0.0) && row[38] > 0.0 && row[38] == row[39]);
+        }
+    }
+}
+
+/// The weights are the reference's; one token and several take different kernels.
+#[test]
+fn weights_equal_reference() {
+    let mut random = Random(29);
+    for (top_k, null) in [(None, false), (Some(3), false), (None, true), (Some(3), true)] {
+        for rows in [5, 60] {
+            let plan = ReadPlan::from_boundaries(rows, &[(1..=rows).step_by(2).collect()]);
+            let anchors = rows.div_ceil(2);
+            let case = Case { rows, anchors, value_heads: 2, null, top_k, ..BASE };
+            let (read, inputs) = program(case, plan, &mut random);
+            let want = weights_of(&Reference, &read, &inputs);
+            for device in devices() {
+                assert_close("weights", &weights_of(&device, &read, &inputs), &want, 1e-5);
+            }
+        }
+    }
+}
+
+/// A NaN score makes a token's weights and readout NaN, whichever anchor has it; other heads stay.
+#[test]
+fn a_nan_score_is_not_dropped() {
+    let mut random = Random(30);
+    let cases = [None, Some(1), Some(3)].into_iter().flat_map(|k| [(k, true), (k, false)]);
+    for ((top_k, null), rows) in cases.flat_map(|case| [(case, 1), (case, 2), (case, 9)]) {
+        let case = Case { rows, anchors: 45, value_heads: 2, null, top_k, ..BASE };
+        let plan = ReadPlan { segments: vec![run(0, rows, 0..45)] };
+        let (read, inputs) = program(case, plan, &mut random);
+        for device in devices() {
+            let clean = readout(&device, &read, &inputs);
+            for anchor in [0, 15, 31, 44] {
+                let mut inputs = inputs.clone();
+                inputs[2].data[anchor * 16 + 3] = f64::NAN;
+                let what =
+                    format!("{rows} tokens, top_k {top_k:?}, null {null}, anchor {anchor}, {device:?}");
+                for (found, clean) in readout(&device, &read, &inputs).chunks(16).zip(clean.chunks(16)) {
+                    assert!(found[..8].iter().all(|v| v.is_nan()), "{what}");
+                    assert!(found[8..] == clean[8..], "{what}");
+                }
+                assert!(weights_of(&device, &read, &inputs)[anchor].is_nan(), "{what}");
+            }
+        }
+    }
+}
+
+/// The readout of states stored in blocks that end at `cuts`, each block in the next of `storage`.
+fn stored<E: Engine>(
+    engine: &E,
+    read: &Read,
+    inputs: &[Input],
+    storage: &[Storage],
+    cuts: &[usize],
+) -> Vec<f64> {
+    let t = tensors(engine, inputs);
+    let size: usize = inputs[3].shape[1..].iter().product();
+    let block = |(i, cut): (usize, &[usize])| {
+        let mut shape = inputs[3].shape.clone();
+        shape[0] = cut[1] - cut[0];
+        let states = engine.from_f64(&inputs[3].data[cut[0] * size..cut[1] * size], &shape).unwrap();
+        Arc::new(engine.store_states(&states, storage[i % storage.len()]).unwrap())
+    };
+    let blocks: Vec<_> = cuts.windows(2).enumerate().map(block).collect();
+    let AnchorRead { query, routing_query, routing_keys, null_score, .. } = inputs_of(&t);
+    let input = AnchorRead { query, routing_query, routing_keys, anchor_states: &blocks[..], null_score };
+    engine.to_f64(&engine.anchor_read_stored(input, &read.0).unwrap())
+}
+
+/// Stored states: f32 has the bits of the tensor; bf16 and int8 equal the reference on the same stored numbers.
+#[test]
+fn stored_states() {
+    let mut random = Random(31);
+    for (value_dim, top_k) in [(32, None), (21, None), (21, Some(2)), (70, Some(2))] {
+        let plan = ReadPlan::from_boundaries(60, &[(1..=5).map(|m| m * 11).collect()]);
+        let case = Case { rows: 60, anchors: 5, value_heads: 2, key_dim: 11, value_dim, top_k, ..BASE };
+        let (read, inputs) = program(case, plan, &mut random);
+        for device in devices() {
+            let whole = readout(&device, &read, &inputs);
+            for storage in [
+                &[Storage::F32][..],
+                &[Storage::Bf16],
+                &[Storage::Int8],
+                &[Storage::Int8, Storage::F32, Storage::Bf16],
+            ] {
+                // In two blocks, of two anchors and of three, and one by one.
+                for cuts in [&[0, 2, 5][..], &[0, 1, 2, 3, 4, 5]] {
+                    let what = format!("stored as {storage:?}, d_v {value_dim}, {top_k:?}, {device:?}");
+                    let found = stored(&device, &read, &inputs, storage, cuts);
+                    let want = stored(&Reference, &read, &inputs, storage, cuts);
+                    assert_close(&what, &found, &want, 1e-5);
+                    if storage == [Storage::F32] {
+                        assert!(found == whole, "{what}");
+                    }
+                    let (read, alone) = alone(&read, &inputs, 59, 0..5);
+                    let one = stored(&device, &read, &alone, storage, cuts);
+                    assert!(one[..] == found[59 * one.len()..], "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Codes and scales are those of the CPU engine, and pass through host memory unchanged.
+#[test]
+fn codes_equal_the_cpus() {
+    let mut random = Random(32);
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    for (shape, scale) in [
+        ([1, 1, 1, 1], 1.0),
+        ([3, 2, 5, 7], 1.0),
+        ([2, 1, 16, 32], 1e-30),
+        ([1, 3, 4, 9], 1e30),
+        ([0, 2, 4, 4], 1.0),
+    ] {
+        let mut states = random.input("states", &shape, scale);
+        let size = states.data.len();
+        // Ties of int8 and bf16, zeros, infinity, NaN, a row of zeros.
+        if size > 100 {
+            let special = [127.0, 0.5, 1.5, -2.5, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -0.0];
+            states.data[..7].copy_from_slice(&special);
+            states.data[30] = f64::NAN;
+            states.data[50] = f64::INFINITY;
+            states.data[70..100].fill(0.0);
+        }
+        for storage in [Storage::F32, Storage::Bf16, Storage::Int8] {
+            let bytes = |states: &march_engine::ops::anchor_read::StoredStates| -> Vec<Vec<u8>> {
+                states.parts().unwrap().iter().map(|part| part.to_vec()).collect()
+            };
+            let there = cpu.from_f64(&states.data, &states.shape).unwrap();
+            let want = cpu.store_states(&there, storage).unwrap();
+            for device in devices() {
+                let here = device.from_f64(&states.data, &states.shape).unwrap();
+                let found = device.store_states(&here, storage).unwrap();
+                assert_eq!(device.stored_bytes(&found), want.bytes());
+                let host = device.stored_to_host(&found).unwrap().into_owned();
+                let what = format!("{shape:?} × {scale} as {storage} on {device:?}");
+                assert_eq!(bytes(&host), bytes(&want), "{what}");
+                assert_eq!(host.checksums(), want.checksums(), "{what}");
+                let back = device.stored_from_host(want.clone()).unwrap();
+                let again = device.stored_to_host(&back).unwrap().into_owned();
+                assert_eq!(bytes(&again), bytes(&want), "{what}");
+            }
+        }
+    }
+}
+
+/// Slots of dropped states are reused, and the states that remain keep their contents while their buffer grows.
+#[test]
+fn slots_are_reused() {
+    let mut random = Random(33);
+    for device in devices() {
+        let mut kept = Vec::new();
+        for i in 0..40 {
+            let states = random.input("states", &[1 + i % 3, 1, 6, 10], 1.0);
+            let tensor = device.from_f64(&states.data, &states.shape).unwrap();
+            kept.push((states, device.store_states(&tensor, Storage::F32).unwrap()));
+            if i % 3 == 2 {
+                kept.remove(i / 3);
+            }
+        }
+        for (states, stored) in &kept {
+            let host = device.stored_to_host(stored).unwrap().to_f32().unwrap();
+            assert!(host.iter().map(|&v| f64::from(v)).eq(states.data.iter().copied()), "{device:?}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use march_engine::Result;
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
 
+use super::arena::Layout;
 use crate::error::device;
 use crate::tensor::Tensor;
 
@@ -34,6 +35,12 @@ impl Sizes {
             value_dim,
             routing_dim: input.routing_query.width() / options.value_heads,
         }
+    }
+
+    /// Of a call with a tensor of states.
+    pub fn of(input: &AnchorRead<&Tensor>, options: &AnchorReadOptions) -> Self {
+        let shape = input.anchor_states.shape();
+        Self::new(input, [shape[2], shape[3]], options)
     }
 
     /// Those of a small model, for tests without a device.
@@ -119,6 +126,24 @@ impl Call {
             code_words: 0,
             routing_scale: options.routing_scale as f32,
         }
+    }
+
+    /// Numbers of `unstore.wgsl`.
+    pub fn of_slot(sizes: &Sizes, layout: &Layout, slot: u32, anchor: usize) -> Vec<u32> {
+        let call = Self {
+            tiles: 0,
+            first_tile: slot as usize,
+            k: 0,
+            strips: 1,
+            slots: 0,
+            add: false,
+            sizes: Sizes { rows: anchor, ..*sizes },
+            null: false,
+            slot_words: layout.slot_words(),
+            code_words: layout.code_words(),
+            routing_scale: 1.0,
+        };
+        call.words()
     }
 
     pub fn words(&self) -> Vec<u32> {

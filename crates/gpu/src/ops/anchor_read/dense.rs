@@ -9,8 +9,8 @@ use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
 
-/// Anchors whose scores are held at a time, as in `score.wgsl`.
-const CHUNK: usize = 16;
+/// Anchors whose scores are held at a time; see `score.wgsl`.
+const HELD: u32 = 16;
 
 /// Bytes of weights that the backward pass holds at a time, unless one tile needs more.
 const MATRIX_BYTES: usize = 64 << 20;
@@ -24,18 +24,19 @@ pub(super) fn room(size: usize) -> u32 {
 }
 
 /// The largest tile, in quads of tokens, whose workgroup memory is there.
-fn quads(fixed: usize, each_quad: usize) -> Option<usize> {
+pub(super) fn quads(fixed: usize, each_quad: usize) -> Option<usize> {
     [4, 2, 1].into_iter().find(|quads| fixed + quads * each_quad <= WORKGROUP_BYTES)
 }
 
 fn read_kernel(sizes: &Sizes, storage: u32, slots: bool) -> Result<(Kernel, usize)> {
     let lanes = if sizes.value_dim <= 32 { 32 } else { 64 };
-    let each = 16 * (room(sizes.key_dim) + room(sizes.routing_dim) + CHUNK as u32 + 3) as usize;
+    let each = 16 * (room(sizes.key_dim) + room(sizes.routing_dim) + HELD + 3) as usize;
     let Some(quads) = quads(0, each) else { return too_wide(sizes) };
     let kernel = Kernel {
         name: "anchor_read/read",
         source: concat!(
             include_str!("read.wgsl"),
+            include_str!("numbers.wgsl"),
             include_str!("common.wgsl"),
             include_str!("score.wgsl"),
             include_str!("weigh.wgsl"),
@@ -48,6 +49,7 @@ fn read_kernel(sizes: &Sizes, storage: u32, slots: bool) -> Result<(Kernel, usiz
         constants: vec![
             ("LANES", lanes),
             ("QUADS", quads as u32),
+            ("HELD", HELD),
             ("DK", room(sizes.key_dim)),
             ("DR", room(sizes.routing_dim)),
             ("STORAGE", storage),
@@ -71,12 +73,13 @@ pub(super) fn delta_kernel() -> Kernel {
 /// The kernel that owns tokens, and the tokens of its tiles.
 fn tokens_kernel(sizes: &Sizes) -> Result<(Kernel, usize)> {
     let lanes = sizes.key_dim.max(sizes.routing_dim).next_power_of_two().clamp(64, 256);
-    let each = 16 * (room(sizes.value_dim) + room(sizes.routing_dim) + 2 * CHUNK as u32 + 3) as usize;
+    let each = 16 * (room(sizes.value_dim) + room(sizes.routing_dim) + 2 * HELD + 3) as usize;
     let Some(quads) = quads(4 * lanes * 18, each) else { return too_wide(sizes) };
     let kernel = Kernel {
         name: "anchor_read/tokens",
         source: concat!(
             include_str!("tokens.wgsl"),
+            include_str!("numbers.wgsl"),
             include_str!("common.wgsl"),
             include_str!("score.wgsl"),
             include_str!("weigh.wgsl"),
@@ -86,6 +89,7 @@ fn tokens_kernel(sizes: &Sizes) -> Result<(Kernel, usize)> {
         constants: vec![
             ("LANES", lanes as u32),
             ("QUADS", quads as u32),
+            ("HELD", HELD),
             ("DK", room(sizes.key_dim)),
             ("DV", room(sizes.value_dim)),
             ("DR", room(sizes.routing_dim)),
@@ -102,6 +106,7 @@ fn anchors_kernel(tile: usize) -> Kernel {
         name: "anchor_read/anchors",
         source: concat!(
             include_str!("anchors.wgsl"),
+            include_str!("numbers.wgsl"),
             include_str!("common.wgsl"),
             include_str!("outer.wgsl")
         ),
@@ -173,15 +178,28 @@ pub(super) fn numbers(
     Ok((numbers, null.is_some().then_some(d_null)))
 }
 
+/// Gradients of [`forward`].
 pub(super) fn backward(
     gpu: &Gpu,
     input: &AnchorRead<&Tensor>,
     options: &AnchorReadOptions,
-    sizes: &Sizes,
     readout: &Tensor,
     kept: &AnchorReadKept<Tensor>,
     gradient: &Tensor,
 ) -> Result<AnchorRead<Tensor>> {
+    backward_within(gpu, input, options, [readout, gradient], kept, MATRIX_BYTES)
+}
+
+/// [`backward`] in slices of tiles whose weights take `bytes` bytes at the most.
+fn backward_within(
+    gpu: &Gpu,
+    input: &AnchorRead<&Tensor>,
+    options: &AnchorReadOptions,
+    [readout, gradient]: [&Tensor; 2],
+    kept: &AnchorReadKept<Tensor>,
+    bytes: usize,
+) -> Result<AnchorRead<Tensor>> {
+    let sizes = &Sizes::of(input, options);
     let (numbers, null_score) = numbers(gpu, sizes, input.null_score, readout, kept, gradient)?;
     let d = AnchorRead {
         query: gpu.empty(input.query.shape())?,
@@ -193,7 +211,7 @@ pub(super) fn backward(
     let (tokens, size) = tokens_kernel(sizes)?;
     let anchors = anchors_kernel(size);
     let mut tiles = Tiles::new(&options.plan, sizes.rows, size);
-    let (ends, rows) = tiles.slices(sizes.value_heads, MATRIX_BYTES / (8 * size));
+    let (ends, rows) = tiles.slices(sizes.value_heads, bytes / (8 * size));
     let plan = gpu.upload_indices(&tiles.words())?;
     let matrix = gpu.empty(&[rows, size, 2])?;
     let states = States::whole(input.anchor_states, sizes);
@@ -237,12 +255,68 @@ pub(super) fn backward(
 }
 
 /// The same inputs with other states.
-pub(super) fn with_states<'a, A, B>(input: &AnchorRead<&'a Tensor, A>, states: B) -> AnchorRead<&'a Tensor, B> {
+pub(super) fn with_states<'a, A, B>(
+    input: &AnchorRead<&'a Tensor, A>,
+    states: B,
+) -> AnchorRead<&'a Tensor, B> {
     AnchorRead {
         query: input.query,
         routing_query: input.routing_query,
         routing_keys: input.routing_keys,
         anchor_states: states,
         null_score: input.null_score,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use march_engine::ops::anchor_read::ReadPlan;
+
+    use super::*;
+
+    /// Gradients do not depend on how many slices the backward pass takes.
+    #[test]
+    fn slices_add_up() {
+        for adapter in crate::adapters().iter().filter(|adapter| adapter.usable.is_ok()) {
+            let gpu = Gpu::open(Some(adapter.index)).unwrap();
+            let wave = |shape: &[usize], step: f32| {
+                let values: Vec<f32> =
+                    (0..shape.iter().product()).map(|i: usize| (i as f32 * step).sin()).collect();
+                gpu.upload(&values, shape).unwrap()
+            };
+            let boundaries: Vec<usize> = (1..10).map(|m| m * 5).collect();
+            let options = AnchorReadOptions {
+                key_heads: 1,
+                value_heads: 2,
+                top_k: None,
+                routing_scale: 0.5,
+                plan: Arc::new(ReadPlan::from_boundaries(50, &[boundaries])),
+            };
+            let (query, routing) = (wave(&[50, 4], 0.7), wave(&[50, 6], 0.9));
+            let (keys, states) = (wave(&[9, 6], 1.1), wave(&[9, 2, 4, 5], 1.3));
+            let input = AnchorRead {
+                query: &query,
+                routing_query: &routing,
+                routing_keys: &keys,
+                anchor_states: &states,
+                null_score: None,
+            };
+            let (readout, kept) = crate::ops::anchor_read::forward(&gpu, input, &options, true).unwrap();
+            let (kept, gradient) = (kept.unwrap(), wave(&[50, 10], 1.7));
+            let all = |bytes: usize| -> Vec<f32> {
+                let both = [&readout, &gradient];
+                let d = backward_within(&gpu, &input, &options, both, &kept, bytes).unwrap();
+                let parts = [&d.query, &d.routing_query, &d.routing_keys, &d.anchor_states];
+                parts.into_iter().flat_map(|part| gpu.download(part)).collect()
+            };
+            let whole = all(MATRIX_BYTES);
+            for bytes in [0, 2000] {
+                for (a, b) in all(bytes).iter().zip(&whole) {
+                    assert!((a - b).abs() < 1e-5, "{gpu:?}, {bytes} bytes: {a} and {b}");
+                }
+            }
+        }
     }
 }

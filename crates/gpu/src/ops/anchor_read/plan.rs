@@ -110,7 +110,9 @@ impl<'a> Tiles<'a> {
                 Some(Visible::Run(run)) => {
                     for list in &mut entries[run.clone()] {
                         match list.last_mut() {
-                            Some([first, tiles, ANY]) if *first + *tiles == i as u32 => *tiles += count as u32,
+                            Some([first, tiles, ANY]) if *first + *tiles == i as u32 => {
+                                *tiles += count as u32
+                            }
                             _ => list.push([i as u32, count as u32, ANY]),
                         }
                     }
@@ -127,9 +129,9 @@ impl<'a> Tiles<'a> {
     }
 
     /// For each anchor the ranges of tokens that see it, as (first token, tokens).
-    pub fn seen_rows(&self, anchors: usize) -> Vec<u32> {
+    pub fn seen_rows(plan: &ReadPlan, anchors: usize) -> Vec<u32> {
         let mut entries: Vec<Vec<[u32; 2]>> = vec![Vec::new(); anchors];
-        for segment in self.plan.segments.iter().filter(|segment| segment.len > 0) {
+        for segment in plan.segments.iter().filter(|segment| segment.len > 0) {
             for m in segment.visible.iter() {
                 match entries[m].last_mut() {
                     Some([first, rows]) if *first + *rows == segment.start as u32 => {

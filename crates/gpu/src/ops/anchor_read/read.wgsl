@@ -47,8 +47,8 @@ fn read_all(
     for (var p = 0u; p < QUADS; p++) {
         out[p] = vec4<f32>();
     }
-    for (var base = 0u; base < tile.visible; base += CHUNK) {
-        let count = min(CHUNK, tile.visible - base);
+    for (var base = 0u; base < tile.visible; base += HELD) {
+        let count = min(HELD, tile.visible - base);
         weigh_chunk(tile, head, base, count, lane);
         workgroupBarrier();
         if column < call.dv {

@@ -1,10 +1,10 @@
 // Scores of a tile's tokens: a = scale · ρ·κ. Every kernel scores by `score_quad`, so that equal inputs have equal
 // bits everywhere and near-ties choose the same anchors.
 
-const CHUNK: u32 = 16u; // anchors whose scores are held at a time
+// HELD: anchors whose scores are held at a time.
 
 var<workgroup> rho: array<vec4<f32>, DR * QUADS>;           // [d_r][token]
-var<workgroup> scores: array<vec4<f32>, CHUNK * QUADS>;     // [anchor of the chunk][token]
+var<workgroup> scores: array<vec4<f32>, HELD * QUADS>;      // [anchor of the chunk][token]
 
 // Routing queries of a tile, zero beyond its last token. A barrier must follow.
 fn load_rho(tile: Tile, head: u32, lane: u32) {

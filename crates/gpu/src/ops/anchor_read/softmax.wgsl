@@ -1,6 +1,8 @@
 // Softmax over scores that come in chunks of CHUNK: the largest so far and Σ exp(score − largest). The null entry,
 // if there is one, comes first. A NaN score makes the sum NaN, and so every weight.
 
+// Scores that are added at a time; the same in every kernel, for the same bits.
+const CHUNK: u32 = 16u;
 const LOWEST: f32 = -3.4028235e38;
 
 struct Softmax {

@@ -6,20 +6,23 @@ fn tile_softmax(tile: Tile, head: u32, lane: u32) {
     if lane < tile.count {
         state = softmax_start(tile.row + lane, head);
     }
-    for (var base = 0u; base < tile.visible; base += CHUNK) {
-        let count = min(CHUNK, tile.visible - base);
-        score_chunk(tile, head, base, count, lane);
+    for (var base = 0u; base < tile.visible; base += HELD) {
+        let held = min(HELD, tile.visible - base);
+        score_chunk(tile, head, base, held, lane);
         workgroupBarrier();
         if lane < tile.count {
-            var best = state.largest;
-            for (var c = 0u; c < count; c++) {
-                best = larger(best, score_at(c, lane));
+            for (var first = 0u; first < held; first += CHUNK) {
+                let end = min(first + CHUNK, held);
+                var best = state.largest;
+                for (var c = first; c < end; c++) {
+                    best = larger(best, score_at(c, lane));
+                }
+                var sum = state.sum * exp(state.largest - best);
+                for (var c = first; c < end; c++) {
+                    sum += exp(score_at(c, lane) - best);
+                }
+                state = Softmax(best, sum);
             }
-            var sum = state.sum * exp(state.largest - best);
-            for (var c = 0u; c < count; c++) {
-                sum += exp(score_at(c, lane) - best);
-            }
-            state = Softmax(best, sum);
         }
         workgroupBarrier();
     }

@@ -26,7 +26,7 @@ const ROUTING_BLOCKS: u32 = (DR + LANES - 1u) / LANES;
 
 var<workgroup> deltas: array<f32, TOKENS>;
 var<workgroup> d_out: array<vec4<f32>, DV * QUADS>;             // [d_v][token]
-var<workgroup> d_scores: array<f32, CHUNK * TOKENS>;            // [anchor of the chunk][token]
+var<workgroup> d_scores: array<f32, HELD * TOKENS>;            // [anchor of the chunk][token]
 var<workgroup> slice: array<f32, LANES * (SLICE + 1u)>;         // a slice of a state, or terms of a sum
 var<workgroup> parts: array<f32, LANES>;
 
@@ -126,8 +126,8 @@ fn tokens(
         for (var b = 0u; b < ROUTING_BLOCKS * QUADS; b++) {
             d_rho[b] = vec4<f32>();
         }
-        for (var base = 0u; base < tile.visible; base += CHUNK) {
-            let count = min(CHUNK, tile.visible - base);
+        for (var base = 0u; base < tile.visible; base += HELD) {
+            let count = min(HELD, tile.visible - base);
             weigh_chunk(tile, head, base, count, lane);
             workgroupBarrier();
             for (var c = 0u; c < count; c++) {

@@ -73,8 +73,7 @@ pub(crate) fn backward(
     gradient: &Tensor,
 ) -> Result<StateRead<Tensor>> {
     let [rows, _, key_dim, _] = sizes(input.states);
-    let d =
-        StateRead { query: gpu.empty(input.query.shape())?, states: gpu.empty(input.states.shape())? };
+    let d = StateRead { query: gpu.empty(input.query.shape())?, states: gpu.empty(input.states.shape())? };
     let tensors = [input.query, input.states, gradient, &d.query, &d.states];
     let groups = gpu.list(rows * key_heads);
     gpu.run(&backward_kernel(key_dim), &tensors, &numbers(input.states, key_heads), groups)?;
