@@ -33,7 +33,7 @@ def batches(path, steps, rows, length):
     path.write_text(json.dumps({"batches": data}))
 
 
-def march_steps(program, preset, model, batch, options, folder):
+def march_steps(program, preset, model, batch, options, folder, *more):
     settings = {
         "data.kind": "batches",
         "data.path": batch,
@@ -48,7 +48,7 @@ def march_steps(program, preset, model, batch, options, folder):
         "train.recompute": "off",
     }
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    march(program, "train", preset, "--run", folder, "--init-from", model, "--threads", options.threads, *sets)
+    march(program, "train", preset, "--run", folder, "--init-from", model, "--threads", options.threads, *sets, *more)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     speed = statistics.median(line["tokens_per_second"] for line in steps[2:])

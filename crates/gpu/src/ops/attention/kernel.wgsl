@@ -85,14 +85,16 @@ fn forward(
             }
         }
     }
-    // Four threads share a row of the softmax, each with a quarter of the tile; all four keep its m and l.
-    let softmax_row = local / PARTS;
-    let softmax = softmax_row < ROWS;
+    // Four threads share a row of the softmax, each with a quarter of the tile; all four keep its m and l. Neighbouring
+    // threads have neighbouring rows, which lie in different banks.
+    let softmax_row = local % ROWS;
+    let part = local / ROWS;
+    let softmax = part < PARTS;
     let sums = call.groups / call.query_tiles * call.queries;
     let m_at = sums * call.e + place(softmax_row);
     var m = LOWEST;
     var l = 0.0;
-    if call.first == 0u && softmax_row < rows {
+    if call.first == 0u && softmax && softmax_row < rows {
         m = out[m_at];
         l = out[m_at + sums];
     }
@@ -117,7 +119,7 @@ fn forward(
             }
         }
         workgroupBarrier();
-        let first = softmax_row * TILE_STRIDE + local % PARTS * PART;
+        let first = softmax_row * TILE_STRIDE + part * PART;
         if softmax {
             var largest = LOWEST;
             for (var j = first; j < first + PART; j++) {
@@ -128,10 +130,10 @@ fn forward(
         workgroupBarrier();
         var decay = 1.0;
         if softmax {
-            let quad = softmax_row * PARTS;
+            let i = softmax_row;
             let largest = max(
-                max(part_max[quad], part_max[quad + 1u]),
-                max(part_max[quad + 2u], part_max[quad + 3u]),
+                max(part_max[i], part_max[i + ROWS]),
+                max(part_max[i + 2u * ROWS], part_max[i + 3u * ROWS]),
             );
             if largest > m {
                 decay = exp(m - largest);
@@ -147,18 +149,18 @@ fn forward(
                 sum += p;
             }
             part_sum[local] = sum;
-            if local % PARTS == 0u {
+            if part == 0u {
                 factor[softmax_row] = decay;
             }
         }
         workgroupBarrier();
         if softmax {
-            let quad = softmax_row * PARTS;
-            l = fma(
-                l,
-                decay,
-                (part_sum[quad] + part_sum[quad + 1u]) + (part_sum[quad + 2u] + part_sum[quad + 3u]),
+            let i = softmax_row;
+            let halves = vec2(
+                part_sum[i] + part_sum[i + ROWS],
+                part_sum[i + 2u * ROWS] + part_sum[i + 3u * ROWS],
             );
+            l = fma(l, decay, halves.x + halves.y);
         }
         for (var r = 0u; r < R; r++) {
             let decay = factor[at.ty + TY * r];
@@ -170,7 +172,7 @@ fn forward(
     }
 
     // The barriers of `add_products` lie between this and the last reads of `factor`.
-    if softmax && local % PARTS == 0u {
+    if part == 0u {
         factor[softmax_row] = select(1.0, l, call.last != 0u);
         if softmax_row < rows {
             out[m_at] = select(m, m + log(l), call.last != 0u);
