@@ -57,6 +57,21 @@ pub(super) fn kernels(sizes: &Sizes) -> Vec<Kernel> {
     vec![reverse_kernel(sizes), chunk_kernel(), finish_kernel(), totals_kernel()]
 }
 
+/// Gradients of unnormalised queries and keys [.., heads·d_k] from `d_heads`, which starts with those of the normalised
+/// ones, dq and dk [rows, shares, d_k]. The shares of a head follow each other and are added.
+pub(crate) fn finish(
+    gpu: &Gpu,
+    inputs: [&Tensor; 2],
+    d_heads: &Tensor,
+    gradients: [&Tensor; 2],
+    [heads, shares]: [usize; 2],
+) -> Result<()> {
+    let (rows, dim) = (inputs[1].rows(), inputs[1].width() / heads);
+    let numbers = [rows, heads, shares, dim].map(|number| number as u32);
+    let tensors = [inputs[0], inputs[1], d_heads, gradients[0], gradients[1]];
+    gpu.run(&finish_kernel(), &tensors, &numbers, gpu.list(rows * heads))
+}
+
 /// See [`march_engine::Engine::gated_delta_backward`].
 pub(crate) fn backward(
     gpu: &Gpu,
@@ -149,9 +164,7 @@ pub(crate) fn backward(
     ];
     gpu.run(&chunk_kernel(), &tensors, &numbers, gpu.list(plan.chunks * value_heads))?;
 
-    let numbers = [rows as u32, key_heads as u32, value_heads as u32, key_dim as u32];
-    let tensors = [query, key, &d_heads, &d.query, &d.key];
-    gpu.run(&finish_kernel(), &tensors, &numbers, gpu.list(rows * key_heads))?;
+    finish(gpu, [query, key], &d_heads, [&d.query, &d.key], [key_heads, value_heads])?;
 
     let numbers = [rows as u32, value_heads as u32, from as u32];
     let tensors = [&d.retention_input, &d_heads, &d.dt_bias, &d.a_log];

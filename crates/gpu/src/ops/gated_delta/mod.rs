@@ -8,7 +8,7 @@
 mod backward;
 mod plan;
 
-pub(crate) use backward::backward;
+pub(crate) use backward::{backward, finish};
 
 use march_engine::Result;
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput};
