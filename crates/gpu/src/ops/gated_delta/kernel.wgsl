@@ -38,18 +38,41 @@ var<workgroup> key_factors: array<f32, TILE>;
 var<workgroup> query_factors: array<f32, TILE>;
 var<workgroup> tile_gates: array<vec2<f32>, TILE>;
 
-fn four_keys(at: u32, c: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-        x[e] = key[at + 4u * c + e];
+// Which of the four rows from row 4 c on exist.
+fn rows_of(c: u32) -> vec4<bool> {
+    return vec4<u32>(4u * c) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(call.d_k);
+}
+
+// Four numbers of a key; those that do not exist are zero. Written out rather than a loop, because lavapipe ends every
+// loop of a kernel once its loops have made 65,535 turns in total.
+fn four_keys(start: u32, c: u32) -> vec4<f32> {
+    let has = rows_of(c);
+    let at = start + 4u * c;
+    var x = vec4<f32>(key[at], 0.0, 0.0, 0.0);
+    if has.y {
+        x.y = key[at + 1u];
+    }
+    if has.z {
+        x.z = key[at + 2u];
+    }
+    if has.w {
+        x.w = key[at + 3u];
     }
     return x;
 }
 
-fn four_queries(at: u32, c: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-        x[e] = query[at + 4u * c + e];
+fn four_queries(start: u32, c: u32) -> vec4<f32> {
+    let has = rows_of(c);
+    let at = start + 4u * c;
+    var x = vec4<f32>(query[at], 0.0, 0.0, 0.0);
+    if has.y {
+        x.y = query[at + 1u];
+    }
+    if has.z {
+        x.z = query[at + 2u];
+    }
+    if has.w {
+        x.w = query[at + 3u];
     }
     return x;
 }

@@ -86,11 +86,21 @@ fn reverse(
             let c = x % call.d4;
             let row = b * call.tokens + first + x / call.d4;
             let at = (row * call.key_heads + key_head) * call.d_k + 4u * c;
-            var k = vec4<f32>(0.0);
-            var q = vec4<f32>(0.0);
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                k[e] = key[at + e];
-                q[e] = query[at + e];
+            // Written out rather than a loop: see kernel.wgsl.
+            let has = vec4<u32>(4u * c) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(call.d_k);
+            var k = vec4<f32>(key[at], 0.0, 0.0, 0.0);
+            var q = vec4<f32>(query[at], 0.0, 0.0, 0.0);
+            if has.y {
+                k.y = key[at + 1u];
+                q.y = query[at + 1u];
+            }
+            if has.z {
+                k.z = key[at + 2u];
+                q.z = query[at + 2u];
+            }
+            if has.w {
+                k.w = key[at + 3u];
+                q.w = query[at + 3u];
             }
             keys[x] = k;
             queries[x] = q;

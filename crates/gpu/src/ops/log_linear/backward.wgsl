@@ -48,14 +48,6 @@ fn clear_token() {
     d_log_alpha = 0.0;
 }
 
-fn load_four(at: u32, c: u32) -> vec4<f32> {
-    var s = vec4<f32>(0.0);
-    for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-        s[e] = states[at + (4u * c + e) * call.d_v];
-    }
-    return s;
-}
-
 // One token backward for one column: level states before it at `before`, D at `grad`. Returns dv.
 fn step_back(x: u32, position: u32, row: u32, v: f32, d_out: f32, before: u32, grad: u32) -> f32 {
     let gate = gates[row];
@@ -114,9 +106,7 @@ fn step_back(x: u32, position: u32, row: u32, v: f32, d_out: f32, before: u32, g
             d_key[c] = fma(s, vec4<f32>(-beta * g_key), fma(gradient[c], vec4<f32>(-beta * u), d_key[c]));
             let g = fma(k, vec4<f32>(-beta * g_key), gradient[c]);
             inner = fma(g, s, inner);
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                states[grad + m * size + (4u * c + e) * call.d_v] = alpha * g[e];
-            }
+            store_four(grad + m * size, c, alpha * g);
         }
         d_weights[l] = fma(across(read), d_out, d_weights[l]);
         d_log_alpha += across(inner);
@@ -140,7 +130,7 @@ fn term(number: u32) -> f32 {
     if scalar == 1u {
         return d_beta;
     }
-    return d_weights[scalar - 2u];
+    return d_weights[min(scalar - 2u, SCALES - 1u)];
 }
 
 // Adds the terms of all columns of the strip and writes the sums. Has barriers.
@@ -151,14 +141,19 @@ fn add_columns(row: u32, strip: u32, local: u32) {
     let total = 2u * call.d_k + scalars;
     for (var first = 0u; first < total; first += 32u) {
         let count = min(32u, total - first);
-        for (var n = 0u; n < count; n += 1u) {
-            terms[n * 65u + local] = term(first + n);
+        for (var n = 0u; n < count; n += 4u) {
+            for (var e = 0u; e < 4u; e += 1u) {
+                terms[(n + e) * 65u + local] = term(first + n + e);
+            }
         }
         workgroupBarrier();
         if local < count {
             var sum = 0.0;
-            for (var column = 0u; column < min(64u, call.d_v); column += 1u) {
-                sum += terms[local * 65u + column];
+            for (var column = 0u; column < min(64u, call.d_v); column += 4u) {
+                // Columns past the last are zero.
+                for (var e = 0u; e < 4u; e += 1u) {
+                    sum += terms[local * 65u + column + e];
+                }
             }
             let number = first + local;
             if number < call.d_k {

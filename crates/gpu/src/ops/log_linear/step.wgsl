@@ -36,6 +36,44 @@ var<immediate> call: Call;
 var<workgroup> keys: array<vec4<f32>, TILE * D4>;
 var<workgroup> queries: array<vec4<f32>, TILE * D4>;
 
+// Which of the four rows from row 4 c on exist.
+fn rows_of(c: u32) -> vec4<bool> {
+    return vec4<u32>(4u * c) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(call.d_k);
+}
+
+// Four rows of a column, from row 4 c on; rows that do not exist are zero. These are written out rather than loops,
+// because lavapipe ends every loop of a kernel once its loops have made 65,535 turns in total.
+fn load_four(column: u32, c: u32) -> vec4<f32> {
+    let has = rows_of(c);
+    let at = column + 4u * c * call.d_v;
+    var s = vec4<f32>(states[at], 0.0, 0.0, 0.0);
+    if has.y {
+        s.y = states[at + call.d_v];
+    }
+    if has.z {
+        s.z = states[at + 2u * call.d_v];
+    }
+    if has.w {
+        s.w = states[at + 3u * call.d_v];
+    }
+    return s;
+}
+
+fn store_four(column: u32, c: u32, s: vec4<f32>) {
+    let has = rows_of(c);
+    let at = column + 4u * c * call.d_v;
+    states[at] = s.x;
+    if has.y {
+        states[at + call.d_v] = s.y;
+    }
+    if has.z {
+        states[at + 2u * call.d_v] = s.z;
+    }
+    if has.w {
+        states[at + 3u * call.d_v] = s.w;
+    }
+}
+
 // Loads keys and queries of `count` tokens from `row` on, and divides them by their L2 norms. Has barriers, also before
 // it overwrites those of the tile before.
 fn load_tile(row: u32, count: u32, key_head: u32, local: u32) {
@@ -43,11 +81,20 @@ fn load_tile(row: u32, count: u32, key_head: u32, local: u32) {
     for (var x = local; x < count * call.d4; x += 64u) {
         let c = x % call.d4;
         let at = ((row + x / call.d4) * call.key_heads + key_head) * call.d_k + 4u * c;
-        var k = vec4<f32>(0.0);
-        var q = vec4<f32>(0.0);
-        for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-            k[e] = key[at + e];
-            q[e] = query[at + e];
+        let has = rows_of(c);
+        var k = vec4<f32>(key[at], 0.0, 0.0, 0.0);
+        var q = vec4<f32>(query[at], 0.0, 0.0, 0.0);
+        if has.y {
+            k.y = key[at + 1u];
+            q.y = query[at + 1u];
+        }
+        if has.z {
+            k.z = key[at + 2u];
+            q.z = query[at + 2u];
+        }
+        if has.w {
+            k.w = key[at + 3u];
+            q.w = query[at + 3u];
         }
         keys[x] = k;
         queries[x] = q;
@@ -111,9 +158,7 @@ fn step(x: u32, position: u32, row: u32, v: f32, before: u32, to: u32) -> f32 {
     for (var c = 0u; c < call.d4; c += 1u) {
         let s = keys[at + c] * write;
         read = fma(s, queries[at + c], read);
-        for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-            states[to + merged * size + (4u * c + e) * call.d_v] = s[e];
-        }
+        store_four(to + merged * size, c, s);
     }
     var out = weights[row * call.scales] * across(read);
     var column: array<vec4<f32>, D4>;
@@ -123,10 +168,7 @@ fn step(x: u32, position: u32, row: u32, v: f32, before: u32, to: u32) -> f32 {
         }
         var held = vec4<f32>(0.0);
         for (var c = 0u; c < call.d4; c += 1u) {
-            var s = vec4<f32>(0.0);
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                s[e] = states[before + m * size + (4u * c + e) * call.d_v];
-            }
+            let s = load_four(before + m * size, c);
             held = fma(s, keys[at + c], held);
             column[c] = s;
         }
@@ -137,13 +179,10 @@ fn step(x: u32, position: u32, row: u32, v: f32, before: u32, to: u32) -> f32 {
         for (var c = 0u; c < call.d4; c += 1u) {
             let s = fma(keys[at + c], vec4<f32>(taken), alpha * column[c]);
             read = fma(s, queries[at + c], read);
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                let i = goal + (4u * c + e) * call.d_v;
-                if merges {
-                    states[i] += s[e];
-                } else {
-                    states[i] = s[e];
-                }
+            if merges {
+                store_four(goal, c, load_four(goal, c) + s);
+            } else {
+                store_four(goal, c, s);
             }
         }
         out = fma(weights[row * call.scales + min(m, call.scales - 1u)], across(read), out);
