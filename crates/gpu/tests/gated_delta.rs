@@ -153,6 +153,23 @@ fn device_equals_reference() {
     }
 }
 
+/// Long sequences take several dispatches, between which the state passes through a tensor.
+#[test]
+fn several_dispatches() {
+    let mut random = Random(23);
+    for (interval, initial) in [(100, true), (0, false)] {
+        let case = Case { tokens: 1400, key_dim: 67, value_dim: 3, interval, initial, ..BASE };
+        let (mut rule, inputs) = program(case, &mut random);
+        if initial {
+            compare(&format!("{case:?}"), &rule, &inputs);
+            continue;
+        }
+        // Without a final state or an initial one, neither tensor is there to pass the state.
+        rule.0.final_state = false;
+        compare(&format!("{case:?}"), &ReadoutOnly(rule), &inputs);
+    }
+}
+
 #[test]
 fn some_outputs_have_no_gradient() {
     let mut random = Random(21);

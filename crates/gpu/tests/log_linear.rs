@@ -133,6 +133,8 @@ fn device_equals_reference() {
         (60, [8, 12], [2, 2], 9, 95, false, 1),
         (140, [8, 8], [1, 1], 7, 0, false, 1),
         (37, [67, 70], [1, 1], 7, 0, false, 1),
+        // More than one dispatch.
+        (200, [67, 5], [1, 1], 7, 0, false, 1),
     ] {
         let case = Case { batch, time, heads, dims, scales, position, neg };
         let inputs = case.inputs(&mut random);

@@ -8,6 +8,8 @@
 // together. The sums of a token depend on nothing but its own inputs and the state, so any cut of a sequence into
 // calls gives the same bits.
 //
+// A call may be one of several that share the work, for tokens begin … end − 1: the state passes through final_state.
+//
 // Constants: D4 = ⌈d_k / 4⌉, TILE tokens, GROUP columns.
 
 //!include group
@@ -29,6 +31,8 @@ struct Call {
     errors: u32,
     strength: f32,
     scale: f32,
+    begin: u32,
+    end: u32,
 }
 var<immediate> call: Call;
 
@@ -99,17 +103,20 @@ fn scan(
 
     var state: array<vec4<f32>, D4>;
     for (var c = 0u; c < call.d4; c += 1u) {
-        var x = vec4<f32>(0.0);
-        if owns && call.has_initial == 1u {
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                x[e] = initial[own_state + (4u * c + e) * call.d_v];
-            }
+        state[c] = vec4<f32>(0.0);
+    }
+    if owns && call.begin > 0u {
+        for (var i = 0u; i < call.d_k; i += 1u) {
+            state[i / 4u][i % 4u] = final_state[own_state + i * call.d_v];
         }
-        state[c] = x;
+    } else if owns && call.has_initial == 1u {
+        for (var i = 0u; i < call.d_k; i += 1u) {
+            state[i / 4u][i % 4u] = initial[own_state + i * call.d_v];
+        }
     }
 
-    for (var first = 0u; first < call.tokens; first += TILE) {
-        let count = min(TILE, call.tokens - first);
+    for (var first = call.begin; first < call.end; first += TILE) {
+        let count = min(TILE, call.end - first);
         for (var x = local; x < count * call.d4; x += GROUP) {
             let t = first + x / call.d4;
             let c = x % call.d4;

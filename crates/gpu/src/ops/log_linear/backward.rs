@@ -6,7 +6,7 @@ use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
 use super::{Sizes, gates};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::ops::gated_delta::finish;
+use crate::ops::gated_delta::{TURNS, finish};
 use crate::tensor::Tensor;
 
 /// Bytes for recomputed states, if one head does not need more. With more heads than fit, they run in several
@@ -15,7 +15,7 @@ const SCRATCH: usize = 512 << 20;
 
 fn backward_kernel(sizes: &Sizes) -> Kernel {
     let mut constants = sizes.constants();
-    constants.push(("SCALES", sizes.scales as u32));
+    constants.push(("SCALES", sizes.scales.next_multiple_of(8) as u32));
     Kernel {
         name: "log_linear_delta/backward",
         source: concat!(include_str!("step.wgsl"), include_str!("backward.wgsl")),
@@ -77,12 +77,17 @@ pub(crate) fn backward(
     let d_heads = gpu.empty(&[shares * (2 * sizes.key_dim + 2 + sizes.scales)])?;
 
     // States before each tile, before each token of one tile, and the gradient.
-    let slots = sizes.tokens.div_ceil(sizes.tile()) + sizes.tile() + 1;
+    let tiles = sizes.tokens.div_ceil(sizes.tile());
+    let slots = tiles + sizes.tile() + 1;
     let all = sizes.batch * heads;
     let limits = gpu.limits();
     let bytes = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) as usize;
     let at_once = (bytes.min(SCRATCH) / (4 * slots * sizes.states())).clamp(1, all.max(1));
     let scratch = gpu.empty(&[at_once, slots, sizes.states()])?;
+    // The second pass has two steps for each token, and adds columns.
+    let sums = (2 * sizes.key_dim + 2 + sizes.scales).div_ceil(32) * 26;
+    let each = [sizes.turns(), 2 * sizes.turns() + sizes.scales + sums];
+    let [quick, slow] = each.map(|turns| (TURNS / (turns * sizes.tile())).max(1));
     for first in (0..all).step_by(at_once) {
         let count = at_once.min(all - first);
         let tensors = [
@@ -98,8 +103,18 @@ pub(crate) fn backward(
             &d_heads,
             &d.value,
         ];
-        let numbers = sizes.numbers(initial.is_some(), [first, count, slots]);
-        gpu.run(&backward_kernel(&sizes), &tensors, &numbers, gpu.list(count * strips))?;
+        let run = |phase, range| {
+            let numbers = sizes.numbers(initial.is_some(), [first, count, slots], phase, range);
+            gpu.run(&backward_kernel(&sizes), &tensors, &numbers, gpu.list(count * strips))
+        };
+        // The states before the last tile are the last that the first pass writes; there is at least one dispatch,
+        // which prepares the scratch.
+        for begin in (0..tiles.max(2) - 1).step_by(quick) {
+            run(0, begin..(tiles.max(1) - 1).min(begin + quick))?;
+        }
+        for begin in (0..tiles).step_by(slow).rev() {
+            run(1, begin..tiles.min(begin + slow))?;
+        }
     }
     finish(gpu, [query, key], &d_heads, [&d.query, &d.key], [sizes.key_heads, heads * strips])?;
 

@@ -13,7 +13,8 @@
 // A workgroup owns 64 columns of one (batch row, value head), an invocation one column. States are recomputed: a first
 // pass writes those before every tile of TILE tokens to slots; then, tile by tile from the last, those before each token
 // of the tile. The last slot has D. An invocation touches its own column only, so these need no barrier; sums over
-// columns go through workgroup memory, 32 at a time. SCALES = NL.
+// columns go through workgroup memory, 32 at a time. Each call does tiles begin … end − 1 of one phase: 0 for the first
+// pass, 1 for the second. SCALES ≥ NL.
 
 @group(0) @binding(0) var<storage, read> query: array<f32>;
 @group(0) @binding(1) var<storage, read> key: array<f32>;
@@ -192,13 +193,14 @@ fn backward(
     let tiles = (call.tokens + TILE - 1u) / TILE;
     let inside = own + tiles * slot;
     let grad = own + (call.slots - 1u) * slot;
-    if owns {
+    if owns && call.phase == 0u && call.begin == 0u {
         start_column(owner, j, own);
         for (var i = 0u; i < call.levels * call.d_k; i += 1u) {
             states[grad + i * call.d_v] = 0.0;
         }
     }
-    for (var tile = 0u; tile + 1u < tiles; tile += 1u) {
+    // One of these two loops has no turn.
+    for (var tile = call.begin; tile < select(call.end, 0u, call.phase == 1u); tile += 1u) {
         let first = tile * TILE;
         load_tile(b * call.tokens + first, TILE, key_head, local);
         if owns {
@@ -210,7 +212,7 @@ fn backward(
             }
         }
     }
-    for (var tile = tiles; tile > 0u; tile -= 1u) {
+    for (var tile = select(call.begin, call.end, call.phase == 1u); tile > call.begin; tile -= 1u) {
         let first = (tile - 1u) * TILE;
         let count = min(TILE, call.tokens - first);
         let start = own + (tile - 1u) * slot;

@@ -3,6 +3,8 @@
 // query, key [B, T, Hk·d_k]; value, readout [B, T, Hv·d_v]; gates [B·T, Hv, 4]; weights λ [B·T, Hv, NL]; initial
 // [B, Hv, initial_levels, d_k, d_v]; states [B, Hv, levels, d_k, d_v], in the end those for position + T.
 //
+// A call may be one of several that share the work, for tokens begin … end − 1: the states pass through `states`.
+//
 // A workgroup owns 64 columns of the level states of one (batch row, value head), an invocation one column.
 
 @group(0) @binding(0) var<storage, read> query: array<f32>;
@@ -32,11 +34,11 @@ fn forward(
     let key_head = h / (call.value_heads / call.key_heads);
     let size = call.d_k * call.d_v;
     let own = owner * call.levels * size + j;
-    if owns {
+    if owns && call.begin == 0u {
         start_column(owner, j, own);
     }
-    for (var first = 0u; first < call.tokens; first += TILE) {
-        let count = min(TILE, call.tokens - first);
+    for (var first = call.begin; first < call.end; first += TILE) {
+        let count = min(TILE, call.end - first);
         load_tile(b * call.tokens + first, count, key_head, local);
         if owns {
             for (var x = 0u; x < count; x += 1u) {
@@ -46,7 +48,7 @@ fn forward(
             }
         }
     }
-    if owns {
+    if owns && call.end == call.tokens {
         let end = call.position + call.tokens;
         for (var m = 0u; m < call.levels; m += 1u) {
             if m == 0u || ((end >> (m - 1u)) & 1u) == 0u {

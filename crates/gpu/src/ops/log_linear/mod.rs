@@ -7,12 +7,15 @@ mod backward;
 
 pub(crate) use backward::backward;
 
+use std::ops::Range;
+
 use march_engine::Result;
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
 
 use crate::error::unsupported;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
+use crate::ops::gated_delta::TURNS;
 use crate::tensor::Tensor;
 
 /// Numbers of keys that a workgroup holds at once.
@@ -84,8 +87,20 @@ impl Sizes {
         vec![("D4", self.key_dim.div_ceil(4) as u32), ("TILE", self.tile() as u32)]
     }
 
+    /// Turns of the loops of an invocation for one token, at the most; see [`TURNS`].
+    fn turns(&self) -> usize {
+        let fours = self.key_dim.div_ceil(4);
+        8 + 3 * fours + self.levels() * (2 * fours + 1)
+    }
+
     /// Immediates of both passes, for `count` pairs of batch row and head from `first` on.
-    fn numbers(&self, initial: bool, [first, count, slots]: [usize; 3]) -> [u32; 16] {
+    fn numbers(
+        &self,
+        initial: bool,
+        [first, count, slots]: [usize; 3],
+        phase: usize,
+        range: Range<usize>,
+    ) -> [u32; 19] {
         [
             self.batch,
             self.tokens,
@@ -103,6 +118,9 @@ impl Sizes {
             first,
             count,
             slots,
+            phase,
+            range.start,
+            range.end,
         ]
         .map(|number| number as u32)
     }
@@ -199,7 +217,12 @@ pub(crate) fn forward(
         &states,
     ];
     let heads = sizes.batch * sizes.value_heads;
-    let numbers = sizes.numbers(initial.is_some(), [0, heads, 0]);
-    gpu.run(&forward_kernel(&sizes), &tensors, &numbers, gpu.list(heads * sizes.strips()))?;
+    // At least one dispatch, which writes the states.
+    let step = (TURNS / sizes.turns()).max(1);
+    for first in (0..sizes.tokens.max(1)).step_by(step) {
+        let range = first..sizes.tokens.min(first + step);
+        let numbers = sizes.numbers(initial.is_some(), [0, heads, 0], 0, range);
+        gpu.run(&forward_kernel(&sizes), &tensors, &numbers, gpu.list(heads * sizes.strips()))?;
+    }
     Ok(LogLinearOutput { readouts, state: options.want_state.then_some(states), saved: None })
 }

@@ -30,6 +30,9 @@ struct Call {
     first: u32,
     count: u32,
     slots: u32,
+    phase: u32,
+    begin: u32,
+    end: u32,
 }
 var<immediate> call: Call;
 
