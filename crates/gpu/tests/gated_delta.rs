@@ -153,6 +153,23 @@ fn device_equals_reference() {
     }
 }
 
+/// Long sequences take several dispatches, between which the state passes through a tensor.
+#[test]
+fn several_dispatches() {
+    let mut random = Random(23);
+    for (interval, initial) in [(100, true), (0, false)] {
+        let case = Case { tokens: 1400, key_dim: 67, value_dim: 3, interval, initial, ..BASE };
+        let (mut rule, inputs) = program(case, &mut random);
+        if initial {
+            compare(&format!("{case:?}"), &rule, &inputs);
+            continue;
+        }
+        // Without a final state or an initial one, neither tensor is there to pass the state.
+        rule.0.final_state = false;
+        compare(&format!("{case:?}"), &ReadoutOnly(rule), &inputs);
+    }
+}
+
 #[test]
 fn some_outputs_have_no_gradient() {
     let mut random = Random(21);
@@ -174,9 +191,9 @@ fn random_shapes() {
             key_heads,
             value_heads: key_heads * random.between(1, 2),
             // Few key sizes: each is a kernel of its own.
-            key_dim: [3, 16, 18, 67][random.between(0, 3)],
+            key_dim: [3, 18, 67][random.between(0, 2)],
             value_dim: random.between(1, 40),
-            interval: [0, 1, 5, 32, 33][random.between(0, 4)],
+            interval: [0, 5, 32, 33][random.between(0, 3)],
             initial: random.between(0, 1) == 1,
             neg: random.between(0, 1) == 1,
         };

@@ -1,5 +1,7 @@
 //! The backward pass of `gated_delta` on the device.
 
+use std::ops::Range;
+
 use march_engine::Result;
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions};
 
@@ -57,6 +59,21 @@ pub(super) fn kernels(sizes: &Sizes) -> Vec<Kernel> {
     vec![reverse_kernel(sizes), chunk_kernel(), finish_kernel(), totals_kernel()]
 }
 
+/// Gradients of unnormalised queries and keys [.., heads·d_k] from `d_heads`, which starts with those of the normalised
+/// ones, dq and dk [rows, shares, d_k]. The shares of a head follow each other and are added.
+pub(crate) fn finish(
+    gpu: &Gpu,
+    inputs: [&Tensor; 2],
+    d_heads: &Tensor,
+    gradients: [&Tensor; 2],
+    [heads, shares]: [usize; 2],
+) -> Result<()> {
+    let (rows, dim) = (inputs[1].rows(), inputs[1].width() / heads);
+    let numbers = [rows, heads, shares, dim].map(|number| number as u32);
+    let tensors = [inputs[0], inputs[1], d_heads, gradients[0], gradients[1]];
+    gpu.run(&finish_kernel(), &tensors, &numbers, gpu.list(rows * heads))
+}
+
 /// See [`march_engine::Engine::gated_delta_backward`].
 pub(crate) fn backward(
     gpu: &Gpu,
@@ -90,7 +107,13 @@ pub(crate) fn backward(
         }
     };
     let back = gpu.empty(&[errors + plan.chunks * value_heads * sizes.state()])?;
-    let nothing = gpu.empty(&[0])?;
+    let segments = sizes.segments(Some(&plan));
+    // G passes from one segment to the one before here.
+    let carried = match &d.initial_state {
+        Some(state) => state.clone(),
+        None if segments.len() == 1 => gpu.empty(&[0])?,
+        None => gpu.empty(&[batch, value_heads, key_dim, value_dim])?,
+    };
     let tensors = [
         query,
         key,
@@ -101,25 +124,31 @@ pub(crate) fn backward(
         gradient.final_state.unwrap_or(key),
         &back,
         &d.value,
-        d.initial_state.as_ref().unwrap_or(&nothing),
+        &carried,
     ];
-    let numbers = [
-        batch as u32,
-        tokens as u32,
-        key_heads as u32,
-        value_heads as u32,
-        key_dim as u32,
-        value_dim as u32,
-        key_dim.div_ceil(4) as u32,
-        sizes.strips() as u32,
-        u32::from(gradient.boundary_states.is_some()),
-        u32::from(gradient.final_state.is_some()),
-        u32::from(initial_state.is_some()),
-        errors as u32,
-        sizes.scale(),
-    ];
+    let numbers = |segment: &Range<usize>| {
+        [
+            batch as u32,
+            tokens as u32,
+            key_heads as u32,
+            value_heads as u32,
+            key_dim as u32,
+            value_dim as u32,
+            key_dim.div_ceil(4) as u32,
+            sizes.strips() as u32,
+            u32::from(gradient.boundary_states.is_some()),
+            u32::from(gradient.final_state.is_some()),
+            u32::from(initial_state.is_some() || segment.start > 0),
+            errors as u32,
+            sizes.scale(),
+            segment.start as u32,
+            segment.end as u32,
+        ]
+    };
     let groups = gpu.list(batch * value_heads * sizes.strips());
-    gpu.run(&reverse_kernel(&sizes), &tensors, &numbers, groups)?;
+    for segment in segments.iter().rev() {
+        gpu.run(&reverse_kernel(&sizes), &tensors, &numbers(segment), groups)?;
+    }
 
     let from = 2 * rows * value_heads * key_dim;
     let d_heads = gpu.empty(&[from + rows * value_heads])?;
@@ -149,9 +178,7 @@ pub(crate) fn backward(
     ];
     gpu.run(&chunk_kernel(), &tensors, &numbers, gpu.list(plan.chunks * value_heads))?;
 
-    let numbers = [rows as u32, key_heads as u32, value_heads as u32, key_dim as u32];
-    let tensors = [query, key, &d_heads, &d.query, &d.key];
-    gpu.run(&finish_kernel(), &tensors, &numbers, gpu.list(rows * key_heads))?;
+    finish(gpu, [query, key], &d_heads, [&d.query, &d.key], [key_heads, value_heads])?;
 
     let numbers = [rows as u32, value_heads as u32, from as u32];
     let tensors = [&d.retention_input, &d_heads, &d.dt_bias, &d.a_log];

@@ -27,6 +27,9 @@ fn gates_of(row: u32, h: u32) -> vec2<f32> {
 fn open_row(b: u32) {
     chunk = list[b];
     last_chunk = list[b + 1u];
+    while chunk < last_chunk && list[call.batch + 1u + 3u * chunk + 1u] <= call.begin {
+        chunk += 1u;
+    }
 }
 
 // 1 + index of the chunk that starts with token t if its state is kept, otherwise 0.

@@ -8,6 +8,8 @@
 // together. The sums of a token depend on nothing but its own inputs and the state, so any cut of a sequence into
 // calls gives the same bits.
 //
+// A call may be one of several that share the work, for tokens begin … end − 1: the state passes through final_state.
+//
 // Constants: D4 = ⌈d_k / 4⌉, TILE tokens, GROUP columns.
 
 //!include group
@@ -29,6 +31,8 @@ struct Call {
     errors: u32,
     strength: f32,
     scale: f32,
+    begin: u32,
+    end: u32,
 }
 var<immediate> call: Call;
 
@@ -38,18 +42,41 @@ var<workgroup> key_factors: array<f32, TILE>;
 var<workgroup> query_factors: array<f32, TILE>;
 var<workgroup> tile_gates: array<vec2<f32>, TILE>;
 
-fn four_keys(at: u32, c: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-        x[e] = key[at + 4u * c + e];
+// Which of the four rows from row 4 c on exist.
+fn rows_of(c: u32) -> vec4<bool> {
+    return vec4<u32>(4u * c) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(call.d_k);
+}
+
+// Four numbers of a key; those that do not exist are zero. Written out rather than a loop, because lavapipe ends every
+// loop of a kernel once its loops have made 65,535 turns in total.
+fn four_keys(start: u32, c: u32) -> vec4<f32> {
+    let has = rows_of(c);
+    let at = start + 4u * c;
+    var x = vec4<f32>(key[at], 0.0, 0.0, 0.0);
+    if has.y {
+        x.y = key[at + 1u];
+    }
+    if has.z {
+        x.z = key[at + 2u];
+    }
+    if has.w {
+        x.w = key[at + 3u];
     }
     return x;
 }
 
-fn four_queries(at: u32, c: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-        x[e] = query[at + 4u * c + e];
+fn four_queries(start: u32, c: u32) -> vec4<f32> {
+    let has = rows_of(c);
+    let at = start + 4u * c;
+    var x = vec4<f32>(query[at], 0.0, 0.0, 0.0);
+    if has.y {
+        x.y = query[at + 1u];
+    }
+    if has.z {
+        x.z = query[at + 2u];
+    }
+    if has.w {
+        x.w = query[at + 3u];
     }
     return x;
 }
@@ -76,17 +103,20 @@ fn scan(
 
     var state: array<vec4<f32>, D4>;
     for (var c = 0u; c < call.d4; c += 1u) {
-        var x = vec4<f32>(0.0);
-        if owns && call.has_initial == 1u {
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                x[e] = initial[own_state + (4u * c + e) * call.d_v];
-            }
+        state[c] = vec4<f32>(0.0);
+    }
+    if owns && call.begin > 0u {
+        for (var i = 0u; i < call.d_k; i += 1u) {
+            state[i / 4u][i % 4u] = final_state[own_state + i * call.d_v];
         }
-        state[c] = x;
+    } else if owns && call.has_initial == 1u {
+        for (var i = 0u; i < call.d_k; i += 1u) {
+            state[i / 4u][i % 4u] = initial[own_state + i * call.d_v];
+        }
     }
 
-    for (var first = 0u; first < call.tokens; first += TILE) {
-        let count = min(TILE, call.tokens - first);
+    for (var first = call.begin; first < call.end; first += TILE) {
+        let count = min(TILE, call.end - first);
         for (var x = local; x < count * call.d4; x += GROUP) {
             let t = first + x / call.d4;
             let c = x % call.d4;

@@ -8,7 +8,10 @@
 mod backward;
 mod plan;
 
-pub(crate) use backward::backward;
+pub(crate) use backward::{backward, finish};
+pub(crate) use plan::TURNS;
+
+use std::ops::Range;
 
 use march_engine::Result;
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput};
@@ -68,11 +71,15 @@ impl Sizes {
         self.value_dim.div_ceil(self.columns())
     }
 
+    /// Tokens whose keys and queries a workgroup holds at once.
+    fn tile(&self) -> usize {
+        (TILE_NUMBERS / self.key_dim.next_multiple_of(4)).clamp(1, 16)
+    }
+
     /// Constants of the scans.
     fn constants(&self) -> Vec<(&'static str, u32)> {
         let fours = self.key_dim.div_ceil(4);
-        let tile = (TILE_NUMBERS / (4 * fours)).clamp(1, 16);
-        vec![("D4", fours as u32), ("TILE", tile as u32), ("GROUP", self.columns() as u32)]
+        vec![("D4", fours as u32), ("TILE", self.tile() as u32), ("GROUP", self.columns() as u32)]
     }
 
     fn scale(&self) -> u32 {
@@ -166,28 +173,40 @@ pub(crate) fn forward(
         boundary_states: gpu.empty(&[boundaries, value_heads, key_dim, value_dim])?,
     };
     let errors = sizes.rows() * value_heads * value_dim;
-    let numbers = [
-        batch as u32,
-        tokens as u32,
-        asking as u32,
-        key_heads as u32,
-        value_heads as u32,
-        key_dim as u32,
-        value_dim as u32,
-        key_dim.div_ceil(4) as u32,
-        sizes.strips() as u32,
-        u32::from(input.initial_state.is_some()),
-        u32::from(options.final_state),
-        u32::from(keep),
-        errors as u32,
-        strength(options),
-        sizes.scale(),
-    ];
+    let plan = (boundaries > 0 || keep).then(|| Plan::new(&sizes, options));
+    let segments = sizes.segments(plan.as_ref());
+    // The state passes from one segment to the next here.
+    let carried = if options.final_state || segments.len() == 1 {
+        out.final_state.clone()
+    } else {
+        gpu.empty(&[batch, value_heads, key_dim, value_dim])?
+    };
+    let numbers = |segment: &Range<usize>| {
+        [
+            batch as u32,
+            tokens as u32,
+            asking as u32,
+            key_heads as u32,
+            value_heads as u32,
+            key_dim as u32,
+            value_dim as u32,
+            key_dim.div_ceil(4) as u32,
+            sizes.strips() as u32,
+            u32::from(input.initial_state.is_some()),
+            u32::from(options.final_state || segment.end < tokens),
+            u32::from(keep),
+            errors as u32,
+            strength(options),
+            sizes.scale(),
+            segment.start as u32,
+            segment.end as u32,
+        ]
+    };
     let groups = gpu.list(batch * value_heads * sizes.strips());
     let GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state } = input;
     // Any tensor may stand for an initial state that is not read.
     let initial = initial_state.unwrap_or(value);
-    if boundaries == 0 && !keep {
+    let Some(plan) = plan else {
         let tensors = [
             query,
             key,
@@ -198,28 +217,21 @@ pub(crate) fn forward(
             dt_bias,
             initial,
             &out.readout,
-            &out.final_state,
+            &carried,
         ];
-        gpu.run(&plain_kernel(&sizes), &tensors, &numbers, groups)?;
+        for segment in &segments {
+            gpu.run(&plain_kernel(&sizes), &tensors, &numbers(segment), groups)?;
+        }
         return Ok((out, Vec::new()));
-    }
-    let plan = Plan::new(&sizes, options);
+    };
     let list = gpu.upload_indices(&plan.list)?;
     let gates = gates(gpu, &input, options)?;
     let kept = if keep { errors + plan.chunks * value_heads * sizes.state() } else { 0 };
     let kept = gpu.empty(&[kept])?;
-    let tensors = [
-        query,
-        key,
-        value,
-        &gates,
-        &list,
-        initial,
-        &out.readout,
-        &out.final_state,
-        &out.boundary_states,
-        &kept,
-    ];
-    gpu.run(&full_kernel(&sizes), &tensors, &numbers, groups)?;
+    let tensors =
+        [query, key, value, &gates, &list, initial, &out.readout, &carried, &out.boundary_states, &kept];
+    for segment in &segments {
+        gpu.run(&full_kernel(&sizes), &tensors, &numbers(segment), groups)?;
+    }
     Ok((out, if keep { vec![gates, kept] } else { Vec::new() }))
 }

@@ -7,6 +7,7 @@
 // chunk's boundary but without its tokens, [chunks, Hv, d_k, d_v].
 //
 // A workgroup owns GROUP columns of G of one (batch row, value head), an invocation one column, as in the forward pass.
+// A call may be one of several that share the work, for tokens end − 1 … begin: G passes through d_initial.
 // Constants: D4 = ⌈d_k / 4⌉, TILE tokens, GROUP columns.
 
 //!include group
@@ -26,6 +27,8 @@ struct Call {
     wants_initial: u32,
     errors: u32,
     scale: f32,
+    begin: u32,
+    end: u32,
 }
 var<immediate> call: Call;
 
@@ -66,31 +69,47 @@ fn reverse(
     // Chunks still to come, last to first.
     let first_chunk = list[b];
     var chunk = list[b + 1u];
+    while chunk > first_chunk && list[call.batch + 1u + 3u * (chunk - 1u) + 1u] > call.end {
+        chunk -= 1u;
+    }
 
     var state: array<vec4<f32>, D4>;
     for (var c = 0u; c < call.d4; c += 1u) {
-        var x = vec4<f32>(0.0);
-        if owns && call.has_final == 1u {
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                x[e] = d_final[own_state + (4u * c + e) * call.d_v];
-            }
+        state[c] = vec4<f32>(0.0);
+    }
+    if owns && call.end < call.tokens {
+        for (var i = 0u; i < call.d_k; i += 1u) {
+            state[i / 4u][i % 4u] = d_initial[own_state + i * call.d_v];
         }
-        state[c] = x;
+    } else if owns && call.has_final == 1u {
+        for (var i = 0u; i < call.d_k; i += 1u) {
+            state[i / 4u][i % 4u] = d_final[own_state + i * call.d_v];
+        }
     }
 
-    let tiles = (call.tokens + TILE - 1u) / TILE;
+    let tiles = (call.end - call.begin + TILE - 1u) / TILE;
     for (var tile = tiles; tile > 0u; tile -= 1u) {
-        let first = (tile - 1u) * TILE;
-        let count = min(TILE, call.tokens - first);
+        let first = call.begin + (tile - 1u) * TILE;
+        let count = min(TILE, call.end - first);
         for (var x = local; x < count * call.d4; x += GROUP) {
             let c = x % call.d4;
             let row = b * call.tokens + first + x / call.d4;
             let at = (row * call.key_heads + key_head) * call.d_k + 4u * c;
-            var k = vec4<f32>(0.0);
-            var q = vec4<f32>(0.0);
-            for (var e = 0u; e < min(4u, call.d_k - 4u * c); e += 1u) {
-                k[e] = key[at + e];
-                q[e] = query[at + e];
+            // Written out rather than a loop: see kernel.wgsl.
+            let has = vec4<u32>(4u * c) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(call.d_k);
+            var k = vec4<f32>(key[at], 0.0, 0.0, 0.0);
+            var q = vec4<f32>(query[at], 0.0, 0.0, 0.0);
+            if has.y {
+                k.y = key[at + 1u];
+                q.y = query[at + 1u];
+            }
+            if has.z {
+                k.z = key[at + 2u];
+                q.z = query[at + 2u];
+            }
+            if has.w {
+                k.w = key[at + 3u];
+                q.w = query[at + 3u];
             }
             keys[x] = k;
             queries[x] = q;
