@@ -84,24 +84,15 @@ fn add_terms(lane: u32) -> f32 {
     return sum;
 }
 
-@compute @workgroup_size(LANES)
-fn tokens(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-) {
-    let index = group_index(workgroup, groups);
-    let key_heads = call.heads / call.group;
-    let key_head = index % key_heads;
-    let number = index / key_heads;
-    if number >= call.tiles {
-        return;
-    }
-    let tile = tile_at(call.first_tile + number);
+// What an invocation owns, for all tokens of the tile, in blocks of LANES rows: [block][quad of tokens].
+var<private> q: array<vec4<f32>, KEY_BLOCKS * QUADS>;
+var<private> dq: array<vec4<f32>, KEY_BLOCKS * QUADS>;
+var<private> g: array<vec4<f32>, KEY_BLOCKS * QUADS>;
+var<private> d_rho: array<vec4<f32>, ROUTING_BLOCKS * QUADS>;
 
-    // The queries and their gradients; 1 / |q| is the same for all heads of the key head.
-    var q: array<vec4<f32>, KEY_BLOCKS * QUADS>;
-    var dq: array<vec4<f32>, KEY_BLOCKS * QUADS>;
+// The queries; 1 / |q| is the same for all heads of the key head.
+fn start_queries(tile: Tile, key_head: u32, lane: u32) {
+    let key_heads = call.heads / call.group;
     for (var b = 0u; b < KEY_BLOCKS * QUADS; b++) {
         let i = (b / QUADS) * LANES + lane;
         var value = vec4<f32>();
@@ -116,48 +107,123 @@ fn tokens(
         q[b] = value;
         dq[b] = vec4<f32>();
     }
+}
 
+// g = A do, for the state that starts at `start`. Has barriers, the last after the last read.
+fn apply_state(start: u32, head: u32, lane: u32) {
+    for (var b = 0u; b < KEY_BLOCKS * QUADS; b++) {
+        g[b] = vec4<f32>();
+    }
+    for (var j = 0u; j < call.dv; j += SLICE) {
+        let width = min(SLICE, call.dv - j);
+        for (var block = 0u; block < KEY_BLOCKS; block++) {
+            for (var e = lane; e < LANES * SLICE; e += LANES) {
+                let i = block * LANES + e / SLICE;
+                var value = 0.0;
+                if i < call.dk && e % SLICE < width {
+                    value = state(start, head * call.dk + i, j + e % SLICE);
+                }
+                slice[(e / SLICE) * (SLICE + 1u) + e % SLICE] = value;
+            }
+            workgroupBarrier();
+            for (var s = 0u; s < width; s++) {
+                let value = vec4<f32>(slice[lane * (SLICE + 1u) + s]);
+                for (var p = 0u; p < QUADS; p++) {
+                    let b = block * QUADS + p;
+                    g[b] = fma(value, d_out[(j + s) * QUADS + p], g[b]);
+                }
+            }
+            workgroupBarrier();
+        }
+    }
+}
+
+// dρ += da κ, for the `count` anchors from the `base`-th visible one.
+fn add_routing(tile: Tile, head: u32, base: u32, count: u32, lane: u32) {
+    for (var c = 0u; c < count; c++) {
+        let at = (visible_anchor(tile, base + c) * call.heads + head) * call.dr;
+        for (var b = 0u; b < ROUTING_BLOCKS * QUADS; b++) {
+            let r = (b / QUADS) * LANES + lane;
+            if r < call.dr {
+                let t = c * TOKENS + (b % QUADS) * 4u;
+                let d = vec4<f32>(d_scores[t], d_scores[t + 1u], d_scores[t + 2u], d_scores[t + 3u]);
+                d_rho[b] = fma(d, vec4<f32>(routing_keys[at + r]), d_rho[b]);
+            }
+        }
+    }
+}
+
+fn write_routing(tile: Tile, head: u32, lane: u32) {
+    for (var b = 0u; b < ROUTING_BLOCKS * QUADS; b++) {
+        let r = (b / QUADS) * LANES + lane;
+        for (var c = 0u; c < 4u; c++) {
+            let t = (b % QUADS) * 4u + c;
+            if r < call.dr && t < tile.count {
+                let at = ((tile.row + t) * call.heads + head) * call.dr + r;
+                d_routing[at] = d_rho[b][c] * call.routing_scale;
+            }
+        }
+    }
+}
+
+// Back through the norm: dx = (s dq − u <u, s dq>) / |q| with u = q / s. Has barriers.
+fn write_queries(tile: Tile, key_head: u32, lane: u32) {
+    for (var p = 0u; p < QUADS; p++) {
+        var terms = vec4<f32>();
+        for (var block = 0u; block < KEY_BLOCKS; block++) {
+            terms = fma(q[block * QUADS + p], dq[block * QUADS + p], terms);
+        }
+        put_terms(p, terms, lane);
+    }
+    let along = add_terms(lane);
+    if lane < TOKENS {
+        parts[lane] = along;
+    }
+    workgroupBarrier();
+    let key_heads = call.heads / call.group;
+    for (var b = 0u; b < KEY_BLOCKS * QUADS; b++) {
+        let i = (b / QUADS) * LANES + lane;
+        for (var c = 0u; c < 4u; c++) {
+            let t = (b % QUADS) * 4u + c;
+            if t < tile.count && i < call.dk {
+                let row = tile.row + t;
+                let factor = numbers[row * call.heads + key_head * call.group].w;
+                let inner = fma(-q[b][c] * call.root, parts[t], dq[b][c] * call.query_scale);
+                d_query[(row * key_heads + key_head) * call.dk + i] = inner * factor;
+            }
+        }
+    }
+}
+
+@compute @workgroup_size(LANES)
+fn tokens(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let index = group_index(workgroup, groups);
+    let key_heads = call.heads / call.group;
+    let key_head = index % key_heads;
+    let number = index / key_heads;
+    if number >= call.tiles {
+        return;
+    }
+    let tile = tile_at(call.first_tile + number);
+    start_queries(tile, key_head, lane);
     for (var member = 0u; member < call.group; member++) {
         let head = key_head * call.group + member;
         load_head(tile, head, lane);
         load_rho(tile, head, lane);
-        workgroupBarrier();
-        var d_rho: array<vec4<f32>, ROUTING_BLOCKS * QUADS>;
         for (var b = 0u; b < ROUTING_BLOCKS * QUADS; b++) {
             d_rho[b] = vec4<f32>();
         }
+        workgroupBarrier();
         for (var base = 0u; base < tile.visible; base += HELD) {
             let count = min(HELD, tile.visible - base);
             weigh_chunk(tile, head, base, count, lane);
             workgroupBarrier();
             for (var c = 0u; c < count; c++) {
-                let start = state_start(visible_anchor(tile, base + c));
-                var g: array<vec4<f32>, KEY_BLOCKS * QUADS>;
-                for (var b = 0u; b < KEY_BLOCKS * QUADS; b++) {
-                    g[b] = vec4<f32>();
-                }
-                for (var j = 0u; j < call.dv; j += SLICE) {
-                    let width = min(SLICE, call.dv - j);
-                    for (var block = 0u; block < KEY_BLOCKS; block++) {
-                        for (var e = lane; e < LANES * SLICE; e += LANES) {
-                            let i = block * LANES + e / SLICE;
-                            var value = 0.0;
-                            if i < call.dk && e % SLICE < width {
-                                value = state(start, head * call.dk + i, j + e % SLICE);
-                            }
-                            slice[(e / SLICE) * (SLICE + 1u) + e % SLICE] = value;
-                        }
-                        workgroupBarrier();
-                        for (var s = 0u; s < width; s++) {
-                            let value = vec4<f32>(slice[lane * (SLICE + 1u) + s]);
-                            for (var p = 0u; p < QUADS; p++) {
-                                let b = block * QUADS + p;
-                                g[b] = fma(value, d_out[(j + s) * QUADS + p], g[b]);
-                            }
-                        }
-                        workgroupBarrier();
-                    }
-                }
+                apply_state(state_start(visible_anchor(tile, base + c)), head, lane);
                 for (var p = 0u; p < QUADS; p++) {
                     var terms = vec4<f32>();
                     for (var block = 0u; block < KEY_BLOCKS; block++) {
@@ -177,57 +243,12 @@ fn tokens(
                 }
             }
             workgroupBarrier();
-            for (var c = 0u; c < count; c++) {
-                let at = (visible_anchor(tile, base + c) * call.heads + head) * call.dr;
-                for (var b = 0u; b < ROUTING_BLOCKS * QUADS; b++) {
-                    let r = (b / QUADS) * LANES + lane;
-                    if r < call.dr {
-                        let t = c * TOKENS + (b % QUADS) * 4u;
-                        let d =
-                            vec4<f32>(d_scores[t], d_scores[t + 1u], d_scores[t + 2u], d_scores[t + 3u]);
-                        d_rho[b] = fma(d, vec4<f32>(routing_keys[at + r]), d_rho[b]);
-                    }
-                }
-            }
+            add_routing(tile, head, base, count, lane);
             workgroupBarrier();
         }
-        for (var b = 0u; b < ROUTING_BLOCKS * QUADS; b++) {
-            let r = (b / QUADS) * LANES + lane;
-            for (var c = 0u; c < 4u; c++) {
-                let t = (b % QUADS) * 4u + c;
-                if r < call.dr && t < tile.count {
-                    let at = ((tile.row + t) * call.heads + head) * call.dr + r;
-                    d_routing[at] = d_rho[b][c] * call.routing_scale;
-                }
-            }
-        }
+        write_routing(tile, head, lane);
         // The next head overwrites what this one has read.
         workgroupBarrier();
     }
-
-    // Back through the norm: dx = (s dq − u <u, s dq>) / |q| with u = q / s.
-    for (var p = 0u; p < QUADS; p++) {
-        var terms = vec4<f32>();
-        for (var block = 0u; block < KEY_BLOCKS; block++) {
-            terms = fma(q[block * QUADS + p], dq[block * QUADS + p], terms);
-        }
-        put_terms(p, terms, lane);
-    }
-    let along = add_terms(lane);
-    if lane < TOKENS {
-        parts[lane] = along;
-    }
-    workgroupBarrier();
-    for (var b = 0u; b < KEY_BLOCKS * QUADS; b++) {
-        let i = (b / QUADS) * LANES + lane;
-        for (var c = 0u; c < 4u; c++) {
-            let t = (b % QUADS) * 4u + c;
-            if t < tile.count && i < call.dk {
-                let row = tile.row + t;
-                let factor = numbers[row * call.heads + key_head * call.group].w;
-                let inner = fma(-q[b][c] * call.root, parts[t], dq[b][c] * call.query_scale);
-                d_query[(row * key_heads + key_head) * call.dk + i] = inner * factor;
-            }
-        }
-    }
+    write_queries(tile, key_head, lane);
 }
