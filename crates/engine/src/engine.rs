@@ -184,7 +184,7 @@ pub trait Engine: Send + Sync + Sized + 'static {
         linear::check(self.shape(x), self.weight_shape(weight), bias_shape)?;
         Kernels::linear(self.kernels(), Linear { x, weight, bias })
     }
-    /// x Wᵀ for several weights W, for inference; each result is bit-identical to [`Engine::linear`].
+    /// x Wᵀ for several weights W; each result is bit-identical to [`Engine::linear`].
     fn linear_each(&self, x: &Self::Tensor, weights: &[WeightRef<'_, Self>]) -> Result<Vec<Self::Tensor>> {
         for &weight in weights {
             linear::check(self.shape(x), self.weight_shape(weight), None)?;

@@ -5,7 +5,7 @@ mod common;
 use common::Random;
 use march_engine::ops::linear::Linear;
 use march_engine::ops::rms_norm::RmsNorm;
-use march_engine::{Cpu, CpuOptions, Engine, Result, Tape, Tensor, Var};
+use march_engine::{Cpu, CpuOptions, Engine, Products, Result, Tape, Tensor, Var, Weight};
 
 const WIDTH: usize = 24;
 const LAYERS: usize = 4;
@@ -261,6 +261,53 @@ fn a_repeated_step_takes_no_new_memory() {
         for _ in 0..3 {
             step(&cpu, &weights, &x, regions);
             assert_eq!(cpu.free_bytes(), after_one, "{regions:?}");
+        }
+    }
+}
+
+/// Several products as one operation give the bits of separate ones: the gradient of x is the sum of those of later
+/// operations, of the products from the last to the first, and of earlier operations, in this order.
+#[test]
+fn several_products_give_the_bits_of_separate_ones() {
+    let mut random = Random(35);
+    let x = random.input("x", &[37, 40], 1.0);
+    let weights = [50, 40, 3, 17, 64, 9, 33].map(|outer| random.input("w", &[outer, 40], 0.5));
+    for products in [Products::Fastest, Products::BatchInvariant] {
+        let cpu = Cpu::new(CpuOptions { threads: 2, products, ..Default::default() }).unwrap();
+        // Output `unused` receives no gradient.
+        let run = |together: bool, unused: usize| {
+            let tape = Tape::new(&cpu);
+            let variable = |key: usize, input: &common::Input| {
+                tape.parameter(key, cpu.from_f64(&input.data, &input.shape).unwrap())
+            };
+            let x = variable(0, &x);
+            let w: Vec<Var<T>> = weights.iter().enumerate().map(|(i, w)| variable(i + 1, w)).collect();
+            let product = |weight: &Var<T>| tape.linear(Linear { x: &x, weight, bias: None }).unwrap();
+            let mut outputs = vec![product(&w[5])];
+            if together {
+                let each = [&w[0], &w[1], &w[2], &w[3], &w[4]].map(Weight::Full);
+                outputs.extend(tape.linear_each(&x, each).unwrap());
+            } else {
+                outputs.extend(w[..5].iter().map(product));
+            }
+            outputs.push(product(&w[6]));
+            assert_eq!(tape.len(), if together { 3 } else { 7 });
+            let seeds: Vec<(&Var<T>, T)> = outputs
+                .iter()
+                .enumerate()
+                .filter(|&(i, _)| i != unused)
+                .map(|(i, y)| {
+                    let shape = y.value().shape();
+                    (y, cpu.from_f64(&common::cotangent(i, shape), shape).unwrap())
+                })
+                .collect();
+            let mut gradients = vec![None; 8];
+            tape.backward_from(&seeds, |key, gradient| gradients[key] = Some(cpu.to_f32(&gradient))).unwrap();
+            let values: Vec<Vec<f32>> = outputs.iter().map(|y| cpu.to_f32(y.value())).collect();
+            (values, gradients)
+        };
+        for unused in [0, 2, 5, 6, 7] {
+            assert!(run(true, unused) == run(false, unused), "{products:?}, without output {unused}");
         }
     }
 }

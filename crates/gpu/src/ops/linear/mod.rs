@@ -58,6 +58,9 @@ pub(crate) fn add_input_gradient(
     gradients: &[&Tensor],
     dx: &mut Option<Tensor>,
 ) -> Result<()> {
+    if weights.is_empty() {
+        return Ok(());
+    }
     let add = dx.is_some();
     let sum = match dx.take() {
         Some(sum) if sum.is_unique() => sum,
