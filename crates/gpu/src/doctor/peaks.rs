@@ -28,23 +28,27 @@ pub(super) fn measure(gpu: &Gpu) -> Vec<(String, f64, String)> {
     found
 }
 
-/// Seconds for one run of `task`, after a first one that compiles kernels and allocates memory.
-fn seconds(gpu: &Gpu, mut task: impl FnMut() -> Result<()>) -> Result<f64> {
-    task()?;
+/// Seconds for one of `runs` runs of `task`.
+fn seconds(gpu: &Gpu, runs: usize, task: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     gpu.wait()?;
-    let mut runs = 1;
-    loop {
-        let start = Instant::now();
-        for _ in 0..runs {
-            task()?;
-        }
-        gpu.wait()?;
-        let time = start.elapsed().as_secs_f64();
-        if time > LONG || runs >= 256 {
-            return Ok(time / f64::from(runs));
-        }
-        runs *= 4;
+    let start = Instant::now();
+    for _ in 0..runs {
+        task()?;
     }
+    gpu.wait()?;
+    Ok(start.elapsed().as_secs_f64() / runs as f64)
+}
+
+/// Seconds for one run of `task`, or nothing if one of `growth` times its size would still be fast: the larger one is
+/// the better measure. The first run compiles kernels and allocates memory and does not count.
+fn measured(gpu: &Gpu, growth: f64, mut task: impl FnMut() -> Result<()>) -> Result<Option<f64>> {
+    task()?;
+    let time = seconds(gpu, 1, &mut task)?;
+    if growth * time < LONG {
+        return Ok(None);
+    }
+    let runs = (LONG / time).clamp(1.0, 50.0) as usize;
+    Ok(Some(seconds(gpu, runs, &mut task)?.min(time)))
 }
 
 /// Size and GFLOP/s of the largest square product that still takes well under a second.
@@ -52,9 +56,10 @@ fn product(gpu: &Gpu) -> Result<(usize, f64)> {
     let mut size = 128;
     loop {
         let (x, weight) = (gpu.full(&[size, size], 0.5)?, gpu.full(&[size, size], 0.25)?);
-        let time = seconds(gpu, || gpu.linear(Linear { x: &x, weight: &weight, bias: None }).map(|_| ()))?;
-        // The next size takes eight times as long.
-        if 8.0 * time > LONG || size >= 4096 {
+        let task = || gpu.linear(Linear { x: &x, weight: &weight, bias: None }).map(|_| ());
+        // A size eight times as costly, unless this is the largest.
+        let growth = if size < 4096 { 8.0 } else { f64::INFINITY };
+        if let Some(time) = measured(gpu, growth, task)? {
             return Ok((size, 2e-9 * (size as f64).powi(3) / time));
         }
         size *= 2;
@@ -69,8 +74,8 @@ fn traffic(gpu: &Gpu, bytes: usize, task: impl Fn(&Tensor, &Tensor) -> Result<()
     let mut count = 64 << 10;
     loop {
         let (a, b) = (gpu.full(&[count], 1.0)?, gpu.full(&[count], 2.0)?);
-        let time = seconds(gpu, || task(&a, &b))?;
-        if 4.0 * time > LONG || count >= ELEMENTS {
+        let growth = if count < ELEMENTS { 4.0 } else { f64::INFINITY };
+        if let Some(time) = measured(gpu, growth, || task(&a, &b))? {
             return Ok(1e-9 * (bytes * count) as f64 / time);
         }
         count *= 4;
