@@ -78,6 +78,22 @@ fn extremes() {
     }
 }
 
+/// Whole blocks of rows, several for each workgroup of the backward pass, each of another scale: a factor that is left
+/// over from another row shows.
+#[test]
+fn rows_of_many_scales() {
+    let mut random = Random(6);
+    for width in [24, 64, 100] {
+        let rows = 1100;
+        let mut inputs = norm_inputs(&mut random, rows, 1, width);
+        for (i, v) in inputs[0].data.iter_mut().enumerate() {
+            let scale = [1.0, 7.0, 0.3, 2.0, 0.5, 3.0, 11.0][i / width * 5 / 3 % 7];
+            *v = f64::from((*v * scale) as f32);
+        }
+        compare(&format!("rows of many scales, {width}"), &Norms, &inputs);
+    }
+}
+
 /// A row alone has the bits that it has among others.
 #[test]
 fn a_row_stands_alone() {
