@@ -9,6 +9,7 @@ Measures, with random weights and greedy answers that end only at `max_tokens`:
 - tokens per second of 8 clients together, compared with one client;
 - the time to the first token of a long prompt that was read before, compared with a new one;
 - the time between the tokens of 7 answers while an eighth client's long prompt is read, compared with no such prompt.
+  The prompt is given up after `--window` seconds; the table says how much of it was read by then.
 
 `--peer` measures another server with OpenAI's interface in the same way; `--llama` starts llama-cpp-python's server
 with a GGUF file (bench/peers/llama_gguf.py writes a random one). That server answers one request at a time, so it has
@@ -143,10 +144,16 @@ def together(server, clients, tokens, repeats):
     return statistics.median(rates[1:])
 
 
-def first_tokens(server, tokens, repeats):
-    """Seconds to the first token of a new prompt, of the same again, and of the same with something new at its end."""
+def first_tokens(server, tokens, repeats, most):
+    """Seconds to the first token of a new prompt, of the same again, and of the same with something new at its end.
+
+    Nothing is repeated after `most` seconds.
+    """
     cold, same, longer, cached = [], [], [], []
+    start = time.perf_counter()
     for repeat in range(repeats):
+        if repeat > 0 and time.perf_counter() - start > most:
+            break
         prompt = text(tokens, f"first {repeat} {time.time_ns()}")
         cold.append(Request(server, prompt, 2).first())
         same.append(Request(server, prompt, 2).first())
@@ -176,9 +183,34 @@ def quiet(requests, seconds, found):
     found += gaps(requests, start, time.perf_counter())
 
 
-def between_tokens(server, tokens, seconds, repeats):
-    """The times between tokens of 7 answers, alone and while a long prompt is read; and how long that took."""
-    alone, beside, reading = [], [], []
+def prompt_tokens(server):
+    """Prompt tokens that the server has read so far; `None` if it does not say."""
+    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("march_prompt_tokens_total "):
+                return int(line.split()[1])
+    return None
+
+
+def read_beside(server, prompt, window):
+    """Has a prompt read for some seconds, or until its first token. Returns when, and the part that was read."""
+    before = prompt_tokens(server)
+    request = Request(server, prompt, 1).start()
+    while not request.times and request.error is None and time.perf_counter() < request.sent + window:
+        time.sleep(0.005)
+    end = request.times[0] if request.times else time.perf_counter()
+    after = prompt_tokens(server)
+    request.close()
+    if request.error is not None:
+        sys.exit(f"{server.label} refused: {request.error!r}")
+    if request.times:
+        return request.sent, end, 1.0
+    return request.sent, end, None if None in (before, after) else (after - before) / len(prompt)
+
+
+def between_tokens(server, tokens, seconds, window, repeats):
+    """The times between tokens of 7 answers, alone and while a long prompt is read; how long, and how much of it."""
+    alone, beside, reading, parts = [], [], [], []
     for repeat in range(repeats):
         requests = [Request(server, text(32, f"between {repeat} {i}"), 60_000).start() for i in range(7)]
         while not all(len(request.times) > 20 for request in requests):
@@ -187,14 +219,16 @@ def between_tokens(server, tokens, seconds, repeats):
             time.sleep(0.01)
         # Before and after, because a token takes longer the longer its text is.
         quiet(requests, seconds / 2, alone)
-        eighth = Request(server, text(tokens, f"eighth {repeat} {time.time_ns()}"), 1)
-        reading.append(eighth.first())
-        beside += gaps(requests, eighth.sent, eighth.sent + reading[-1])
+        start, end, part = read_beside(server, text(tokens, f"eighth {repeat} {time.time_ns()}"), window)
+        reading.append(end - start)
+        parts.append(part)
+        beside += gaps(requests, start, end)
         quiet(requests, seconds / 2, alone)
         for request in requests:
             request.close()
         time.sleep(1)
-    return alone, beside, statistics.median(reading)
+    part = None if None in parts else statistics.median(parts)
+    return alone, beside, statistics.median(reading), part
 
 
 def measure(server, options, streams=True):
@@ -206,13 +240,15 @@ def measure(server, options, streams=True):
     eight = together(server, 8, options.answer, options.repeats)
     found |= {"tokens_per_second_1": one, "tokens_per_second_8": eight, "ratio_8_to_1": eight / one}
     note("first tokens")
-    (cold, same, longer), cached = first_tokens(server, options.prompt, options.repeats)
+    (cold, same, longer), cached = first_tokens(server, options.prompt, options.repeats, options.most)
     found |= {"first_token_cold": cold, "first_token_same": same, "first_token_longer": longer}
     found |= {"cached_tokens": cached, "ratio_cold_to_same": cold / same, "ratio_cold_to_longer": cold / longer}
     if streams:
         note("time between tokens")
-        alone, beside, reading = between_tokens(server, options.prompt, options.quiet, options.repeats)
-        found["reading_beside"] = reading
+        alone, beside, reading, part = between_tokens(
+            server, options.prompt, options.quiet, options.window, options.repeats
+        )
+        found |= {"reading_beside": reading, "read_beside": part}
         for share in 50, 99:
             calm, busy = percentile(alone, share / 100), percentile(beside, share / 100)
             found |= {f"between_p{share}_alone": calm, f"between_p{share}_beside": busy, f"ratio_p{share}": busy / calm}
@@ -260,7 +296,8 @@ ROWS = [
     ("between tokens of 7, p99, ms", "between_p99_alone", "ms"),
     ("  while a prompt is read, ms", "between_p99_beside", "ms"),
     ("  ratio", "ratio_p99", "{:.2f}"),
-    ("first token of that prompt, ms", "reading_beside", "ms"),
+    ("  seconds of that", "reading_beside", "{:.1f}"),
+    ("  part of the prompt read in them", "read_beside", "{:.2f}"),
 ]
 
 
@@ -290,6 +327,8 @@ def main():
     parser.add_argument("--prompt", type=int, default=32768, help="tokens of long prompts")
     parser.add_argument("--answer", type=int, default=256, help="tokens of answers")
     parser.add_argument("--quiet", type=float, default=5, help="seconds of answers without a long prompt")
+    parser.add_argument("--window", type=float, default=15, help="seconds of answers while a long prompt is read")
+    parser.add_argument("--most", type=float, default=60, help="seconds of first tokens after which none is repeated")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slice", type=int, help="prompt tokens per step beside answers [default: the server's]")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="another running server")

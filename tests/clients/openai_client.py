@@ -99,6 +99,8 @@ def completions(client):
     """Seeds, several prompts and choices, ids, echo, and numbers of tokens."""
     model = client.models.list().data[0]
     assert model.id == "tiny" and model.max_model_len > 0, model
+    equal(client.models.retrieve("tiny"), model, "the model by its name")
+    refused(openai.NotFoundError, None, lambda: client.models.retrieve("other"))
     ask = lambda **keys: client.completions.create(**{"model": "tiny", "prompt": STORY, "max_tokens": 24, **keys})
     first = ask(seed=3)
     equal(first.object, "text_completion", "object")

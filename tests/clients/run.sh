@@ -6,30 +6,10 @@
 # cores; --long asks more and takes about a quarter of an hour.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-root="$(cd "$here/../.." && pwd)"
-
-march="$root/target/release/march"
-if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
-  march="$1"
-  shift
-fi
-if [ ! -x "$march" ]; then
-  echo "$march is not a program; build it (cargo build --release) or name another as the first argument" >&2
-  exit 1
-fi
-march="$(cd "$(dirname "$march")" && pwd)/$(basename "$march")"
-
-python="${CLIENTS_PYTHON:-}"
-if [ -z "$python" ]; then
-  venv="$root/target/clients-venv"
-  python="$venv/bin/python"
-  # The list of what was installed is written last, so that an interrupted or older installation is repeated.
-  if ! cmp -s "$here/requirements.txt" "$venv/requirements.txt"; then
-    python3 -m venv "$venv"
-    "$python" -m pip install --quiet -r "$here/requirements.txt"
-    cp "$here/requirements.txt" "$venv/requirements.txt"
-  fi
-fi
+source "$here/../common.sh"
+find_march "$@"
+shift "$used"
+find_python "${CLIENTS_PYTHON:-}" clients
 
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT

@@ -6,29 +6,10 @@
 # target/harness-venv.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-root="$(cd "$here/../.." && pwd)"
-
-march="$root/target/release/march"
-if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
-  march="$1"
-  shift
-fi
-if [ ! -x "$march" ]; then
-  echo "$march is not a program; build it (cargo build --release) or name another as the first argument" >&2
-  exit 1
-fi
-
-python="${HARNESS_PYTHON:-}"
-if [ -z "$python" ]; then
-  venv="$root/target/harness-venv"
-  python="$venv/bin/python"
-  # The list of what was installed is written last, so that an interrupted or older installation is repeated.
-  if ! cmp -s "$here/requirements.txt" "$venv/requirements.txt"; then
-    python3 -m venv "$venv"
-    "$python" -m pip install --quiet -r "$here/requirements.txt"
-    cp "$here/requirements.txt" "$venv/requirements.txt"
-  fi
-fi
+source "$here/../common.sh"
+find_march "$@"
+shift "$used"
+find_python "${HARNESS_PYTHON:-}" harness
 
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT

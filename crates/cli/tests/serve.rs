@@ -61,7 +61,11 @@ fn completions_chats_and_tokens() {
     assert!(
         !tokens.is_empty() && tokens.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == 2)
     );
-    assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "tiny");
+    let models = server.get("/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    assert_eq!(server.get("/v1/models/tiny").json(), models["data"][0]);
+    let other = server.get("/v1/models/an/other");
+    assert_eq!((other.0, &other.json()["error"]["type"]), (404, &json!("not_found_error")));
     assert_eq!(server.get("/tokenizer_info").json()["eos_token"], "<|endoftext|>");
     assert_eq!(server.get("/health").json()["status"], "ok");
     let metrics = server.get("/metrics").1;

@@ -7,8 +7,8 @@ use march::generate::{Ended, TextStream};
 use march::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
+use crate::job::{Event, Kept, Scored};
 use crate::request::Asked;
-use crate::scheduler::{Event, Kept, Scored};
 
 /// Which interface the answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use minijinja::{Environment, UndefinedBehavior, context};
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::sessions::{Message, Record};
+use crate::record::{Message, Record};
 
 /// How a conversation is written.
 pub struct Template {

@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::scheduler::{Failure, Full};
+use crate::job::{Failure, Full};
 
 /// An answer that says what is wrong.
 #[derive(Debug)]

@@ -1,38 +1,35 @@
 //! The routes, and what holds for all of them: keys, limits, failures that stay failures of one request.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use futures_util::{FutureExt, stream};
+use futures_util::FutureExt;
 use march::engine::Engine;
-use march::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use crate::answer::{Answer, Form, Head};
 use crate::chat::Template;
 use crate::error::ApiError;
+use crate::job::Jobs;
 use crate::metrics::Metrics;
-use crate::request::{self, Allowed, Asked, Context};
-use crate::scheduler::{Event, Job, Jobs, Loaded, Share, start};
-use crate::sessions::{NewTurn, Open, Sessions, Wanted};
-use crate::{page, recall};
+use crate::page;
+use crate::request::{self, Allowed};
+use crate::respond::{chat_completions, completions};
+use crate::scheduler::{Loaded, Share, start};
+use crate::sessions::{Sessions, Wanted};
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -65,15 +62,16 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 /// How often a server looks whether it should stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-struct App<E: Engine> {
-    loaded: Arc<Loaded<E>>,
-    template: Template,
-    options: Options,
-    jobs: Jobs<E>,
-    sessions: Arc<Sessions<E>>,
-    metrics: Arc<Metrics>,
-    answers: AtomicU64,
-    began: u64,
+/// What all requests share.
+pub(crate) struct App<E: Engine> {
+    pub loaded: Arc<Loaded<E>>,
+    pub template: Template,
+    pub options: Options,
+    pub jobs: Jobs<E>,
+    pub sessions: Arc<Sessions<E>>,
+    pub metrics: Arc<Metrics>,
+    pub answers: AtomicU64,
+    pub began: u64,
 }
 
 /// Serves until `stop` says so; then no new requests are taken and those that run are finished. `ready` gets the
@@ -130,6 +128,7 @@ fn router<E: Engine>(app: Arc<App<E>>) -> Router {
         .route("/v1/completions", post(completions::<E>))
         .route("/v1/chat/completions", post(chat_completions::<E>))
         .route("/v1/models", get(models::<E>))
+        .route("/v1/models/{*id}", get(one_model::<E>))
         .route("/v1/sessions", get(list_sessions::<E>))
         .route("/v1/sessions/{id}", get(get_session::<E>).put(put_session::<E>).delete(delete_session::<E>))
         .route("/tokenize", post(tokenize::<E>))
@@ -185,7 +184,7 @@ impl<E: Engine> App<E> {
     }
 
     /// The body of a request, which must be JSON.
-    async fn body(&self, body: Body) -> Result<Vec<u8>, ApiError> {
+    pub(crate) async fn body(&self, body: Body) -> Result<Vec<u8>, ApiError> {
         let read = axum::body::to_bytes(body, self.options.body_bytes);
         match tokio::time::timeout(BODY_TIME, read).await {
             Ok(Ok(bytes)) => Ok(bytes.to_vec()),
@@ -199,25 +198,17 @@ impl<E: Engine> App<E> {
         }
     }
 
-    fn vocabulary(&self) -> usize {
+    pub(crate) fn vocabulary(&self) -> usize {
         self.loaded.model.config().vocab_size
     }
 }
 
-fn seconds() -> u64 {
+pub(crate) fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-async fn completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
-    respond(app, body, Form::Completion).await.unwrap_or_else(IntoResponse::into_response)
-}
-
-async fn chat_completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
-    respond(app, body, Form::Chat).await.unwrap_or_else(IntoResponse::into_response)
-}
-
 /// Runs work that takes a while apart from the threads that answer.
-async fn apart<T: Send + 'static>(
+pub(crate) async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
@@ -225,179 +216,40 @@ async fn apart<T: Send + 'static>(
     })
 }
 
-async fn respond<E: Engine>(app: Arc<App<E>>, body: Body, form: Form) -> Result<Response, ApiError> {
-    let deadline = Instant::now() + app.options.request_time;
-    let body = app.body(body).await?;
-    let parsing = Arc::clone(&app);
-    let mut asked = apart(move || {
-        let App { loaded, template, sessions, options: Options { allowed, .. }, .. } = &*parsing;
-        let Loaded { tokenizer, policy, model, .. } = &**loaded;
-        let vocabulary = parsing.vocabulary();
-        let context = Context { tokenizer, template, vocabulary, policy, allowed, sessions };
-        let asked = match form {
-            Form::Completion => Asked::completion(&body, &context)?,
-            Form::Chat => Asked::chat(&body, &context)?,
-        };
-        model.check_policy(&asked.policy).map_err(|error| ApiError::key("memory", error.to_string()))?;
-        Ok(asked)
-    })
-    .await?;
-    if let Some(other) = asked.model.as_ref().filter(|model| **model != app.options.name) {
-        let message = format!("the model `{other}` is not here; the server has `{}`", app.options.name);
-        return Err(ApiError::new(StatusCode::NOT_FOUND, message));
-    }
-    let mut known = asked.conversation.as_mut().and_then(|(open, _)| open.known.take());
-    let (sender, mut receiver) = unbounded_channel();
-    let jobs = asked.prompts.iter().enumerate().map(|(number, prompt)| Job {
-        prompt: prompt.clone(),
-        policy: asked.policy.clone(),
-        known: known.take(),
-        choices: asked.choices.clone(),
-        limits: asked.limits.clone(),
-        score_prompt: asked.echo && asked.logprobs.is_some(),
-        top: asked.logprobs,
-        whole: asked.conversation.is_some(),
-        recall: asked.recall,
-        deadline,
-        number,
-        events: sender.clone(),
-    });
-    app.jobs.add(jobs.collect())?;
-    drop(sender);
-    let number = app.answers.fetch_add(1, Ordering::Relaxed);
-    let kind = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
-    let head = Head {
-        form,
-        id: format!("{kind}-{:x}-{number:x}", app.began),
-        created: seconds(),
-        model: app.options.name.clone(),
-    };
-    if asked.stream {
-        let first = receiver.recv().await;
-        if let Some((_, Event::Failed(failure))) = first {
-            return Err(failure.into());
-        }
-        return Ok(streamed(app, asked, head, first, receiver));
-    }
-    let mut conversation = asked.conversation.take();
-    let mut answer = Answer::new(head, &asked, &app.loaded.tokenizer);
-    while let Some((prompt, event)) = receiver.recv().await {
-        match event {
-            Event::Failed(failure) => return Err(failure.into()),
-            event => drop(answer.add(prompt, event).map_err(broken)?),
-        }
-    }
-    if !answer.is_complete() {
-        return Err(incomplete());
-    }
-    end(&app, &asked, &mut answer, conversation.take()).await?;
-    Ok(Json(answer.whole()).into_response())
-}
-
-fn incomplete() -> ApiError {
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model stopped before the answer was whole")
-}
-
-/// Keeps the turn of a conversation, and adds to the answer what OpenAI's interface has no place for.
-async fn end<E: Engine>(
-    app: &Arc<App<E>>,
-    asked: &Asked<E>,
-    answer: &mut Answer<'_, E>,
-    conversation: Option<(Open<E>, NewTurn)>,
-) -> Result<(), ApiError> {
-    let Some(kept) = answer.kept.take() else { return Ok(()) };
-    let (policy, said, recall) = (asked.policy.clone(), answer.text().to_string(), asked.recall);
-    let app = Arc::clone(app);
-    let more = apart(move || {
-        let tokenizer = &app.loaded.tokenizer;
-        let recall = if recall { recall::json(&kept, tokenizer).map_err(broken)? } else { Value::Null };
-        let (mut session, mut turn) = (None, None);
-        if let Some((mut open, new)) = conversation {
-            open.finish(&new, &said, &policy, &kept)?;
-            (session, turn) = (Some(open.id.clone()), Some(open.record.turns.len()));
-        }
-        let anchors = kept.known.text.bank().timeline().kept.len();
-        Ok(json!({
-            "session": session, "turn": turn, "tokens": kept.known.ids.len(),
-            "memory": { "policy": policy.to_string(), "bytes": kept.bytes, "anchors": anchors },
-            "recall": recall,
-        }))
-    });
-    answer.more = Some(more.await?);
-    Ok(())
-}
-
-fn broken(error: march::Error) -> ApiError {
+pub(crate) fn broken(error: march::Error) -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-/// Sends an answer as it is written. When the client goes away, the receiver is dropped, which cancels the jobs.
-fn streamed<E: Engine>(
-    app: Arc<App<E>>,
-    mut asked: Asked<E>,
-    head: Head,
-    first: Option<(usize, Event<E>)>,
-    receiver: UnboundedReceiver<(usize, Event<E>)>,
-) -> Response {
-    let (parts, sent) = unbounded_channel::<Value>();
-    tokio::spawn(async move {
-        let tokenizer: &Tokenizer = &app.loaded.tokenizer;
-        let conversation = asked.conversation.take();
-        let mut answer = Answer::new(head, &asked, tokenizer);
-        let (mut next, mut receiver) = (first, receiver);
-        while let Some((prompt, event)) = next {
-            let new = match event {
-                Event::Failed(failure) => Err(ApiError::from(failure)),
-                event => answer.add(prompt, event).map_err(broken),
-            };
-            match new {
-                Ok(new) => {
-                    if new.into_iter().any(|part| parts.send(part).is_err()) {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    // A stream has begun: its status can no longer be changed.
-                    drop(parts.send(error.body()));
-                    return;
-                }
-            }
-            next = tokio::select! {
-                next = receiver.recv() => next,
-                () = parts.closed() => return,
-            };
-        }
-        let ended = match answer.is_complete() {
-            true => end(&app, &asked, &mut answer, conversation).await,
-            false => Err(incomplete()),
-        };
-        if let Err(error) = ended {
-            drop(parts.send(error.body()));
-            return;
-        }
-        if asked.stream_usage || answer.more.is_some() {
-            drop(parts.send(answer.usage_part()));
-        }
-        drop(parts.send(Value::Null));
-    });
-    let events = stream::unfold(sent, |mut sent| async move {
-        let part = sent.recv().await?;
-        let text = if part.is_null() { "[DONE]".to_string() } else { part.to_string() };
-        Some((Ok::<_, Infallible>(Sent::default().data(text)), sent))
-    });
-    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
-}
-
-async fn models<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
+/// A model in OpenAI's shape. There is one.
+fn model_object<E: Engine>(app: &App<E>) -> Value {
     let Options { name, allowed, .. } = &app.options;
     let Loaded { model, policy, .. } = &*app.loaded;
-    Json(json!({ "object": "list", "data": [{
+    json!({
         "id": name, "object": "model", "created": app.began, "owned_by": "march", "max_model_len": allowed.context,
         "march": {
             "model_type": model.config().mixer.model_type(), "parameters": model.parameter_count(),
             "policy": policy.to_string(), "routes": policy.interval.is_some(),
         },
-    }] }))
+    })
+}
+
+async fn models<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [model_object(&app)] }))
+}
+
+/// A model's name may contain slashes.
+async fn one_model<E: Engine>(State(app): State<Arc<App<E>>>, path: Id) -> Result<Json<Value>, ApiError> {
+    match path {
+        Ok(Path(id)) if id == app.options.name => Ok(Json(model_object(&app))),
+        Ok(Path(other)) => Err(not_here(&other, &app.options.name)),
+        Err(error) => Err(ApiError::new(StatusCode::NOT_FOUND, error.body_text())),
+    }
+}
+
+/// The error of a request that names another model.
+pub(crate) fn not_here(other: &str, name: &str) -> ApiError {
+    let message = format!("the model `{other}` is not here; the server has `{name}`");
+    ApiError::new(StatusCode::NOT_FOUND, message)
 }
 
 async fn list_sessions<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {

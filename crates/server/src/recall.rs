@@ -8,7 +8,7 @@ use march::model::MeanRouting;
 use march::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::scheduler::Kept;
+use crate::job::Kept;
 
 /// As clients read it; `null` if the model does not route, or the answer saw no anchor.
 pub fn json<E: Engine>(kept: &Kept<E>, tokenizer: &Tokenizer) -> march::Result<Value> {

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use crate::chat::{self, Next, Template};
 use crate::error::ApiError;
-use crate::sessions::{Kind, Message, NewTurn, Open, Sessions, Wanted};
+use crate::record::{Kind, Message};
+use crate::sessions::{NewTurn, Open, Sessions, Wanted};
 
 type Result<T> = std::result::Result<T, ApiError>;
 

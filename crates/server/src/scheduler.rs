@@ -8,20 +8,21 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use march::anchors::{Anchor, Policy};
+use march::anchors::Policy;
 use march::engine::Engine;
-use march::generate::{Ended, GRID, Inference, Limits, Sampling, Session, Text};
+use march::generate::{GRID, Inference, Sampling, Session, Text};
 use march::memory::{BankTag, StateBank};
-use march::model::{InferenceParameters, MeanRouting, Model, Part, TraceCell};
+use march::model::{InferenceParameters, Model, Part};
 use march::tokenizer::Tokenizer;
 use march::{Error, Result};
-use tokio::sync::mpsc::UnboundedSender;
 
+use crate::choice::Choice;
+use crate::job::{Event, Failure, Job, Jobs, Scored};
 use crate::metrics::Metrics;
-use crate::prefix::{Found, Known, PrefixCache};
+use crate::prefix::{Found, PrefixCache};
 use crate::slices::Slices;
 
 /// A model that is ready to run, with its tokenizer.
@@ -62,177 +63,13 @@ pub struct Share {
     pub cache_bytes: usize,
 }
 
-/// A prompt and what to do with it.
-pub struct Job<E: Engine> {
-    /// The prompt; at least one token.
-    pub prompt: Vec<u32>,
-    /// The memory policy.
-    pub policy: Policy,
-    /// A text that begins like the prompt, if the client continues a conversation.
-    pub known: Option<Known<E>>,
-    /// One entry for each text to write; empty to only read the prompt.
-    pub choices: Vec<Sampling>,
-    /// When a text ends.
-    pub limits: Limits,
-    /// Whether the log-probabilities of the prompt's tokens are wanted.
-    pub score_prompt: bool,
-    /// The number of most probable tokens to report with each token, if log-probabilities are wanted.
-    pub top: Option<usize>,
-    /// Whether the whole text is wanted at the end of each choice.
-    pub whole: bool,
-    /// Whether it is wanted which anchors each choice read.
-    pub recall: bool,
-    /// When the request is given up.
-    pub deadline: Instant,
-    /// The number of the prompt in its request.
-    pub number: usize,
-    /// Receives what happens, with the prompt's number; the job is cancelled when it is closed.
-    pub events: UnboundedSender<(usize, Event<E>)>,
-}
-
-impl<E: Engine> Job<E> {
-    /// Sends an event. That the receiver is gone is noticed before the next step.
-    fn tell(&self, event: Event<E>) {
-        drop(self.events.send((self.number, event)));
-    }
-
-    /// Begins the texts, after the prompt was read.
-    fn write(&self, tokenizer: &Tokenizer, read: &Session<E>) -> Result<Vec<Choice<E>>> {
-        let begin = |(number, &sampling): (usize, &Sampling)| {
-            let mut session = Session::new(read.text().clone(), sampling)?;
-            session.begin(tokenizer, self.limits.clone())?;
-            let trace = self.recall.then(TraceCell::default);
-            session.set_trace(trace.clone());
-            let anchors = read.text().bank().timeline().kept.clone();
-            Ok(Choice { number, session, ids: Vec::new(), trace, anchors })
-        };
-        self.choices.iter().enumerate().map(begin).collect()
-    }
-}
-
-/// What happens to a job.
-#[derive(Debug)]
-pub enum Event<E: Engine> {
-    /// The prompt is read: how many of its tokens came from the cache, and the scores of its tokens from the second on,
-    /// if they were requested.
-    Read {
-        /// Tokens that were not read again.
-        cached: usize,
-        /// One entry for each token but the first.
-        scores: Vec<Scored>,
-    },
-    /// A token of a choice, or its end.
-    Wrote {
-        /// The choice, from 0.
-        choice: usize,
-        /// The text that became final, which may be empty.
-        text: String,
-        /// The token and its log-probability; `None` if the text ended without a new token.
-        token: Option<Scored>,
-        /// The reason, if the text has ended.
-        ended: Option<Ended>,
-    },
-    /// A choice has ended, and more was asked about it than its text.
-    Kept(Box<Kept<E>>),
-    /// The job failed, and there are no more events.
-    Failed(Failure),
-}
-
-/// What is left of a choice when it has ended.
-pub struct Kept<E: Engine> {
-    /// The whole text with its state.
-    pub known: Known<E>,
-    /// Whether the state has the bits of any other way to read the text, so that it may be continued.
-    pub exact: bool,
-    /// Bytes of the state.
-    pub bytes: usize,
-    /// Which anchors the choice read, if that was asked.
-    pub recall: Option<MeanRouting>,
-    /// All anchors that were seen, in the order of the text.
-    pub anchors: Vec<Anchor>,
-}
-
-impl<E: Engine> std::fmt::Debug for Kept<E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept").field("tokens", &self.known.ids.len()).finish_non_exhaustive()
-    }
-}
-
-/// Why a job failed.
-#[derive(Debug)]
-pub enum Failure {
-    /// The request was wrong.
-    Refused(String),
-    /// Its time was over.
-    Late,
-    /// The server's fault.
-    Broken(String),
-}
-
-/// A token with its log-probability.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scored {
-    /// The token.
-    pub id: u32,
-    /// Its log-probability; meaningless unless log-probabilities were requested.
-    pub logprob: f32,
-    /// The most probable tokens, the most probable one first; at least one if log-probabilities were requested.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// Why a job was not accepted.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Full {
-    /// Too many requests are waiting.
-    Queue,
-    /// The server is shutting down.
-    Closing,
-}
-
-/// Hands jobs to the model's thread.
-pub struct Jobs<E: Engine> {
-    sender: SyncSender<Job<E>>,
-    waiting: Arc<AtomicUsize>,
-    queue: usize,
-}
-
-impl<E: Engine> Jobs<E> {
-    /// Adds jobs that belong together: all of them, or none if the queue is full.
-    pub fn add(&self, jobs: Vec<Job<E>>) -> std::result::Result<(), Full> {
-        let count = jobs.len();
-        let before = self.waiting.fetch_add(count, Ordering::AcqRel);
-        if before + count > self.queue {
-            self.waiting.fetch_sub(count, Ordering::AcqRel);
-            return Err(Full::Queue);
-        }
-        for (i, job) in jobs.into_iter().enumerate() {
-            if let Err(error) = self.sender.try_send(job) {
-                self.waiting.fetch_sub(count - i, Ordering::AcqRel);
-                return Err(match error {
-                    TrySendError::Full(_) => Full::Queue,
-                    TrySendError::Disconnected(_) => Full::Closing,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// The number of jobs that wait for a place.
-    pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
-    }
-}
-
 /// Runs a model on a thread of its own, until all [`Jobs`] are dropped and the last job has ended.
 pub fn start<E: Engine>(
     loaded: Arc<Loaded<E>>,
     share: Share,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<(Jobs<E>, std::thread::JoinHandle<()>)> {
-    // `Jobs::add` keeps to the limit of the queue.
-    let (sender, receiver) = sync_channel(share.queue.max(1));
-    let waiting = Arc::new(AtomicUsize::new(0));
-    let jobs = Jobs { sender, waiting: Arc::clone(&waiting), queue: share.queue };
+    let (jobs, receiver, waiting) = Jobs::new(share.queue);
     let thread = std::thread::Builder::new().name("model".into()).spawn(move || {
         let inference = Inference::new(&loaded.engine, &loaded.model, &loaded.parameters);
         let wide = inference.call_tokens().min(WIDE_SLICE);
@@ -271,18 +108,6 @@ enum State<E: Engine> {
     Writing(Vec<Choice<E>>),
 }
 
-/// A text that is being written.
-struct Choice<E: Engine> {
-    number: usize,
-    session: Session<E>,
-    /// The tokens of the answer so far.
-    ids: Vec<u32>,
-    /// Records which anchors are read, if that was asked.
-    trace: Option<TraceCell<E>>,
-    /// The anchors before the answer.
-    anchors: Vec<Anchor>,
-}
-
 struct Scheduler<'a, E: Engine> {
     loaded: &'a Loaded<E>,
     wide: Inference<'a, E>,
@@ -317,7 +142,7 @@ impl<E: Engine> Scheduler<'_, E> {
             tracing::error!("a step of the model failed: {failed}");
             self.metrics.failed_steps.fetch_add(1, Ordering::Relaxed);
             for active in self.active.drain(..) {
-                active.fail(Failure::Broken(failed.clone()));
+                active.job.fail(Failure::Broken(failed.clone()));
             }
         }
     }
@@ -345,7 +170,7 @@ impl<E: Engine> Scheduler<'_, E> {
             if texts >= self.share.texts {
                 return true;
             }
-            let job = if self.active.is_empty() {
+            let mut job = if self.active.is_empty() {
                 match receiver.recv_timeout(PAUSE) {
                     Ok(job) => job,
                     Err(RecvTimeoutError::Timeout) => return true,
@@ -359,29 +184,24 @@ impl<E: Engine> Scheduler<'_, E> {
                 }
             };
             self.waiting.fetch_sub(1, Ordering::AcqRel);
-            if job.events.is_closed() {
+            if job.is_cancelled() {
                 continue;
             }
-            let (events, number) = (job.events.clone(), job.number);
-            match self.begin(job) {
-                Ok(active) => self.active.push_back(active),
-                Err(error) => {
-                    let failed = Event::Failed(Failure::Refused(error.to_string()));
-                    // The receiver may be gone, which is as good.
-                    drop(events.send((number, failed)));
+            match self.begin(&mut job) {
+                Ok((cached, state)) => {
+                    self.active.push_back(Active { job, cached, scores: Vec::new(), state });
                 }
+                Err(error) => job.fail(Failure::Refused(error.to_string())),
             }
         }
     }
 
-    /// Finds how much of a prompt is known already.
-    fn begin(&mut self, job: Job<E>) -> Result<Active<E>> {
+    /// Finds how much of a prompt is known already: the number of tokens, and the state to begin with.
+    fn begin(&mut self, job: &mut Job<E>) -> Result<(usize, State<E>)> {
         let Loaded { engine, model, .. } = self.loaded;
         if job.score_prompt {
-            let bank = Box::new(model.bank(job.policy.clone())?);
-            return Ok(Active { job, cached: 0, scores: Vec::new(), state: State::Scoring(bank, 0) });
+            return Ok((0, State::Scoring(Box::new(model.bank(job.policy.clone())?), 0)));
         }
-        let mut job = job;
         let Found { mut text, mut tokens, mut branch } = self.cache.find(engine, &job.prompt, &job.policy);
         if let Some(known) = job.known.take().filter(|known| known.text.bank().policy() == &job.policy) {
             let usable = known.usable(known.common(&job.prompt), job.prompt.len());
@@ -404,7 +224,7 @@ impl<E: Engine> Scheduler<'_, E> {
         let grid = (!self.any_calls).then_some(last / GRID * GRID);
         let pushed = branch.or(grid).filter(|&at| at > tokens).unwrap_or(job.prompt.len());
         session.push(&job.prompt[tokens..pushed]);
-        Ok(Active { job, cached: tokens, scores: Vec::new(), state: State::Reading(session, pushed) })
+        Ok((tokens, State::Reading(session, pushed)))
     }
 
     fn drop_cancelled(&mut self) {
@@ -414,9 +234,9 @@ impl<E: Engine> Scheduler<'_, E> {
             self.active = keep;
             late.into()
         };
-        late.into_iter().for_each(|active| active.fail(Failure::Late));
+        late.into_iter().for_each(|active| active.job.fail(Failure::Late));
         let before = self.active.len();
-        self.active.retain(|active| !active.job.events.is_closed());
+        self.active.retain(|active| !active.job.is_cancelled());
         self.metrics.cancelled.fetch_add((before - self.active.len()) as u64, Ordering::Relaxed);
     }
 
@@ -508,8 +328,8 @@ impl<E: Engine> Scheduler<'_, E> {
                     State::Reading(session, prompt.len())
                 } else {
                     let scores = std::mem::take(&mut active.scores);
-                    active.job.tell(Event::Read { cached: active.cached, scores });
-                    State::Writing(active.job.write(&self.loaded.tokenizer, &session)?)
+                    active.job.events.add(Event::Read { cached: active.cached, scores });
+                    State::Writing(Choice::all(&active.job, &self.loaded.tokenizer, &session)?)
                 }
             }
             other => other,
@@ -530,11 +350,13 @@ impl<E: Engine> Scheduler<'_, E> {
             }
             if job.whole || job.recall {
                 let kept = Box::new(choice.kept(engine, known, self.any_calls));
-                job.tell(Event::Kept(kept));
+                job.events.add(Event::Kept(kept));
             }
         }
         self.metrics.cache_bytes.store(self.cache.bytes(), Ordering::Relaxed);
-        Ok((!choices.is_empty()).then_some(active))
+        let over = choices.is_empty();
+        job.events.send(over);
+        Ok((!over).then_some(active))
     }
 }
 
@@ -579,69 +401,4 @@ impl<E: Engine> Active<E> {
     fn is_reading(&self) -> bool {
         !matches!(self.state, State::Writing(_))
     }
-
-    fn fail(self, failure: Failure) {
-        self.job.tell(Event::Failed(failure));
-    }
-}
-
-impl<E: Engine> Choice<E> {
-    /// The whole text. Before a stop string, its last tokens are others than those that were sampled, and unread.
-    fn known(&self, prompt: &[u32]) -> Known<E> {
-        let text = self.session.text().clone();
-        let read = text.tokens() - text.unread().len();
-        let mut ids: Vec<u32> = prompt.iter().chain(&self.ids).copied().take(read).collect();
-        ids.extend(text.unread());
-        Known { ids, text }
-    }
-
-    fn kept(self, engine: &E, known: Known<E>, exact: bool) -> Kept<E> {
-        let recall = self.trace.as_ref().map(|trace| {
-            // A panic of another thread cannot leave a trace half written: only this one writes to it.
-            let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            trace.means(engine)
-        });
-        let bank = known.text.bank();
-        let mut anchors = self.anchors;
-        anchors.extend(&bank.timeline().kept);
-        anchors.sort_by_key(|anchor| anchor.ordinal);
-        anchors.dedup_by_key(|anchor| anchor.ordinal);
-        let bytes = bank.bytes(engine);
-        Kept { known, exact, bytes, recall, anchors }
-    }
-
-    /// Samples the next token; returns the reason if the text has ended.
-    fn advance(&mut self, job: &Job<E>, tokenizer: &Tokenizer) -> Result<Option<Ended>> {
-        let logits = job.top.and_then(|_| self.session.logits().map(<[f32]>::to_vec));
-        let wrote = self.session.advance(tokenizer)?;
-        let token = wrote.token.map(|id| match (&logits, job.top) {
-            (Some(logits), Some(top)) => scored(logits, id, top),
-            _ => Scored { id, logprob: 0.0, top: Vec::new() },
-        });
-        let (mut text, mut ended) = (wrote.text, wrote.ended);
-        // A token that ends a text is not part of it.
-        self.ids.extend(wrote.token.filter(|_| ended.is_none()));
-        if ended.is_none() && self.ids.len() == job.limits.max_tokens {
-            // The model need not read the last token.
-            let last = self.session.advance(tokenizer)?;
-            text += &last.text;
-            ended = last.ended;
-        }
-        job.tell(Event::Wrote { choice: self.number, text, token, ended });
-        Ok(ended)
-    }
-}
-
-/// The log-probabilities of a token and of the most probable ones.
-fn scored(logits: &[f32], id: u32, top: usize) -> Scored {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
-    let logprob = |id: u32| (f64::from(logits[id as usize] - largest) - sum.ln()) as f32;
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let count = top.max(1).min(order.len());
-    let by = |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
-    order.select_nth_unstable_by(count - 1, by);
-    order.truncate(count);
-    order.sort_unstable_by(by);
-    Scored { id, logprob: logprob(id), top: order.into_iter().map(|id| (id, logprob(id))).collect() }
 }

@@ -1,33 +1,23 @@
-//! Conversations that are kept: in memory, and on disk if the server has a folder for them.
-//!
-//! A conversation is a record (its turns and all tokens, as JSON with a checksum) and the state of the model after its
-//! last turn. A folder holds a conversation's record and two files for states. A turn first saves its state to the file
-//! that the record does not name, then replaces the record, which names it; so a process that dies at any moment leaves
-//! the last finished turn with its state. A state that is missing or damaged costs time, not content: the tokens are
-//! read again.
+//! Conversations that are kept: in memory, and on disk (`record`) if the server has a folder for them.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use march::anchors::Policy;
-use march::disk::{self, Lock};
 use march::engine::Engine;
-use march::generate::Text;
-use march::memory::{BankFile, BankTag};
-use serde::{Deserialize, Serialize};
+use march::memory::BankTag;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::job::Kept;
 use crate::prefix::Known;
-use crate::scheduler::{Kept, Loaded};
+use crate::record::{Folder, Kind, Message, Record, Turn};
+use crate::scheduler::Loaded;
 
 type Result<T> = std::result::Result<T, ApiError>;
-
-/// The format of records that this program writes.
-const FORMAT: u32 = 1;
 
 /// The most characters of an id.
 const LONGEST_ID: usize = 64;
@@ -37,83 +27,6 @@ const MOST: usize = 10_000;
 
 /// How long a conversation's state stays in memory after its last turn.
 const IDLE: Duration = Duration::from_secs(600);
-
-const RECORD: &str = "conversation.json";
-
-/// The files for states, which turns use alternately.
-const STATES: [&str; 2] = ["memory-0.safetensors", "memory-1.safetensors"];
-
-/// The name of a conversation's folder while it is being made or deleted begins with this, which no id does.
-const UNFINISHED: &str = ".unfinished-";
-
-/// A message of a chat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// Who says it.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-}
-
-/// How a conversation is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// By `/v1/chat/completions`.
-    Chat,
-    /// By `/v1/completions`.
-    Text,
-}
-
-/// What was said and what was answered.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Turn {
-    /// The new messages; of a text, the prompt.
-    pub messages: Vec<Message>,
-    /// The answer.
-    pub answer: String,
-    /// Tokens of the conversation after the turn; 0 if the chat template has since changed how the turn is written.
-    pub tokens: usize,
-    /// Bytes of the conversation's text after the turn.
-    text_bytes: usize,
-    /// Bytes of the state after the turn.
-    bytes: usize,
-    /// Anchors in the state after the turn.
-    anchors: usize,
-}
-
-/// A conversation, as it is on disk.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    format: u32,
-    model_name: String,
-    model: String,
-    tokenizer: String,
-    created: u64,
-    updated: u64,
-    /// How it is written; decided by its first turn.
-    pub kind: Option<Kind>,
-    /// The memory policy of the next turn.
-    pub policy: Policy,
-    /// The turns.
-    pub turns: Vec<Turn>,
-    /// The text so far, as the model read and wrote it.
-    pub text: String,
-    /// The tokens so far.
-    pub ids: Vec<u32>,
-    state: Option<Saved>,
-}
-
-/// Where the state of a conversation is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Saved {
-    /// The number of the file.
-    file: usize,
-    /// How many tokens it has read.
-    tokens: usize,
-    /// The file's identity, so that no other one is taken for it.
-    identity: String,
-}
 
 /// A conversation in memory.
 struct Slot<E: Engine> {
@@ -138,8 +51,7 @@ pub struct Wanted {
 
 /// All conversations.
 pub struct Sessions<E: Engine> {
-    folder: Option<PathBuf>,
-    _lock: Option<Lock>,
+    folder: Option<Folder>,
     loaded: Arc<Loaded<E>>,
     name: String,
     /// The most bytes of states in memory.
@@ -210,40 +122,16 @@ impl<E: Engine> Sessions<E> {
         name: &str,
         limit: usize,
     ) -> std::result::Result<Self, String> {
-        let mut sessions = Self {
-            folder,
-            _lock: None,
-            loaded,
-            name: name.into(),
-            limit,
-            slots: Mutex::default(),
-            making: Mutex::default(),
-        };
-        let Some(folder) = sessions.folder.clone() else { return Ok(sessions) };
-        let wrong = |error: std::io::Error| {
-            format!("{}: cannot be used as the folder for conversations: {error}", folder.display())
-        };
-        std::fs::create_dir_all(&folder).map_err(wrong)?;
-        let lock = Lock::take(&folder.join(".lock")).map_err(|error| error.to_string())?;
-        if lock.is_none() {
-            return Err(format!("{}: another server uses this folder", folder.display()));
-        }
-        sessions._lock = lock;
-        for entry in std::fs::read_dir(&folder).map_err(wrong)? {
-            let path = entry.map_err(wrong)?.path();
-            let Some(id) = path.file_name().and_then(|name| name.to_str()).map(String::from) else {
-                continue;
-            };
-            if id.starts_with(UNFINISHED) {
-                std::fs::remove_dir_all(&path).map_err(wrong)?;
-            } else if check_id(&id).is_ok() && path.is_dir() {
-                match read(&path) {
-                    Ok(record) => drop(sessions.lock().insert(id, Slot::new(record, None, 0))),
-                    Err(error) => tracing::warn!("session {id} is left out: {error}"),
-                }
+        let (folder, records) = match folder {
+            Some(path) => {
+                let (folder, records) = Folder::open(path, |id| check_id(id).is_ok())?;
+                (Some(folder), records)
             }
-        }
-        Ok(sessions)
+            None => (None, Vec::new()),
+        };
+        let slots = records.into_iter().map(|(id, record)| (id, Slot::new(record, None, 0)));
+        let slots = Mutex::new(slots.collect());
+        Ok(Self { folder, loaded, name: name.into(), limit, slots, making: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Slot<E>>> {
@@ -251,17 +139,9 @@ impl<E: Engine> Sessions<E> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tag(&self) -> &BankTag {
-        &self.loaded.tag
-    }
-
-    fn path(&self, id: &str) -> Option<PathBuf> {
-        self.folder.as_ref().map(|folder| folder.join(id))
-    }
-
     /// Whether a folder of the disk has this id although its record could not be read.
     fn is_damaged(&self, id: &str) -> bool {
-        self.path(id).is_some_and(|path| path.exists())
+        self.folder.as_ref().is_some_and(|folder| folder.has(id))
     }
 
     fn missing(&self, id: &str) -> ApiError {
@@ -276,7 +156,7 @@ impl<E: Engine> Sessions<E> {
     }
 
     fn check_model(&self, id: &str, record: &Record) -> Result<()> {
-        let BankTag { model, tokenizer, .. } = self.tag();
+        let BankTag { model, tokenizer, .. } = &self.loaded.tag;
         if (&record.model, &record.tokenizer) != (model, tokenizer) {
             return Err(conflict(format!(
                 "session `{id}` belongs to another model, `{}` ({}); this server has `{}` ({model}). Only the model \
@@ -285,25 +165,6 @@ impl<E: Engine> Sessions<E> {
             )));
         }
         Ok(())
-    }
-
-    /// A conversation without turns.
-    fn empty(&self) -> Record {
-        let BankTag { model, tokenizer, .. } = self.tag().clone();
-        Record {
-            format: FORMAT,
-            model_name: self.name.clone(),
-            model,
-            tokenizer,
-            created: seconds(),
-            updated: seconds(),
-            kind: None,
-            policy: self.loaded.policy.clone(),
-            turns: Vec::new(),
-            text: String::new(),
-            ids: Vec::new(),
-            state: None,
-        }
     }
 
     /// Describes a conversation.
@@ -372,8 +233,9 @@ impl<E: Engine> Sessions<E> {
             }
             (false, Some(from)) => {
                 let mut open = self.begin(from).map_err(|error| error.of("from"))?;
-                let now = seconds();
-                let mut record = Record { created: now, updated: now, ..Record::clone(&open.record) };
+                let mut record = Record::clone(&open.record);
+                record.created = seconds();
+                record.updated = record.created;
                 let known = self.change(&mut record, open.known.take(), &wanted)?;
                 (record, known)
             }
@@ -382,7 +244,7 @@ impl<E: Engine> Sessions<E> {
                 return Err(ApiError::key("turns", message));
             }
             (false, None) => {
-                let mut record = self.empty();
+                let mut record = Record::empty(&self.loaded, &self.name, seconds());
                 let known = self.change(&mut record, None, &wanted)?;
                 (record, known)
             }
@@ -429,21 +291,9 @@ impl<E: Engine> Sessions<E> {
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message));
         }
         record.state = None;
-        if let (Some(folder), Some(path)) = (&self.folder, self.path(id)) {
-            let new = folder.join(format!("{UNFINISHED}{id}"));
-            let mut write = || -> std::result::Result<(), String> {
-                match std::fs::remove_dir_all(&new) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(error.to_string());
-                    }
-                    _ => {}
-                }
-                std::fs::create_dir(&new).map_err(|error| error.to_string())?;
-                self.save(&new, &mut record, known.as_ref())?;
-                std::fs::rename(&new, &path).map_err(|error| error.to_string())?;
-                disk::sync_folder(folder).map_err(|error| error.to_string())
-            };
-            write().map_err(|error| failed(id, "saving", &error))?;
+        if let Some(folder) = &self.folder {
+            let created = folder.create(id, &self.loaded, &mut record, known.as_ref());
+            created.map_err(|error| failed(id, "saving", &error))?;
         }
         let described = self.describe(id, &record);
         let bytes = known.as_ref().map_or(0, |known| known.text.bank().bytes(&self.loaded.engine));
@@ -465,18 +315,7 @@ impl<E: Engine> Sessions<E> {
             }
             slots.contains_key(id)
         };
-        let removed = match (&self.folder, self.path(id)) {
-            (Some(folder), Some(path)) => {
-                // Renamed first, so that a folder is never half a conversation.
-                let old = folder.join(format!("{UNFINISHED}{id}"));
-                match std::fs::rename(&path, &old).and_then(|()| std::fs::remove_dir_all(&old)) {
-                    // Someone else deleted it.
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                    removed => removed,
-                }
-            }
-            _ => Ok(()),
-        };
+        let removed = self.folder.as_ref().map_or(Ok(()), |folder| folder.remove(id));
         let mut slots = self.lock();
         match removed {
             Ok(()) => drop(slots.remove(id)),
@@ -508,62 +347,9 @@ impl<E: Engine> Sessions<E> {
             Open { sessions: Arc::clone(self), id: id.into(), record, known }
         };
         if open.known.is_none() {
-            open.known = self.load(id, &open.record);
+            open.known = self.folder.as_ref().and_then(|folder| folder.load(id, &self.loaded, &open.record));
         }
         Ok(open)
-    }
-
-    /// Loads the state of a conversation from the disk. One that cannot be used is reported, and costs time only.
-    fn load(&self, id: &str, record: &Record) -> Option<Known<E>> {
-        let Saved { file, tokens, identity } = record.state.as_ref()?;
-        let (tokens, path) = (*tokens, self.path(id)?.join(STATES.get(*file)?));
-        let load = || -> march::Result<Option<Text<_>>> {
-            let file = BankFile::open(&path)?;
-            file.verify()?;
-            if file.identity() != identity {
-                return Ok(None);
-            }
-            let Loaded { engine, model, .. } = &*self.loaded;
-            let text = Text::load(engine, model, &file, self.tag(), None)?;
-            Ok((text.tokens() == tokens && tokens <= record.ids.len()).then_some(text))
-        };
-        match load() {
-            Ok(Some(text)) => {
-                let ids = record.ids[..tokens].to_vec();
-                Some(Known { text: text.with_recent(&ids), ids })
-            }
-            Ok(None) => {
-                tracing::warn!("session {id}: its state is that of another text; its text is read again");
-                None
-            }
-            Err(error) => {
-                tracing::warn!("session {id}: its state cannot be used, its text is read again: {error}");
-                None
-            }
-        }
-    }
-
-    /// Writes a conversation to its folder: the state to the file that the old record does not name, then the record.
-    fn save(
-        &self,
-        folder: &Path,
-        record: &mut Record,
-        known: Option<&Known<E>>,
-    ) -> std::result::Result<(), String> {
-        let used = record.state.take().map(|state| state.file);
-        if let Some(known) = known {
-            let file = if used == Some(0) { 1 } else { 0 };
-            let path = folder.join(STATES[file]);
-            let save =
-                || known.text.save(&self.loaded.engine, &path, self.tag()).map_err(|error| error.to_string());
-            // A damaged file is not continued, but written again.
-            save().or_else(|error| std::fs::remove_file(&path).map_err(|_| error).and_then(|()| save()))?;
-            let identity = BankFile::open(&path).map_err(|error| error.to_string())?.identity().into();
-            let tokens = known.text.tokens() - known.text.unread().len();
-            record.state = Some(Saved { file, tokens, identity });
-        }
-        let text = serde_json::to_string(record).map_err(|error| error.to_string())?;
-        disk::replace(&folder.join(RECORD), disk::seal(&text).as_bytes()).map_err(|error| error.to_string())
     }
 
     /// Drops states from memory: those that were idle for long, and the oldest if there are too many bytes.
@@ -601,35 +387,9 @@ fn busy(id: &str) -> ApiError {
     conflict(format!("session `{id}` is being used by another request; wait until it has ended"))
 }
 
-/// Reads a record.
-fn read(folder: &Path) -> march::Result<Record> {
-    let path = folder.join(RECORD);
-    let (text, sealed) = disk::read_sealed(&path, "delete the session")?;
-    let record: Record = serde_json::from_str(&text)
-        .map_err(|error| march::Error::damaged(&path, format!("is not the record of a session: {error}")))?;
-    if !sealed {
-        return Err(march::Error::damaged(&path, "has no checksum"));
-    }
-    if record.format > FORMAT {
-        return Err(march::Error::damaged(&path, "was written by a newer program"));
-    }
-    Ok(record)
-}
-
 impl<E: Engine> Slot<E> {
     fn new(record: Record, known: Option<Known<E>>, bytes: usize) -> Self {
         Self { record: Arc::new(record), known, bytes, used: Instant::now(), busy: false }
-    }
-}
-
-impl Record {
-    /// All that was said, in order.
-    pub fn messages(&self) -> Vec<Message> {
-        let all = self.turns.iter().flat_map(|turn| {
-            let answer = Message { role: "assistant".into(), content: turn.answer.clone() };
-            turn.messages.iter().cloned().chain([answer])
-        });
-        all.collect()
     }
 }
 
@@ -674,11 +434,10 @@ impl<E: Engine> Open<E> {
     /// Replaces the conversation, first on the disk, then in memory.
     fn replace(&mut self, mut record: Record, known: Option<Known<E>>) -> Result<()> {
         let Self { sessions, id, .. } = self;
-        if let Some(folder) = sessions.path(id) {
+        if let Some(folder) = &sessions.folder {
             record.state = self.record.state.clone();
-            sessions
-                .save(&folder, &mut record, known.as_ref())
-                .map_err(|error| failed(id, "saving", &error))?;
+            let saved = folder.replace(id, &sessions.loaded, &mut record, known.as_ref());
+            saved.map_err(|error| failed(id, "saving", &error))?;
         }
         let bytes = known.as_ref().map_or(0, |known| known.text.bank().bytes(&sessions.loaded.engine));
         self.record = Arc::new(record);

@@ -362,6 +362,7 @@ async function send() {
   stopper = stop;
   setBusy(true);
   const turn = { messages: [{ role: "user", content: text }], answer: "" };
+  const first = session === null;
   const item = turnItem(turn, turns.length);
   item.classList.add("running");
   const answer = item.querySelector(".answer .text");
@@ -402,6 +403,7 @@ async function send() {
     const typed = $("input").value;
     $("input").value = typed ? `${text}\n${typed}` : text;
     await resume();
+    if (first && session && turns.length === 0) await discard();
     if (error.name === "AbortError") say("Stopped. The turn was not kept; your text is back in the input.");
     else report(error);
   } finally {
@@ -410,6 +412,23 @@ async function send() {
     if (document.activeElement === document.body) $("input").focus();
   }
   await refreshList().catch(report);
+}
+
+/** Deletes a conversation whose first turn failed, and shows the new conversation that it was before. */
+async function discard() {
+  const policy = wantedPolicy();
+  for (let tries = 0; ; tries++) {
+    try {
+      await request("DELETE", place(session.id));
+      break;
+    } catch (error) {
+      // The server may still be ending the turn.
+      if (error.status !== 409 || tries === 20) return;
+      await new Promise((resolve) => { setTimeout(resolve, 100); });
+    }
+  }
+  show(null);
+  showPolicy(policy);
 }
 
 /** Asks for a turn; calls `wrote` with every part of the answer. Returns what is only known of a new turn. */

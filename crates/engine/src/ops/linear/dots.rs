@@ -9,15 +9,16 @@
 //! W is read from memory once, and what is multiplied together must come from a near cache:
 //!
 //! - Few rows: four rows of x at a time stay in the L1 cache while W streams past them, widened in registers. With
-//!   more than four rows, a group of rows of W stays in the L2 cache until all rows of x were multiplied by it.
+//!   more than four rows, a group of rows of W stays in a near cache until all rows of x were multiplied by it: a few
+//!   rows in the L1 cache if all of x fits there as well, otherwise many in the L2 cache.
 //! - Many rows: a piece of W is converted to f32 and stays in the L1 cache while blocks of rows of x stream past it.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::Sizes;
+use super::source::{Bf16, F32, Int8, Source};
 use crate::cpu::{Carve, Shared};
-use crate::precision::from_bf16;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weight::{BLOCK, RawWeight};
 
@@ -27,8 +28,12 @@ pub(super) const COLUMNS: usize = 8;
 const FEW: usize = 24;
 /// Number of rows of x per pass over W.
 const PASS: usize = 4;
+/// A multiple of the rows of W in every tile.
+const TILES: usize = 12;
 /// Bytes of W that stay in the L2 cache between passes, and as many that are prefetched meanwhile.
 const GROUP: usize = 128 * 1024;
+/// Elements of x that leave room in the L1 cache for a few rows of W.
+const NEAR: usize = 4096;
 /// Prefetch distance, in cache lines past the current rows.
 const AHEAD: usize = 32;
 /// Elements of a row processed at a time: four rows of x fill most of the L1 cache. A multiple of the block size.
@@ -53,7 +58,7 @@ fn block_rows(inner: usize) -> usize {
 
 /// Number of rows of W in a group, for elements of which a cache line holds `line`.
 fn group_columns(inner: usize, line: usize) -> usize {
-    (GROUP / (inner * 64 / line).max(1)).next_multiple_of(PASS).max(PASS)
+    (GROUP / (inner * 64 / line).max(1)).max(1).next_multiple_of(TILES)
 }
 
 impl Dots<'_> {
@@ -94,105 +99,6 @@ impl Kernel for Dots<'_> {
     }
 }
 
-/// Access to the elements of W by their index in the whole matrix.
-trait Source: Copy {
-    /// Elements per cache line.
-    const LINE: usize;
-    /// Loads eight elements, widened to f32.
-    /// # Safety
-    /// Elements `at..at + 8` must exist.
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V;
-    /// Loads 32 elements of one row, starting at a multiple of 32 within that row.
-    /// # Safety
-    /// Elements `at..at + 32` must exist.
-    #[inline(always)]
-    unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { [self.load(s, at), self.load(s, at + 8), self.load(s, at + 16), self.load(s, at + 24)] }
-    }
-    fn get(self, at: usize) -> f32;
-    fn prefetch<S: Simd>(self, s: S, at: usize);
-    /// Applies the scale of row `_row` of W to a sum.
-    #[inline(always)]
-    fn scaled(self, sum: f32, _row: usize) -> f32 {
-        sum
-    }
-}
-
-/// Value of int8 code 1 while sums are formed, because codes are widened from the top byte of a 32-bit word. As a
-/// power of two, it does not affect the rounding of the sums.
-const UNIT: f32 = 16_777_216.0;
-
-#[derive(Clone, Copy)]
-struct F32<'a>(&'a [f32]);
-#[derive(Clone, Copy)]
-struct Bf16<'a>(&'a [u16]);
-#[derive(Clone, Copy)]
-struct Int8<'a> {
-    codes: &'a [i8],
-    scales: &'a [f32],
-}
-
-impl Source for F32<'_> {
-    const LINE: usize = 16;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { s.load_ptr(self.0.as_ptr().add(at)) }
-    }
-    #[inline(always)]
-    fn get(self, at: usize) -> f32 {
-        self.0[at]
-    }
-    #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, at: usize) {
-        s.prefetch(self.0.as_ptr().wrapping_add(at));
-    }
-}
-
-impl Source for Bf16<'_> {
-    const LINE: usize = 32;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { s.load_bf16_ptr(self.0.as_ptr().add(at)) }
-    }
-    #[inline(always)]
-    fn get(self, at: usize) -> f32 {
-        from_bf16(self.0[at])
-    }
-    #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, at: usize) {
-        s.prefetch(self.0.as_ptr().wrapping_add(at).cast());
-    }
-}
-
-impl Source for Int8<'_> {
-    const LINE: usize = 64;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { s.mul(s.load_i8_ptr(self.codes.as_ptr().add(at)), s.splat(UNIT)) }
-    }
-    #[inline(always)]
-    unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { s.load_i8_quads(self.codes.as_ptr().add(at)) }
-    }
-    #[inline(always)]
-    fn get(self, at: usize) -> f32 {
-        f32::from(self.codes[at]) * UNIT
-    }
-    #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, at: usize) {
-        s.prefetch(self.codes.as_ptr().wrapping_add(at).cast());
-    }
-    #[inline(always)]
-    fn scaled(self, sum: f32, row: usize) -> f32 {
-        sum * (1.0 / UNIT) * self.scales[row]
-    }
-}
-
 struct Call<'a> {
     sizes: Sizes,
     x: &'a [f32],
@@ -207,8 +113,23 @@ impl Call<'_> {
             rows @ 0..=PASS if rows * self.sizes.inner <= PASS * PIECE => {
                 self.pass(s, w, 0, self.columns.clone(), 0..self.sizes.inner, Ahead::InOrder, &mut []);
             }
+            rows @ 0..=FEW if rows * self.sizes.inner <= NEAR => self.near_passes(s, w),
             0..=FEW => self.passes(s, w, scratch),
             _ => self.blocks(s, w, scratch),
+        }
+    }
+
+    /// Multiplies four rows of x at a time by a few rows of W. The first pass reads these from memory, and the others
+    /// find them in the L1 cache.
+    #[inline(always)]
+    fn near_passes<S: Simd, W: Source>(&self, s: S, w: W) {
+        let Sizes { rows, inner, .. } = self.sizes;
+        for c in self.columns.clone().step_by(TILES) {
+            let columns = c..(c + TILES).min(self.columns.end);
+            for r in (0..rows).step_by(PASS) {
+                let ahead = if r == 0 { Ahead::InOrder } else { Ahead::Nothing };
+                self.pass(s, w, r, columns.clone(), 0..inner, ahead, &mut []);
+            }
         }
     }
 
@@ -250,7 +171,9 @@ impl Call<'_> {
             0 => {}
             1 => self.stream::<S, W, 1, 4>(s, w, r, columns, piece, ahead, sums),
             2 => self.stream::<S, W, 2, 4>(s, w, r, columns, piece, ahead, sums),
+            3 if W::BY_EIGHT => self.stream::<S, W, 3, 3>(s, w, r, columns, piece, ahead, sums),
             3 => self.stream::<S, W, 3, 2>(s, w, r, columns, piece, ahead, sums),
+            _ if W::BY_EIGHT => self.stream::<S, W, PASS, 3>(s, w, r, columns, piece, ahead, sums),
             _ => self.stream::<S, W, PASS, 2>(s, w, r, columns, piece, ahead, sums),
         }
     }
@@ -272,6 +195,10 @@ impl Call<'_> {
             let (tile, rest) = sums.split_at_mut(sums.len().min(M * N * LANES));
             self.stream_tile::<S, W, M, N>(s, w, r, c, piece.clone(), ahead, tile);
             (c, sums) = (c + N, rest);
+        }
+        if N == 3 && c + 2 == columns.end {
+            let (tile, _) = sums.split_at_mut(sums.len().min(M * 2 * LANES));
+            return self.stream_tile::<S, W, M, 2>(s, w, r, c, piece, ahead, tile);
         }
         while c < columns.end {
             let (tile, rest) = sums.split_at_mut(sums.len().min(M * LANES));
@@ -305,11 +232,13 @@ impl Call<'_> {
         let whole = piece.end / LANES * LANES;
         let (mut l, mut wait) = (piece.start, 0);
         let mut next = match ahead {
+            Ahead::Nothing => 0,
             Ahead::InOrder => at[0] + N * inner + AHEAD * W::LINE,
             Ahead::NextGroup { distance, .. } => distance + l,
         };
         while l + BLOCK <= whole {
             match ahead {
+                Ahead::Nothing => {}
                 Ahead::InOrder => {
                     for line in (0..N * BLOCK).step_by(W::LINE) {
                         w.prefetch(s, next + line);
@@ -331,12 +260,24 @@ impl Call<'_> {
             }
             // SAFETY: l + 32 ≤ inner, and rows c + j are within W, as checked by `run`.
             unsafe {
-                for j in 0..N {
-                    let ws = w.block(s, at[j] + l);
-                    for v in 0..BLOCK / LANES {
+                if W::BY_EIGHT && M > 2 {
+                    for v in (l..l + BLOCK).step_by(LANES) {
+                        let ws: [S::V; N] = std::array::from_fn(|j| w.load(s, at[j] + v));
                         for i in 0..M {
-                            let xi = s.load_ptr(x[i].as_ptr().add(l + v * LANES));
-                            acc[i][j] = s.fma(xi, ws[v], acc[i][j]);
+                            let xi = s.load_ptr(x[i].as_ptr().add(v));
+                            for j in 0..N {
+                                acc[i][j] = s.fma(xi, ws[j], acc[i][j]);
+                            }
+                        }
+                    }
+                } else {
+                    for j in 0..N {
+                        let ws = w.block(s, at[j] + l);
+                        for v in 0..BLOCK / LANES {
+                            for i in 0..M {
+                                let xi = s.load_ptr(x[i].as_ptr().add(l + v * LANES));
+                                acc[i][j] = s.fma(xi, ws[v], acc[i][j]);
+                            }
                         }
                     }
                 }
@@ -499,21 +440,25 @@ impl Call<'_> {
         c: usize,
     ) {
         let Sizes { inner, outer, .. } = self.sizes;
+        // At most twelve sums, eight at a time. With fewer vectors, some are summed repeatedly; the compiler eliminates
+        // the duplicates.
+        let mut sums = [0.0; 2 * LANES];
+        for from in (0..M * N).step_by(LANES) {
+            let eight = std::array::from_fn(|k| {
+                let k = (from + k).min(M * N - 1);
+                acc[k / N][k % N]
+            });
+            s.store(&mut sums[from..], s.sums(eight));
+        }
         for i in 0..M {
             // SAFETY: row r + i, columns c..c + N belong to this task only.
             let out = unsafe { self.y.part((r + i) * outer + c, N) };
-            // With fewer than eight vectors, some are summed repeatedly; the compiler eliminates the duplicates.
-            let mut eight = [acc[i][0]; LANES];
-            for j in 0..LANES {
-                eight[j] = acc[i][j % N];
-            }
-            let mut sums = [0.0; LANES];
-            s.store(&mut sums, s.sums(eight));
             for j in 0..N {
+                let mut sum = sums[i * N + j];
                 for l in inner / LANES * LANES..inner {
-                    sums[j] += self.x[(r + i) * inner + l] * w.get((c + j) * inner + l);
+                    sum += self.x[(r + i) * inner + l] * w.get((c + j) * inner + l);
                 }
-                out[j] = w.scaled(sums[j], c + j);
+                out[j] = w.scaled(sum, c + j);
             }
         }
     }
@@ -522,6 +467,8 @@ impl Call<'_> {
 /// What to prefetch while rows of W are read.
 #[derive(Clone, Copy)]
 enum Ahead {
+    /// Nothing.
+    Nothing,
     /// As much as is read, `AHEAD` cache lines past the current rows.
     InOrder,
     /// One block for `every` blocks that are read, starting `distance` elements past the current rows.

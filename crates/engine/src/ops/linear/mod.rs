@@ -9,6 +9,7 @@
 mod dots;
 pub(crate) mod fast;
 pub(crate) mod reference;
+mod source;
 
 use crate::engine::Engine;
 use crate::error::{Result, bad_shape, expect_shape};

@@ -1,0 +1,209 @@
+//! Requests for text: reads them, gives them to the model's thread, and answers, whole or as a stream.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::sse::{Event as Sent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
+use march::engine::Engine;
+use march::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::answer::{Answer, Form, Head};
+use crate::error::ApiError;
+use crate::http::{App, Options, apart, broken, not_here, seconds};
+use crate::job::{Event, Events, Happened, Job};
+use crate::recall;
+use crate::request::{Asked, Context};
+use crate::scheduler::Loaded;
+use crate::sessions::{NewTurn, Open};
+
+/// `POST /v1/completions`.
+pub async fn completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
+    respond(app, body, Form::Completion).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// `POST /v1/chat/completions`.
+pub async fn chat_completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
+    respond(app, body, Form::Chat).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn respond<E: Engine>(app: Arc<App<E>>, body: Body, form: Form) -> Result<Response, ApiError> {
+    let deadline = Instant::now() + app.options.request_time;
+    let body = app.body(body).await?;
+    let parsing = Arc::clone(&app);
+    let mut asked = apart(move || {
+        let App { loaded, template, sessions, options: Options { allowed, .. }, .. } = &*parsing;
+        let Loaded { tokenizer, policy, model, .. } = &**loaded;
+        let vocabulary = parsing.vocabulary();
+        let context = Context { tokenizer, template, vocabulary, policy, allowed, sessions };
+        let asked = match form {
+            Form::Completion => Asked::completion(&body, &context)?,
+            Form::Chat => Asked::chat(&body, &context)?,
+        };
+        model.check_policy(&asked.policy).map_err(|error| ApiError::key("memory", error.to_string()))?;
+        Ok(asked)
+    })
+    .await?;
+    if let Some(other) = asked.model.as_ref().filter(|model| **model != app.options.name) {
+        return Err(not_here(other, &app.options.name));
+    }
+    let mut known = asked.conversation.as_mut().and_then(|(open, _)| open.known.take());
+    let (sender, mut receiver) = unbounded_channel();
+    let jobs = asked.prompts.iter().enumerate().map(|(number, prompt)| Job {
+        prompt: prompt.clone(),
+        policy: asked.policy.clone(),
+        known: known.take(),
+        choices: asked.choices.clone(),
+        limits: asked.limits.clone(),
+        score_prompt: asked.echo && asked.logprobs.is_some(),
+        top: asked.logprobs,
+        whole: asked.conversation.is_some(),
+        recall: asked.recall,
+        deadline,
+        events: Events::new(sender.clone(), number, asked.stream),
+    });
+    app.jobs.add(jobs.collect())?;
+    drop(sender);
+    let number = app.answers.fetch_add(1, Ordering::Relaxed);
+    let kind = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
+    let head = Head {
+        form,
+        id: format!("{kind}-{:x}-{number:x}", app.began),
+        created: seconds(),
+        model: app.options.name.clone(),
+    };
+    if asked.stream {
+        let mut first = receiver.recv().await;
+        if let Some((_, events)) = &mut first
+            && let Some(at) = events.iter().position(|event| matches!(event, Event::Failed(_)))
+            && let Event::Failed(failure) = events.swap_remove(at)
+        {
+            return Err(failure.into());
+        }
+        return Ok(streamed(app, asked, head, first, receiver));
+    }
+    let mut conversation = asked.conversation.take();
+    let mut answer = Answer::new(head, &asked, &app.loaded.tokenizer);
+    while let Some((prompt, events)) = receiver.recv().await {
+        add(&mut answer, prompt, events, &mut Vec::new())?;
+    }
+    if !answer.is_complete() {
+        return Err(incomplete());
+    }
+    end(&app, &asked, &mut answer, conversation.take()).await?;
+    Ok(Json(answer.whole()).into_response())
+}
+
+fn incomplete() -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the model stopped before the answer was whole")
+}
+
+/// Keeps the turn of a conversation, and adds to the answer what OpenAI's interface has no place for.
+async fn end<E: Engine>(
+    app: &Arc<App<E>>,
+    asked: &Asked<E>,
+    answer: &mut Answer<'_, E>,
+    conversation: Option<(Open<E>, NewTurn)>,
+) -> Result<(), ApiError> {
+    let Some(kept) = answer.kept.take() else { return Ok(()) };
+    let (policy, said, recall) = (asked.policy.clone(), answer.text().to_string(), asked.recall);
+    let app = Arc::clone(app);
+    let more = apart(move || {
+        let tokenizer = &app.loaded.tokenizer;
+        let recall = if recall { recall::json(&kept, tokenizer).map_err(broken)? } else { Value::Null };
+        let (mut session, mut turn) = (None, None);
+        if let Some((mut open, new)) = conversation {
+            open.finish(&new, &said, &policy, &kept)?;
+            (session, turn) = (Some(open.id.clone()), Some(open.record.turns.len()));
+        }
+        let anchors = kept.known.text.bank().timeline().kept.len();
+        Ok(json!({
+            "session": session, "turn": turn, "tokens": kept.known.ids.len(),
+            "memory": { "policy": policy.to_string(), "bytes": kept.bytes, "anchors": anchors },
+            "recall": recall,
+        }))
+    });
+    answer.more = Some(more.await?);
+    Ok(())
+}
+
+/// Sends an answer as it is written. When the client goes away, the receiver is dropped, which cancels the jobs.
+fn streamed<E: Engine>(
+    app: Arc<App<E>>,
+    mut asked: Asked<E>,
+    head: Head,
+    first: Option<Happened<E>>,
+    mut receiver: UnboundedReceiver<Happened<E>>,
+) -> Response {
+    let (sender, sent) = unbounded_channel::<Vec<Value>>();
+    tokio::spawn(async move {
+        let tokenizer: &Tokenizer = &app.loaded.tokenizer;
+        let conversation = asked.conversation.take();
+        let mut answer = Answer::new(head, &asked, tokenizer);
+        let mut next = first;
+        while let Some(happened) = next {
+            // What is ready goes out together, so that a busy machine is not woken for every token.
+            let mut parts = Vec::new();
+            let mut ready = Some(happened);
+            while let Some((prompt, events)) = ready {
+                if let Err(error) = add(&mut answer, prompt, events, &mut parts) {
+                    // A stream has begun: its status can no longer be changed.
+                    parts.push(error.body());
+                    drop(sender.send(parts));
+                    return;
+                }
+                ready = receiver.try_recv().ok();
+            }
+            if !parts.is_empty() && sender.send(parts).is_err() {
+                return;
+            }
+            next = tokio::select! {
+                next = receiver.recv() => next,
+                () = sender.closed() => return,
+            };
+        }
+        let ended = match answer.is_complete() {
+            true => end(&app, &asked, &mut answer, conversation).await,
+            false => Err(incomplete()),
+        };
+        let last = match ended {
+            Err(error) => vec![error.body()],
+            Ok(()) if asked.stream_usage || answer.more.is_some() => vec![answer.usage_part(), Value::Null],
+            Ok(()) => vec![Value::Null],
+        };
+        drop(sender.send(last));
+    });
+    let events = stream::unfold(sent, |mut sent| async move { Some((sent.recv().await?, sent)) });
+    let events = events.flat_map(|parts| {
+        stream::iter(parts.into_iter().map(|part| {
+            let text = if part.is_null() { "[DONE]".to_string() } else { part.to_string() };
+            Ok::<_, Infallible>(Sent::default().data(text))
+        }))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// Adds the events of a prompt to an answer, and the parts of a stream that they give to `parts`.
+fn add<E: Engine>(
+    answer: &mut Answer<'_, E>,
+    prompt: usize,
+    events: Vec<Event<E>>,
+    parts: &mut Vec<Value>,
+) -> Result<(), ApiError> {
+    for event in events {
+        match event {
+            Event::Failed(failure) => return Err(failure.into()),
+            event => parts.extend(answer.add(prompt, event).map_err(broken)?),
+        }
+    }
+    Ok(())
+}
