@@ -7,7 +7,7 @@ mod common;
 #[path = "../../engine/tests/toy/mod.rs"]
 mod toy;
 
-use checks::{NAMES, gradients, logits, training};
+use checks::{NAMES, decoding, gradients, logits, training};
 use common::{cpu, invariant};
 use march::engine::{Cpu, CpuOptions, Reference};
 
@@ -39,6 +39,11 @@ fn gradients_of_the_fast_engine() {
 #[test]
 fn gradients_of_the_reference_engine() {
     gradients(&Reference, &NAMES);
+}
+
+#[test]
+fn decoding_with_the_fast_engine() {
+    decoding(&invariant(), &NAMES);
 }
 
 #[test]
