@@ -12,6 +12,8 @@ if ! dpkg -s $packages > /dev/null 2>&1; then
 fi
 lavapipe=$(ls /usr/share/vulkan/icd.d/lvp_icd.*.json | head -n 1)
 swiftshader=$(dpkg -L chromium chromium-common | grep 'vk_swiftshader_icd.json$' | head -n 1)
+# lavapipe complains if this is not set.
+export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$(mktemp -d)}
 export VK_DRIVER_FILES="$lavapipe:$swiftshader" MARCH_GPU=required
 cargo test --release -p march-gpu
 cargo test --release -p march-cli --features gpu --test gpu --test gpu_golden

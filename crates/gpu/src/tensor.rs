@@ -34,8 +34,7 @@ impl Tensor {
 
     /// Number of rows of [`Tensor::width`] elements; 0 for an empty tensor.
     pub(crate) fn rows(&self) -> usize {
-        let width = self.width();
-        if width == 0 { 0 } else { self.len() / width }
+        self.len().checked_div(self.width()).unwrap_or(0)
     }
 
     /// The same numbers under another shape.
