@@ -50,6 +50,7 @@ pages! {
     first_run "docs/first-run.md",
     formats "docs/formats.md",
     generate "docs/generate.md",
+    gpu "docs/gpu.md",
     memory "docs/memory.md",
     reliability "docs/reliability.md",
     results "docs/results/README.md",
