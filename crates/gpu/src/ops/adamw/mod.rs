@@ -18,7 +18,7 @@ const TENSORS: usize = 8;
 
 fn step_kernel() -> Kernel {
     Kernel {
-        name: "adamw",
+        name: "adamw/step",
         source: include_str!("kernel.wgsl"),
         entry: "step",
         constants: Vec::new(),
@@ -28,7 +28,7 @@ fn step_kernel() -> Kernel {
 
 fn norm_kernel() -> Kernel {
     Kernel {
-        name: "squared_norm",
+        name: "adamw/squared_norm",
         source: include_str!("norm.wgsl"),
         entry: "squares",
         constants: Vec::new(),

@@ -24,8 +24,8 @@ var<workgroup> sets: array<u32, 8>;         // the same, 32 to a word
 var<workgroup> found_row: array<u32, 256>;  // those that did, in ascending order
 var<workgroup> found_at: array<u32, 256>;   // and their places in the lists
 
-// Collects the tokens of first..first + count, at most 256, that chose the anchor; returns how many. Has barriers,
-// the last after its last write.
+// Collects the tokens of first..first + count, at most 256, that chose the anchor; returns how many. Has barriers: two
+// before it writes what the caller reads, so a caller may call it again at once, and one after that.
 fn collect(anchor: u32, head: u32, first: u32, count: u32, lane: u32) -> u32 {
     let row = first + lane;
     let at = (row * call.heads + head) * call.k;
@@ -39,12 +39,13 @@ fn collect(anchor: u32, head: u32, first: u32, count: u32, lane: u32) -> u32 {
     }
     flags[lane] = select(0u, 1u, place < call.k);
     workgroupBarrier();
-    if lane < 8u {
+    if lane >= 248u {
+        let w = lane - 248u;
         var word = 0u;
         for (var i = 0u; i < 32u; i++) {
-            word |= flags[lane * 32u + i] << i;
+            word |= flags[w * 32u + i] << i;
         }
-        sets[lane] = word;
+        sets[w] = word;
     }
     workgroupBarrier();
     var before = 0u;
@@ -109,7 +110,6 @@ fn chosen_anchors(
                     outer_add(block, head, row, weight, mine < found, min(16u, found - t), lane);
                 }
             }
-            workgroupBarrier();
         }
     }
     if !of_keys {

@@ -28,9 +28,9 @@ var<workgroup> g: array<f32, DK>;
 var<workgroup> d_rho: array<f32, DR>;
 var<workgroup> parts: array<f32, LANES>;
 
-// <q, x> over d_k, in a fixed order. Has barriers, the first before it reads and the last after its last read.
+// <q, x> over d_k, in a fixed order. An invocation reads its own elements of q and dq; a barrier must precede if it is to
+// read g. Has barriers, the last after its last read.
 fn along_query(of_gradient: bool, lane: u32) -> f32 {
-    workgroupBarrier();
     var sum = 0.0;
     for (var i = lane; i < call.dk; i += LANES) {
         sum = fma(q[i], select(g[i], dq[i], of_gradient), sum);
@@ -48,7 +48,7 @@ fn along_query(of_gradient: bool, lane: u32) -> f32 {
     return total;
 }
 
-// g = A do, for the state of `anchor`. Has barriers; one must follow before g is read.
+// g = A do, for the state of `anchor`. Has barriers, the last after its last write.
 fn apply_state(anchor: u32, row: u32, head: u32, lane: u32) {
     let start = (anchor * call.heads + head) * call.dk;
     let out = (row * call.heads + head) * call.dv;
@@ -116,7 +116,6 @@ fn chosen_tokens(
                 let key = routing_keys[(anchor * call.heads + head) * call.dr + r];
                 d_rho[r] = fma(d_score, key, d_rho[r]);
             }
-            workgroupBarrier();
         }
         for (var r = lane; r < call.dr; r += LANES) {
             d_routing[(row * call.heads + head) * call.dr + r] = d_rho[r] * call.routing_scale;

@@ -3,8 +3,8 @@
 // Shapes as in read.wgsl; weights: lists as in choose.wgsl, or [rows, heads, N] as in weights.wgsl.
 //
 // A workgroup owns a token, a head, and COLUMNS columns of d_v. It reads READERS anchors at a time: an invocation
-// owns one column of one anchor, and the results are added in the order of the anchors. Every sum has the order of
-// read.wgsl, so a token that decodes alone has the bits that it has in a longer call.
+// owns one column of one anchor, and those of the last anchor add the results in the order of the anchors. Every sum
+// has the order of read.wgsl, so a token that decodes alone has the bits that it has in a longer call.
 
 //!include group
 
@@ -38,7 +38,7 @@ fn read_list(
     let at = (number * call.heads + head) * call.k;
     let ids = call.rows * call.heads * call.k;
     if CHOSEN == 1u {
-        if lane == 0u {
+        if lane == LANES - 1u {
             var length = 0u;
             while length < call.k && weights[ids + at + length] != NO_ANCHOR {
                 length++;
@@ -72,7 +72,7 @@ fn read_list(
             terms[lane] = sum;
         }
         workgroupBarrier();
-        if reader == 0u && column < call.dv {
+        if reader == READERS - 1u && column < call.dv {
             let count = min(READERS, tile.visible - base);
             for (var c = 0u; c < count; c++) {
                 var weight = 0.0;
@@ -82,12 +82,12 @@ fn read_list(
                     let row = (tile.row * call.heads + head) * call.anchors;
                     weight = bitcast<f32>(weights[row + visible_anchor(tile, base + c)]);
                 }
-                out = fma(weight, terms[c * COLUMNS + lane], out);
+                out = fma(weight, terms[c * COLUMNS + lane % COLUMNS], out);
             }
         }
         workgroupBarrier();
     }
-    if reader == 0u && column < call.dv {
+    if reader == READERS - 1u && column < call.dv {
         readout[(tile.row * call.heads + head) * call.dv + column] = out;
     }
 }
