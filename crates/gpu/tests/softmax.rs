@@ -29,6 +29,15 @@ fn device_equals_reference() {
     }
 }
 
+/// The largest number wherever it is: if it is not found, the exponentials overflow.
+#[test]
+fn one_large_score() {
+    let width = 64;
+    let data = (0..width * width).map(|i| if i / width == i % width { 300.0 } else { 0.0 }).collect();
+    let input = Input { name: "x", shape: vec![width, width], data };
+    compare_within("one large score", &Softmax, &[input], FORWARD, 1e-2);
+}
+
 #[test]
 fn masked_rows() {
     let none = f64::NEG_INFINITY;

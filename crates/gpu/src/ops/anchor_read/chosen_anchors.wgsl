@@ -39,8 +39,8 @@ fn collect(anchor: u32, head: u32, first: u32, count: u32, lane: u32) -> u32 {
     }
     flags[lane] = select(0u, 1u, place < call.k);
     workgroupBarrier();
-    if lane >= 248u {
-        let w = lane - 248u;
+    if lane / 8u == 1u {
+        let w = lane % 8u;
         var word = 0u;
         for (var i = 0u; i < 32u; i++) {
             word |= flags[w * 32u + i] << i;

@@ -3,7 +3,7 @@
 // Shapes as in read.wgsl; weights: lists as in choose.wgsl, or [rows, heads, N] as in weights.wgsl.
 //
 // A workgroup owns a token, a head, and COLUMNS columns of d_v. It reads READERS anchors at a time: an invocation
-// owns one column of one anchor, and those of the last anchor add the results in the order of the anchors. Every sum
+// owns one column of one anchor, and those of the middle one add the results in the order of the anchors. Every sum
 // has the order of read.wgsl, so a token that decodes alone has the bits that it has in a longer call.
 
 //!include group
@@ -72,7 +72,7 @@ fn read_list(
             terms[lane] = sum;
         }
         workgroupBarrier();
-        if reader == READERS - 1u && column < call.dv {
+        if reader == READERS / 2u && column < call.dv {
             let count = min(READERS, tile.visible - base);
             for (var c = 0u; c < count; c++) {
                 var weight = 0.0;
@@ -87,7 +87,7 @@ fn read_list(
         }
         workgroupBarrier();
     }
-    if reader == READERS - 1u && column < call.dv {
+    if reader == READERS / 2u && column < call.dv {
         readout[(tile.row * call.heads + head) * call.dv + column] = out;
     }
 }

@@ -62,8 +62,8 @@ fn put_terms(quad: u32, terms: vec4<f32>, lane: u32) {
     }
 }
 
-// Adds the terms in a fixed order; invocation t < TOKENS gets the sum of token t. Has barriers, one before it reads
-// and one after its last read.
+// Adds the terms in a fixed order; TOKENS invocations in the middle get the sums of the tokens. Has barriers, the last
+// before these sums are made from `parts`, of which each of them reads every TOKENS-th number.
 fn add_terms(lane: u32) -> f32 {
     workgroupBarrier();
     let t = lane % TOKENS;
@@ -75,12 +75,11 @@ fn add_terms(lane: u32) -> f32 {
     parts[lane] = sum;
     workgroupBarrier();
     sum = 0.0;
-    if lane < TOKENS {
-        for (var i = lane; i < LANES; i += TOKENS) {
+    if lane / TOKENS == LANES / TOKENS / 2u {
+        for (var i = lane % TOKENS; i < LANES; i += TOKENS) {
             sum += parts[i];
         }
     }
-    workgroupBarrier();
     return sum;
 }
 
@@ -176,8 +175,8 @@ fn write_queries(tile: Tile, key_head: u32, lane: u32) {
         put_terms(p, terms, lane);
     }
     let along = add_terms(lane);
-    if lane < TOKENS {
-        parts[lane] = along;
+    if lane / TOKENS == LANES / TOKENS / 2u {
+        parts[lane % TOKENS] = along;
     }
     workgroupBarrier();
     let key_heads = call.heads / call.group;
@@ -220,8 +219,8 @@ fn tokens(
         workgroupBarrier();
         for (var base = 0u; base < tile.visible; base += HELD) {
             let count = min(HELD, tile.visible - base);
+            // The barriers of apply_state come before the weights are read.
             weigh_chunk(tile, head, base, count, lane);
-            workgroupBarrier();
             for (var c = 0u; c < count; c++) {
                 apply_state(state_start(visible_anchor(tile, base + c)), head, lane);
                 for (var p = 0u; p < QUADS; p++) {
@@ -234,21 +233,19 @@ fn tokens(
                     put_terms(p, terms, lane);
                 }
                 let along = add_terms(lane);
-                if lane < TOKENS {
-                    let weight = score_at(c, lane);
-                    let d_score = weight * (along - deltas[lane]);
-                    d_scores[c * TOKENS + lane] = d_score;
-                    let at = (tile.matrix + head * tile.visible + base + c) * TOKENS + lane;
+                if lane / TOKENS == LANES / TOKENS / 2u {
+                    let t = lane % TOKENS;
+                    let weight = score_at(c, t);
+                    let d_score = weight * (along - deltas[t]);
+                    d_scores[c * TOKENS + t] = d_score;
+                    let at = (tile.matrix + head * tile.visible + base + c) * TOKENS + t;
                     matrix[at] = vec2<f32>(weight, d_score);
                 }
             }
             workgroupBarrier();
             add_routing(tile, head, base, count, lane);
-            workgroupBarrier();
         }
         write_routing(tile, head, lane);
-        // The next head overwrites what this one has read.
-        workgroupBarrier();
     }
     write_queries(tile, key_head, lane);
 }

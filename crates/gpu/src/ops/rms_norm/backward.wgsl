@@ -40,7 +40,7 @@ fn row_gradients(first: u32, own: u32, local: u32) {
     let r = 1.0 / sqrt(segment_sum(squares, local, call.lanes) / width + call.eps);
     let mean = segment_sum(dots, local, call.lanes) / width;
     if here {
-        if lane == 0u {
+        if lane == call.lanes - 1u {
             inverse[own] = r;
         }
         for (var i = lane; i < call.width; i += call.lanes) {

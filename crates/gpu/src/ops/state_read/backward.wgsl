@@ -35,12 +35,12 @@ fn backward(
     if row >= call.rows {
         return;
     }
-    for (var i = lane; i < call.dk; i += 64u) {
+    for (var i = 63u - lane; i < call.dk; i += 64u) {
         u[i] = query[index * call.dk + i];
         du[i] = 0.0;
     }
     workgroupBarrier();
-    if lane == 0u {
+    if lane == 32u {
         var sum = 0.0;
         for (var i = 0u; i < call.dk; i++) {
             sum = fma(u[i], u[i], sum);
@@ -48,7 +48,7 @@ fn backward(
         factor = 1.0 / sqrt(sum + 1e-6);
     }
     workgroupBarrier();
-    for (var i = lane; i < call.dk; i += 64u) {
+    for (var i = 63u - lane; i < call.dk; i += 64u) {
         u[i] *= factor;
     }
     workgroupBarrier();
@@ -68,17 +68,17 @@ fn backward(
             }
             parts[lane] = sum;
             workgroupBarrier();
-            if lane % 16u == 0u && i < call.dk {
+            if lane % 16u == 8u && i < call.dk {
                 sum = 0.0;
                 for (var s = 0u; s < 16u; s++) {
-                    sum += parts[lane + s];
+                    sum += parts[lane - 8u + s];
                 }
                 du[i] = fma(sum, call.query_scale, du[i]);
             }
             workgroupBarrier();
         }
     }
-    if lane == 0u {
+    if lane == 32u {
         var sum = 0.0;
         for (var i = 0u; i < call.dk; i++) {
             sum = fma(u[i], du[i], sum);

@@ -31,11 +31,11 @@ fn forward(
         return;
     }
     let start = (row * (call.heads / call.group) + (state % call.heads) / call.group) * call.dk;
-    for (var i = lane; i < call.dk; i += 64u) {
+    for (var i = 63u - lane; i < call.dk; i += 64u) {
         q[i] = query[start + i];
     }
     workgroupBarrier();
-    if lane == 0u {
+    if lane == 32u {
         var sum = 0.0;
         for (var i = 0u; i < call.dk; i++) {
             sum = fma(q[i], q[i], sum);
