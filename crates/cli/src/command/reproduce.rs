@@ -109,6 +109,7 @@ impl Reproduce {
         let began = Instant::now();
         let mut shown = Shown::default();
         let results = carry_out_all(plan, output, workers, stop, &mut |progress| shown.show(progress))?;
+        let took = time_in_all(&folder, began.elapsed().as_secs_f64())?;
         let Some(results) = results else {
             note!("stopped; the same command resumes. The runs are in {}", output.join("runs").display());
             interrupt::leave();
@@ -122,7 +123,6 @@ impl Reproduce {
         }
         let names = self.text.iter().filter_map(|path| path.file_name());
         command.extend(names.map(|name| format!(" --text {}", name.to_string_lossy())));
-        let took = time_in_all(&folder, began.elapsed().as_secs_f64())?;
         let page = experiment::page(&results, facts(&command, &took, workers));
         let results = page.sections.iter().take(2).flat_map(|section| &section.tables);
         results.for_each(print_table);

@@ -171,6 +171,8 @@ pub struct Arm {
     pub set: Vec<String>,
     /// The arm whose model takes the first stage; this one continues with its weights.
     pub begins_as: Option<String>,
+    /// The null's bias when this arm takes over, if not the default of `march train --init-from`.
+    pub null_bias: Option<f64>,
     /// Rates to choose from, if not those of the course.
     pub rates: Option<Vec<f64>>,
     /// Use the rate that was chosen for this arm instead of choosing one.
@@ -197,6 +199,8 @@ pub struct Ask {
     pub length: Option<usize>,
     /// Number of sequences.
     pub samples: u64,
+    /// The stage of the course, from 1, after which the models are asked; the last if not given.
+    pub stage: Option<usize>,
     /// The arms and variants that are asked; all if not given.
     pub only: Option<Vec<String>>,
 }
@@ -382,6 +386,10 @@ impl Experiment {
             let kinds = [&ask.task, &ask.needles, &ask.text];
             if kinds.iter().filter(|kind| kind.is_some()).count() != 1 {
                 return Err(format!("ask `{}` needs one of `task`, `needles` and `text`", ask.name));
+            }
+            let stages = self.course[&ask.course].stage.len();
+            if ask.stage.is_some_and(|stage| !(1..=stages).contains(&stage)) {
+                return Err(format!("ask `{}`: `stage` is from 1 to {stages}", ask.name));
             }
             ask.only.iter().flatten().try_for_each(|name| known("row", name, &rows))?;
         }

@@ -94,7 +94,8 @@ pub fn key(ask: &Ask, scale: &Scale, policy: &str) -> String {
     let length = ask.length.map_or("least".into(), |length| {
         if ask.task.is_some() { length } else { scale.length(length) }.to_string()
     });
-    format!("{what} length={length} samples={} policy={policy}", scale.samples(ask.samples))
+    let stage = ask.stage.map_or(String::new(), |stage| format!(" stage={stage}"));
+    format!("{what} length={length} samples={} policy={policy}{stage}", scale.samples(ask.samples))
 }
 
 /// The file of a run's measurements.
@@ -129,26 +130,30 @@ pub fn carry_out(
     // As in `march eval`: decoding is bit-identical to reading the whole sequence.
     let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
     let engine = Cpu::new(options)?;
-    let folder = checkpoint(job, output)?;
-    let (model, parameters) = Model::load_in(&engine, &Checkpoint::open(&folder)?, Precision::F32)?;
-    let tokenizer = Tokenizer::of_checkpoint(&folder, model.config().vocab_size, None)?;
-    let data = job.stages.last().map(|stage| &stage.data);
-    let subject = Subject {
-        engine: &engine,
-        model: &model,
-        parameters: &parameters,
-        tokenizer: &tokenizer,
-        data,
-        scale,
-    };
-    for row in rows {
-        let policy = policy(&model.policy(), row.policy)?;
-        model.check_policy(&policy)?;
-        for ask in &row.asks {
+    for stage in 0..job.stages.len() {
+        let of_stage = |ask: &Ask| ask.stage.unwrap_or(job.stages.len()) == stage + 1;
+        let asks = rows.iter().flat_map(|row| row.asks.iter().map(move |ask| (row, *ask)));
+        let wanted: Vec<(&Row<'_>, &Ask)> = asks
+            .filter(|(row, ask)| of_stage(ask) && outcome.find(&key(ask, scale, row.policy)).is_none())
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let folder = checkpoint(job, stage, output)?;
+        let (model, parameters) = Model::load_in(&engine, &Checkpoint::open(&folder)?, Precision::F32)?;
+        let tokenizer = Tokenizer::of_checkpoint(&folder, model.config().vocab_size, None)?;
+        let subject = Subject {
+            engine: &engine,
+            model: &model,
+            parameters: &parameters,
+            tokenizer: &tokenizer,
+            data: Some(&job.stages[stage].data),
+            scale,
+        };
+        for (row, ask) in wanted {
+            let policy = policy(&model.policy(), row.policy)?;
+            model.check_policy(&policy)?;
             let key = key(ask, scale, row.policy);
-            if outcome.find(&key).is_some() {
-                continue;
-            }
             let go_on = || {
                 if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
@@ -168,11 +173,10 @@ pub fn policy(own: &Policy, changes: &str) -> Result<Policy> {
     }
 }
 
-/// The last checkpoint of a run.
-fn checkpoint(job: &Job, output: &Path) -> Result<PathBuf> {
-    let last = job.stages.len() - 1;
-    let steps = job.stages[last].train.steps;
-    let folder = job.folder(&output.join("runs"), last).join("checkpoints").join(format!("step-{steps}"));
+/// The checkpoint at the end of a stage, counted from 0.
+fn checkpoint(job: &Job, stage: usize, output: &Path) -> Result<PathBuf> {
+    let steps = job.stages[stage].train.steps;
+    let folder = job.folder(&output.join("runs"), stage).join("checkpoints").join(format!("step-{steps}"));
     match folder.is_dir() {
         true => Ok(folder),
         false => Err(Error::file(&folder, "is missing; delete the run's folder to train again")),
@@ -218,7 +222,10 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
         let end = folder.join("checkpoints").join(format!("step-{}", config.train.steps));
         // The last step's checkpoint is written after everything else.
         if !end.is_dir() || number + 1 == job.stages.len() {
-            let options = RunOptions { init_from: before.clone(), ..RunOptions::default() };
+            // The second stage is where an arm takes over the weights of another.
+            let upcycle_null_bias = job.null_bias.filter(|_| number == 1);
+            let options =
+                RunOptions { init_from: before.clone(), upcycle_null_bias, ..RunOptions::default() };
             let mut run = match folder.join("run.json").exists() {
                 true => Run::resume(
                     &engine,
