@@ -68,7 +68,7 @@ pub trait Runs: Engine {
     /// Bytes of memory that are available to the engine, if known.
     fn available(&self) -> Option<usize>;
 
-    /// Fails if the device does not compute what the processor computes. The processor is not tested.
+    /// Fails if the device does not compute what it should. The processor is not tested.
     fn self_test(&self) -> anyhow::Result<()> {
         Ok(())
     }
@@ -128,7 +128,7 @@ pub mod gpu {
     use march_gpu::Gpu;
 
     use super::Runs;
-    use crate::compare;
+    use crate::proof;
 
     /// A GPU, with the processor for what the GPU does not implement.
     pub type OnGpu = Fallback<Gpu, Cpu>;
@@ -152,7 +152,7 @@ pub mod gpu {
         }
 
         fn self_test(&self) -> anyhow::Result<()> {
-            compare::quick(self, &self.rest)
+            proof::require(self)
         }
     }
 }

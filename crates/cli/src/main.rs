@@ -4,15 +4,17 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod command;
-#[cfg(any(test, feature = "gpu"))]
-mod compare;
 mod device;
 mod display;
+#[cfg(feature = "gpu")]
+mod golden;
 mod interrupt;
 mod job;
 mod machine;
 mod number;
 mod output;
+#[cfg(feature = "gpu")]
+mod proof;
 
 use std::process::ExitCode;
 

@@ -8,6 +8,7 @@ mod writing;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::{ok, refused, text};
 use march::run::Session;
@@ -27,6 +28,22 @@ fn train<'a>(run: &'a Path, device: &'a str, steps: &'a str) -> Vec<&'a str> {
 
 fn resume<'a>(run: &'a Path, device: &'a str, flags: &[&'a str]) -> Vec<&'a str> {
     [&["train", "--resume", text(run), "--device", device, "--threads", "1"], flags].concat()
+}
+
+/// A cache folder of a test's own, which keeps compiled kernels but no notes of devices that passed.
+fn cache(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(folder.join("march"));
+    folder
+}
+
+/// Same as [`ok`], with a cache folder.
+fn ok_in(cache: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
+    let out = command.args(arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "march {arguments:?}: {errors}");
+    String::from_utf8(out.stdout).unwrap() + &errors
 }
 
 /// The losses of all steps.
@@ -53,22 +70,29 @@ fn assert_close(found: &[f64], want: &[f64]) {
     }
 }
 
+/// What a command says before it tests a device.
+const TESTING: &str = "note          testing ";
+
 /// The losses are those of the processor, a stopped run ends with the bytes of an unbroken one, and a run can move from
-/// device to device.
+/// device to device. The device is tested before its first training, and not again.
 #[test]
 fn training() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let (cpu, gpu, stopped, moved) = (path("cpu"), path("gpu"), path("stopped"), path("moved"));
+    let cache = cache("gpu-training");
+    let ok = |arguments: &[&str]| ok_in(&cache, arguments);
     ok(&train(&cpu, "cpu", "5"));
     let said = ok(&train(&gpu, "gpu", "5"));
     assert!(said.contains("device        "), "{said}");
+    assert!(said.contains(TESTING), "{said}");
     let want = losses(&cpu);
     assert_close(&losses(&gpu), &want);
 
     let said = ok(&[&train(&stopped, "gpu", "5")[..], &["--stop-at", "3"]].concat());
     assert!(said.contains(&format!("march train --resume {} --device gpu\n", text(&stopped))), "{said}");
-    ok(&resume(&stopped, "gpu", &[]));
+    let said = ok(&resume(&stopped, "gpu", &[]));
+    assert!(!said.contains(TESTING), "{said}");
     assert_eq!(losses(&stopped), losses(&gpu));
     assert!(checkpoint(&stopped, 5) == checkpoint(&gpu, 5), "stopped and resumed");
 
@@ -146,17 +170,35 @@ fn logits() {
     }
 }
 
-/// The doctor lists the devices, and tests one of them.
+/// The doctor lists the devices, tests one of them, and measures it. Training does not repeat the test.
 #[test]
 fn doctor() {
+    let cache = cache("gpu-doctor");
     let said = ok(&["doctor", "--threads", "1"]);
     assert!(said.contains("gpu:0 "), "{said}");
     // A driver may write a line of its own.
-    let said = ok(&["doctor", "--device", "gpu", "--json"]);
+    let said = ok_in(&cache, &["doctor", "--device", "gpu", "--json"]);
     let json = said.find('{').zip(said.rfind('}')).map(|(from, to)| &said[from..=to]).unwrap_or(&said);
     let report: Value = serde_json::from_str(json).unwrap();
     assert_eq!(report["passed"], true, "{report}");
-    assert_eq!(report["models"].as_array().unwrap().len(), 6, "{report}");
+    assert_eq!(report["failures"], Value::Array(Vec::new()));
+    let list = |key: &str| report[key].as_array().unwrap().clone();
+    assert!(list("operations").iter().all(|operation| operation["passed"] == true));
+    let models = list("models");
+    let names: Vec<&str> = models.iter().map(|model| model["model"].as_str().unwrap()).collect();
+    let golden = ["transformer", "gated_deltanet", "log_linear", "march", "march_topk"];
+    assert_eq!(names, [&golden[..], &["memory_caching"]].concat());
+    for check in models.iter().flat_map(|model| model["checks"].as_array().unwrap()) {
+        assert!(check["error"].as_f64().unwrap() <= check["allowed"].as_f64().unwrap(), "{check}");
+    }
+    for speed in list("speeds") {
+        let share = speed["gbs"].as_f64().unwrap() / speed["gbs_share"].as_f64().unwrap();
+        let peaks = ["copy_gbs", "add_gbs"].map(|key| report["peaks"][key].as_f64().unwrap());
+        assert!((share / peaks[0].max(peaks[1]) - 1.0).abs() < 1e-9, "{speed}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let said = ok_in(&cache, &train(&folder.path().join("run"), "gpu", "1"));
+    assert!(!said.contains(TESTING), "{said}");
     let message = refused(&["doctor", "--device", "gpu:999"]);
     assert_eq!(message.lines().count(), 1, "{message}");
 }

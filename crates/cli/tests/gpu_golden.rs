@@ -1,16 +1,16 @@
-//! The golden checkpoints on every GPU of this machine: logits, gradients, training, and decoding token by token.
+//! The golden checkpoints, and a model of Memory Caching, on every GPU of this machine: logits, routing, gradients,
+//! training, and decoding token by token.
 //!
 //! Without a GPU, or a software device, the tests do nothing; with `MARCH_GPU=required` they fail instead.
 #![cfg(feature = "gpu")]
 
-#[path = "../../march/tests/common/golden.rs"]
-mod checks;
-#[path = "../../march/tests/common/mod.rs"]
-mod common;
+#[path = "../src/golden/mod.rs"]
+#[allow(dead_code)]
+mod golden;
 
 use std::sync::OnceLock;
 
-use checks::{NAMES, decoding, gradients, logits, training};
+use golden::Example;
 use march_gpu::Gpu;
 
 /// Every GPU that can be used, without a processor to fall back to: an operation that is missing fails. All tests share
@@ -30,30 +30,42 @@ fn devices() -> &'static [Gpu] {
     })
 }
 
-#[test]
-fn logits_of_devices() {
+fn check(name: &str) {
+    let examples = Example::all().unwrap();
+    let example = examples.iter().find(|example| example.name == name).unwrap();
     for device in devices() {
-        logits(device, &NAMES, &[&[7, 64, 1, 33]]);
+        for check in example.checks(device).unwrap() {
+            assert_eq!(check.failure(), None, "{device:?}");
+        }
     }
 }
 
 #[test]
-fn gradients_of_devices() {
-    for device in devices() {
-        gradients(device, &NAMES);
-    }
+fn transformer() {
+    check("transformer");
 }
 
 #[test]
-fn training_on_devices() {
-    for device in devices() {
-        training(device, &NAMES);
-    }
+fn gated_deltanet() {
+    check("gated_deltanet");
 }
 
 #[test]
-fn decoding_on_devices() {
-    for device in devices() {
-        decoding(device, &NAMES);
-    }
+fn log_linear() {
+    check("log_linear");
+}
+
+#[test]
+fn march() {
+    check("march");
+}
+
+#[test]
+fn march_top_k() {
+    check("march_topk");
+}
+
+#[test]
+fn memory_caching() {
+    check("memory_caching");
 }

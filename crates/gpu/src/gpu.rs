@@ -30,6 +30,7 @@ pub struct Gpu {
 
 struct Inner {
     description: String,
+    identity: String,
     device: wgpu::Device,
     queue: wgpu::Queue,
     limits: wgpu::Limits,
@@ -91,6 +92,14 @@ impl Gpu {
         }));
         let inner = Inner {
             description: format!("{} on {}", info.name, info.backend),
+            identity: [
+                info.name,
+                info.backend.to_string(),
+                info.driver,
+                info.driver_info,
+                info.device_pci_bus_id,
+            ]
+            .join("; "),
             limits: device.limits(),
             device,
             queue,
@@ -107,6 +116,12 @@ impl Gpu {
     /// Name of the device and the interface that it is reached by.
     pub fn description(&self) -> String {
         self.inner.description.clone()
+    }
+
+    /// Name of the device, its interface, its driver and the driver's version, and where it is plugged in: what a test of
+    /// the device holds for.
+    pub fn identity(&self) -> &str {
+        &self.inner.identity
     }
 
     /// Number of dispatches since the device was opened.

@@ -23,5 +23,6 @@ pub use tensor::Tensor;
 /// Every kernel with constants as some call uses them, as (name, entry point, text), for tests that need no device.
 #[doc(hidden)]
 pub fn shaders() -> Vec<(&'static str, &'static str, String)> {
-    ops::kernels().into_iter().map(|kernel| (kernel.name, kernel.entry, kernel.text())).collect()
+    let all = ops::kernels().into_iter().chain([doctor::kernel()]);
+    all.map(|kernel| (kernel.name, kernel.entry, kernel.text())).collect()
 }

@@ -16,8 +16,9 @@ use crate::machine;
   march doctor --device gpu
   march doctor --device gpu:1 --json
 
-With --device gpu, every operation of the GPU and small models of every kind are compared with the processor, and
-the exit code says whether all of them agree.")]
+With --device gpu, every operation of the GPU is compared with the reference, on random and extreme inputs, and small
+models of every kind with what is known of them; then its speed is measured. The exit code says whether all agree.
+`march train` refuses a GPU that fails. --json prints everything, for a report of a fault.")]
 pub struct Doctor {
     #[command(flatten)]
     engine: EngineArgs,

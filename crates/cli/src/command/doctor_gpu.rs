@@ -1,15 +1,16 @@
 //! `march doctor` for GPUs: the list of them, and the test of one.
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use march_gpu::AdapterSummary;
-use march_gpu::doctor::{Line, Report};
+use march_gpu::doctor::{self, Line, Peaks, Speed};
 use serde_json::{Value, json};
 
 use super::doctor_dispatches::{self, PerLayer};
-use crate::compare::{self, Difference};
 use crate::device::gpu::OnGpu;
 use crate::display::bytes;
 use crate::display::out::say;
+use crate::machine;
+use crate::proof::{Passed, Proof, Shown, Tested};
 
 /// Prints a line for each GPU.
 pub fn list() {
@@ -27,84 +28,185 @@ pub fn list() {
     }
 }
 
-/// Tests a GPU against the processor; fails if it does not pass.
+/// Tests a GPU and measures it; fails if it does not pass.
 pub fn test(engine: &OnGpu, as_json: bool) -> anyhow::Result<()> {
-    let mut show = |line: &Line| {
-        if !as_json {
-            show_line(line);
-        }
-    };
-    if !as_json {
-        say!("device        {}", engine.device.description());
-        say!("\n{:<28} {:>10} {:>10}", "operation", "forward", "gradients");
-    }
-    let report = march_gpu::doctor::run(&engine.device, &mut show)?;
-    if !as_json {
-        say!("\n{:<28} {:>10} {:>10} {:>10} {:>10}", "model", "logits", "loss", "gradients", "training");
-    }
-    let models = compare::all(engine, &engine.rest, &mut |difference| {
-        if !as_json {
-            show_model(difference);
-        }
-    })?;
-    let dispatches = doctor_dispatches::count(engine)?;
-    let passed = report.passed && models.iter().all(|model| model.failures().is_empty());
+    let report = Report::of(engine, as_json)?;
     if as_json {
-        say!("{}", serde_json::to_string_pretty(&to_json(&report, &models, &dispatches, passed)?)?);
-    } else {
-        say!("\n{:<28} {:>10} {:>10}", "dispatches per layer", "training", "decoding");
-        for PerLayer { model, training, decoding } in &dispatches {
-            say!("{model:<28} {training:>10} {decoding:>10}");
-        }
-        say!();
-        for (name, value, unit) in &report.peaks {
-            say!("{name:<28} {value:>10.1} {unit}");
-        }
-        models.iter().flat_map(Difference::failures).for_each(|failure| say!("failed: {failure}"));
+        say!("{}", serde_json::to_string_pretty(&report.to_json())?);
     }
-    if !passed {
-        bail!("{} does not compute what the processor computes; do not use it", engine.device.description());
+    let device = engine.device.description();
+    let passed = Passed::of(engine);
+    if !report.failures.is_empty() {
+        if let Some(passed) = passed {
+            passed.forget();
+        }
+        bail!(
+            "{device} does not compute what it should, and `march train` refuses it; {} failed",
+            report.failures.len()
+        );
+    }
+    if let Some(passed) = passed {
+        passed.note();
     }
     if !as_json {
-        say!("passed: the device computes what the processor computes");
+        say!("\npassed: {device} computes what it should");
     }
     Ok(())
 }
 
-fn show_line(line: &Line) {
-    let Line { operation, forward_error, gradient_error, passed, note } = line;
-    let end = if *passed { "" } else { "  FAILED" };
-    let note = if note.is_empty() { String::new() } else { format!("  {note}") };
-    say!("{operation:<28} {forward_error:>10.1e} {gradient_error:>10.1e}{end}{note}");
+/// All that is known of a device.
+struct Report {
+    device: String,
+    proof: Proof,
+    dispatches: Vec<PerLayer>,
+    peaks: Option<Peaks>,
+    speeds: Vec<Speed>,
+    failures: Vec<String>,
 }
 
-fn show_model(difference: &Difference) {
-    let Difference { model, logits, loss, gradient, training, .. } = difference;
-    let end = if difference.failures().is_empty() { "" } else { "  FAILED" };
-    say!("{model:<28} {logits:>10.1e} {loss:>10.1e} {gradient:>10.1e} {training:>10.1e}{end}");
-}
+impl Report {
+    /// Tests and measures; prints what is found, unless it is `quiet`.
+    fn of(engine: &OnGpu, quiet: bool) -> anyhow::Result<Self> {
+        let device = engine.device.identity().to_string();
+        if !quiet {
+            say!("device        {device}");
+            say!("\n{:<28} {:>10} {:>10}", "operation", "forward", "gradients");
+        }
+        let mut models = 0;
+        let proof = Proof::of(&engine.device, engine, &mut |shown| match shown {
+            _ if quiet => {}
+            Shown::Operation(line) => show_operation(line),
+            Shown::Model(tested) => {
+                show_model(tested, models == 0);
+                models += 1;
+            }
+        })?;
+        let failures = proof.failures();
+        let mut report =
+            Self { device, proof, dispatches: Vec::new(), peaks: None, speeds: Vec::new(), failures };
+        // Whatever happens here, the report of the test is kept.
+        if let Err(error) = report.measure(engine, quiet) {
+            report.failures.push(format!("speed: {error:#}"));
+        }
+        if !quiet {
+            say!();
+            report.failures.iter().for_each(|failure| say!("failed: {failure}"));
+        }
+        Ok(report)
+    }
 
-/// The report of the operations, with the models and the numbers of dispatches.
-fn to_json(
-    report: &Report,
-    models: &[Difference],
-    dispatches: &[PerLayer],
-    passed: bool,
-) -> anyhow::Result<Value> {
-    let mut value: Value =
-        serde_json::from_str(&report.to_json()).context("the report of the GPU's operations is not JSON")?;
-    let models = models.iter().map(|model| {
-        let Difference { model: name, logits, loss, gradient, parameter, training } = model;
+    fn measure(&mut self, engine: &OnGpu, quiet: bool) -> anyhow::Result<()> {
+        self.dispatches = doctor_dispatches::count(engine)?;
+        let peaks = Peaks::measure(&engine.device)?;
+        self.peaks = Some(peaks);
+        if !quiet {
+            say!("\n{:<28} {:>10} {:>10}", "dispatches per layer", "training", "decoding");
+            for PerLayer { model, training, decoding } in &self.dispatches {
+                say!("{model:<28} {training:>10} {decoding:>10}");
+            }
+            say!("\n{:<28} {:>10.1} GFLOP/s", "peak: multiply-adds", peaks.gflops);
+            say!("{:<28} {:>10.1} GB/s read and written", "peak: copy", peaks.copy_gbs);
+            say!("{:<28} {:>10.1} GB/s read and written", "peak: a + b", peaks.add_gbs);
+            say!(
+                "\n{:<22} {:<9} {:>6} {:>10} {:>8} {:>10} {:>8}",
+                "operation",
+                "pass",
+                "size",
+                "GFLOP/s",
+                "of peak",
+                "GB/s",
+                "of peak"
+            );
+        }
+        self.speeds = doctor::speeds(&engine.device, &peaks, &mut |speed| {
+            if !quiet {
+                show_speed(speed);
+            }
+        })?;
+        Ok(())
+    }
+
+    fn to_json(&self) -> Value {
+        let operations = self.proof.operations.iter().map(|line| {
+            let Line { operation, forward_error, gradient_error, passed, note } = line;
+            json!({
+                "operation": operation, "forward_error": forward_error, "gradient_error": gradient_error,
+                "passed": passed, "note": note,
+            })
+        });
+        let models = self.proof.models.iter().map(|tested| {
+            let checks = tested.checks.iter().flatten().map(|check| {
+                json!({
+                    "kind": check.kind, "error": check.error, "allowed": check.allowed, "largest": check.what,
+                })
+            });
+            json!({
+                "model": tested.model, "checks": checks.collect::<Value>(), "failures": tested.failures(),
+            })
+        });
+        let dispatches = self.dispatches.iter().map(|PerLayer { model, training, decoding }| {
+            json!({ "model": model, "training": training, "decoding": decoding })
+        });
+        let peaks = self.peaks.map(|Peaks { gflops, copy_gbs, add_gbs }| {
+            json!({ "gflops": gflops, "copy_gbs": copy_gbs, "add_gbs": add_gbs })
+        });
+        let speeds = self.speeds.iter().map(|speed| {
+            json!({
+                "operation": speed.operation, "pass": pass(speed), "size": speed.size,
+                "gflops": speed.gflops, "gflops_share": speed.gflops_share,
+                "gbs": speed.gbs, "gbs_share": speed.gbs_share,
+            })
+        });
         json!({
-            "model": name, "logits": logits, "loss": loss, "gradient": gradient, "parameter": parameter,
-            "training": training, "failures": model.failures(),
+            "march": format!("{} ({})", env!("CARGO_PKG_VERSION"), machine::profile()),
+            "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            "device": self.device,
+            "passed": self.failures.is_empty(),
+            "failures": self.failures,
+            "allowed": { "forward_error": doctor::FORWARD, "gradient_error": doctor::GRADIENT },
+            "operations": operations.collect::<Value>(),
+            "models": models.collect::<Value>(),
+            "dispatches_per_layer": dispatches.collect::<Value>(),
+            "peaks": peaks,
+            "speeds": speeds.collect::<Value>(),
         })
-    });
-    value["models"] = models.collect();
-    let dispatches = dispatches.iter().map(|PerLayer { model, training, decoding }| {
-        json!({ "model": model, "training": training, "decoding": decoding })
-    });
-    value["dispatches_per_layer"] = dispatches.collect();
-    value["passed"] = json!(passed);
-    Ok(value)
+    }
+}
+
+fn end(passed: bool) -> &'static str {
+    if passed { "" } else { "  FAILED" }
+}
+
+fn show_operation(line: &Line) {
+    let Line { operation, forward_error, gradient_error, passed, note } = line;
+    let note = if note.is_empty() { String::new() } else { format!("  {note}") };
+    say!("{operation:<28} {forward_error:>10.1e} {gradient_error:>10.1e}{}{note}", end(*passed));
+}
+
+fn show_model(tested: &Tested, first: bool) {
+    let checks = tested.checks.as_deref().unwrap_or_default();
+    if first {
+        let kinds: String = checks.iter().map(|check| format!(" {:>9}", check.kind)).collect();
+        say!("\n{:<18}{kinds}", "model");
+    }
+    let errors: String = checks.iter().map(|check| format!(" {:>9.1e}", check.error)).collect();
+    say!("{:<18}{errors}{}", tested.model, end(tested.failures().is_empty()));
+}
+
+fn pass(speed: &Speed) -> &'static str {
+    if speed.backward { "training" } else { "forward" }
+}
+
+fn show_speed(speed: &Speed) {
+    let Speed { operation, size, gflops, gflops_share, gbs, gbs_share, .. } = speed;
+    let percent = |share: &f64| format!("{:.1} %", 100.0 * share);
+    let [arithmetic, share] = match *gflops > 0.0 {
+        true => [format!("{gflops:.2}"), percent(gflops_share)],
+        false => ["-".into(), "-".into()],
+    };
+    say!(
+        "{operation:<22} {:<9} {size:>6} {arithmetic:>10} {share:>8} {gbs:>10.3} {:>8}",
+        pass(speed),
+        percent(gbs_share)
+    );
 }

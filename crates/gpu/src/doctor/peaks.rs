@@ -1,35 +1,80 @@
-//! What the device reaches: products, copies, and a large elementwise operation. Sizes start small and grow while they
-//! are fast, so that a software device takes no more than a few seconds.
+//! The device's measured peaks: multiply-adds from registers, and bytes moved. Sizes start small and grow while they are
+//! fast, so that a software device takes no more than a few seconds.
 
 use std::time::Instant;
 
 use march_engine::ops::elementwise::Zip;
-use march_engine::ops::linear::Linear;
 use march_engine::{Engine, Result};
 
 use crate::gpu::Gpu;
+use crate::kernel::Kernel;
 use crate::tensor::Tensor;
 
 /// A measurement that takes this long, in seconds, is good enough.
 const LONG: f64 = 0.1;
 
-/// Speeds of the device; what it cannot do is left out.
-pub(super) fn measure(gpu: &Gpu) -> Vec<(String, f64, String)> {
-    let mut found = Vec::new();
-    if let Ok((size, speed)) = product(gpu) {
-        found.push((format!("product {size}×{size}×{size}"), speed, "GFLOP/s".into()));
-    }
-    if let Ok(speed) = copy(gpu) {
-        found.push(("copy (bytes read and written)".into(), speed, "GB/s".into()));
-    }
-    if let Ok(speed) = sum(gpu) {
-        found.push(("a + b (bytes read and written)".into(), speed, "GB/s".into()));
-    }
-    found
+/// Elements of the largest tensors whose traffic is measured: 64 MiB each, far more than a cache holds.
+pub(super) const ELEMENTS: usize = 16 << 20;
+
+/// Measured peaks of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Peaks {
+    /// Multiply-adds from registers, in GFLOP/s; a multiply-add counts as two.
+    pub gflops: f64,
+    /// A copy, in GB/s read and written.
+    pub copy_gbs: f64,
+    /// a + b, in GB/s read and written.
+    pub add_gbs: f64,
 }
 
-/// Seconds for one of `runs` runs of `task`.
-fn seconds(gpu: &Gpu, runs: usize, task: &mut impl FnMut() -> Result<()>) -> Result<f64> {
+impl Peaks {
+    /// Measures the device.
+    pub fn measure(gpu: &Gpu) -> Result<Self> {
+        let copy = |a: &Tensor, b: &Tensor| {
+            gpu.copy(a, 0, b, 0, a.len());
+            Ok(())
+        };
+        let add = |a: &Tensor, b: &Tensor| gpu.zip(Zip::Add, a, b).map(drop);
+        Ok(Self {
+            gflops: arithmetic(gpu)?,
+            copy_gbs: traffic(gpu, 8, &copy)?,
+            add_gbs: traffic(gpu, 12, &add)?,
+        })
+    }
+
+    /// The faster of both ways to move bytes, in GB/s.
+    pub fn gbs(&self) -> f64 {
+        self.copy_gbs.max(self.add_gbs)
+    }
+}
+
+/// Something that is timed.
+pub(super) type Task<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
+/// The largest size whose task is still fast, and the seconds that one run takes. Sizes double from the first to the last;
+/// a task of twice the size takes about `cost` times as long.
+pub(super) fn fastest<'a>(
+    gpu: &Gpu,
+    [first, last]: [usize; 2],
+    cost: f64,
+    make: impl Fn(usize) -> Result<Task<'a>>,
+) -> Result<(usize, f64)> {
+    let mut size = first;
+    loop {
+        let mut task = make(size)?;
+        // The first run compiles kernels and allocates memory; it does not count.
+        task()?;
+        let time = seconds(gpu, 1, &mut task)?;
+        if size >= last || cost * time >= LONG {
+            let runs = (LONG / time).clamp(1.0, 50.0) as usize;
+            return Ok((size, seconds(gpu, runs, &mut task)?.min(time)));
+        }
+        size *= 2;
+    }
+}
+
+/// Seconds for one of `runs` runs of a task.
+fn seconds(gpu: &Gpu, runs: usize, task: &mut Task<'_>) -> Result<f64> {
     gpu.wait()?;
     let start = Instant::now();
     for _ in 0..runs {
@@ -39,56 +84,33 @@ fn seconds(gpu: &Gpu, runs: usize, task: &mut impl FnMut() -> Result<()>) -> Res
     Ok(start.elapsed().as_secs_f64() / runs as f64)
 }
 
-/// Seconds for one run of `task`, or nothing if one of `growth` times its size would still be fast: the larger one is
-/// the better measure. The first run compiles kernels and allocates memory and does not count.
-fn measured(gpu: &Gpu, growth: f64, mut task: impl FnMut() -> Result<()>) -> Result<Option<f64>> {
-    task()?;
-    let time = seconds(gpu, 1, &mut task)?;
-    if growth * time < LONG {
-        return Ok(None);
-    }
-    let runs = (LONG / time).clamp(1.0, 50.0) as usize;
-    Ok(Some(seconds(gpu, runs, &mut task)?.min(time)))
-}
-
-/// Size and GFLOP/s of the largest square product that still takes well under a second.
-fn product(gpu: &Gpu) -> Result<(usize, f64)> {
-    let mut size = 128;
-    loop {
-        let (x, weight) = (gpu.full(&[size, size], 0.5)?, gpu.full(&[size, size], 0.25)?);
-        let task = || gpu.linear(Linear { x: &x, weight: &weight, bias: None }).map(|_| ());
-        // A size eight times as costly, unless this is the largest.
-        let growth = if size < 4096 { 8.0 } else { f64::INFINITY };
-        if let Some(time) = measured(gpu, growth, task)? {
-            return Ok((size, 2e-9 * (size as f64).powi(3) / time));
-        }
-        size *= 2;
+/// Multiply-adds from registers; see `fma.wgsl`.
+pub(crate) fn kernel() -> Kernel {
+    Kernel {
+        name: "multiply-adds from registers",
+        source: include_str!("fma.wgsl"),
+        entry: "chains",
+        constants: Vec::new(),
+        writes: &[true],
     }
 }
 
-/// Elements of the largest tensors whose traffic is measured: 64 MiB each, far more than a cache holds.
-const ELEMENTS: usize = 16 << 20;
+/// GFLOP/s of multiply-adds from registers.
+fn arithmetic(gpu: &Gpu) -> Result<f64> {
+    const TURNS: usize = 256;
+    let (groups, time) = fastest(gpu, [16, 16 << 10], 2.0, |groups| {
+        let y = gpu.empty(&[groups * 256])?;
+        let numbers = [y.len() as u32, TURNS as u32, 0.999_f32.to_bits(), 0.001_f32.to_bits()];
+        Ok(Box::new(move || gpu.run(&kernel(), &[&y], &numbers, gpu.list(groups))))
+    })?;
+    Ok(1e-9 * (groups * 256 * TURNS * 128) as f64 / time)
+}
 
 /// GB/s of a task that moves `bytes` bytes for each element of the tensors that it is given.
-fn traffic(gpu: &Gpu, bytes: usize, task: impl Fn(&Tensor, &Tensor) -> Result<()>) -> Result<f64> {
-    let mut count = 64 << 10;
-    loop {
+fn traffic<'a>(gpu: &'a Gpu, bytes: usize, task: &'a dyn Fn(&Tensor, &Tensor) -> Result<()>) -> Result<f64> {
+    let (count, time) = fastest(gpu, [64 << 10, ELEMENTS], 2.0, |count| {
         let (a, b) = (gpu.full(&[count], 1.0)?, gpu.full(&[count], 2.0)?);
-        let growth = if count < ELEMENTS { 4.0 } else { f64::INFINITY };
-        if let Some(time) = measured(gpu, growth, || task(&a, &b))? {
-            return Ok(1e-9 * (bytes * count) as f64 / time);
-        }
-        count *= 4;
-    }
-}
-
-fn copy(gpu: &Gpu) -> Result<f64> {
-    traffic(gpu, 8, |a, b| {
-        gpu.copy(a, 0, b, 0, a.len());
-        Ok(())
-    })
-}
-
-fn sum(gpu: &Gpu) -> Result<f64> {
-    traffic(gpu, 12, |a, b| gpu.zip(Zip::Add, a, b).map(|_| ()))
+        Ok(Box::new(move || task(&a, &b)))
+    })?;
+    Ok(1e-9 * (bytes * count) as f64 / time)
 }

@@ -254,6 +254,6 @@ impl Plain {
     }
 }
 
-fn settings(step: u64, clip: f64) -> Step {
+pub(super) fn settings(step: u64, clip: f64) -> Step {
     Step { learning_rate: 0.01, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, clip, step }
 }

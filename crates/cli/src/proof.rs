@@ -1,0 +1,241 @@
+//! Whether a GPU computes what it should: every operation, on random and extreme inputs, what the reference computes; and
+//! small models of every kind, what is known of them. `march doctor --device gpu` shows all of it, and
+//! `march train --device gpu` refuses a device that fails.
+//!
+//! The test takes longer than the start of a run should, so a file in the user's cache folder notes the device that
+//! passed: its name, place and driver, and the program. A change of any of them asks for a new test. Only success is
+//! noted: a device that failed is tested again.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
+
+use anyhow::bail;
+use march::disk;
+use march::engine::{Engine, checksum};
+use march_gpu::doctor::{self, Line};
+
+use crate::device::gpu::OnGpu;
+use crate::display::out::note;
+use crate::golden::{Check, Example};
+
+/// A model on a device.
+pub struct Tested {
+    /// Its name.
+    pub model: &'static str,
+    /// What was compared, or why it could not be.
+    pub checks: march::Result<Vec<Check>>,
+}
+
+impl Tested {
+    /// What is wrong.
+    pub fn failures(&self) -> Vec<String> {
+        match &self.checks {
+            Ok(checks) => checks.iter().filter_map(Check::failure).collect(),
+            Err(error) => vec![format!("{}: {error}", self.model)],
+        }
+    }
+}
+
+/// A result of the test, as soon as it is known.
+pub enum Shown<'a> {
+    /// An operation.
+    Operation(&'a Line),
+    /// A model.
+    Model(&'a Tested),
+}
+
+/// All results of the test.
+pub struct Proof {
+    /// The operations.
+    pub operations: Vec<Line>,
+    /// The models.
+    pub models: Vec<Tested>,
+}
+
+impl Proof {
+    /// Tests the operations of `device`, and models on `engine`, which is the device with another engine for what it lacks.
+    pub fn of<D: Engine, E: Engine>(
+        device: &D,
+        engine: &E,
+        show: &mut dyn FnMut(Shown<'_>),
+    ) -> anyhow::Result<Self> {
+        let operations = doctor::operations(device, &mut |line| show(Shown::Operation(line)))?;
+        let mut models = Vec::new();
+        for example in Example::all()? {
+            let tested = Tested { model: example.name, checks: example.checks(engine) };
+            show(Shown::Model(&tested));
+            models.push(tested);
+        }
+        Ok(Self { operations, models })
+    }
+
+    /// What is wrong; nothing if the device passed.
+    pub fn failures(&self) -> Vec<String> {
+        let failed = self.operations.iter().filter(|line| !line.passed);
+        let mut list: Vec<String> = failed.map(|line| format!("{}: {}", line.operation, line.note)).collect();
+        list.extend(self.models.iter().flat_map(Tested::failures));
+        list
+    }
+}
+
+/// Fails unless the device passes, or is noted to have passed.
+pub fn require(engine: &OnGpu) -> anyhow::Result<()> {
+    let passed = Passed::of(engine);
+    if passed.as_ref().is_some_and(Passed::is_noted) {
+        return Ok(());
+    }
+    let device = engine.device.description();
+    note!("note          testing {device} before its first training");
+    let proof = Proof::of(&engine.device, engine, &mut |_| {})?;
+    accept(&device, &proof)?;
+    if let Some(passed) = passed {
+        passed.note();
+    }
+    Ok(())
+}
+
+fn accept(device: &str, proof: &Proof) -> anyhow::Result<()> {
+    let failures = proof.failures();
+    let Some(first) = failures.first() else { return Ok(()) };
+    let more = if failures.len() > 1 { format!(" (and {} more)", failures.len() - 1) } else { String::new() };
+    bail!(
+        "{device} does not compute what it should, so it is not used for training: {first}{more}; \
+         `march doctor --device gpu` shows every operation"
+    );
+}
+
+/// The file that notes that a device passed.
+pub struct Passed {
+    path: PathBuf,
+    text: String,
+}
+
+impl Passed {
+    /// The file for this device, driver and program; nothing if the system has no cache folder.
+    pub fn of(engine: &OnGpu) -> Option<Self> {
+        Some(Self::within(cache()?, engine.device.identity(), &program()))
+    }
+
+    fn within(cache: PathBuf, device: &str, program: &str) -> Self {
+        let path = cache.join("march").join(format!("gpu-{:016x}.txt", checksum(device.as_bytes())));
+        Self { path, text: format!("passed `march doctor --device gpu`\n{device}\n{program}\n") }
+    }
+
+    fn is_noted(&self) -> bool {
+        fs::read_to_string(&self.path).is_ok_and(|text| text == self.text)
+    }
+
+    /// Notes that the device passed. If that fails, the device will be tested again.
+    pub fn note(&self) {
+        if let Some(folder) = self.path.parent() {
+            let _ = fs::create_dir_all(folder);
+        }
+        let _ = disk::replace(&self.path, self.text.as_bytes());
+    }
+
+    /// Removes the note, because the device failed.
+    pub fn forget(&self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The user's cache folder.
+fn cache() -> Option<PathBuf> {
+    let folder = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let usual = || {
+        if cfg!(windows) {
+            folder("LOCALAPPDATA")
+        } else {
+            let below = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+            folder("HOME").map(|home| home.join(below))
+        }
+    };
+    folder("XDG_CACHE_HOME").or_else(usual)
+}
+
+/// The version of the program, and the size and time of its file, which change with every build.
+fn program() -> String {
+    let file = env::current_exe().and_then(fs::metadata);
+    let built = file.and_then(|file| {
+        let time = file.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(format!(", {} bytes of {}.{:09}", file.len(), time.as_secs(), time.subsec_nanos()))
+    });
+    format!("march {}{}", env!("CARGO_PKG_VERSION"), built.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use march::engine::{Cpu, CpuOptions, Products};
+
+    use super::*;
+
+    fn proof(operations: Vec<Line>, models: Vec<Tested>) -> Proof {
+        Proof { operations, models }
+    }
+
+    fn line(passed: bool) -> Line {
+        Line {
+            operation: "swiglu".into(),
+            forward_error: 0.0,
+            gradient_error: 0.0,
+            passed,
+            note: if passed { String::new() } else { "gates × 60: output 0 is off by 2.0e-3".into() },
+        }
+    }
+
+    /// The processor as a device: it passes.
+    #[test]
+    fn a_device_that_computes_the_same() {
+        let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
+        let cpu = Cpu::new(options).unwrap();
+        let mut shown = [0, 0];
+        let proof = Proof::of(&cpu, &cpu, &mut |step| match step {
+            Shown::Operation(_) => shown[0] += 1,
+            Shown::Model(_) => shown[1] += 1,
+        })
+        .unwrap();
+        assert_eq!(proof.failures(), [""; 0]);
+        assert_eq!(shown, [proof.operations.len(), proof.models.len()]);
+        assert_eq!(shown[1], 6);
+        accept("cpu", &proof).unwrap();
+    }
+
+    #[test]
+    fn a_device_that_is_refused() {
+        let wrong = Check {
+            kind: "losses",
+            error: 0.5,
+            allowed: 1e-4,
+            what: "march: the loss of training step 2".into(),
+        };
+        let model = |check: &Check| Tested { model: "march", checks: Ok(vec![check.clone()]) };
+        let message = |proof: Proof| accept("A GPU", &proof).unwrap_err().to_string();
+        let said = message(proof(vec![line(true), line(false)], vec![model(&wrong)]));
+        for part in
+            ["A GPU does", "swiglu: gates × 60: output 0", "(and 1 more)", "`march doctor --device gpu`"]
+        {
+            assert!(said.contains(part), "{said}");
+        }
+        let said = message(proof(vec![line(true)], vec![model(&wrong)]));
+        assert!(said.contains("training step 2 differs by 5.0e-1, and 1e-4 is allowed"), "{said}");
+        let lost = march::Error::Request("the device was lost".into());
+        let said = message(proof(Vec::new(), vec![Tested { model: "march", checks: Err(lost) }]));
+        assert!(said.contains("march: the device was lost"), "{said}");
+    }
+
+    #[test]
+    fn what_is_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        let passed = |device, program| Passed::within(folder.path().join("new"), device, program);
+        let one = passed("A GPU; driver 1", "march 1");
+        assert!(!one.is_noted());
+        one.note();
+        assert!(one.is_noted());
+        assert!(!passed("A GPU; driver 2", "march 1").is_noted());
+        assert!(!passed("A GPU; driver 1", "march 2").is_noted());
+        one.forget();
+        assert!(!one.is_noted());
+    }
+}
