@@ -323,10 +323,7 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
             self.back(&self.rest.linear(Linear { x: &x, weight, bias: bias.as_ref() })?)
         })
     }
-    fn linear_list(
-        &self,
-        input: LinearList<'_, &D::Tensor, WeightOf<'_, Self>>,
-    ) -> Result<Vec<D::Tensor>> {
+    fn linear_list(&self, input: LinearList<'_, &D::Tensor, WeightOf<'_, Self>>) -> Result<Vec<D::Tensor>> {
         let LinearList { x, weights, products } = input;
         let own: Option<Vec<_>> = weights.iter().map(|&weight| Self::device_weight(weight)).collect();
         if let Some(weights) = own {
@@ -377,18 +374,13 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         let input = RmsNormList { x: &x.iter().collect::<Vec<_>>(), weight: &weight };
         let dy = self.list_there(gradients)?;
         let mut moved = dx.iter().map(|dx| self.some_there(dx.as_ref())).collect::<Result<Vec<_>>>()?;
-        let weight =
-            self.rest.rms_norm_backward(input, eps, &dy.iter().collect::<Vec<_>>(), &mut moved)?;
+        let weight = self.rest.rms_norm_backward(input, eps, &dy.iter().collect::<Vec<_>>(), &mut moved)?;
         for (dx, moved) in dx.iter_mut().zip(moved) {
             *dx = moved.map(|moved| self.back(&moved)).transpose()?;
         }
         self.back(&weight)
     }
-    fn gated_rms_norm(
-        &self,
-        input: GatedRmsNormList<'_, &D::Tensor>,
-        eps: f64,
-    ) -> Result<Vec<D::Tensor>> {
+    fn gated_rms_norm(&self, input: GatedRmsNormList<'_, &D::Tensor>, eps: f64) -> Result<Vec<D::Tensor>> {
         try_device!(self.device.gated_rms_norm(input, eps));
         let (x, gates) = (self.list_there(input.x)?, self.list_there(input.gates)?);
         let (x, gates) = (x.iter().collect::<Vec<_>>(), gates.iter().collect::<Vec<_>>());

@@ -320,7 +320,8 @@ impl Kernels for Cpu {
         inputs: &[ShortConv<&T>],
         gradients: &[&T],
     ) -> Result<Vec<ShortConvGradients<T>>> {
-        let one = |(&input, &gradient): (&ShortConv<&T>, &&T)| short_conv::fast::backward(self, input, gradient);
+        let one =
+            |(&input, &gradient): (&ShortConv<&T>, &&T)| short_conv::fast::backward(self, input, gradient);
         inputs.iter().zip(gradients).map(one).collect()
     }
     fn linear_cross_entropy(

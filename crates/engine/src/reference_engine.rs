@@ -303,7 +303,8 @@ impl Kernels for Reference {
         inputs: &[ShortConv<&T>],
         gradients: &[&T],
     ) -> Result<Vec<ShortConvGradients<T>>> {
-        let one = |(&input, &gradient): (&ShortConv<&T>, &&T)| short_conv::reference::backward(input, gradient);
+        let one =
+            |(&input, &gradient): (&ShortConv<&T>, &&T)| short_conv::reference::backward(input, gradient);
         inputs.iter().zip(gradients).map(one).collect()
     }
     fn linear_cross_entropy(

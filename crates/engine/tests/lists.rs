@@ -51,9 +51,8 @@ impl Program for Block {
     fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
         let [x0, x1, norm, o_norm, w0, w1, w2, bias, conv0, conv1, conv2] = v else { unreachable!() };
         if !self.lists {
-            let linear = |x: &Var<E::Tensor>, weight: &Var<E::Tensor>| {
-                tape.linear(Linear { x, weight, bias: None })
-            };
+            let linear =
+                |x: &Var<E::Tensor>, weight: &Var<E::Tensor>| tape.linear(Linear { x, weight, bias: None });
             let n1 = tape.rms_norm(RmsNorm { x: x1, weight: norm }, 1e-6)?;
             let n0 = tape.rms_norm(RmsNorm { x: x0, weight: norm }, 1e-6)?;
             let a0 = linear(&n0, w0)?;

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use march_engine::{Error, Result};
 use wgpu::{
-    BindGroupEntry, BindGroupLayoutEntry, BindingResource, BindingType, BufferBinding, BufferBindingType, ShaderStages,
+    BindGroupEntry, BindGroupLayoutEntry, BindingResource, BindingType, BufferBinding, BufferBindingType,
+    ShaderStages,
 };
 
 use crate::adapter::{self, IMMEDIATE_BYTES};

@@ -119,7 +119,8 @@ fn three_take_one_dispatch() {
     let tails = widths.map(|width| random.input("tail", &[1, 3, width], 1.0));
     for device in open_devices() {
         let load = |input: &Input| device.from_f64(&input.data, &input.shape).unwrap();
-        let (x, weights, tails) = (x.each_ref().map(load), weights.each_ref().map(load), tails.each_ref().map(load));
+        let (x, weights, tails) =
+            (x.each_ref().map(load), weights.each_ref().map(load), tails.each_ref().map(load));
         for tail in [false, true] {
             let input = |q: usize| ShortConv { x: &x[q], weight: &weights[q], tail: tail.then(|| &tails[q]) };
             let before = device.dispatches();

@@ -42,7 +42,8 @@ impl Products {
     pub fn cases(mut check: impl FnMut(&str, &Self, &[Input])) {
         let mut random = Random(23);
         let one = vec![(0, 0, false, true), (1, 0, false, true)];
-        let two = vec![(0, 0, false, false), (0, 1, false, false), (1, 0, false, false), (1, 1, false, false)];
+        let two =
+            vec![(0, 0, false, false), (0, 1, false, false), (1, 0, false, false), (1, 1, false, false)];
         let mixed = vec![
             (0, 0, false, false),
             (0, 1, true, false),
@@ -190,7 +191,8 @@ impl Convolutions {
                 if tails {
                     inputs.extend(widths.map(|width| random.input("tail", &[batch, kernel - 1, width], 1.0)));
                 }
-                let label = format!("{batch} × {tokens}, K {kernel}, {widths:?}, tails {tails}, used {used:?}");
+                let label =
+                    format!("{batch} × {tokens}, K {kernel}, {widths:?}, tails {tails}, used {used:?}");
                 check(&label, &Self { tails, used }, &inputs);
             }
         }

@@ -177,10 +177,7 @@ impl<'e, E: Engine> Tape<'e, E> {
             let used: Vec<usize> = (0..products.len()).filter(|&i| gradients[i].is_some()).collect();
             let dy: Vec<&E::Tensor> = gradients.iter().flatten().collect();
             let refs: Vec<Product<&Var<E::Tensor>>> = used.iter().map(|&i| products[i].as_ref()).collect();
-            let needs = LinearListNeeds {
-                biases: used.iter().map(|&i| needs.biases[i]).collect(),
-                ..needs
-            };
+            let needs = LinearListNeeds { biases: used.iter().map(|&i| needs.biases[i]).collect(), ..needs };
             let mut dx: Vec<Option<E::Tensor>> = std::iter::zip(&x, &needs.x)
                 .map(|(x, &needed)| if needed { tape.take_gradient(x) } else { None })
                 .collect();
@@ -200,7 +197,8 @@ impl<'e, E: Engine> Tape<'e, E> {
                     result.push(bias);
                 }
             }
-            let with_residual = products.iter().zip(gradients).filter(|(product, _)| product.residual.is_some());
+            let with_residual =
+                products.iter().zip(gradients).filter(|(product, _)| product.residual.is_some());
             result.extend(with_residual.map(|(_, gradient)| gradient));
             Ok(result)
         }))

@@ -43,7 +43,8 @@ impl<'e, E: Engine> Tape<'e, E> {
         };
         let values: Vec<SwiGlu<E::Tensor>> = inputs.iter().map(value).collect();
         let y = self.engine().swiglu(&values.iter().map(SwiGlu::as_ref).collect::<Vec<_>>())?;
-        let variables: Vec<&Var<E::Tensor>> = inputs.iter().flat_map(|input| [input.gate, input.up]).collect();
+        let variables: Vec<&Var<E::Tensor>> =
+            inputs.iter().flat_map(|input| [input.gate, input.up]).collect();
         Ok(self.record(&variables, y, move |tape, gradients| {
             let used = values.iter().zip(&gradients).filter(|(_, gradient)| gradient.is_some());
             let used: Vec<SwiGlu<&E::Tensor>> = used.map(|(input, _)| input.as_ref()).collect();

@@ -178,8 +178,7 @@ pub(crate) fn backward(
     gpu.run(&chunk_kernel(), &tensors, &numbers, gpu.list(plan.chunks * value_heads))?;
 
     let numbers = [rows, key_heads, value_heads, key_dim].map(|number| number as u32);
-    let tensors =
-        [query, key, &d_heads, &d.query, &d.key, &d.retention_input, &d.dt_bias, &d.a_log];
+    let tensors = [query, key, &d_heads, &d.query, &d.key, &d.retention_input, &d.dt_bias, &d.a_log];
     gpu.run(&finish_all_kernel(), &tensors, &numbers, gpu.list(rows * key_heads + value_heads))?;
     Ok(d)
 }

@@ -74,7 +74,9 @@ fn pairs(x: usize, weights: usize, products: &[Product<&Tensor>]) -> Option<Vec<
         return None;
     }
     let residuals = products.iter().filter(|product| product.residual.is_some()).count();
-    if products.iter().any(|product| product.bias.is_some()) || !(residuals == 0 || (residuals, weights) == (2, 1)) {
+    if products.iter().any(|product| product.bias.is_some())
+        || !(residuals == 0 || (residuals, weights) == (2, 1))
+    {
         return None;
     }
     let place = |q: usize| products.iter().position(|product| (product.x, product.weight) == (q % 2, q / 2));
@@ -112,7 +114,10 @@ pub(crate) fn backward_list(
     match &ordered {
         Some(dy) if needs.x.iter().all(|&needed| needed) => {
             let add = [dx[0].is_some(), dx[1].is_some()];
-            let own = [elementwise::room_for(gpu, x[0], dx[0].take())?, elementwise::room_for(gpu, x[1], dx[1].take())?];
+            let own = [
+                elementwise::room_for(gpu, x[0], dx[0].take())?,
+                elementwise::room_for(gpu, x[1], dx[1].take())?,
+            ];
             product::sum_pair(gpu, dy, weights, own.each_ref(), add)?;
             dx.iter_mut().zip(own).for_each(|(dx, own)| *dx = Some(own));
         }

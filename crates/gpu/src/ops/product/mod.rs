@@ -331,7 +331,8 @@ pub(crate) fn outer_pair(
     let mut tensors = vec![x[0].tensor, x[1].tensor];
     tensors.extend((0..EACH).map(|q| *gradients.get(q).unwrap_or(&gradients[0])));
     tensors.extend([first, weights.get(1).copied().unwrap_or(&spare[0])]);
-    let numbers = [sizes[0], sizes.get(1).copied().unwrap_or(0), x[0].count, x[1].count, width, second, tiles];
+    let numbers =
+        [sizes[0], sizes.get(1).copied().unwrap_or(0), x[0].count, x[1].count, width, second, tiles];
     gpu.run(&outer_pair_kernel(tile), &tensors, &numbers.map(|number| number as u32), gpu.list(tiles))
 }
 

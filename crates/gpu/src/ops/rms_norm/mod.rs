@@ -188,8 +188,7 @@ pub(crate) fn gated_backward(
         let starts = [&dx0, &dx1, &dg0, &dg1].map(|part| part.start() - whole.start());
         let rows = Rows::new(x, width, eps, starts, 0);
         let partial = rows.partial(gpu, width)?;
-        let tensors =
-            [x[0], x[last], input.weight, dy[0], dy[last], &partial, gates[0], gates[last], &whole];
+        let tensors = [x[0], x[last], input.weight, dy[0], dy[last], &partial, gates[0], gates[last], &whole];
         gpu.run(&backward_kernel(true), &tensors, &rows.call, gpu.list(rows.blocks))?;
         add_up(gpu, &partial, &mut total)?;
         d_inputs.extend([dx0, dx1].into_iter().take(x.len()));

@@ -401,7 +401,8 @@ impl GatedDeltaNet {
         let tails = memory.as_ref().and_then(|memory| memory.tails.as_ref());
         let tails = tails.map(|tails| tails.each_ref().map(|tail| pass.tape.constant(tail.clone())));
         let conv = |x: [&Var<E::Tensor>; 3], tails: Option<&[Var<E::Tensor>; 3]>| {
-            let input = |i: usize| ShortConv { x: x[i], weight: weights[i], tail: tails.map(|tails| &tails[i]) };
+            let input =
+                |i: usize| ShortConv { x: x[i], weight: weights[i], tail: tails.map(|tails| &tails[i]) };
             let [q, k, v] = pass.tape.short_conv_each([input(0), input(1), input(2)])?;
             Ok::<_, Error>(([q.0, k.0, v.0], [q.1, k.1, v.1].map(Var::into_value)))
         };
@@ -494,12 +495,13 @@ impl<E: Engine> Mixer<E> for GatedDeltaNet {
     ) -> Result<Streams<E::Tensor>> {
         let [q, k, v, a, b] = self.projections();
         let [q, k, v, a, b, gate] = pass.linear_each(&input.text, [q, k, v, a, b, self.g_proj])?;
-        let mixed = pass.each_row([&q, &k, &v, &a, &b], memory, |pass, [q, k, v, a, b], row, mut memory| {
-            let ([q, k, v], _) = self.convolve(pass, [q, k, v], &[], memory.as_deref_mut())?;
-            let recurrence = memory.map(|memory| &mut memory.recurrence);
-            let out = self.recur(pass, [&q, &k, &v, a, b], row, recurrence)?;
-            Ok(Mixed { readout: out.readout, states: None })
-        })?;
+        let mixed =
+            pass.each_row([&q, &k, &v, &a, &b], memory, |pass, [q, k, v, a, b], row, mut memory| {
+                let ([q, k, v], _) = self.convolve(pass, [q, k, v], &[], memory.as_deref_mut())?;
+                let recurrence = memory.map(|memory| &mut memory.recurrence);
+                let out = self.recur(pass, [&q, &k, &v, a, b], row, recurrence)?;
+                Ok(Mixed { readout: out.readout, states: None })
+            })?;
         self.gated(pass, &[&mixed.readout], &[&gate])
     }
 
