@@ -7,9 +7,9 @@ use common::{Program, Random, assert_close, compare, devices, open_devices};
 use march_engine::ops::linear::{Linear, LinearList, LinearListNeeds, Product};
 use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
 
-struct Product;
+struct OneProduct;
 
-impl Program for Product {
+impl Program for OneProduct {
     fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
         Ok(vec![tape.linear(Linear { x: &v[0], weight: &v[1], bias: v.get(2) })?])
     }
@@ -22,7 +22,7 @@ fn check(random: &mut Random, leading: &[usize], inner: usize, outer: usize, bia
     if bias {
         inputs.push(random.input("bias", &[outer], 1.0));
     }
-    compare(&format!("linear {shape:?} → {outer}, bias {bias}"), &Product, &inputs);
+    compare(&format!("linear {shape:?} → {outer}, bias {bias}"), &OneProduct, &inputs);
 }
 
 #[test]

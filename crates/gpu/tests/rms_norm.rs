@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Input, Program, Random, compare, devices};
+use common::{Input, Program, Random, compare, devices, open_devices};
 use march_engine::ops::rms_norm::{GatedRmsNorm, GatedRmsNormList, RmsNorm, RmsNormList};
 use march_engine::{Engine, Result, Tape, Var};
 
