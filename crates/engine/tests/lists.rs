@@ -158,7 +158,7 @@ fn refusals() {
     let beginnings = [
         "linear: a product names rows or a weight",
         "linear: a product names rows or a weight",
-        "linear: residual",
+        "linear: `residual` has shape [2, 3]",
         "rms_norm: got no tensors",
         "swiglu: got lists of 1 and 0",
         "short_conv: got lists of 0 and 1",
