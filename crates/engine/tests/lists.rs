@@ -20,23 +20,23 @@ fn check(label: &str, program: &impl Program, inputs: &[Input]) {
 
 #[test]
 fn products() {
-    Products::cases(|label, program, inputs| check(label, program, inputs));
+    Products::cases(check);
 }
 
 #[test]
 fn norms() {
-    Norms::cases(|label, program, inputs| check(label, program, inputs));
+    Norms::cases(check);
 }
 
 #[test]
 fn swiglus() {
-    SwiGlus::cases(|label, program, inputs| check(label, program, inputs));
+    SwiGlus::cases(check);
 }
 
 #[test]
 fn convolutions() {
     // No gradient flows through the tails, so there are no finite differences.
-    Convolutions::cases(|label, program, inputs| compare(label, program, inputs));
+    Convolutions::cases(compare);
 }
 
 /// A block of two streams x0, x1 with shared weights: norms, projections, convolutions of the first stream, gated norms,

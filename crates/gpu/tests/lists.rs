@@ -8,20 +8,20 @@ use common::lists::{Convolutions, Norms, Products, SwiGlus};
 
 #[test]
 fn products() {
-    Products::cases(|label, program, inputs| compare(label, program, inputs));
+    Products::cases(compare);
 }
 
 #[test]
 fn norms() {
-    Norms::cases(|label, program, inputs| compare(label, program, inputs));
+    Norms::cases(compare);
 }
 
 #[test]
 fn swiglus() {
-    SwiGlus::cases(|label, program, inputs| compare(label, program, inputs));
+    SwiGlus::cases(compare);
 }
 
 #[test]
 fn convolutions() {
-    Convolutions::cases(|label, program, inputs| compare(label, program, inputs));
+    Convolutions::cases(compare);
 }
