@@ -15,7 +15,7 @@ use march_engine::ops::cross_entropy::LinearCrossEntropy;
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions};
 use march_engine::ops::linear::Linear;
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
-use march_engine::ops::rms_norm::RmsNorm;
+use march_engine::ops::rms_norm::RmsNormList;
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Cpu, CpuOptions, Engine, Machine, Products, Tensor};
@@ -420,18 +420,20 @@ impl Bench {
         let weight = self.random(&[width], 1.0);
         let kernel = self.random(&[width, 1, 4], 0.5);
         if self.wants("rms_norm forward+backward") {
-            let input = RmsNorm { x: &x, weight: &weight };
-            let ms = self.time(|cpu| (cpu.rms_norm(input, 1e-6), cpu.rms_norm_backward(input, 1e-6, &dy)));
+            let input = RmsNormList { x: &[&x], weight: &weight };
+            let ms = self.time(|cpu| {
+                (cpu.rms_norm(input, 1e-6), cpu.rms_norm_backward(input, 1e-6, &[&dy], &mut [None]))
+            });
             self.bytes("rms_norm forward+backward", ms, 5.0 * array);
         }
         if self.wants("swiglu forward+backward") {
-            let input = SwiGlu { gate: &gate, up: &x };
-            let ms = self.time(|cpu| (cpu.swiglu(input), cpu.swiglu_backward(input, &dy)));
+            let input = [SwiGlu { gate: &gate, up: &x }];
+            let ms = self.time(|cpu| (cpu.swiglu(&input), cpu.swiglu_backward(&input, &[&dy])));
             self.bytes("swiglu forward+backward", ms, 8.0 * array);
         }
         if self.wants("short_conv forward+backward") {
-            let input = ShortConv { x: &x, weight: &kernel, tail: None };
-            let ms = self.time(|cpu| (cpu.short_conv(input), cpu.short_conv_backward(input, &dy)));
+            let input = [ShortConv { x: &x, weight: &kernel, tail: None }];
+            let ms = self.time(|cpu| (cpu.short_conv(&input), cpu.short_conv_backward(&input, &[&dy])));
             self.bytes("short_conv forward+backward", ms, 5.0 * array);
         }
         if self.wants("adamw") {

@@ -23,10 +23,10 @@ use crate::ops::elementwise::broadcast::{broadcast, check_broadcasts_to};
 use crate::ops::elementwise::{Map, Zip};
 use crate::ops::embedding::{self, Embedding};
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
-use crate::ops::linear::{self, Linear};
+use crate::ops::linear::{self, Linear, LinearList, LinearListGradients, LinearListNeeds, Product};
 use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::matmul::{self, MatMul, Transpose};
-use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::rms_norm::{self, GatedRmsNormGradients, GatedRmsNormList, RmsNormList};
 use crate::ops::rotary::{self, Rotary};
 use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
 use crate::ops::state_read::{self, StateRead};
@@ -184,12 +184,16 @@ pub trait Engine: Send + Sync + Sized + 'static {
         linear::check(self.shape(x), self.weight_shape(weight), bias_shape)?;
         Kernels::linear(self.kernels(), Linear { x, weight, bias })
     }
-    /// x Wᵀ for several weights W; each result is bit-identical to [`Engine::linear`].
-    fn linear_each(&self, x: &Self::Tensor, weights: &[WeightRef<'_, Self>]) -> Result<Vec<Self::Tensor>> {
-        for &weight in weights {
-            linear::check(self.shape(x), self.weight_shape(weight), None)?;
-        }
-        Kernels::linear_each(self.kernels(), x, weights)
+    /// x Wᵀ (+ bias) (+ residual) for a list of products; each result is bit-identical to [`Engine::linear`], to which
+    /// the residual is then added.
+    fn linear_list(
+        &self,
+        input: LinearList<'_, &Self::Tensor, WeightRef<'_, Self>>,
+    ) -> Result<Vec<Self::Tensor>> {
+        let LinearList { x, weights, products } = input;
+        let rows = |i: usize| Some(self.shape(x.get(i)?));
+        check_list(self, products, rows, |i| Some(self.weight_shape(*weights.get(i)?)))?;
+        Kernels::linear_list(self.kernels(), input)
     }
     /// Gradients of [`Engine::linear`]; `needs` selects which of x, W, bias are computed.
     fn linear_backward(
@@ -205,65 +209,82 @@ pub trait Engine: Send + Sync + Sized + 'static {
         expect_shape("linear", "gradient", self.shape(gradient), &expected, "[.., out]")?;
         Kernels::linear_backward(self.kernels(), input, gradient, needs)
     }
-    /// Gradients of [`Engine::linear_each`], one of `gradients` for each weight. Returns those of the weights that
-    /// `needs_weights` selects. If `needs_x`, the gradient of x is added to `dx`, or becomes `dx` if that is `None`.
-    fn linear_each_backward(
+    /// Gradients of [`Engine::linear_list`], one of `gradients` for each product, as far as `needs` selects them. A
+    /// gradient of input rows is added to `dx`, or becomes `dx` if that is `None`. Those of residuals are `gradients`.
+    fn linear_list_backward(
         &self,
-        x: &Self::Tensor,
-        weights: &[&Self::Tensor],
+        input: LinearList<'_, &Self::Tensor>,
         gradients: &[&Self::Tensor],
-        needs_x: bool,
-        needs_weights: &[bool],
-        dx: &mut Option<Self::Tensor>,
-    ) -> Result<Vec<Option<Self::Tensor>>> {
-        let (count, found) = (weights.len(), [gradients.len(), needs_weights.len()]);
-        if found != [count; 2] {
-            let message = format!("got {found:?} gradients and needs for {count} weights, expected as many");
-            return bad_value("linear", message);
-        }
-        for (&weight, &gradient) in weights.iter().zip(gradients) {
-            let sizes = linear::check(self.shape(x), self.shape(weight), None)?;
-            let expected = linear::output_shape(self.shape(x), sizes);
+        needs: &LinearListNeeds,
+        dx: &mut [Option<Self::Tensor>],
+    ) -> Result<LinearListGradients<Self::Tensor>> {
+        let LinearList { x, weights, products } = input;
+        check_lengths("linear", products.len(), &[gradients.len(), needs.biases.len()])?;
+        check_lengths("linear", x.len(), &[needs.x.len(), dx.len()])?;
+        check_lengths("linear", weights.len(), &[needs.weights.len()])?;
+        let rows = |i: usize| Some(self.shape(x.get(i)?));
+        let sizes = check_list(self, products, rows, |i| Some(self.shape(weights.get(i)?)))?;
+        for ((product, sizes), &gradient) in products.iter().zip(sizes).zip(gradients) {
+            let expected = linear::output_shape(self.shape(x[product.x]), sizes);
             expect_shape("linear", "gradient", self.shape(gradient), &expected, "[.., out]")?;
         }
-        if let Some(dx) = dx {
-            expect_shape("linear", "dx", self.shape(dx), self.shape(x), "the shape of x")?;
+        for (x, dx) in x.iter().zip(&*dx) {
+            if let Some(dx) = dx {
+                expect_shape("linear", "dx", self.shape(dx), self.shape(x), "the shape of x")?;
+            }
         }
-        Kernels::linear_each_backward(self.kernels(), x, weights, gradients, needs_x, needs_weights, dx)
+        Kernels::linear_list_backward(self.kernels(), input, gradients, needs, dx)
     }
-    /// y = x / rms(x) · w over the last dimension.
-    fn rms_norm(&self, input: RmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
-        rms_norm::check("rms_norm", self.shape(input.x), self.shape(input.weight))?;
+    /// y = x / rms(x) · w over the last dimension, for each x.
+    fn rms_norm(&self, input: RmsNormList<'_, &Self::Tensor>, eps: f64) -> Result<Vec<Self::Tensor>> {
+        let x = input.x.iter().map(|x| self.shape(x));
+        rms_norm::check_list("rms_norm", x, self.shape(input.weight))?;
         Kernels::rms_norm(self.kernels(), input, eps)
     }
-    /// Gradients of [`Engine::rms_norm`].
+    /// Gradients of [`Engine::rms_norm`], one of `gradients` for each x. Returns that of the weights; that of an x is
+    /// added to `dx`, or becomes `dx` if that is `None`.
     fn rms_norm_backward(
         &self,
-        input: RmsNorm<&Self::Tensor>,
+        input: RmsNormList<'_, &Self::Tensor>,
         eps: f64,
-        gradient: &Self::Tensor,
-    ) -> Result<RmsNorm<Self::Tensor>> {
-        let x = self.shape(input.x);
-        rms_norm::check("rms_norm", x, self.shape(input.weight))?;
-        expect_shape("rms_norm", "gradient", self.shape(gradient), x, "the shape of x")?;
-        Kernels::rms_norm_backward(self.kernels(), input, eps, gradient)
+        gradients: &[&Self::Tensor],
+        dx: &mut [Option<Self::Tensor>],
+    ) -> Result<Self::Tensor> {
+        const NAME: &str = "rms_norm";
+        check_lengths(NAME, input.x.len(), &[gradients.len(), dx.len()])?;
+        let x = input.x.iter().map(|x| self.shape(x));
+        rms_norm::check_list(NAME, x.clone(), self.shape(input.weight))?;
+        for ((x, gradient), dx) in x.zip(gradients).zip(&*dx) {
+            expect_shape(NAME, "gradient", self.shape(gradient), x, "the shape of x")?;
+            if let Some(dx) = dx {
+                expect_shape(NAME, "dx", self.shape(dx), x, "the shape of x")?;
+            }
+        }
+        Kernels::rms_norm_backward(self.kernels(), input, eps, gradients, dx)
     }
-    /// y = rms_norm(x) · SiLU(gate), per head.
-    fn gated_rms_norm(&self, input: GatedRmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
-        rms_norm::check_gated(self.shape(input.x), self.shape(input.gate), self.shape(input.weight))?;
+    /// y = rms_norm(x) · SiLU(gate), per head, for each x and its gate.
+    fn gated_rms_norm(
+        &self,
+        input: GatedRmsNormList<'_, &Self::Tensor>,
+        eps: f64,
+    ) -> Result<Vec<Self::Tensor>> {
+        check_gated(self, &input)?;
         Kernels::gated_rms_norm(self.kernels(), input, eps)
     }
-    /// Gradients of [`Engine::gated_rms_norm`].
+    /// Gradients of [`Engine::gated_rms_norm`], one of `gradients` for each x.
     fn gated_rms_norm_backward(
         &self,
-        input: GatedRmsNorm<&Self::Tensor>,
+        input: GatedRmsNormList<'_, &Self::Tensor>,
         eps: f64,
-        gradient: &Self::Tensor,
-    ) -> Result<GatedRmsNorm<Self::Tensor>> {
-        let x = self.shape(input.x);
-        rms_norm::check_gated(x, self.shape(input.gate), self.shape(input.weight))?;
-        expect_shape("gated_rms_norm", "gradient", self.shape(gradient), x, "the shape of x")?;
-        Kernels::gated_rms_norm_backward(self.kernels(), input, eps, gradient)
+        gradients: &[&Self::Tensor],
+    ) -> Result<GatedRmsNormGradients<Self::Tensor>> {
+        check_gated(self, &input)?;
+        check_lengths("gated_rms_norm", input.x.len(), &[gradients.len()])?;
+        for (x, gradient) in input.x.iter().zip(gradients) {
+            let (found, x) = (self.shape(gradient), self.shape(x));
+            expect_shape("gated_rms_norm", "gradient", found, x, "the shape of x")?;
+        }
+        Kernels::gated_rms_norm_backward(self.kernels(), input, eps, gradients)
     }
 
     // ---- gated delta rule ----
@@ -528,37 +549,47 @@ pub trait Engine: Send + Sync + Sized + 'static {
 
     // ---- fused layers ----
 
-    /// y = SiLU(gate) ∘ up.
-    fn swiglu(&self, input: SwiGlu<&Self::Tensor>) -> Result<Self::Tensor> {
-        swiglu::check(self.shape(input.gate), self.shape(input.up))?;
-        Kernels::swiglu(self.kernels(), input)
+    /// y = SiLU(gate) ∘ up, for each of the inputs.
+    fn swiglu(&self, inputs: &[SwiGlu<&Self::Tensor>]) -> Result<Vec<Self::Tensor>> {
+        for input in inputs {
+            swiglu::check(self.shape(input.gate), self.shape(input.up))?;
+        }
+        Kernels::swiglu(self.kernels(), inputs)
     }
-    /// Gradients of [`Engine::swiglu`].
+    /// Gradients of [`Engine::swiglu`], one of `gradients` for each of the inputs.
     fn swiglu_backward(
         &self,
-        input: SwiGlu<&Self::Tensor>,
-        gradient: &Self::Tensor,
-    ) -> Result<SwiGlu<Self::Tensor>> {
-        swiglu::check(self.shape(input.gate), self.shape(input.up))?;
-        swiglu::check_gradient(self.shape(input.gate), self.shape(gradient))?;
-        Kernels::swiglu_backward(self.kernels(), input, gradient)
+        inputs: &[SwiGlu<&Self::Tensor>],
+        gradients: &[&Self::Tensor],
+    ) -> Result<Vec<SwiGlu<Self::Tensor>>> {
+        check_lengths("swiglu", inputs.len(), &[gradients.len()])?;
+        for (input, gradient) in inputs.iter().zip(gradients) {
+            swiglu::check(self.shape(input.gate), self.shape(input.up))?;
+            swiglu::check_gradient(self.shape(input.gate), self.shape(gradient))?;
+        }
+        Kernels::swiglu_backward(self.kernels(), inputs, gradients)
     }
-    /// Depthwise causal convolution followed by SiLU; also returns the tail for the next call.
-    fn short_conv(&self, input: ShortConv<&Self::Tensor>) -> Result<(Self::Tensor, Self::Tensor)> {
-        let tail = input.tail.map(|tail| self.shape(tail));
-        short_conv::check(self.shape(input.x), self.shape(input.weight), tail)?;
-        Kernels::short_conv(self.kernels(), input)
+    /// Depthwise causal convolutions, each followed by SiLU; also returns the tails for the next call.
+    fn short_conv(&self, inputs: &[ShortConv<&Self::Tensor>]) -> Result<Vec<(Self::Tensor, Self::Tensor)>> {
+        for input in inputs {
+            let tail = input.tail.map(|tail| self.shape(tail));
+            short_conv::check(self.shape(input.x), self.shape(input.weight), tail)?;
+        }
+        Kernels::short_conv(self.kernels(), inputs)
     }
-    /// Gradients of [`Engine::short_conv`]; the tail is treated as a constant.
+    /// Gradients of [`Engine::short_conv`], one of `gradients` for each convolution; tails are treated as constants.
     fn short_conv_backward(
         &self,
-        input: ShortConv<&Self::Tensor>,
-        gradient: &Self::Tensor,
-    ) -> Result<ShortConvGradients<Self::Tensor>> {
-        let tail = input.tail.map(|tail| self.shape(tail));
-        short_conv::check(self.shape(input.x), self.shape(input.weight), tail)?;
-        short_conv::check_gradient(self.shape(input.x), self.shape(gradient))?;
-        Kernels::short_conv_backward(self.kernels(), input, gradient)
+        inputs: &[ShortConv<&Self::Tensor>],
+        gradients: &[&Self::Tensor],
+    ) -> Result<Vec<ShortConvGradients<Self::Tensor>>> {
+        check_lengths("short_conv", inputs.len(), &[gradients.len()])?;
+        for (input, &gradient) in inputs.iter().zip(gradients) {
+            let tail = input.tail.map(|tail| self.shape(tail));
+            short_conv::check(self.shape(input.x), self.shape(input.weight), tail)?;
+            short_conv::check_gradient(self.shape(input.x), self.shape(gradient))?;
+        }
+        Kernels::short_conv_backward(self.kernels(), inputs, gradients)
     }
     /// Σ nll / normaliser of softmax(x Wᵀ), together with the gradients of x and W that `needs` selects. W is a
     /// tensor or a [`Weight`]; a packed one has no gradient.
@@ -708,6 +739,40 @@ fn check_count(found: usize, shape: &[usize]) -> Result<()> {
         return Ok(());
     }
     bad_value("tensor", format!("got {found} values for shape {shape:?}, expected {expected}"))
+}
+
+/// Returns an error unless all lists that belong to another have its length.
+fn check_lengths(operation: &'static str, expected: usize, found: &[usize]) -> Result<()> {
+    match found.iter().find(|&&found| found != expected) {
+        Some(found) => {
+            bad_value(operation, format!("got lists of {expected} and {found} that belong to each other"))
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_gated<E: Engine>(engine: &E, input: &GatedRmsNormList<'_, &E::Tensor>) -> Result<()> {
+    let weight = engine.shape(input.weight);
+    check_lengths("gated_rms_norm", input.x.len(), &[input.gates.len()])?;
+    rms_norm::check_list("gated_rms_norm", input.x.iter().map(|x| engine.shape(x)), weight)?;
+    for (x, gate) in input.x.iter().zip(input.gates) {
+        rms_norm::check_gated(engine.shape(x), engine.shape(gate), weight)?;
+    }
+    Ok(())
+}
+
+/// Validates the products of a list and returns their dimensions.
+fn check_list<'a, E: Engine>(
+    engine: &E,
+    products: &[Product<&E::Tensor>],
+    x: impl Fn(usize) -> Option<&'a [usize]>,
+    weight: impl Fn(usize) -> Option<&'a [usize]>,
+) -> Result<Vec<linear::Sizes>> {
+    let one = |product: &Product<&E::Tensor>| {
+        let [bias, residual] = [product.bias, product.residual].map(|t| t.map(|t| engine.shape(t)));
+        linear::check_product(x(product.x), weight(product.weight), bias, residual)
+    };
+    products.iter().map(one).collect()
 }
 
 /// Error for a gradient of a packed weight.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result, bad_value};
-use crate::kernels::{Kernels, WeightOf, each_backward};
+use crate::kernels::{Kernels, WeightOf, list_backward, list_forward};
 use crate::ops::adamw::{AdamW, Step};
 use crate::ops::anchor_read::{AnchorRead, AnchorReadKept, AnchorReadOptions, Storage, StoredStates};
 use crate::ops::attention::{Attention, KeyValues};
@@ -18,10 +18,10 @@ use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{Map, Zip};
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
-use crate::ops::linear::Linear;
+use crate::ops::linear::{Linear, LinearList, LinearListGradients, LinearListNeeds};
 use crate::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::matmul::{MatMul, Transpose};
-use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use crate::ops::rms_norm::{GatedRmsNormGradients, GatedRmsNormList, RmsNormList};
 use crate::ops::rotary::Rotary;
 use crate::ops::short_conv::{ShortConv, ShortConvGradients};
 use crate::ops::state_read::StateRead;
@@ -119,6 +119,19 @@ impl<D: Kernels, R: Kernels> Fallback<D, R> {
             *to = from.as_ref().map(|tensor| self.back(tensor)).transpose()?;
         }
         Ok(moved)
+    }
+
+    fn list_there(&self, tensors: &[&D::Tensor]) -> Result<Vec<R::Tensor>> {
+        tensors.iter().map(|tensor| self.there(tensor)).collect()
+    }
+
+    fn swiglu_there(&self, input: &SwiGlu<&D::Tensor>) -> Result<SwiGlu<R::Tensor>> {
+        Ok(SwiGlu { gate: self.there(input.gate)?, up: self.there(input.up)? })
+    }
+
+    fn conv_there(&self, input: &ShortConv<&D::Tensor>) -> Result<ShortConv<R::Tensor>> {
+        let tail = self.some_there(input.tail)?;
+        Ok(ShortConv { x: self.there(input.x)?, weight: self.there(input.weight)?, tail })
     }
 
     /// Runs `operation` on the fallback engine; a full weight is copied there first.
@@ -310,12 +323,13 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
             self.back(&self.rest.linear(Linear { x: &x, weight, bias: bias.as_ref() })?)
         })
     }
-    fn linear_each(&self, x: &D::Tensor, weights: &[WeightOf<'_, Self>]) -> Result<Vec<D::Tensor>> {
+    fn linear_list(&self, input: LinearList<'_, &D::Tensor, WeightOf<'_, Self>>) -> Result<Vec<D::Tensor>> {
+        let LinearList { x, weights, products } = input;
         let own: Option<Vec<_>> = weights.iter().map(|&weight| Self::device_weight(weight)).collect();
         if let Some(weights) = own {
-            try_device!(self.device.linear_each(x, &weights));
+            try_device!(self.device.linear_list(LinearList { x, weights: &weights, products }));
         }
-        weights.iter().map(|&weight| Kernels::linear(self, Linear { x, weight, bias: None })).collect()
+        list_forward(self, input)
     }
     fn linear_backward(
         &self,
@@ -329,55 +343,64 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
         let input = Linear { x: &x, weight: &weight, bias: bias.as_ref() };
         self.some_back(&self.rest.linear_backward(input, &self.there(gradient)?, needs)?)
     }
-    fn linear_each_backward(
+    fn linear_list_backward(
         &self,
-        x: &D::Tensor,
-        weights: &[&D::Tensor],
+        input: LinearList<'_, &D::Tensor>,
         gradients: &[&D::Tensor],
-        needs_x: bool,
-        needs_weights: &[bool],
-        dx: &mut Option<D::Tensor>,
-    ) -> Result<Vec<Option<D::Tensor>>> {
-        let empty = dx.is_none();
-        try_device!(self.device.linear_each_backward(x, weights, gradients, needs_x, needs_weights, dx));
-        if empty {
-            *dx = None;
-        }
-        each_backward(self, x, weights, gradients, (needs_x, needs_weights), dx)
+        needs: &LinearListNeeds,
+        dx: &mut [Option<D::Tensor>],
+    ) -> Result<LinearListGradients<D::Tensor>> {
+        let empty: Vec<bool> = dx.iter().map(Option::is_none).collect();
+        try_device!(self.device.linear_list_backward(input, gradients, needs, dx));
+        // A device that gave up may have left gradients where none were.
+        dx.iter_mut().zip(empty).filter(|(_, empty)| *empty).for_each(|(dx, _)| *dx = None);
+        list_backward(self, input, gradients, needs, dx)
     }
-    fn rms_norm(&self, input: RmsNorm<&D::Tensor>, eps: f64) -> Result<D::Tensor> {
+    fn rms_norm(&self, input: RmsNormList<'_, &D::Tensor>, eps: f64) -> Result<Vec<D::Tensor>> {
         try_device!(self.device.rms_norm(input, eps));
-        let (x, weight) = (self.there(input.x)?, self.there(input.weight)?);
-        self.back(&self.rest.rms_norm(RmsNorm { x: &x, weight: &weight }, eps)?)
+        let (x, weight) = (self.list_there(input.x)?, self.there(input.weight)?);
+        let input = RmsNormList { x: &x.iter().collect::<Vec<_>>(), weight: &weight };
+        self.all_back(&self.rest.rms_norm(input, eps)?)
     }
     fn rms_norm_backward(
         &self,
-        input: RmsNorm<&D::Tensor>,
+        input: RmsNormList<'_, &D::Tensor>,
         eps: f64,
-        gradient: &D::Tensor,
-    ) -> Result<RmsNorm<D::Tensor>> {
-        try_device!(self.device.rms_norm_backward(input, eps, gradient));
-        let (x, weight) = (self.there(input.x)?, self.there(input.weight)?);
-        let input = RmsNorm { x: &x, weight: &weight };
-        let d = self.rest.rms_norm_backward(input, eps, &self.there(gradient)?)?;
-        Ok(RmsNorm { x: self.back(&d.x)?, weight: self.back(&d.weight)? })
+        gradients: &[&D::Tensor],
+        dx: &mut [Option<D::Tensor>],
+    ) -> Result<D::Tensor> {
+        try_device!(self.device.rms_norm_backward(input, eps, gradients, dx));
+        let (x, weight) = (self.list_there(input.x)?, self.there(input.weight)?);
+        let input = RmsNormList { x: &x.iter().collect::<Vec<_>>(), weight: &weight };
+        let dy = self.list_there(gradients)?;
+        let mut moved = dx.iter().map(|dx| self.some_there(dx.as_ref())).collect::<Result<Vec<_>>>()?;
+        let weight = self.rest.rms_norm_backward(input, eps, &dy.iter().collect::<Vec<_>>(), &mut moved)?;
+        for (dx, moved) in dx.iter_mut().zip(moved) {
+            *dx = moved.map(|moved| self.back(&moved)).transpose()?;
+        }
+        self.back(&weight)
     }
-    fn gated_rms_norm(&self, input: GatedRmsNorm<&D::Tensor>, eps: f64) -> Result<D::Tensor> {
+    fn gated_rms_norm(&self, input: GatedRmsNormList<'_, &D::Tensor>, eps: f64) -> Result<Vec<D::Tensor>> {
         try_device!(self.device.gated_rms_norm(input, eps));
-        let (x, gate, weight) = (self.there(input.x)?, self.there(input.gate)?, self.there(input.weight)?);
-        self.back(&self.rest.gated_rms_norm(GatedRmsNorm { x: &x, gate: &gate, weight: &weight }, eps)?)
+        let (x, gates) = (self.list_there(input.x)?, self.list_there(input.gates)?);
+        let (x, gates) = (x.iter().collect::<Vec<_>>(), gates.iter().collect::<Vec<_>>());
+        let input = GatedRmsNormList { x: &x, gates: &gates, weight: &self.there(input.weight)? };
+        self.all_back(&self.rest.gated_rms_norm(input, eps)?)
     }
     fn gated_rms_norm_backward(
         &self,
-        input: GatedRmsNorm<&D::Tensor>,
+        input: GatedRmsNormList<'_, &D::Tensor>,
         eps: f64,
-        gradient: &D::Tensor,
-    ) -> Result<GatedRmsNorm<D::Tensor>> {
-        try_device!(self.device.gated_rms_norm_backward(input, eps, gradient));
-        let (x, gate, weight) = (self.there(input.x)?, self.there(input.gate)?, self.there(input.weight)?);
-        let input = GatedRmsNorm { x: &x, gate: &gate, weight: &weight };
-        let d = self.rest.gated_rms_norm_backward(input, eps, &self.there(gradient)?)?;
-        Ok(GatedRmsNorm { x: self.back(&d.x)?, gate: self.back(&d.gate)?, weight: self.back(&d.weight)? })
+        gradients: &[&D::Tensor],
+    ) -> Result<GatedRmsNormGradients<D::Tensor>> {
+        try_device!(self.device.gated_rms_norm_backward(input, eps, gradients));
+        let (x, gates) = (self.list_there(input.x)?, self.list_there(input.gates)?);
+        let (x, gates) = (x.iter().collect::<Vec<_>>(), gates.iter().collect::<Vec<_>>());
+        let input = GatedRmsNormList { x: &x, gates: &gates, weight: &self.there(input.weight)? };
+        let dy = self.list_there(gradients)?;
+        let d = self.rest.gated_rms_norm_backward(input, eps, &dy.iter().collect::<Vec<_>>())?;
+        let (x, gates) = (self.all_back(&d.x)?, self.all_back(&d.gates)?);
+        Ok(GatedRmsNormGradients { x, gates, weight: self.back(&d.weight)? })
     }
 
     // ---- gated delta rule ----
@@ -633,35 +656,43 @@ impl<D: Kernels, R: Kernels> Kernels for Fallback<D, R> {
 
     // ---- fused layers ----
 
-    fn swiglu(&self, input: SwiGlu<&D::Tensor>) -> Result<D::Tensor> {
-        try_device!(self.device.swiglu(input));
-        let (gate, up) = (self.there(input.gate)?, self.there(input.up)?);
-        self.back(&self.rest.swiglu(SwiGlu { gate: &gate, up: &up })?)
+    fn swiglu(&self, inputs: &[SwiGlu<&D::Tensor>]) -> Result<Vec<D::Tensor>> {
+        try_device!(self.device.swiglu(inputs));
+        let moved = inputs.iter().map(|input| self.swiglu_there(input)).collect::<Result<Vec<_>>>()?;
+        self.all_back(&self.rest.swiglu(&moved.iter().map(SwiGlu::as_ref).collect::<Vec<_>>())?)
     }
-    fn swiglu_backward(&self, input: SwiGlu<&D::Tensor>, gradient: &D::Tensor) -> Result<SwiGlu<D::Tensor>> {
-        try_device!(self.device.swiglu_backward(input, gradient));
-        let (gate, up) = (self.there(input.gate)?, self.there(input.up)?);
-        let d = self.rest.swiglu_backward(SwiGlu { gate: &gate, up: &up }, &self.there(gradient)?)?;
-        Ok(SwiGlu { gate: self.back(&d.gate)?, up: self.back(&d.up)? })
+    fn swiglu_backward(
+        &self,
+        inputs: &[SwiGlu<&D::Tensor>],
+        gradients: &[&D::Tensor],
+    ) -> Result<Vec<SwiGlu<D::Tensor>>> {
+        try_device!(self.device.swiglu_backward(inputs, gradients));
+        let moved = inputs.iter().map(|input| self.swiglu_there(input)).collect::<Result<Vec<_>>>()?;
+        let moved: Vec<SwiGlu<&R::Tensor>> = moved.iter().map(SwiGlu::as_ref).collect();
+        let dy = self.list_there(gradients)?;
+        let found = self.rest.swiglu_backward(&moved, &dy.iter().collect::<Vec<_>>())?;
+        found.iter().map(|d| Ok(SwiGlu { gate: self.back(&d.gate)?, up: self.back(&d.up)? })).collect()
     }
-    fn short_conv(&self, input: ShortConv<&D::Tensor>) -> Result<(D::Tensor, D::Tensor)> {
-        try_device!(self.device.short_conv(input));
-        let (x, weight, tail) =
-            (self.there(input.x)?, self.there(input.weight)?, self.some_there(input.tail)?);
-        let (y, tail) = self.rest.short_conv(ShortConv { x: &x, weight: &weight, tail: tail.as_ref() })?;
-        Ok((self.back(&y)?, self.back(&tail)?))
+    fn short_conv(&self, inputs: &[ShortConv<&D::Tensor>]) -> Result<Vec<(D::Tensor, D::Tensor)>> {
+        try_device!(self.device.short_conv(inputs));
+        let moved = inputs.iter().map(|input| self.conv_there(input)).collect::<Result<Vec<_>>>()?;
+        let found = self.rest.short_conv(&moved.iter().map(ShortConv::as_ref).collect::<Vec<_>>())?;
+        found.iter().map(|(y, tail)| Ok((self.back(y)?, self.back(tail)?))).collect()
     }
     fn short_conv_backward(
         &self,
-        input: ShortConv<&D::Tensor>,
-        gradient: &D::Tensor,
-    ) -> Result<ShortConvGradients<D::Tensor>> {
-        try_device!(self.device.short_conv_backward(input, gradient));
-        let (x, weight, tail) =
-            (self.there(input.x)?, self.there(input.weight)?, self.some_there(input.tail)?);
-        let input = ShortConv { x: &x, weight: &weight, tail: tail.as_ref() };
-        let d = self.rest.short_conv_backward(input, &self.there(gradient)?)?;
-        Ok(ShortConvGradients { x: self.back(&d.x)?, weight: self.back(&d.weight)? })
+        inputs: &[ShortConv<&D::Tensor>],
+        gradients: &[&D::Tensor],
+    ) -> Result<Vec<ShortConvGradients<D::Tensor>>> {
+        try_device!(self.device.short_conv_backward(inputs, gradients));
+        let moved = inputs.iter().map(|input| self.conv_there(input)).collect::<Result<Vec<_>>>()?;
+        let moved: Vec<ShortConv<&R::Tensor>> = moved.iter().map(ShortConv::as_ref).collect();
+        let dy = self.list_there(gradients)?;
+        let found = self.rest.short_conv_backward(&moved, &dy.iter().collect::<Vec<_>>())?;
+        let back = |d: &ShortConvGradients<R::Tensor>| {
+            Ok(ShortConvGradients { x: self.back(&d.x)?, weight: self.back(&d.weight)? })
+        };
+        found.iter().map(back).collect()
     }
     fn linear_cross_entropy(
         &self,

@@ -15,11 +15,13 @@ use crate::ops::elementwise::{self, Map, Zip};
 use crate::ops::embedding::{self, Embedding};
 use crate::ops::gated_delta::{self, GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
 use crate::ops::layout;
-use crate::ops::linear::{self, Linear};
+use crate::ops::linear::{self, Linear, LinearList};
 use crate::ops::log_linear::{self, LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::matmul::{self, MatMul, Transpose};
 use crate::ops::reduce;
-use crate::ops::rms_norm::{self, GatedRmsNorm, RmsNorm};
+use crate::ops::rms_norm::{
+    self, GatedRmsNorm, GatedRmsNormGradients, GatedRmsNormList, RmsNorm, RmsNormList,
+};
 use crate::ops::rotary::{self, Rotary};
 use crate::ops::short_conv::{self, ShortConv, ShortConvGradients};
 use crate::ops::softmax;
@@ -111,28 +113,44 @@ impl Kernels for Cpu {
     fn linear(&self, input: Linear<&T, WeightOf<'_, Self>>) -> Result<T> {
         linear::fast::forward(self, input)
     }
-    fn linear_each(&self, x: &T, weights: &[WeightOf<'_, Self>]) -> Result<Vec<T>> {
-        linear::fast::forward_each(self, x, weights)
+    fn linear_list(&self, input: LinearList<'_, &T, WeightOf<'_, Self>>) -> Result<Vec<T>> {
+        linear::fast::forward_list(self, input)
     }
     fn linear_backward(&self, input: Linear<&T>, gradient: &T, needs: [bool; 3]) -> Result<[Option<T>; 3]> {
         linear::fast::backward(self, input, gradient, needs)
     }
-    fn rms_norm(&self, input: RmsNorm<&T>, eps: f64) -> Result<T> {
-        rms_norm::fast::forward(self, input, eps)
+    fn rms_norm(&self, input: RmsNormList<'_, &T>, eps: f64) -> Result<Vec<T>> {
+        let one = |&x: &&T| rms_norm::fast::forward(self, RmsNorm { x, weight: input.weight }, eps);
+        input.x.iter().map(one).collect()
     }
-    fn rms_norm_backward(&self, input: RmsNorm<&T>, eps: f64, gradient: &T) -> Result<RmsNorm<T>> {
-        rms_norm::fast::backward(self, input, eps, gradient)
+    fn rms_norm_backward(
+        &self,
+        input: RmsNormList<'_, &T>,
+        eps: f64,
+        gradients: &[&T],
+        dx: &mut [Option<T>],
+    ) -> Result<T> {
+        rms_norm::backward_each(self, dx, |i| {
+            let input = RmsNorm { x: input.x[i], weight: input.weight };
+            rms_norm::fast::backward(self, input, eps, gradients[i])
+        })
     }
-    fn gated_rms_norm(&self, input: GatedRmsNorm<&T>, eps: f64) -> Result<T> {
-        rms_norm::fast::gated_forward(self, input, eps)
+    fn gated_rms_norm(&self, input: GatedRmsNormList<'_, &T>, eps: f64) -> Result<Vec<T>> {
+        let one = |(&x, &gate): (&&T, &&T)| {
+            rms_norm::fast::gated_forward(self, GatedRmsNorm { x, gate, weight: input.weight }, eps)
+        };
+        input.x.iter().zip(input.gates).map(one).collect()
     }
     fn gated_rms_norm_backward(
         &self,
-        input: GatedRmsNorm<&T>,
+        input: GatedRmsNormList<'_, &T>,
         eps: f64,
-        gradient: &T,
-    ) -> Result<GatedRmsNorm<T>> {
-        rms_norm::fast::gated_backward(self, input, eps, gradient)
+        gradients: &[&T],
+    ) -> Result<GatedRmsNormGradients<T>> {
+        rms_norm::gated_backward_each(self, input.x.len(), |i| {
+            let input = GatedRmsNorm { x: input.x[i], gate: input.gates[i], weight: input.weight };
+            rms_norm::fast::gated_backward(self, input, eps, gradients[i])
+        })
     }
 
     // ---- gated delta rule ----
@@ -287,17 +305,24 @@ impl Kernels for Cpu {
 
     // ---- fused layers ----
 
-    fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
-        swiglu::fast::forward(self, input)
+    fn swiglu(&self, inputs: &[SwiGlu<&T>]) -> Result<Vec<T>> {
+        inputs.iter().map(|&input| swiglu::fast::forward(self, input)).collect()
     }
-    fn swiglu_backward(&self, input: SwiGlu<&T>, gradient: &T) -> Result<SwiGlu<T>> {
-        swiglu::fast::backward(self, input, gradient)
+    fn swiglu_backward(&self, inputs: &[SwiGlu<&T>], gradients: &[&T]) -> Result<Vec<SwiGlu<T>>> {
+        let one = |(&input, &gradient): (&SwiGlu<&T>, &&T)| swiglu::fast::backward(self, input, gradient);
+        inputs.iter().zip(gradients).map(one).collect()
     }
-    fn short_conv(&self, input: ShortConv<&T>) -> Result<(T, T)> {
-        short_conv::fast::forward(self, input)
+    fn short_conv(&self, inputs: &[ShortConv<&T>]) -> Result<Vec<(T, T)>> {
+        inputs.iter().map(|&input| short_conv::fast::forward(self, input)).collect()
     }
-    fn short_conv_backward(&self, input: ShortConv<&T>, gradient: &T) -> Result<ShortConvGradients<T>> {
-        short_conv::fast::backward(self, input, gradient)
+    fn short_conv_backward(
+        &self,
+        inputs: &[ShortConv<&T>],
+        gradients: &[&T],
+    ) -> Result<Vec<ShortConvGradients<T>>> {
+        let one =
+            |(&input, &gradient): (&ShortConv<&T>, &&T)| short_conv::fast::backward(self, input, gradient);
+        inputs.iter().zip(gradients).map(one).collect()
     }
     fn linear_cross_entropy(
         &self,

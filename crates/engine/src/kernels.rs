@@ -32,10 +32,10 @@ use crate::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLosses};
 use crate::ops::elementwise::{Map, Zip};
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
-use crate::ops::linear::Linear;
+use crate::ops::linear::{Linear, LinearList, LinearListGradients, LinearListNeeds, Product};
 use crate::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
 use crate::ops::matmul::{MatMul, Transpose};
-use crate::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use crate::ops::rms_norm::{GatedRmsNormGradients, GatedRmsNormList, RmsNormList};
 use crate::ops::rotary::Rotary;
 use crate::ops::short_conv::{ShortConv, ShortConvGradients};
 use crate::ops::state_read::StateRead;
@@ -51,27 +51,57 @@ fn unsupported<T>(operation: &'static str) -> Result<T> {
     Err(Error::Unsupported { operation })
 }
 
-/// [`Kernels::linear_each_backward`] as one `linear_backward` per weight, from the last weight to the first: the order
-/// in which a tape would process separate products.
-pub(crate) fn each_backward<K: Kernels>(
+/// Adds a term to a sum of which there may be no terms yet.
+pub(crate) fn add_gradient<K: Kernels>(
     kernels: &K,
-    x: &K::Tensor,
-    weights: &[&K::Tensor],
-    gradients: &[&K::Tensor],
-    (needs_x, needs_weights): (bool, &[bool]),
-    dx: &mut Option<K::Tensor>,
-) -> Result<Vec<Option<K::Tensor>>> {
-    let mut found = vec![None; weights.len()];
-    for i in (0..weights.len()).rev() {
-        let input = Linear { x, weight: weights[i], bias: None };
-        let needs = [needs_x, needs_weights[i], false];
-        let [term, weight, _] = kernels.linear_backward(input, gradients[i], needs)?;
-        found[i] = weight;
-        match (&mut *dx, term) {
-            (Some(sum), Some(term)) => kernels.accumulate(sum, &term)?,
-            (None, term) => *dx = term,
-            (Some(_), None) => {}
+    sum: &mut Option<K::Tensor>,
+    term: Option<K::Tensor>,
+) -> Result<()> {
+    match (sum, term) {
+        (Some(sum), Some(term)) => kernels.accumulate(sum, &term),
+        (sum @ None, term) => {
+            *sum = term;
+            Ok(())
         }
+        (Some(_), None) => Ok(()),
+    }
+}
+
+/// [`Kernels::linear_list`] as one `linear` per product.
+pub(crate) fn list_forward<K: Kernels>(
+    kernels: &K,
+    input: LinearList<'_, &K::Tensor, WeightOf<'_, K>>,
+) -> Result<Vec<K::Tensor>> {
+    let one = |product: &Product<&K::Tensor>| {
+        let (x, weight) = (input.x[product.x], input.weights[product.weight]);
+        let mut y = kernels.linear(Linear { x, weight, bias: product.bias })?;
+        if let Some(residual) = product.residual {
+            kernels.accumulate(&mut y, residual)?;
+        }
+        Ok(y)
+    };
+    input.products.iter().map(one).collect()
+}
+
+/// [`Kernels::linear_list_backward`] as one `linear_backward` per product, from the last to the first: the order in
+/// which a tape would process separate products.
+pub(crate) fn list_backward<K: Kernels>(
+    kernels: &K,
+    input: LinearList<'_, &K::Tensor>,
+    gradients: &[&K::Tensor],
+    needs: &LinearListNeeds,
+    dx: &mut [Option<K::Tensor>],
+) -> Result<LinearListGradients<K::Tensor>> {
+    let LinearList { x, weights, products } = input;
+    let mut found =
+        LinearListGradients { weights: vec![None; weights.len()], biases: vec![None; products.len()] };
+    for (i, product) in products.iter().enumerate().rev() {
+        let input = Linear { x: x[product.x], weight: weights[product.weight], bias: product.bias };
+        let needed = [needs.x[product.x], needs.weights[product.weight], needs.biases[i]];
+        let [rows, weight, bias] = kernels.linear_backward(input, gradients[i], needed)?;
+        add_gradient(kernels, &mut dx[product.x], rows)?;
+        add_gradient(kernels, &mut found.weights[product.weight], weight)?;
+        found.biases[i] = bias;
     }
     Ok(found)
 }
@@ -153,9 +183,12 @@ pub trait Kernels: Send + Sync + Sized + 'static {
     fn linear(&self, input: Linear<&Self::Tensor, WeightOf<'_, Self>>) -> Result<Self::Tensor> {
         unsupported("linear")
     }
-    /// Calls `linear` once per weight by default.
-    fn linear_each(&self, x: &Self::Tensor, weights: &[WeightOf<'_, Self>]) -> Result<Vec<Self::Tensor>> {
-        weights.iter().map(|&weight| Kernels::linear(self, Linear { x, weight, bias: None })).collect()
+    /// Calls `linear` and `accumulate` for each product by default.
+    fn linear_list(
+        &self,
+        input: LinearList<'_, &Self::Tensor, WeightOf<'_, Self>>,
+    ) -> Result<Vec<Self::Tensor>> {
+        list_forward(self, input)
     }
     fn linear_backward(
         &self,
@@ -165,39 +198,43 @@ pub trait Kernels: Send + Sync + Sized + 'static {
     ) -> Result<[Option<Self::Tensor>; 3]> {
         unsupported("linear_backward")
     }
-    /// Calls `linear_backward` once per weight by default, from the last weight to the first. If a device returns
-    /// [`Error::Unsupported`] although `dx` holds a tensor, that tensor must be unchanged.
-    fn linear_each_backward(
+    /// Calls `linear_backward` for each product by default, from the last to the first. If a device returns
+    /// [`Error::Unsupported`], what `dx` holds must be unchanged.
+    fn linear_list_backward(
         &self,
-        x: &Self::Tensor,
-        weights: &[&Self::Tensor],
+        input: LinearList<'_, &Self::Tensor>,
         gradients: &[&Self::Tensor],
-        needs_x: bool,
-        needs_weights: &[bool],
-        dx: &mut Option<Self::Tensor>,
-    ) -> Result<Vec<Option<Self::Tensor>>> {
-        each_backward(self, x, weights, gradients, (needs_x, needs_weights), dx)
+        needs: &LinearListNeeds,
+        dx: &mut [Option<Self::Tensor>],
+    ) -> Result<LinearListGradients<Self::Tensor>> {
+        list_backward(self, input, gradients, needs, dx)
     }
-    fn rms_norm(&self, input: RmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
+    fn rms_norm(&self, input: RmsNormList<'_, &Self::Tensor>, eps: f64) -> Result<Vec<Self::Tensor>> {
         unsupported("rms_norm")
     }
+    /// If a device returns [`Error::Unsupported`], what `dx` holds must be unchanged.
     fn rms_norm_backward(
         &self,
-        input: RmsNorm<&Self::Tensor>,
+        input: RmsNormList<'_, &Self::Tensor>,
         eps: f64,
-        gradient: &Self::Tensor,
-    ) -> Result<RmsNorm<Self::Tensor>> {
+        gradients: &[&Self::Tensor],
+        dx: &mut [Option<Self::Tensor>],
+    ) -> Result<Self::Tensor> {
         unsupported("rms_norm_backward")
     }
-    fn gated_rms_norm(&self, input: GatedRmsNorm<&Self::Tensor>, eps: f64) -> Result<Self::Tensor> {
+    fn gated_rms_norm(
+        &self,
+        input: GatedRmsNormList<'_, &Self::Tensor>,
+        eps: f64,
+    ) -> Result<Vec<Self::Tensor>> {
         unsupported("gated_rms_norm")
     }
     fn gated_rms_norm_backward(
         &self,
-        input: GatedRmsNorm<&Self::Tensor>,
+        input: GatedRmsNormList<'_, &Self::Tensor>,
         eps: f64,
-        gradient: &Self::Tensor,
-    ) -> Result<GatedRmsNorm<Self::Tensor>> {
+        gradients: &[&Self::Tensor],
+    ) -> Result<GatedRmsNormGradients<Self::Tensor>> {
         unsupported("gated_rms_norm_backward")
     }
 
@@ -357,24 +394,24 @@ pub trait Kernels: Send + Sync + Sized + 'static {
 
     // ---- fused layers ----
 
-    fn swiglu(&self, input: SwiGlu<&Self::Tensor>) -> Result<Self::Tensor> {
+    fn swiglu(&self, inputs: &[SwiGlu<&Self::Tensor>]) -> Result<Vec<Self::Tensor>> {
         unsupported("swiglu")
     }
     fn swiglu_backward(
         &self,
-        input: SwiGlu<&Self::Tensor>,
-        gradient: &Self::Tensor,
-    ) -> Result<SwiGlu<Self::Tensor>> {
+        inputs: &[SwiGlu<&Self::Tensor>],
+        gradients: &[&Self::Tensor],
+    ) -> Result<Vec<SwiGlu<Self::Tensor>>> {
         unsupported("swiglu_backward")
     }
-    fn short_conv(&self, input: ShortConv<&Self::Tensor>) -> Result<(Self::Tensor, Self::Tensor)> {
+    fn short_conv(&self, inputs: &[ShortConv<&Self::Tensor>]) -> Result<Vec<(Self::Tensor, Self::Tensor)>> {
         unsupported("short_conv")
     }
     fn short_conv_backward(
         &self,
-        input: ShortConv<&Self::Tensor>,
-        gradient: &Self::Tensor,
-    ) -> Result<ShortConvGradients<Self::Tensor>> {
+        inputs: &[ShortConv<&Self::Tensor>],
+        gradients: &[&Self::Tensor],
+    ) -> Result<Vec<ShortConvGradients<Self::Tensor>>> {
         unsupported("short_conv_backward")
     }
     fn linear_cross_entropy(

@@ -13,8 +13,8 @@ use march_engine::ops::cross_entropy::LinearCrossEntropy;
 use march_engine::ops::elementwise::Zip;
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::gated_delta::{CHUNK_TOKENS, GatedDelta, GatedDeltaOptions};
-use march_engine::ops::linear::Linear;
-use march_engine::ops::rms_norm::RmsNorm;
+use march_engine::ops::linear::{Linear, LinearList, Product};
+use march_engine::ops::rms_norm::{RmsNorm, RmsNormList};
 use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Cpu, Engine, Error, Fallback, Precision, Reference, Result, Tape, Var, Weight};
 
@@ -131,7 +131,11 @@ fn packed_weights_and_stored_states() {
         let packed = engine.pack(&w, Precision::Int8).unwrap();
         assert_eq!(engine.packed_precision(&packed), Precision::Int8);
         let weight = Weight::Packed(&packed);
-        let each = engine.linear_each(&x, &[weight, Weight::Full(&w)]).unwrap();
+        let residual = tensor(&[3, 5]);
+        let weights = [weight, Weight::Full(&w)];
+        let products = [Product::new(0, 0), Product { residual: Some(&residual), ..Product::new(0, 1) }];
+        let list = LinearList { x: &[&x], weights: &weights, products: &products };
+        let each = engine.linear_list(list).unwrap();
         let mut list: Vec<Vec<f64>> = each.iter().map(|y| engine.to_f64(y)).collect();
         list.push(engine.to_f64(&engine.unpack(&packed).unwrap()));
         let input = Embedding { table: weight, ids: &[4, 0], shape: &[2] };
@@ -178,7 +182,7 @@ fn refusals() {
             engine.from_f32(&[1.0], &[2]).unwrap_err().to_string(),
             engine.linear(Linear { x: &a, weight: &b, bias: None }).unwrap_err().to_string(),
             engine.zip(Zip::Add, &a, &b).unwrap_err().to_string(),
-            engine.rms_norm(RmsNorm { x: &a, weight: &b }, 1e-6).unwrap_err().to_string(),
+            engine.rms_norm(RmsNormList { x: &[&a], weight: &b }, 1e-6).unwrap_err().to_string(),
             engine.accumulate(&mut sum, &b).unwrap_err().to_string(),
             engine.pack(&engine.full(&[2], 0.0).unwrap(), Precision::Int8).unwrap_err().to_string(),
         ]

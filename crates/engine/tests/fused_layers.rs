@@ -105,15 +105,16 @@ fn pieces_equal_whole<E: Engine>(engine: &E, kernel: usize, width: usize) {
         });
         engine.from_f64(&rows.collect::<Vec<_>>(), &[batch, to - from, width]).unwrap()
     };
-    let (whole, last) =
-        engine.short_conv(ShortConv { x: &piece(0, tokens), weight: &weight, tail: None }).unwrap();
+    let conv = |x: &E::Tensor, tail: Option<&E::Tensor>| {
+        engine.short_conv(&[ShortConv { x, weight: &weight, tail }]).unwrap().remove(0)
+    };
+    let (whole, last) = conv(&piece(0, tokens), None);
     let (whole, last) = (engine.to_f64(&whole), engine.to_f64(&last));
     let mut tail: Option<E::Tensor> = None;
     let cuts = [0, 1, 2, 2, 4, 5, 21, 64, 65, 80, 83];
     for cut in cuts.windows(2) {
         let x = piece(cut[0], cut[1]);
-        let (y, new_tail) =
-            engine.short_conv(ShortConv { x: &x, weight: &weight, tail: tail.as_ref() }).unwrap();
+        let (y, new_tail) = conv(&x, tail.as_ref());
         let y = engine.to_f64(&y);
         for b in 0..batch {
             let len = (cut[1] - cut[0]) * width;
@@ -157,10 +158,11 @@ fn short_conv_and_swiglu_rows_stand_alone() {
 fn all_rows(cpu: &Cpu, inputs: &[Input]) -> [Vec<f64>; 3] {
     let x = cpu.from_f64(&inputs[0].data, &inputs[0].shape).unwrap();
     let weight = cpu.from_f64(&inputs[1].data, &inputs[1].shape).unwrap();
-    let (y, _) = cpu.short_conv(ShortConv { x: &x, weight: &weight, tail: None }).unwrap();
-    let z = cpu.swiglu(SwiGlu { gate: &x, up: &y }).unwrap();
-    let d = cpu.short_conv_backward(ShortConv { x: &x, weight: &weight, tail: None }, &z).unwrap();
-    [cpu.to_f64(&y), cpu.to_f64(&z), cpu.to_f64(&d.x)]
+    let input = [ShortConv { x: &x, weight: &weight, tail: None }];
+    let (y, _) = &cpu.short_conv(&input).unwrap()[0];
+    let z = &cpu.swiglu(&[SwiGlu { gate: &x, up: y }]).unwrap()[0];
+    let d = &cpu.short_conv_backward(&input, &[z]).unwrap()[0];
+    [cpu.to_f64(y), cpu.to_f64(z), cpu.to_f64(&d.x)]
 }
 
 struct Loss {
@@ -270,7 +272,7 @@ fn messages<E: Engine>(engine: &E) -> Vec<String> {
     let conv = |x: &[usize], weight: &[usize], tail: Option<&[usize]>| {
         let tail = tail.map(t);
         engine
-            .short_conv(ShortConv { x: &t(x), weight: &t(weight), tail: tail.as_ref() })
+            .short_conv(&[ShortConv { x: &t(x), weight: &t(weight), tail: tail.as_ref() }])
             .unwrap_err()
             .to_string()
     };
@@ -281,14 +283,14 @@ fn messages<E: Engine>(engine: &E) -> Vec<String> {
     let x = t(&[1, 2, 4]);
     let input = ShortConv { x: &x, weight: &t(&[4, 3]), tail: None };
     vec![
-        engine.swiglu(SwiGlu { gate: &t(&[2, 3]), up: &t(&[3, 2]) }).unwrap_err().to_string(),
-        engine.swiglu_backward(SwiGlu { gate: &x, up: &x }, &t(&[8])).unwrap_err().to_string(),
+        engine.swiglu(&[SwiGlu { gate: &t(&[2, 3]), up: &t(&[3, 2]) }]).unwrap_err().to_string(),
+        engine.swiglu_backward(&[SwiGlu { gate: &x, up: &x }], &[&t(&[8])]).unwrap_err().to_string(),
         conv(&[2, 3], &[3, 4], None),
         conv(&[1, 2, 3], &[4, 4], None),
         conv(&[1, 2, 3], &[3, 2, 4], None),
         conv(&[1, 2, 3], &[3, 0], None),
         conv(&[1, 2, 3], &[3, 4], Some(&[1, 2, 3])),
-        engine.short_conv_backward(input, &t(&[1, 3, 4])).unwrap_err().to_string(),
+        engine.short_conv_backward(&[input], &[&t(&[1, 3, 4])]).unwrap_err().to_string(),
         loss(&[2, 4], &[7, 5], &[0, 1], None),
         loss(&[2, 4], &[7], &[0, 1], None),
         loss(&[2, 4], &[7, 4], &[0, 1, 2], None),

@@ -13,10 +13,10 @@ use march_engine::ops::cross_entropy::{CrossEntropy, LinearCrossEntropy, TokenLo
 use march_engine::ops::elementwise::{Map, Zip};
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput};
-use march_engine::ops::linear::Linear;
+use march_engine::ops::linear::{Linear, LinearList, LinearListGradients, LinearListNeeds};
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
 use march_engine::ops::matmul::{MatMul, Transpose};
-use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use march_engine::ops::rms_norm::{GatedRmsNormGradients, GatedRmsNormList, RmsNormList};
 use march_engine::ops::rotary::Rotary;
 use march_engine::ops::short_conv::{ShortConv, ShortConvGradients};
 use march_engine::ops::state_read::StateRead;
@@ -110,42 +110,43 @@ impl Kernels for Gpu {
     fn linear(&self, input: Linear<&T, WeightOf<'_, Self>>) -> Result<T> {
         linear::forward(self, input)
     }
-    fn linear_each(&self, x: &T, weights: &[WeightOf<'_, Self>]) -> Result<Vec<T>> {
-        linear::forward_each(self, x, weights)
+    fn linear_list(&self, input: LinearList<'_, &T, WeightOf<'_, Self>>) -> Result<Vec<T>> {
+        linear::forward_list(self, input)
     }
     fn linear_backward(&self, input: Linear<&T>, gradient: &T, needs: [bool; 3]) -> Result<[Option<T>; 3]> {
         linear::backward(self, input, gradient, needs)
     }
-    fn linear_each_backward(
+    fn linear_list_backward(
         &self,
-        x: &T,
-        weights: &[&T],
+        input: LinearList<'_, &T>,
         gradients: &[&T],
-        needs_x: bool,
-        needs_weights: &[bool],
-        dx: &mut Option<T>,
-    ) -> Result<Vec<Option<T>>> {
-        if needs_x {
-            linear::add_input_gradient(self, x, weights, gradients, dx)?;
-        }
-        linear::weight_gradients(self, x, weights, gradients, needs_weights)
+        needs: &LinearListNeeds,
+        dx: &mut [Option<T>],
+    ) -> Result<LinearListGradients<T>> {
+        linear::backward_list(self, input, gradients, needs, dx)
     }
-    fn rms_norm(&self, input: RmsNorm<&T>, eps: f64) -> Result<T> {
+    fn rms_norm(&self, input: RmsNormList<'_, &T>, eps: f64) -> Result<Vec<T>> {
         rms_norm::forward(self, input, eps)
     }
-    fn rms_norm_backward(&self, input: RmsNorm<&T>, eps: f64, gradient: &T) -> Result<RmsNorm<T>> {
-        rms_norm::backward(self, input, eps, gradient)
+    fn rms_norm_backward(
+        &self,
+        input: RmsNormList<'_, &T>,
+        eps: f64,
+        gradients: &[&T],
+        dx: &mut [Option<T>],
+    ) -> Result<T> {
+        rms_norm::backward(self, input, eps, gradients, dx)
     }
-    fn gated_rms_norm(&self, input: GatedRmsNorm<&T>, eps: f64) -> Result<T> {
+    fn gated_rms_norm(&self, input: GatedRmsNormList<'_, &T>, eps: f64) -> Result<Vec<T>> {
         rms_norm::gated_forward(self, input, eps)
     }
     fn gated_rms_norm_backward(
         &self,
-        input: GatedRmsNorm<&T>,
+        input: GatedRmsNormList<'_, &T>,
         eps: f64,
-        gradient: &T,
-    ) -> Result<GatedRmsNorm<T>> {
-        rms_norm::gated_backward(self, input, eps, gradient)
+        gradients: &[&T],
+    ) -> Result<GatedRmsNormGradients<T>> {
+        rms_norm::gated_backward(self, input, eps, gradients)
     }
 
     // ---- gated delta rule ----
@@ -300,17 +301,21 @@ impl Kernels for Gpu {
 
     // ---- fused layers ----
 
-    fn swiglu(&self, input: SwiGlu<&T>) -> Result<T> {
-        swiglu::forward(self, input)
+    fn swiglu(&self, inputs: &[SwiGlu<&T>]) -> Result<Vec<T>> {
+        swiglu::forward(self, inputs)
     }
-    fn swiglu_backward(&self, input: SwiGlu<&T>, gradient: &T) -> Result<SwiGlu<T>> {
-        swiglu::backward(self, input, gradient)
+    fn swiglu_backward(&self, inputs: &[SwiGlu<&T>], gradients: &[&T]) -> Result<Vec<SwiGlu<T>>> {
+        swiglu::backward(self, inputs, gradients)
     }
-    fn short_conv(&self, input: ShortConv<&T>) -> Result<(T, T)> {
-        short_conv::forward(self, input)
+    fn short_conv(&self, inputs: &[ShortConv<&T>]) -> Result<Vec<(T, T)>> {
+        short_conv::forward(self, inputs)
     }
-    fn short_conv_backward(&self, input: ShortConv<&T>, gradient: &T) -> Result<ShortConvGradients<T>> {
-        short_conv::backward(self, input, gradient)
+    fn short_conv_backward(
+        &self,
+        inputs: &[ShortConv<&T>],
+        gradients: &[&T],
+    ) -> Result<Vec<ShortConvGradients<T>>> {
+        short_conv::backward(self, inputs, gradients)
     }
     fn linear_cross_entropy(
         &self,

@@ -10,14 +10,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use march_engine::{Error, Result};
-use wgpu::{BindGroupEntry, BindGroupLayoutEntry, BindingType, BufferBindingType, ShaderStages};
+use wgpu::{
+    BindGroupEntry, BindGroupLayoutEntry, BindingResource, BindingType, BufferBinding, BufferBindingType,
+    ShaderStages,
+};
 
 use crate::adapter::{self, IMMEDIATE_BYTES};
 use crate::buffer::{Buffer, Pool};
 use crate::error::device;
 use crate::kernel::Kernel;
 use crate::ops::anchor_read::Arenas;
-use crate::tensor::Tensor;
+use crate::tensor::{ALIGN, Tensor};
 
 /// Dispatches in one submission, at the most.
 const RECORDED: u64 = 2048;
@@ -156,6 +159,21 @@ impl Gpu {
         Ok(Tensor::new(self.inner.pool.take(&self.inner.device, bytes)?, shape))
     }
 
+    /// New tensors with any contents in one buffer, and that buffer as a whole, for kernels that write all of them. A
+    /// part keeps the whole buffer alive.
+    pub(crate) fn group<const N: usize>(&self, shapes: [&[usize]; N]) -> Result<(Tensor, [Tensor; N])> {
+        let mut end = 0;
+        let starts = shapes.map(|shape| {
+            let start = end;
+            end = (end + shape.iter().product::<usize>()).next_multiple_of(ALIGN);
+            start
+        });
+        // A part that is empty starts within the buffer, too.
+        let whole = self.empty(&[end + ALIGN])?;
+        let parts = std::array::from_fn(|i| whole.part(starts[i], shapes[i]));
+        Ok((whole, parts))
+    }
+
     /// A new tensor with numbers from the host.
     pub(crate) fn upload(&self, data: &[f32], shape: &[usize]) -> Result<Tensor> {
         Ok(Tensor::new(Buffer::filled(&self.inner.device, bytemuck::cast_slice(data))?, shape))
@@ -197,7 +215,7 @@ impl Gpu {
             let encoder = recorder
                 .encoder
                 .get_or_insert_with(|| inner.device.create_command_encoder(&Default::default()));
-            encoder.copy_buffer_to_buffer(tensor.buffer.raw(), 0, &staging, 0, bytes);
+            encoder.copy_buffer_to_buffer(tensor.buffer.raw(), 4 * tensor.start() as u64, &staging, 0, bytes);
             self.submit(&mut recorder);
         }
         let (sender, receiver) = std::sync::mpsc::channel();
@@ -233,9 +251,9 @@ impl Gpu {
         let bytes = |elements: usize| 4 * elements as u64;
         encoder.copy_buffer_to_buffer(
             from.buffer.raw(),
-            bytes(at),
+            bytes(from.start() + at),
             to.buffer.raw(),
-            bytes(start),
+            bytes(to.start() + start),
             bytes(count),
         );
     }
@@ -278,7 +296,11 @@ impl Gpu {
             .zip(tensors)
             .map(|(binding, tensor)| BindGroupEntry {
                 binding,
-                resource: tensor.buffer.raw().as_entire_binding(),
+                resource: BindingResource::Buffer(BufferBinding {
+                    buffer: tensor.buffer.raw(),
+                    offset: 4 * tensor.start() as u64,
+                    size: None,
+                }),
             })
             .collect();
         let inner = &*self.inner;

@@ -1,4 +1,4 @@
-//! Tensors on the device: contiguous, row-major f32, a handle on a buffer.
+//! Tensors on the device: contiguous, row-major f32, a handle on a buffer or on a part of one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,12 +9,17 @@ use crate::buffer::Buffer;
 #[derive(Clone)]
 pub struct Tensor {
     pub(crate) buffer: Arc<Buffer>,
+    /// Where the numbers start in the buffer, in elements: a multiple of [`ALIGN`].
+    start: usize,
     shape: Arc<[usize]>,
 }
 
+/// Elements that the start of a tensor is a multiple of: 256 bytes, which every device accepts.
+pub(crate) const ALIGN: usize = 64;
+
 impl Tensor {
     pub(crate) fn new(buffer: Buffer, shape: &[usize]) -> Self {
-        Self { buffer: Arc::new(buffer), shape: shape.into() }
+        Self { buffer: Arc::new(buffer), start: 0, shape: shape.into() }
     }
 
     /// Dimensions.
@@ -39,7 +44,18 @@ impl Tensor {
 
     /// The same numbers under another shape.
     pub(crate) fn reshaped(&self, shape: &[usize]) -> Self {
-        Self { buffer: Arc::clone(&self.buffer), shape: shape.into() }
+        Self { buffer: Arc::clone(&self.buffer), start: self.start, shape: shape.into() }
+    }
+
+    /// A tensor of its own within this one's buffer, `start` elements after this one's.
+    pub(crate) fn part(&self, start: usize, shape: &[usize]) -> Self {
+        debug_assert!(start.is_multiple_of(ALIGN), "a part starts at {start}");
+        Self { buffer: Arc::clone(&self.buffer), start: self.start + start, shape: shape.into() }
+    }
+
+    /// Where the numbers start in the buffer, in elements.
+    pub(crate) fn start(&self) -> usize {
+        self.start
     }
 
     /// Changes the shape; the buffer must have room for it.
@@ -49,7 +65,7 @@ impl Tensor {
 
     /// Number of elements that the buffer has room for; a tensor may use only the first of them.
     pub(crate) fn capacity(&self) -> usize {
-        (self.buffer.raw().size() / 4) as usize
+        (self.buffer.raw().size() / 4) as usize - self.start
     }
 
     /// Whether no other tensor shares the buffer, so that it may be changed in place.

@@ -4,12 +4,12 @@
 mod common;
 
 use common::{Program, Random, assert_close, compare, devices, open_devices};
-use march_engine::ops::linear::Linear;
+use march_engine::ops::linear::{Linear, LinearList, LinearListNeeds, Product};
 use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
 
-struct Product;
+struct OneProduct;
 
-impl Program for Product {
+impl Program for OneProduct {
     fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
         Ok(vec![tape.linear(Linear { x: &v[0], weight: &v[1], bias: v.get(2) })?])
     }
@@ -22,7 +22,7 @@ fn check(random: &mut Random, leading: &[usize], inner: usize, outer: usize, bia
     if bias {
         inputs.push(random.input("bias", &[outer], 1.0));
     }
-    compare(&format!("linear {shape:?} → {outer}, bias {bias}"), &Product, &inputs);
+    compare(&format!("linear {shape:?} → {outer}, bias {bias}"), &OneProduct, &inputs);
 }
 
 #[test]
@@ -113,7 +113,16 @@ fn packed_outputs<E: Engine>(engine: &E, precision: Precision, inputs: &[&common
     outputs.push(engine.unpack(&packed).unwrap());
     let other = engine.pack(w, Precision::Bf16).unwrap();
     let each = [Weight::Full(w), weight, Weight::Packed(&other), weight, weight, weight, weight];
-    outputs.extend(engine.linear_each(x, &each).unwrap());
+    let products: Vec<_> = (0..each.len()).map(|i| Product::new(0, i)).collect();
+    let list = LinearList { x: &[x], weights: &each, products: &products };
+    outputs.extend(engine.linear_list(list).unwrap());
+    // Two streams with one weight, which is what a block's last product is.
+    let residuals = [&outputs[0], &outputs[2]].map(|y| Product { residual: Some(y), ..Product::new(0, 0) });
+    let [first, second] = residuals;
+    let second = Product { x: 1, ..second };
+    let list = LinearList { x: &[x, x], weights: &[weight], products: &[first, second] };
+    let both = engine.linear_list(list).unwrap();
+    outputs.extend(both);
     outputs.iter().map(|y| engine.to_f64(y)).collect()
 }
 
@@ -131,7 +140,9 @@ fn several_weights_of_different_sizes() {
                 weights.iter().map(|w| device.from_f64(&w.data, &w.shape).unwrap()).collect();
             let all: Vec<_> = weights.iter().map(Weight::Full).collect();
             let before = device.dispatches();
-            let each = device.linear_each(&x, &all).unwrap();
+            let products: Vec<_> = (0..all.len()).map(|i| Product::new(0, i)).collect();
+            let list = LinearList { x: &[&x], weights: &all, products: &products };
+            let each = device.linear_list(list).unwrap();
             assert_eq!(device.dispatches() - before, 2, "{who}");
             for (weight, each) in weights.iter().zip(&each) {
                 let alone = device.linear(Linear { x: &x, weight, bias: None }).unwrap();
@@ -189,15 +200,19 @@ fn the_gradient_of_x_is_added_to_what_it_has() {
         let (w, dy): (Vec<_>, Vec<_>) = (w.iter().map(load).collect(), dy.iter().map(load).collect());
         let (w, dy): (Vec<_>, Vec<_>) = (w.iter().collect(), dy.iter().collect());
         let start = engine.full(&[21, 30], 3.0).unwrap();
-        let mut dx = Some(start.clone());
+        let mut dx = [Some(start.clone())];
+        let products: Vec<_> = (0..5).map(|i| Product::new(0, i)).collect();
+        let list = LinearList { x: &[&x], weights: &w, products: &products };
+        let needs = LinearListNeeds { x: vec![true], weights: vec![false; 5], biases: vec![false; 5] };
         if !shared {
             drop(start);
-            let found = engine.linear_each_backward(&x, &w, &dy, true, &[false; 5], &mut dx).unwrap();
-            assert!(found.iter().all(Option::is_none));
+            let found = engine.linear_list_backward(list, &dy, &needs, &mut dx).unwrap();
+            assert!(found.weights.iter().chain(&found.biases).all(Option::is_none));
         } else {
-            engine.linear_each_backward(&x, &w, &dy, true, &[false; 5], &mut dx).unwrap();
+            engine.linear_list_backward(list, &dy, &needs, &mut dx).unwrap();
             assert!(engine.to_f64(&start).iter().all(|&v| v == 3.0));
         }
+        let [dx] = dx;
         engine.to_f64(&dx.unwrap())
     }
     let want = run(&Reference, &x, &weights, &gradients, false);
@@ -208,6 +223,38 @@ fn the_gradient_of_x_is_added_to_what_it_has() {
             // One fills the start, two add the terms of five weights.
             assert_eq!(device.dispatches() - before, 3, "{device:?}");
             assert_close(&format!("{device:?}, shared {shared}"), &found, &want, 1e-5);
+        }
+    }
+}
+
+/// Two streams take one dispatch forward, one for the gradients of both x and one for those of the weights.
+#[test]
+fn two_streams_take_one_dispatch() {
+    for device in open_devices() {
+        let t = |shape: &[usize]| device.full(shape, 0.5).unwrap();
+        let (x, y) = ([t(&[75, 32]), t(&[9, 32])], [t(&[75, 48]), t(&[9, 48])]);
+        let weight = [t(&[48, 32]), t(&[48, 32])];
+        let x = x.each_ref();
+        let residual = |s: usize| Product { residual: Some(&y[s]), ..Product::new(s, 0) };
+        let lists = [
+            (1, vec![residual(0), residual(1)]),
+            (2, vec![Product::new(0, 0), Product::new(0, 1), Product::new(1, 0), Product::new(1, 1)]),
+        ];
+        for (count, products) in &lists {
+            let full: Vec<_> = weight[..*count].iter().map(Weight::Full).collect();
+            let before = device.dispatches();
+            device.linear_list(LinearList { x: &x, weights: &full, products }).unwrap();
+            assert_eq!(device.dispatches() - before, 1);
+            let dy: Vec<_> = products.iter().map(|product| &y[product.x]).collect();
+            let weights: Vec<_> = weight[..*count].iter().collect();
+            let needs = LinearListNeeds {
+                x: vec![true; 2],
+                weights: vec![true; *count],
+                biases: vec![false; products.len()],
+            };
+            let list = LinearList { x: &x, weights: &weights, products };
+            device.linear_list_backward(list, &dy, &needs, &mut [None, None]).unwrap();
+            assert_eq!(device.dispatches() - before, 3);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{Input, Program, Random, compare, devices};
-use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use common::{Input, Program, Random, compare, devices, open_devices};
+use march_engine::ops::rms_norm::{GatedRmsNorm, GatedRmsNormList, RmsNorm, RmsNormList};
 use march_engine::{Engine, Result, Tape, Var};
 
 struct Norms;
@@ -94,6 +94,26 @@ fn rows_of_many_scales() {
     }
 }
 
+/// Two tensors take a dispatch forward; backward one, and one that adds the weights' sums.
+#[test]
+fn two_take_one_dispatch() {
+    for device in open_devices() {
+        let tensor = |rows: usize| device.full(&[rows, 48], 0.5).unwrap();
+        let (x, gates, dy) = ([tensor(30), tensor(4)], [tensor(30), tensor(4)], [tensor(30), tensor(4)]);
+        let (weight, mut dx) = (device.full(&[48], 2.0).unwrap(), [Some(tensor(30)), Some(tensor(4))]);
+        let (x, gates, dy) = (x.each_ref(), gates.each_ref(), dy.each_ref());
+        let plain = RmsNormList { x: &x, weight: &weight };
+        let gated = GatedRmsNormList { x: &x, gates: &gates, weight: &weight };
+        let before = device.dispatches();
+        device.rms_norm(plain, 1e-6).unwrap();
+        device.gated_rms_norm(gated, 1e-6).unwrap();
+        assert_eq!(device.dispatches() - before, 2);
+        device.rms_norm_backward(plain, 1e-6, &dy, &mut dx).unwrap();
+        device.gated_rms_norm_backward(gated, 1e-6, &dy).unwrap();
+        assert_eq!(device.dispatches() - before, 6);
+    }
+}
+
 /// A row alone has the bits that it has among others.
 #[test]
 fn a_row_stands_alone() {
@@ -109,9 +129,9 @@ fn a_row_stands_alone() {
                         .unwrap()
                 };
                 let (x, gate) = (part(0), part(1));
-                let plain = device.rms_norm(RmsNorm { x: &x, weight: &weight }, 1e-6).unwrap();
-                let input = GatedRmsNorm { x: &x, gate: &gate, weight: &weight };
-                [plain, device.gated_rms_norm(input, 1e-6).unwrap()].map(|y| device.to_f32(&y))
+                let plain = device.rms_norm(RmsNormList { x: &[&x], weight: &weight }, 1e-6).unwrap();
+                let input = GatedRmsNormList { x: &[&x], gates: &[&gate], weight: &weight };
+                [plain, device.gated_rms_norm(input, 1e-6).unwrap()].map(|y| device.to_f32(&y[0]))
             };
             let whole = run(0, rows);
             for (from, count) in [(0, 1), (1, 2), (rows - 1, 1)] {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Input, Program, Random, compare, devices};
+use common::{Input, Program, Random, compare, devices, open_devices};
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::{Engine, Result, Tape, Var};
 
@@ -88,7 +88,9 @@ fn pieces_equal_whole() {
                 });
                 device.from_f64(&rows.collect::<Vec<_>>(), &[batch, to - from, width]).unwrap()
             };
-            let call = |x: &_, tail: Option<&_>| device.short_conv(ShortConv { x, weight: &weight, tail });
+            let call = |x: &_, tail: Option<&_>| {
+                device.short_conv(&[ShortConv { x, weight: &weight, tail }]).map(|mut found| found.remove(0))
+            };
             let (whole, last) = call(&piece(0, tokens), None).unwrap();
             let (whole, last) = (device.to_f32(&whole), device.to_f32(&last));
             let mut tail = None;
@@ -104,5 +106,35 @@ fn pieces_equal_whole() {
             }
             assert!(device.to_f32(&tail.unwrap()) == last, "K {kernel}: the last tail");
         }
+    }
+}
+
+/// Three convolutions take a dispatch forward; backward one, and one that adds sums. Each has the bits it has alone.
+#[test]
+fn three_take_one_dispatch() {
+    let mut random = Random(13);
+    let widths = [20, 8, 70];
+    let x = widths.map(|width| random.input("x", &[1, 30, width], 1.0));
+    let weights = widths.map(|width| random.input("weight", &[width, 4], 1.0));
+    let tails = widths.map(|width| random.input("tail", &[1, 3, width], 1.0));
+    for device in open_devices() {
+        let load = |input: &Input| device.from_f64(&input.data, &input.shape).unwrap();
+        let (x, weights, tails) =
+            (x.each_ref().map(load), weights.each_ref().map(load), tails.each_ref().map(load));
+        for tail in [false, true] {
+            let input = |q: usize| ShortConv { x: &x[q], weight: &weights[q], tail: tail.then(|| &tails[q]) };
+            let before = device.dispatches();
+            let all = device.short_conv(&[input(0), input(1), input(2)]).unwrap();
+            assert_eq!(device.dispatches() - before, 1);
+            for (q, (y, new_tail)) in all.iter().enumerate() {
+                let alone = device.short_conv(&[input(q)]).unwrap().remove(0);
+                assert!(device.to_f32(y) == device.to_f32(&alone.0), "y of {q} on {device:?}");
+                assert!(device.to_f32(new_tail) == device.to_f32(&alone.1), "tail of {q} on {device:?}");
+            }
+        }
+        let inputs = [0, 1, 2].map(|q| ShortConv { x: &x[q], weight: &weights[q], tail: None });
+        let before = device.dispatches();
+        device.short_conv_backward(&inputs, &x.each_ref()).unwrap();
+        assert_eq!(device.dispatches() - before, 2);
     }
 }

@@ -2,6 +2,8 @@
 //! gradients; and checks the references against finite differences.
 #![allow(dead_code, missing_docs)]
 
+pub mod lists;
+
 use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
 
 /// Forward agreement, relative to the largest value of the tensor.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use march_engine::ops::elementwise::{Map, Zip};
 use march_engine::ops::linear::Linear;
-use march_engine::ops::rms_norm::RmsNorm;
+use march_engine::ops::rms_norm::RmsNormList;
 use march_engine::{Error, Fallback, Kernels, Precision, Reference, Result, Weight, WeightOf};
 
 /// A tensor of the device.
@@ -141,15 +141,18 @@ impl<const CHUNK: usize> Kernels for Device<CHUNK> {
         };
         Ok(tensor(a.data.iter().zip(&b.data[..]).map(|(&a, &b)| f(a, b)).collect(), &a.shape))
     }
-    fn rms_norm(&self, input: RmsNorm<&ToyTensor>, eps: f64) -> Result<ToyTensor> {
+    fn rms_norm(&self, input: RmsNormList<'_, &ToyTensor>, eps: f64) -> Result<Vec<ToyTensor>> {
         self.count(3);
         let width = input.weight.shape[0];
-        let mut y = input.x.data.to_vec();
-        for row in y.chunks_exact_mut(width) {
-            let mean = row.iter().map(|v| v * v).sum::<f64>() / width as f64;
-            let r = 1.0 / (mean + eps).sqrt();
-            row.iter_mut().zip(&input.weight.data[..]).for_each(|(v, w)| *v = *v * r * w);
-        }
-        Ok(tensor(y, &input.x.shape))
+        let one = |x: &&ToyTensor| {
+            let mut y = x.data.to_vec();
+            for row in y.chunks_exact_mut(width) {
+                let mean = row.iter().map(|v| v * v).sum::<f64>() / width as f64;
+                let r = 1.0 / (mean + eps).sqrt();
+                row.iter_mut().zip(&input.weight.data[..]).for_each(|(v, w)| *v = *v * r * w);
+            }
+            tensor(y, &x.shape)
+        };
+        Ok(input.x.iter().map(one).collect())
     }
 }

@@ -13,7 +13,8 @@ use march_engine::Reference;
 use march_gpu::Gpu;
 
 pub use engine::{
-    FORWARD, GRADIENT, Input, Outcome, Program, Random, assert_close, assert_close_above, cotangent, outcome,
+    FORWARD, GRADIENT, Input, Outcome, Program, Random, assert_close, assert_close_above, cotangent, lists,
+    outcome,
 };
 
 /// Every GPU that can be used. They are opened once: a device compiles a kernel when it first runs it.

@@ -1,4 +1,4 @@
-//! A block: x + mixer(norm(x)), then x + feed_forward(norm(x)), with the same weights for text and anchors.
+//! A block: x + W_o mixer(norm(x)), then x + W_down feed_forward(norm(x)), with the same weights for text and anchors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -76,24 +76,13 @@ impl<E: Engine> Block<E> {
         x: Streams<E::Tensor>,
         memory: &mut [&mut dyn Memory<E>],
     ) -> Result<Streams<E::Tensor>> {
-        let norm = |x: &Var<E::Tensor>, weight: Parameter| -> Result<Var<E::Tensor>> {
-            Ok(pass.tape.rms_norm(RmsNorm { x, weight: pass.weight(weight) }, pass.norm_eps())?)
+        let mix = |x: &Streams<E::Tensor>, memory: &mut [&mut dyn Memory<E>]| {
+            let readout = self.mixer.mix(pass, &pass.rms_norm(x, self.attn_norm)?, memory)?;
+            pass.add_linear(x, &readout, self.mixer.output_matrix())
         };
-        let anchors = match &x.anchors {
-            Some(anchors) => Some(norm(anchors, self.attn_norm)?),
-            None => None,
-        };
-        let normed = Streams { text: norm(&x.text, self.attn_norm)?, anchors };
-        let mixed = self.mixer.mix(pass, &normed, memory)?;
-        let finish = |x: &Var<E::Tensor>, mixed: &Var<E::Tensor>| -> Result<Var<E::Tensor>> {
-            let x = pass.tape.add(x, mixed)?;
-            Ok(pass.tape.add(&x, &self.mlp.forward(pass, &norm(&x, self.mlp_norm)?)?)?)
-        };
-        let anchors = match (&x.anchors, &mixed.anchors) {
-            (Some(x), Some(mixed)) => Some(finish(x, mixed)?),
-            _ => None,
-        };
-        Ok(Streams { text: finish(&x.text, &mixed.text)?, anchors })
+        let x = mix(&x, memory)?;
+        let hidden = self.mlp.forward(pass, &pass.rms_norm(&x, self.mlp_norm)?)?;
+        pass.add_linear(&x, &hidden, self.mlp.down_proj)
     }
 
     /// The forward pass with activation recomputation: keeps only the block's inputs, and the backward pass recomputes
@@ -104,7 +93,7 @@ impl<E: Engine> Block<E> {
         context: &Arc<Context<E>>,
         x: Streams<E::Tensor>,
     ) -> Result<Streams<E::Tensor>> {
-        let inputs: Vec<&Var<E::Tensor>> = [&x.text].into_iter().chain(&x.anchors).collect();
+        let inputs = x.list();
         let context = Arc::clone(context);
         let region = move |tape: &Tape<'e, E>, inputs: &[Var<E::Tensor>]| {
             let pass = Pass { tape, context: Arc::clone(&context) };

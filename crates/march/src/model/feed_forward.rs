@@ -1,9 +1,11 @@
 //! The feed-forward half of a block: W_down (SiLU(W_gate x) ∘ W_up x).
 
+use march_engine::Engine;
+use march_engine::ops::linear::Product;
 use march_engine::ops::swiglu::SwiGlu;
-use march_engine::{Engine, Var};
 
 use super::config::ModelConfig;
+use super::mixer::Streams;
 use super::parameters::{Builder, Parameter};
 use super::pass::Pass;
 use crate::error::Result;
@@ -11,7 +13,7 @@ use crate::error::Result;
 pub(super) struct FeedForward {
     gate_proj: Parameter,
     up_proj: Parameter,
-    down_proj: Parameter,
+    pub down_proj: Parameter,
 }
 
 impl FeedForward {
@@ -24,8 +26,16 @@ impl FeedForward {
         }
     }
 
-    pub fn forward<E: Engine>(&self, pass: &Pass<'_, '_, E>, x: &Var<E::Tensor>) -> Result<Var<E::Tensor>> {
-        let [gate, up] = pass.linear_each(x, [self.gate_proj, self.up_proj])?;
-        pass.linear(&pass.tape.swiglu(SwiGlu { gate: &gate, up: &up })?, self.down_proj)
+    /// SiLU(W_gate x) ∘ W_up x of each stream, which W_down multiplies.
+    pub fn forward<E: Engine>(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        x: &Streams<E::Tensor>,
+    ) -> Result<Streams<E::Tensor>> {
+        let x = x.list();
+        let products: Vec<_> = (0..x.len()).flat_map(|i| [Product::new(i, 0), Product::new(i, 1)]).collect();
+        let found = pass.linear_list(&x, &[self.gate_proj, self.up_proj], &products)?;
+        let inputs: Vec<_> = found.chunks_exact(2).map(|two| SwiGlu { gate: &two[0], up: &two[1] }).collect();
+        Ok(Streams::of(pass.tape.swiglu_each(&inputs)?))
     }
 }

@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use march_engine::ops::linear::Linear;
+use march_engine::ops::linear::{Linear, LinearList, Product};
+use march_engine::ops::rms_norm::RmsNormList;
 use march_engine::{Engine, Tape, Var, Weight};
 
 use super::TraceCell;
+use super::mixer::Streams;
 use super::parameters::Parameter;
 use crate::anchors::AnchorPlan;
 use crate::error::Result;
@@ -100,6 +102,45 @@ impl<E: Engine> Pass<'_, '_, E> {
         weights: [Parameter; N],
     ) -> Result<[Var<E::Tensor>; N]> {
         Ok(self.tape.linear_each(x, weights.map(|weight| self.matrix(weight)))?)
+    }
+
+    /// Products of several x, as one operation; the products name x and weights by their places in the lists.
+    pub fn linear_list(
+        &self,
+        x: &[&Var<E::Tensor>],
+        weights: &[Parameter],
+        products: &[Product<&Var<E::Tensor>>],
+    ) -> Result<Vec<Var<E::Tensor>>> {
+        let weights: Vec<_> = weights.iter().map(|&weight| self.matrix(weight)).collect();
+        Ok(self.tape.linear_list(LinearList { x, weights: &weights, products })?)
+    }
+
+    /// x + h Wᵀ for each stream that h has.
+    pub fn add_linear(
+        &self,
+        x: &Streams<E::Tensor>,
+        h: &Streams<E::Tensor>,
+        weight: Parameter,
+    ) -> Result<Streams<E::Tensor>> {
+        let shape = |x: &Var<E::Tensor>| self.engine().shape(x.value()).to_vec();
+        let product = |x: usize, residual| Product { residual, ..Product::new(x, 0) };
+        let (Some(anchors), Some(more)) = (&x.anchors, &h.anchors) else {
+            let mut text = self.linear_list(&[&h.text], &[weight], &[product(0, Some(&x.text))])?;
+            return Ok(Streams { text: text.remove(0), anchors: None });
+        };
+        // While all anchors are equal, x has one row for all of them.
+        let same = shape(anchors)[0] == shape(more)[0];
+        let products = [product(0, Some(&x.text)), product(1, same.then_some(anchors))];
+        let found = self.linear_list(&[&h.text, more], &[weight], &products)?;
+        let Ok([text, more]) = <[_; 2]>::try_from(found) else { unreachable!("two products") };
+        let anchors = if same { more } else { self.tape.add(anchors, &more)? };
+        Ok(Streams { text, anchors: Some(anchors) })
+    }
+
+    /// x / rms(x) ∘ w for each stream.
+    pub fn rms_norm(&self, x: &Streams<E::Tensor>, weight: Parameter) -> Result<Streams<E::Tensor>> {
+        let list = RmsNormList { x: &x.list(), weight: self.weight(weight) };
+        Ok(Streams::of(self.tape.rms_norm_each(list, self.norm_eps())?))
     }
 
     /// Number of new anchors in the call, over all sequences.

@@ -5,9 +5,10 @@
 //! rows.
 
 use super::dots::{COLUMNS, Dots};
-use super::{Linear, Sizes, check, output_shape};
+use super::{Linear, LinearList, Sizes, check, output_shape};
 use crate::cpu::{Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
+use crate::kernels::{Kernels, list_forward};
 use crate::product::{Accum, Matrix, product};
 use crate::tensor::Tensor;
 use crate::weight::{PackedWeight, RawWeight, Weight};
@@ -30,35 +31,55 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>, AnyWeight<'_>>) -> 
         (weight, _) => invariant(cpu, x, &[Job { sizes, weight, y: Shared::new(y.data_mut()) }]),
     }
     if let Some(bias) = input.bias {
-        let bias = bias.data();
-        for row in y.data_mut().chunks_exact_mut(sizes.outer.max(1)) {
-            row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-        }
+        add_bias(&mut y, bias, sizes);
     }
     Ok(y)
 }
 
-/// Several products with the same x, distributed over threads as a single product.
-pub(crate) fn forward_each(
+fn add_bias(y: &mut Tensor<f32>, bias: &Tensor<f32>, sizes: Sizes) {
+    let bias = bias.data();
+    for row in y.data_mut().chunks_exact_mut(sizes.outer.max(1)) {
+        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+    }
+}
+
+/// Several products. For inference, those that follow each other and have the same x are distributed over threads as a
+/// single product.
+pub(crate) fn forward_list(
     cpu: &Cpu,
-    x: &Tensor<f32>,
-    weights: &[AnyWeight<'_>],
+    input: LinearList<'_, &Tensor<f32>, AnyWeight<'_>>,
 ) -> Result<Vec<Tensor<f32>>> {
     if cpu.products() == Products::Fastest {
-        return weights.iter().map(|&weight| forward(cpu, Linear { x, weight, bias: None })).collect();
+        return list_forward(cpu, input);
     }
-    let mut outputs = Vec::with_capacity(weights.len());
-    for weight in weights {
-        let sizes = check(x.shape(), weight.shape(), None)?;
-        outputs.push((sizes, cpu.uninit(&output_shape(x.shape(), sizes))));
+    let LinearList { x, weights, products } = input;
+    let mut outputs = Vec::with_capacity(products.len());
+    for product in products {
+        let x = x[product.x].shape();
+        let sizes = check(x, weights[product.weight].shape(), product.bias.map(Tensor::shape))?;
+        outputs.push((sizes, cpu.uninit(&output_shape(x, sizes))));
     }
-    let jobs: Vec<Job<'_>> = weights
-        .iter()
-        .zip(&mut outputs)
-        .map(|(weight, (sizes, y))| Job { sizes: *sizes, weight: weight.raw(), y: Shared::new(y.data_mut()) })
-        .collect();
-    invariant(cpu, x.data(), &jobs);
-    drop(jobs);
+    let mut rest = &mut outputs[..];
+    for same in products.chunk_by(|a, b| a.x == b.x) {
+        let (now, later) = rest.split_at_mut(same.len());
+        rest = later;
+        let jobs: Vec<Job<'_>> = std::iter::zip(same, now)
+            .map(|(product, (sizes, y))| Job {
+                sizes: *sizes,
+                weight: weights[product.weight].raw(),
+                y: Shared::new(y.data_mut()),
+            })
+            .collect();
+        invariant(cpu, x[same[0].x].data(), &jobs);
+    }
+    for (product, (sizes, y)) in products.iter().zip(&mut outputs) {
+        if let Some(bias) = product.bias {
+            add_bias(y, bias, *sizes);
+        }
+        if let Some(residual) = product.residual {
+            Kernels::accumulate(cpu, y, residual)?;
+        }
+    }
     Ok(outputs.into_iter().map(|(_, y)| y).collect())
 }
 

@@ -76,15 +76,46 @@ pub(crate) fn check_gradient(x: &[usize], gradient: &[usize]) -> Result<()> {
 impl<'e, E: Engine> Tape<'e, E> {
     /// y = SiLU(w ∗ x), and the tail for the next call. Neither tail is differentiable.
     pub fn short_conv(&self, input: ShortConv<&Var<E::Tensor>>) -> Result<OutputAndTail<E::Tensor>> {
-        let (x, weight) = (input.x.value().clone(), input.weight.value().clone());
-        let tail = input.tail.map(|tail| tail.value().clone());
-        let (y, new_tail) =
-            self.engine().short_conv(ShortConv { x: &x, weight: &weight, tail: tail.as_ref() })?;
-        let y = self.record_one(&[input.x, input.weight], y, move |tape, dy| {
-            let input = ShortConv { x: &x, weight: &weight, tail: tail.as_ref() };
-            let d = tape.engine().short_conv_backward(input, &dy)?;
-            Ok(vec![Some(d.x), Some(d.weight)])
+        let [found] = self.short_conv_each([input])?;
+        Ok(found)
+    }
+
+    /// Several convolutions, as one operation in both directions.
+    pub fn short_conv_each<const N: usize>(
+        &self,
+        inputs: [ShortConv<&Var<E::Tensor>>; N],
+    ) -> Result<[OutputAndTail<E::Tensor>; N]> {
+        let values = inputs.map(|input| ShortConv {
+            x: input.x.value().clone(),
+            weight: input.weight.value().clone(),
+            tail: input.tail.map(|tail| tail.value().clone()),
         });
-        Ok((y, self.constant(new_tail)))
+        let found = self.engine().short_conv(&values.each_ref().map(ShortConv::as_ref))?;
+        let (ys, tails): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let variables: Vec<&Var<E::Tensor>> =
+            inputs.iter().flat_map(|input| [input.x, input.weight]).collect();
+        let ys = self.record(&variables, ys, move |tape, gradients| {
+            let given: Vec<&E::Tensor> = gradients.iter().flatten().collect();
+            let used = values.iter().zip(&gradients).filter(|(_, gradient)| gradient.is_some());
+            let used: Vec<ShortConv<&E::Tensor>> = used.map(|(input, _)| input.as_ref()).collect();
+            let mut found = tape.engine().short_conv_backward(&used, &given)?.into_iter();
+            let mut result = Vec::with_capacity(2 * N);
+            for gradient in &gradients {
+                let d = if gradient.is_some() { found.next() } else { None };
+                let (x, weight) = d.map(|d| (d.x, d.weight)).unzip();
+                result.extend([x, weight]);
+            }
+            Ok(result)
+        });
+        let all: Vec<_> = ys.into_iter().zip(tails).map(|(y, tail)| (y, self.constant(tail))).collect();
+        let Ok(all) = all.try_into() else { unreachable!("one for each convolution") };
+        Ok(all)
+    }
+}
+
+impl<T> ShortConv<T> {
+    /// The same inputs, borrowed.
+    pub(crate) fn as_ref(&self) -> ShortConv<&T> {
+        ShortConv { x: &self.x, weight: &self.weight, tail: self.tail.as_ref() }
     }
 }

@@ -9,7 +9,7 @@ use march_engine::{Result, WeightOf};
 
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::ops::product::{self, Matrix, Rows};
+use crate::ops::product::{self, Added, Matrix, Rows};
 use crate::ops::{elementwise, embedding};
 use crate::tensor::Tensor;
 
@@ -147,7 +147,7 @@ fn forward_in_blocks(
             product::sum(gpu, &[(logits, weight)], Rows { tensor: dx, ..part }, false)?;
         }
         if let Some(dw) = &dw {
-            product::outer(gpu, part, &[(logits, dw)], part.first > 0)?;
+            product::outer(gpu, part, &[(logits, dw, part.first > 0)], None)?;
         }
         Ok(())
     })?;
@@ -182,7 +182,7 @@ impl Blocks<'_> {
             let count = block.min(targets.len() - first);
             let part = Rows { tensor: x, first, count, width: x.width() };
             let logits = gpu.empty(&[count, weight.rows])?;
-            product::each(gpu, part, &[weight], None, &[&logits])?;
+            product::each(gpu, part, &[(weight, Added::Nothing, &logits)])?;
             let mut numbers = [count, weight.rows, first, targets.len()].map(|number| number as u32).to_vec();
             numbers.push(factor.to_bits());
             gpu.run(kernel, &[&logits, &all, result], &numbers, gpu.list(count))?;

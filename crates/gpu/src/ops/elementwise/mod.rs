@@ -86,8 +86,26 @@ pub(crate) fn accumulate(gpu: &Gpu, sum: &mut Tensor, term: &Tensor) -> Result<(
         *sum = zip(gpu, Zip::Add, sum, term)?;
         return Ok(());
     }
+    add_to(gpu, sum, term)
+}
+
+/// sum += term, in the buffer of `sum`.
+pub(crate) fn add_to(gpu: &Gpu, sum: &Tensor, term: &Tensor) -> Result<()> {
     let groups = gpu.list(sum.len().div_ceil(GROUP));
     gpu.run(&accumulate_kernel(), &[term, term, sum], &[sum.len() as u32, 0, 0], groups)
+}
+
+/// A tensor for the gradient of x that may be changed: with the numbers of the one that is there, or with any.
+pub(crate) fn room_for(gpu: &Gpu, x: &Tensor, there: Option<Tensor>) -> Result<Tensor> {
+    match there {
+        Some(sum) if sum.is_unique() => Ok(sum),
+        Some(shared) => {
+            let sum = gpu.empty(x.shape())?;
+            gpu.copy(&shared, 0, &sum, 0, sum.len());
+            Ok(sum)
+        }
+        None => gpu.empty(x.shape()),
+    }
 }
 
 /// Number of a kind in map.wgsl, and its constant.

@@ -45,18 +45,18 @@ fn finish_kernel() -> Kernel {
     }
 }
 
-fn totals_kernel() -> Kernel {
+fn finish_all_kernel() -> Kernel {
     Kernel {
-        name: "gated_delta/totals",
-        source: include_str!("totals.wgsl"),
-        entry: "totals",
+        name: "gated_delta/finish_all",
+        source: include_str!("finish.wgsl"),
+        entry: "finish_all",
         constants: Vec::new(),
-        writes: &[false, false, true, true],
+        writes: &[false, false, false, true, true, false, true, true],
     }
 }
 
 pub(super) fn kernels(sizes: &Sizes) -> Vec<Kernel> {
-    vec![reverse_kernel(sizes), chunk_kernel(), finish_kernel(), totals_kernel()]
+    vec![reverse_kernel(sizes), chunk_kernel(), finish_kernel(), finish_all_kernel()]
 }
 
 /// Gradients of unnormalised queries and keys [.., heads·d_k] from `d_heads`, which starts with those of the normalised
@@ -150,8 +150,7 @@ pub(crate) fn backward(
         gpu.run(&reverse_kernel(&sizes), &tensors, &numbers(segment), groups)?;
     }
 
-    let from = 2 * rows * value_heads * key_dim;
-    let d_heads = gpu.empty(&[from + rows * value_heads])?;
+    let d_heads = gpu.empty(&[(2 * key_dim + 1) * rows * value_heads])?;
     let tensors = [
         query,
         key,
@@ -178,10 +177,8 @@ pub(crate) fn backward(
     ];
     gpu.run(&chunk_kernel(), &tensors, &numbers, gpu.list(plan.chunks * value_heads))?;
 
-    finish(gpu, [query, key], &d_heads, [&d.query, &d.key], [key_heads, value_heads])?;
-
-    let numbers = [rows as u32, value_heads as u32, from as u32];
-    let tensors = [&d.retention_input, &d_heads, &d.dt_bias, &d.a_log];
-    gpu.run(&totals_kernel(), &tensors, &numbers, gpu.list(value_heads))?;
+    let numbers = [rows, key_heads, value_heads, key_dim].map(|number| number as u32);
+    let tensors = [query, key, &d_heads, &d.query, &d.key, &d.retention_input, &d.dt_bias, &d.a_log];
+    gpu.run(&finish_all_kernel(), &tensors, &numbers, gpu.list(rows * key_heads + value_heads))?;
     Ok(d)
 }

@@ -173,10 +173,17 @@ pub(crate) fn forward(
         boundary_states: gpu.empty(&[boundaries, value_heads, key_dim, value_dim])?,
     };
     let errors = sizes.rows() * value_heads * value_dim;
-    let plan = (boundaries > 0 || keep).then(|| Plan::new(&sizes, options));
+    // Boundaries at the end of every row are the final state, which the scan without boundaries writes as well.
+    let at_end = !keep
+        && !options.final_state
+        && options.boundaries.len() == batch
+        && options.boundaries.iter().all(|row| row[..] == [tokens]);
+    let plan = (!at_end && (boundaries > 0 || keep)).then(|| Plan::new(&sizes, options));
     let segments = sizes.segments(plan.as_ref());
     // The state passes from one segment to the next here.
-    let carried = if options.final_state || segments.len() == 1 {
+    let carried = if at_end {
+        out.boundary_states.clone()
+    } else if options.final_state || segments.len() == 1 {
         out.final_state.clone()
     } else {
         gpu.empty(&[batch, value_heads, key_dim, value_dim])?
@@ -193,7 +200,7 @@ pub(crate) fn forward(
             key_dim.div_ceil(4) as u32,
             sizes.strips() as u32,
             u32::from(input.initial_state.is_some()),
-            u32::from(options.final_state || segment.end < tokens),
+            u32::from(options.final_state || at_end || segment.end < tokens),
             u32::from(keep),
             errors as u32,
             strength(options),

@@ -1,7 +1,8 @@
-// y_q = x W_qᵀ (+ bias), q = 0 .. 3
+// y_q = x W_qᵀ, q = 0 .. 3, plus a bias or a residual for one of them
 //
-// x [m, k] from element `first` on, W_q [n_q, k], bias [n_0], y_q [m, n_q]. The tiles of all y_q are numbered in one
-// list, those of y_q from `tile_q` on, row by row. W_q is stored as FORMAT says, each row in `stride` words:
+// x [m, k] from element `first` on, W_q [n_q, k], y_q [m, n_q]. What is added to y_q is a bias [n_q] if `bias` is
+// q + 1, or a residual [m, n_q] if `residual` is. The tiles of all y_q are numbered in one list, those of y_q from
+// `tile_q` on, row by row. W_q is stored as FORMAT says, each row in `stride` words:
 //   0  f32
 //   1  bf16, two codes a word
 //   2  int8, four codes a word; before the rows, the n_q scales. The scale multiplies the finished sum.
@@ -14,12 +15,13 @@ struct Call {
     first: u32,
     stride: u32,
     bias: u32,
+    residual: u32,
     tiles: u32,
 }
 var<immediate> call: Call;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read> bias: array<f32>;
+@group(0) @binding(1) var<storage, read> added: array<f32>;
 @group(0) @binding(2) var<storage, read> w0: array<u32>;
 @group(0) @binding(3) var<storage, read> w1: array<u32>;
 @group(0) @binding(4) var<storage, read> w2: array<u32>;
@@ -71,62 +73,19 @@ fn word(q: u32, at: u32) -> u32 {
     }
 }
 
-fn code(word: u32, at: u32) -> f32 {
-    return f32(bitcast<i32>(word << (24u - 8u * at)) >> 24u);
-}
-
 fn a_at(job: Job, part: u32, i: u32, l: u32) -> f32 {
     return x[call.first + i * call.k + l];
 }
 
-fn b_at(job: Job, part: u32, l: u32, j: u32) -> f32 {
-    if FORMAT == 1u {
-        let pair = word(job.q, j * call.stride + l / 2u);
-        return bitcast<f32>(select(pair << 16u, pair & 0xffff0000u, l % 2u == 1u));
-    }
-    if FORMAT == 2u {
-        return code(word(job.q, job.n + j * call.stride + l / 4u), l % 4u);
-    }
-    return bitcast<f32>(word(job.q, j * call.stride + l));
-}
-
-// B(l .. l + 4, j) for l a multiple of 4, with 0 from `end` on: rows of codes are filled with zeros.
-fn b_four(job: Job, part: u32, l: u32, j: u32, end: u32) -> vec4<f32> {
-    let row = j * call.stride;
-    if FORMAT == 1u {
-        let low = word(job.q, row + l / 2u);
-        var high = 0u;
-        if l + 2u < end {
-            high = word(job.q, row + l / 2u + 1u);
-        }
-        return bitcast<vec4<f32>>(vec4<u32>(low << 16u, low & 0xffff0000u, high << 16u, high & 0xffff0000u));
-    }
-    if FORMAT == 2u {
-        let four = word(job.q, job.n + row + l / 4u);
-        return vec4<f32>(code(four, 0u), code(four, 1u), code(four, 2u), code(four, 3u));
-    }
-    var four = vec4<f32>(b_at(job, part, l, j), 0.0, 0.0, 0.0);
-    if l + 1u < end {
-        four.y = b_at(job, part, l + 1u, j);
-    }
-    if l + 2u < end {
-        four.z = b_at(job, part, l + 2u, j);
-    }
-    if l + 3u < end {
-        four.w = b_at(job, part, l + 3u, j);
-    }
-    return four;
-}
-
 fn put(job: Job, i: u32, j: u32, sum: f32) {
-    var value = sum;
-    if FORMAT == 2u {
-        value = sum * bitcast<f32>(word(job.q, j));
-    }
-    if call.bias != 0u {
-        value += bias[j];
-    }
+    var value = scaled(job, j, sum);
     let at = i * job.n + j;
+    if call.bias == job.q + 1u {
+        value += added[j];
+    }
+    if call.residual == job.q + 1u {
+        value += added[at];
+    }
     switch job.q {
         case 0u: { y0[at] = value; }
         case 1u: { y1[at] = value; }

@@ -1,6 +1,7 @@
 //! Matrix products on the device, for the operations that contain one.
 //!
-//! A product kernel has two halves: what is multiplied (`each`, `sum`, `outer`, `batched`) and how (`tile64`, or
+//! A product kernel has two halves: what is multiplied (`each`, `sum`, `outer`, those for pairs of streams, `batched`)
+//! and how (`tile64`, or
 //! `tile16` for few rows or columns). Both tiles give the same bits, so the choice between them is one of speed only.
 
 use march_engine::{Result, Weight, WeightOf};
@@ -49,10 +50,40 @@ macro_rules! source {
 fn each_kernel(tile: Tile, format: u32) -> Kernel {
     Kernel {
         name: "product/each",
-        source: source!(tile, "each.wgsl"),
+        source: source!(tile, "each.wgsl", "weights.wgsl"),
         entry: "product",
         constants: vec![("FORMAT", format)],
         writes: &[false, false, false, false, false, false, true, true, true, true],
+    }
+}
+
+fn each_pair_kernel(tile: Tile, format: u32) -> Kernel {
+    Kernel {
+        name: "product/each_pair",
+        source: source!(tile, "each_pair.wgsl", "weights.wgsl"),
+        entry: "product",
+        constants: vec![("FORMAT", format)],
+        writes: &[false, false, false, false, false, false, true, true, true, true],
+    }
+}
+
+fn sum_pair_kernel(tile: Tile) -> Kernel {
+    Kernel {
+        name: "product/sum_pair",
+        source: source!(tile, "sum_pair.wgsl", "four.wgsl"),
+        entry: "product",
+        constants: Vec::new(),
+        writes: &[false, false, false, false, false, false, true, true],
+    }
+}
+
+fn outer_pair_kernel(tile: Tile) -> Kernel {
+    Kernel {
+        name: "product/outer_pair",
+        source: source!(tile, "outer_pair.wgsl", "four.wgsl"),
+        entry: "product",
+        constants: Vec::new(),
+        writes: &[false, false, false, false, false, false, true, true],
     }
 }
 
@@ -72,7 +103,7 @@ fn outer_kernel(tile: Tile) -> Kernel {
         source: source!(tile, "outer.wgsl", "four.wgsl"),
         entry: "product",
         constants: Vec::new(),
-        writes: &[false, false, false, false, false, true, true, true, true],
+        writes: &[false, false, false, false, false, true, true, true, true, true],
     }
 }
 
@@ -101,7 +132,8 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     let mut all = vec![fold_kernel()];
     for tile in [Tile::Large, Tile::Small] {
         all.extend((0..3).map(|format| each_kernel(tile, format)));
-        all.extend([sum_kernel(tile), outer_kernel(tile)]);
+        all.extend((0..3).map(|format| each_pair_kernel(tile, format)));
+        all.extend([sum_kernel(tile), outer_kernel(tile), sum_pair_kernel(tile), outer_pair_kernel(tile)]);
         for (a, b) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(batched_kernel(tile, a, b));
         }
@@ -174,36 +206,134 @@ fn unused(gpu: &Gpu, count: usize) -> Result<Vec<Tensor>> {
     (0..count).map(|_| gpu.empty(&[1])).collect()
 }
 
-/// y_q = x W_qᵀ (+ bias) for each weight; a bias is for a single weight. Each y_q is [rows of x, rows of W_q].
-pub(crate) fn each(
-    gpu: &Gpu,
-    x: Rows<'_>,
-    weights: &[Matrix<'_>],
-    bias: Option<&Tensor>,
-    outputs: &[&Tensor],
-) -> Result<()> {
+/// What is added to a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Added<'a> {
+    Nothing,
+    /// [rows of W].
+    Bias(&'a Tensor),
+    /// [rows of x, rows of W].
+    Residual(&'a Tensor),
+}
+
+impl<'a> Added<'a> {
+    fn tensor(self) -> Option<&'a Tensor> {
+        match self {
+            Self::Nothing => None,
+            Self::Bias(tensor) | Self::Residual(tensor) => Some(tensor),
+        }
+    }
+}
+
+/// A product with rows that others share: its weight, what is added, and its result [rows of x, rows of W].
+pub(crate) type Each<'a> = (Matrix<'a>, Added<'a>, &'a Tensor);
+
+/// y_q = x W_qᵀ (+ what is added) for each of the products.
+pub(crate) fn each(gpu: &Gpu, x: Rows<'_>, products: &[Each<'_>]) -> Result<()> {
     for format in 0..3 {
-        let chosen: Vec<(Matrix<'_>, &Tensor)> = weights
-            .iter()
-            .zip(outputs)
-            .filter(|(weight, _)| weight.format == format)
-            .map(|(&weight, &y)| (weight, y))
-            .collect();
-        for part in chosen.chunks(EACH) {
-            let tile = Tile::of(x.count, part.iter().map(|(w, _)| w.rows).max().unwrap_or(0));
-            let (first, tiles) = starts(part.iter().map(|(w, _)| tile.count(x.count, w.rows)));
+        let mut rest: Vec<Each<'_>> = products.iter().filter(|(w, ..)| w.format == format).copied().collect();
+        while !rest.is_empty() {
+            // A dispatch has up to four products, and room to add to one of them.
+            let mut adds = 0;
+            let fits = rest.iter().take(EACH).take_while(|(_, added, _)| {
+                adds += usize::from(added.tensor().is_some());
+                adds <= 1
+            });
+            let count = fits.count();
+            let part: Vec<Each<'_>> = rest.drain(..count).collect();
+            let tile = Tile::of(x.count, part.iter().map(|(w, ..)| w.rows).max().unwrap_or(0));
+            let (first, tiles) = starts(part.iter().map(|(w, ..)| tile.count(x.count, w.rows)));
             let spare = unused(gpu, EACH - part.len())?;
-            let mut tensors = vec![x.tensor, bias.unwrap_or(x.tensor)];
-            tensors.extend((0..EACH).map(|q| part.get(q).map_or(part[0].0.words, |(w, _)| w.words)));
-            tensors.extend(part.iter().map(|&(_, y)| y).chain(&spare));
-            let mut numbers = four(part.iter().map(|(w, _)| w.rows), 0).to_vec();
+            let added = part.iter().find_map(|(_, added, _)| added.tensor());
+            let mut tensors = vec![x.tensor, added.unwrap_or(x.tensor)];
+            tensors.extend((0..EACH).map(|q| part.get(q).map_or(part[0].0.words, |(w, ..)| w.words)));
+            tensors.extend(part.iter().map(|&(.., y)| y).chain(&spare));
+            let mut numbers = four(part.iter().map(|(w, ..)| w.rows), 0).to_vec();
             numbers.extend(first);
-            let rest = [x.count, x.width, x.first * x.width, part[0].0.stride, bias.is_some().into(), tiles];
-            numbers.extend(rest.map(|number| number as u32));
+            let bias = part.iter().position(|(_, added, _)| matches!(added, Added::Bias(_)));
+            let residual = part.iter().position(|(_, added, _)| matches!(added, Added::Residual(_)));
+            let [bias, residual] = [bias, residual].map(|q| q.map_or(0, |q| q + 1));
+            let more = [x.count, x.width, x.first * x.width, part[0].0.stride, bias, residual, tiles];
+            numbers.extend(more.map(|number| number as u32));
             gpu.run(&each_kernel(tile, format), &tensors, &numbers, gpu.list(tiles))?;
         }
     }
     Ok(())
+}
+
+/// y_ps = x_s W_pᵀ (+ r_s) for two streams of rows and one or two weights of one format; a residual is for one weight.
+/// The results are those of both streams for the first weight, then for the second.
+pub(crate) fn each_pair(
+    gpu: &Gpu,
+    x: [Rows<'_>; 2],
+    weights: &[Matrix<'_>],
+    residuals: Option<[&Tensor; 2]>,
+    outputs: &[&Tensor],
+) -> Result<()> {
+    let (first, last) = (weights[0], weights[weights.len() - 1]);
+    let tile = Tile::of(x[0].count.max(x[1].count), first.rows.max(last.rows));
+    let counts = weights.iter().flat_map(|w| x.map(|x| tile.count(x.count, w.rows)));
+    let (start, tiles) = starts(counts);
+    let spare = unused(gpu, EACH - outputs.len())?;
+    let [r0, r1] = residuals.unwrap_or([x[0].tensor; 2]);
+    let mut tensors = vec![x[0].tensor, x[1].tensor, r0, r1, first.words, last.words];
+    tensors.extend(outputs.iter().copied().chain(&spare));
+    let mut numbers = start.to_vec();
+    let added = usize::from(residuals.is_some());
+    let rest = [first.rows, last.rows, x[0].count, x[1].count, x[0].width, first.stride, added, tiles];
+    numbers.extend(rest.map(|number| number as u32));
+    gpu.run(&each_pair_kernel(tile, first.format), &tensors, &numbers, gpu.list(tiles))
+}
+
+/// dx_s = Σ_p dy_ps W_p for two streams of rows and one or two weights, added to what dx_s holds if `add`. The gradients
+/// are in the order of the results of [`each_pair`].
+pub(crate) fn sum_pair(
+    gpu: &Gpu,
+    gradients: &[&Tensor],
+    weights: &[&Tensor],
+    dx: [&Tensor; 2],
+    add: [bool; 2],
+) -> Result<()> {
+    let (rows, width) = (dx.map(|dx| Rows::all(dx).count), dx[0].width());
+    let tile = Tile::of(rows[0].max(rows[1]), width);
+    let [second, more] = rows.map(|rows| tile.count(rows, width));
+    let (first, last) = (weights[0], weights[weights.len() - 1]);
+    let mut tensors: Vec<&Tensor> = (0..EACH).map(|q| *gradients.get(q).unwrap_or(&gradients[0])).collect();
+    tensors.extend([first, last, dx[0], dx[1]]);
+    let added = usize::from(add[0]) + 2 * usize::from(add[1]);
+    let tiles = second + more;
+    let [n0, n1] = [first, last].map(|weight| weight.shape()[0]);
+    let numbers = [n0, n1, rows[0], rows[1], width, weights.len(), added, second, tiles];
+    gpu.run(&sum_pair_kernel(tile), &tensors, &numbers.map(|number| number as u32), gpu.list(tiles))
+}
+
+/// Whether [`outer_pair`] suits: the sum over the rows need not be divided.
+pub(crate) fn fits_outer_pair(rows: [usize; 2], weights: &[&Tensor]) -> bool {
+    let count = |w: &&Tensor| Tile::of(w.shape()[0], w.width()).count(w.shape()[0], w.width());
+    let tiles = weights.iter().map(count).sum();
+    rows.iter().all(|&rows| piece(rows, tiles) == rows)
+}
+
+/// dW_p = Σ_s dy_psᵀ x_s for two streams of rows and one or two weights. The gradients are in the order of the results
+/// of [`each_pair`].
+pub(crate) fn outer_pair(
+    gpu: &Gpu,
+    x: [Rows<'_>; 2],
+    gradients: &[&Tensor],
+    weights: &[&Tensor],
+) -> Result<()> {
+    let (first, width) = (weights[0], x[0].width);
+    let sizes: Vec<usize> = weights.iter().map(|dw| dw.shape()[0]).collect();
+    let tile = Tile::of(sizes.iter().copied().max().unwrap_or(0), width);
+    let second = tile.count(sizes[0], width);
+    let tiles = sizes.iter().map(|&n| tile.count(n, width)).sum();
+    let spare = unused(gpu, 1)?;
+    let mut tensors = vec![x[0].tensor, x[1].tensor];
+    tensors.extend((0..EACH).map(|q| *gradients.get(q).unwrap_or(&gradients[0])));
+    tensors.extend([first, weights.get(1).copied().unwrap_or(&spare[0])]);
+    let numbers =
+        [sizes[0], sizes.get(1).copied().unwrap_or(0), x[0].count, x[1].count, width, second, tiles];
+    gpu.run(&outer_pair_kernel(tile), &tensors, &numbers.map(|number| number as u32), gpu.list(tiles))
 }
 
 /// dx = Σ_q dy_q W_q over all terms (dy_q, W_q), added to what dx holds if `add`.
@@ -224,10 +354,17 @@ pub(crate) fn sum(gpu: &Gpu, terms: &[(&Tensor, &Tensor)], dx: Rows<'_>, add: bo
     Ok(())
 }
 
-/// dW_q = dy_qᵀ x for each term (dy_q, dW_q), added to what dW_q holds if `add`.
-pub(crate) fn outer(gpu: &Gpu, x: Rows<'_>, terms: &[(&Tensor, &Tensor)], add: bool) -> Result<()> {
-    for part in terms.chunks(EACH) {
-        let sizes: Vec<usize> = part.iter().map(|(_, dw)| dw.shape()[0]).collect();
+/// dW_q = dy_qᵀ x for each term (dy_q, dW_q, add), added to what dW_q holds if `add`; and db = Σ dy_q over the rows for
+/// the term whose number comes with `bias`. Returns whether db was computed: not if the rows are divided.
+pub(crate) fn outer(
+    gpu: &Gpu,
+    x: Rows<'_>,
+    terms: &[(&Tensor, &Tensor, bool)],
+    bias: Option<(usize, &Tensor)>,
+) -> Result<bool> {
+    let mut whole = false;
+    for (turn, part) in terms.chunks(EACH).enumerate() {
+        let sizes: Vec<usize> = part.iter().map(|(_, dw, _)| dw.shape()[0]).collect();
         let tile = Tile::of(sizes.iter().copied().max().unwrap_or(0), x.width);
         let (first, tiles) = starts(sizes.iter().map(|&n| tile.count(n, x.width)));
         let length = piece(x.count, tiles);
@@ -236,23 +373,29 @@ pub(crate) fn outer(gpu: &Gpu, x: Rows<'_>, terms: &[(&Tensor, &Tensor)], add: b
             1 => Vec::new(),
             _ => sizes.iter().map(|&n| gpu.empty(&[pieces, n, x.width])).collect::<Result<Vec<_>>>()?,
         };
-        let spare = unused(gpu, EACH - part.len())?;
+        let own = bias.filter(|(q, _)| q / EACH == turn && pieces == 1 && x.count > 0);
+        let spare = unused(gpu, EACH + 1 - part.len())?;
         let mut tensors = vec![x.tensor];
         tensors.extend((0..EACH).map(|q| part.get(q).unwrap_or(&part[0]).0));
         tensors.extend((0..part.len()).map(|q| sums.get(q).unwrap_or(part[q].1)));
-        tensors.extend(&spare);
+        tensors.extend(&spare[1..]);
+        tensors.push(own.map_or(&spare[0], |(_, db)| db));
         let mut numbers = four(sizes.iter().copied(), 0).to_vec();
         numbers.extend(first);
-        let direct = add && pieces == 1;
-        let all = tiles * pieces;
-        let rest = [x.count, x.width, x.first * x.width, length, direct.into(), tiles, all];
+        let bits = part.iter().enumerate().map(|(q, (.., add))| usize::from(*add) << q).sum();
+        let direct: usize = if pieces == 1 { bits } else { 0 };
+        let more = own.map_or(0, |(q, _)| tile.count(sizes[q % EACH], 1));
+        let (each, all) = (tiles + more, (tiles + more) * pieces);
+        let number = own.map_or(0, |(q, _)| q % EACH + 1);
+        whole |= own.is_some();
+        let rest = [x.count, x.width, x.first * x.width, length, direct, each, all, number, tiles];
         numbers.extend(rest.map(|number| number as u32));
         gpu.run(&outer_kernel(tile), &tensors, &numbers, gpu.list(all))?;
-        for (sum, (_, dw)) in sums.iter().zip(part) {
+        for (sum, &(_, dw, add)) in sums.iter().zip(part) {
             fold(gpu, sum, pieces, dw, add)?;
         }
     }
-    Ok(())
+    Ok(whole)
 }
 
 /// Rows in a piece of the sum over `rows`: all of them, unless they are many and the tiles few.

@@ -5,19 +5,45 @@
 // so that it can add up their part of dw without atomics. First, segments of `lanes` invocations take a row each and
 // compute dx and dg; they leave r of each row in workgroup memory. Then an invocation takes a column of dw and adds the
 // rows in order; if rows are shorter than the workgroup, `splits` invocations share a column, each with its own rows.
-// `d_normal` and `write_gate` come from plain.wgsl or gated.wgsl.
+// The rows may come in two parts, the second from number `split` on, with tensors of their own. `d_normal`, `write_gate`
+// and `put_dx` come from plain.wgsl or gated.wgsl.
 
 //!include group
 //!include activation
 
-struct Call { rows: u32, width: u32, lanes: u32, eps: f32, block: u32, splits: u32 }
+struct Call {
+    starts: vec4<u32>,
+    rows: u32,
+    width: u32,
+    lanes: u32,
+    eps: f32,
+    block: u32,
+    splits: u32,
+    split: u32,
+    add: u32,
+}
 var<immediate> call: Call;
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read> w: array<f32>;
-@group(0) @binding(2) var<storage, read> dy: array<f32>;
-@group(0) @binding(3) var<storage, read_write> dx: array<f32>;
-@group(0) @binding(4) var<storage, read_write> dw: array<f32>;
+@group(0) @binding(0) var<storage, read> x0: array<f32>;
+@group(0) @binding(1) var<storage, read> x1: array<f32>;
+@group(0) @binding(2) var<storage, read> w: array<f32>;
+@group(0) @binding(3) var<storage, read> dy0: array<f32>;
+@group(0) @binding(4) var<storage, read> dy1: array<f32>;
+@group(0) @binding(5) var<storage, read_write> dw: array<f32>;
+
+fn x_at(at: u32) -> f32 {
+    if at < call.split {
+        return x0[at];
+    }
+    return x1[at - call.split];
+}
+
+fn dy_at(at: u32) -> f32 {
+    if at < call.split {
+        return dy0[at];
+    }
+    return dy1[at - call.split];
+}
 
 var<workgroup> inverse: array<f32, 256>;
 
@@ -31,7 +57,7 @@ fn row_gradients(first: u32, own: u32, local: u32) {
     var dots = 0.0;
     if here {
         for (var i = lane; i < call.width; i += call.lanes) {
-            let v = x[base + i];
+            let v = x_at(base + i);
             squares = fma(v, v, squares);
             dots = fma(d_normal(base + i) * w[i], v, dots);
         }
@@ -45,8 +71,8 @@ fn row_gradients(first: u32, own: u32, local: u32) {
         }
         for (var i = lane; i < call.width; i += call.lanes) {
             let at = base + i;
-            dx[at] = r * fma(d_normal(at), w[i], -(r * r * x[at] * mean));
-            write_gate(at, x[at] * r * w[i]);
+            put_dx(at, r * fma(d_normal(at), w[i], -(r * r * x_at(at) * mean)));
+            write_gate(at, x_at(at) * r * w[i]);
         }
     }
 }
@@ -74,7 +100,7 @@ fn backward(
         var total = 0.0;
         for (var own = split; own < here; own += call.splits) {
             let at = (first + own) * call.width + i;
-            total = fma(d_normal(at) * x[at], inverse[own], total);
+            total = fma(d_normal(at) * x_at(at), inverse[own], total);
         }
         dw[(group * call.splits + split) * call.width + i] = total;
     }

@@ -2,20 +2,46 @@
 // forward:        y = r x ∘ w
 // gated_forward:  y = r x ∘ w ∘ SiLU(g)
 //
-// x, g, y [rows, width], w [width]. A workgroup owns 256 / lanes rows, a segment of `lanes` invocations one row, so that
+// x, g, y [rows, width], w [width]; the rows may come in two parts, the second from number `split` on, with tensors of
+// their own. A workgroup owns 256 / lanes rows, a segment of `lanes` invocations one row, so that
 // both long rows and the many short rows of heads keep all invocations busy. The order of the sum depends on the width
 // only.
 
 //!include group
 //!include activation
 
-struct Call { rows: u32, width: u32, lanes: u32, eps: f32 }
+struct Call { rows: u32, width: u32, lanes: u32, eps: f32, split: u32 }
 var<immediate> call: Call;
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read> w: array<f32>;
-@group(0) @binding(2) var<storage, read> g: array<f32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+@group(0) @binding(0) var<storage, read> x0: array<f32>;
+@group(0) @binding(1) var<storage, read> x1: array<f32>;
+@group(0) @binding(2) var<storage, read> w: array<f32>;
+@group(0) @binding(3) var<storage, read_write> y0: array<f32>;
+@group(0) @binding(4) var<storage, read_write> y1: array<f32>;
+@group(0) @binding(5) var<storage, read> g0: array<f32>;
+@group(0) @binding(6) var<storage, read> g1: array<f32>;
+
+fn x_at(at: u32) -> f32 {
+    if at < call.split {
+        return x0[at];
+    }
+    return x1[at - call.split];
+}
+
+fn gate_at(at: u32) -> f32 {
+    if at < call.split {
+        return g0[at];
+    }
+    return g1[at - call.split];
+}
+
+fn put(at: u32, value: f32) {
+    if at < call.split {
+        y0[at] = value;
+    } else {
+        y1[at - call.split] = value;
+    }
+}
 
 // The index of the segment's row, which may be past the last.
 fn own_row(group: u32, local: u32) -> u32 {
@@ -27,7 +53,7 @@ fn inverse_rms(row: u32, local: u32) -> f32 {
     var squares = 0.0;
     if row < call.rows {
         for (var i = lane; i < call.width; i += call.lanes) {
-            let v = x[row * call.width + i];
+            let v = x_at(row * call.width + i);
             squares = fma(v, v, squares);
         }
     }
@@ -46,7 +72,7 @@ fn forward(
     if row < call.rows {
         for (var i = local % call.lanes; i < call.width; i += call.lanes) {
             let at = row * call.width + i;
-            y[at] = x[at] * r * w[i];
+            put(at, x_at(at) * r * w[i]);
         }
     }
 }
@@ -62,7 +88,7 @@ fn gated_forward(
     if row < call.rows {
         for (var i = local % call.lanes; i < call.width; i += call.lanes) {
             let at = row * call.width + i;
-            y[at] = x[at] * r * w[i] * silu(g[at]);
+            put(at, x_at(at) * r * w[i] * silu(gate_at(at)));
         }
     }
 }

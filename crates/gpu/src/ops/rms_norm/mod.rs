@@ -1,9 +1,9 @@
 //! `rms_norm` on the device, plain and gated.
 
 use march_engine::Result;
-use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use march_engine::ops::rms_norm::{GatedRmsNormGradients, GatedRmsNormList, RmsNormList};
 
-use super::reduce;
+use super::{elementwise, reduce};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::tensor::Tensor;
@@ -20,7 +20,7 @@ fn forward_kernel(gated: bool) -> Kernel {
         source: concat!(include_str!("kernel.wgsl"), include_str!("segment.wgsl")),
         entry: if gated { "gated_forward" } else { "forward" },
         constants: Vec::new(),
-        writes: &[false, false, false, true],
+        writes: &[false, false, false, true, true, false, false],
     }
 }
 
@@ -35,7 +35,7 @@ fn backward_kernel(gated: bool) -> Kernel {
             ),
             entry: "backward",
             constants: Vec::new(),
-            writes: &[false, false, false, true, true, false, true],
+            writes: &[false, false, false, false, false, true, false, false, true],
         };
     }
     Kernel {
@@ -47,7 +47,7 @@ fn backward_kernel(gated: bool) -> Kernel {
         ),
         entry: "backward",
         constants: Vec::new(),
-        writes: &[false, false, false, true, true],
+        writes: &[false, false, false, false, false, true, true, true],
     }
 }
 
@@ -62,74 +62,138 @@ fn lanes(width: usize) -> usize {
 }
 
 /// See [`march_engine::Engine::rms_norm`].
-pub(crate) fn forward(gpu: &Gpu, input: RmsNorm<&Tensor>, eps: f64) -> Result<Tensor> {
+pub(crate) fn forward(gpu: &Gpu, input: RmsNormList<'_, &Tensor>, eps: f64) -> Result<Vec<Tensor>> {
     normalise(gpu, input.x, None, input.weight, eps)
 }
 
 /// See [`march_engine::Engine::gated_rms_norm`].
-pub(crate) fn gated_forward(gpu: &Gpu, input: GatedRmsNorm<&Tensor>, eps: f64) -> Result<Tensor> {
-    normalise(gpu, input.x, Some(input.gate), input.weight, eps)
+pub(crate) fn gated_forward(
+    gpu: &Gpu,
+    input: GatedRmsNormList<'_, &Tensor>,
+    eps: f64,
+) -> Result<Vec<Tensor>> {
+    normalise(gpu, input.x, Some(input.gates), input.weight, eps)
 }
 
-fn normalise(gpu: &Gpu, x: &Tensor, gate: Option<&Tensor>, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    let width = weight.len();
-    let (rows, lanes) = (x.len() / width, lanes(width));
-    let y = gpu.empty(x.shape())?;
-    let call = [rows as u32, width as u32, lanes as u32, (eps as f32).to_bits()];
-    let groups = gpu.list(rows.div_ceil(GROUP / lanes));
-    gpu.run(&forward_kernel(gate.is_some()), &[x, weight, gate.unwrap_or(x), &y], &call, groups)?;
-    Ok(y)
+/// Numbers of a tensor in an entry of a list that may be missing.
+fn length(list: &[&Tensor], i: usize) -> usize {
+    list.get(i).map_or(0, |tensor| tensor.len())
+}
+
+/// Tensors in parts of two, which a dispatch can take.
+fn normalise(
+    gpu: &Gpu,
+    x: &[&Tensor],
+    gates: Option<&[&Tensor]>,
+    weight: &Tensor,
+    eps: f64,
+) -> Result<Vec<Tensor>> {
+    let (width, gated) = (weight.len(), gates.is_some());
+    let lanes = lanes(width);
+    let outputs = x.iter().map(|x| gpu.empty(x.shape())).collect::<Result<Vec<_>>>()?;
+    let spare = gpu.empty(&[1])?;
+    for (part, (x, y)) in x.chunks(2).zip(outputs.chunks(2)).enumerate() {
+        let rows = (length(x, 0) + length(x, 1)) / width;
+        let split = length(x, 0) as u32;
+        let call = [rows as u32, width as u32, lanes as u32, (eps as f32).to_bits(), split];
+        let groups = gpu.list(rows.div_ceil(GROUP / lanes));
+        let gates = gates.map_or(x, |gates| &gates[2 * part..2 * part + x.len()]);
+        let last = x.len() - 1;
+        let y1 = y.get(1).unwrap_or(&spare);
+        let tensors = [x[0], x[last], weight, &y[0], y1, gates[0], gates[last]];
+        gpu.run(&forward_kernel(gated), &tensors, &call, groups)?;
+    }
+    Ok(outputs)
+}
+
+/// Sizes of a call of the backward pass for all rows of two tensors.
+struct Rows {
+    call: Vec<u32>,
+    blocks: usize,
+    splits: usize,
+}
+
+impl Rows {
+    /// `starts` and `add` as in backward.wgsl.
+    fn new(x: &[&Tensor], width: usize, eps: f64, starts: [usize; 4], add: u32) -> Self {
+        let (rows, lanes) = ((length(x, 0) + length(x, 1)) / width, lanes(width));
+        let block = (BLOCK / width).clamp(16, GROUP);
+        let splits = GROUP / width.next_power_of_two().min(GROUP);
+        let mut call: Vec<u32> = starts.map(|start| start as u32).into();
+        call.extend([rows, width, lanes].map(|n| n as u32));
+        call.push((eps as f32).to_bits());
+        call.extend([block, splits, length(x, 0)].map(|n| n as u32));
+        call.push(add);
+        Self { call, blocks: rows.div_ceil(block), splits }
+    }
+
+    /// Room for the sums of the weights that workgroups make.
+    fn partial(&self, gpu: &Gpu, width: usize) -> Result<Tensor> {
+        gpu.empty(&[self.blocks * self.splits, width])
+    }
+}
+
+/// The sum of the weights' gradients over parts of a list.
+fn add_up(gpu: &Gpu, partial: &Tensor, total: &mut Option<Tensor>) -> Result<()> {
+    let sum = reduce::sum(gpu, partial, 0)?;
+    match total {
+        Some(total) => elementwise::accumulate(gpu, total, &sum),
+        None => {
+            *total = Some(sum);
+            Ok(())
+        }
+    }
 }
 
 /// See [`march_engine::Engine::rms_norm_backward`].
 pub(crate) fn backward(
     gpu: &Gpu,
-    input: RmsNorm<&Tensor>,
+    input: RmsNormList<'_, &Tensor>,
     eps: f64,
-    gradient: &Tensor,
-) -> Result<RmsNorm<Tensor>> {
-    let (x, weight, _) = gradients(gpu, input.x, None, input.weight, eps, gradient)?;
-    Ok(RmsNorm { x, weight })
+    gradients: &[&Tensor],
+    dx: &mut [Option<Tensor>],
+) -> Result<Tensor> {
+    let width = input.weight.len();
+    let mut total = None;
+    for ((x, dy), dx) in input.x.chunks(2).zip(gradients.chunks(2)).zip(dx.chunks_mut(2)) {
+        let add = dx.iter().enumerate().map(|(i, dx)| u32::from(dx.is_some()) << i).sum();
+        let own = std::iter::zip(x, dx.iter_mut())
+            .map(|(x, dx)| elementwise::room_for(gpu, x, dx.take()))
+            .collect::<Result<Vec<_>>>()?;
+        let rows = Rows::new(x, width, eps, [0; 4], add);
+        let (partial, spare, last) = (rows.partial(gpu, width)?, gpu.empty(&[1])?, x.len() - 1);
+        let (dx0, dx1) = (&own[0], own.get(1).unwrap_or(&spare));
+        let tensors = [x[0], x[last], input.weight, dy[0], dy[last], &partial, dx0, dx1];
+        gpu.run(&backward_kernel(false), &tensors, &rows.call, gpu.list(rows.blocks))?;
+        add_up(gpu, &partial, &mut total)?;
+        dx.iter_mut().zip(own).for_each(|(dx, own)| *dx = Some(own));
+    }
+    let Some(total) = total else { unreachable!("the engine rejects empty lists") };
+    Ok(total)
 }
 
 /// See [`march_engine::Engine::gated_rms_norm_backward`].
 pub(crate) fn gated_backward(
     gpu: &Gpu,
-    input: GatedRmsNorm<&Tensor>,
+    input: GatedRmsNormList<'_, &Tensor>,
     eps: f64,
-    gradient: &Tensor,
-) -> Result<GatedRmsNorm<Tensor>> {
-    let gate = gpu.empty(input.gate.shape())?;
-    let (x, weight, gate) = gradients(gpu, input.x, Some((input.gate, gate)), input.weight, eps, gradient)?;
-    let Some(gate) = gate else { unreachable!("it was passed in") };
-    Ok(GatedRmsNorm { x, gate, weight })
-}
-
-/// dx and dw, and dg if there is a gate, which comes with the tensor for its gradient.
-fn gradients(
-    gpu: &Gpu,
-    x: &Tensor,
-    gate: Option<(&Tensor, Tensor)>,
-    weight: &Tensor,
-    eps: f64,
-    gradient: &Tensor,
-) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-    let width = weight.len();
-    let (rows, lanes) = (x.len() / width, lanes(width));
-    let block = (BLOCK / width).clamp(16, GROUP);
-    let splits = GROUP / width.next_power_of_two().min(GROUP);
-    let blocks = rows.div_ceil(block);
-    let dx = gpu.empty(x.shape())?;
-    let partial = gpu.empty(&[blocks * splits, width])?;
-    let [rows, width, lanes, block, splits] = [rows, width, lanes, block, splits].map(|n| n as u32);
-    let call = [rows, width, lanes, (eps as f32).to_bits(), block, splits];
-    let kernel = backward_kernel(gate.is_some());
-    let groups = gpu.list(blocks);
-    match &gate {
-        Some((gate, d_gate)) => {
-            gpu.run(&kernel, &[x, weight, gradient, &dx, &partial, gate, d_gate], &call, groups)?;
-        }
-        None => gpu.run(&kernel, &[x, weight, gradient, &dx, &partial], &call, groups)?,
+    gradients: &[&Tensor],
+) -> Result<GatedRmsNormGradients<Tensor>> {
+    let width = input.weight.len();
+    let (mut d_inputs, mut d_gates, mut total) = (Vec::new(), Vec::new(), None);
+    for ((x, gates), dy) in input.x.chunks(2).zip(input.gates.chunks(2)).zip(gradients.chunks(2)) {
+        let last = x.len() - 1;
+        let second: &[usize] = if last == 0 { &[0] } else { x[1].shape() };
+        let (whole, [dx0, dx1, dg0, dg1]) = gpu.group([x[0].shape(), second, x[0].shape(), second])?;
+        let starts = [&dx0, &dx1, &dg0, &dg1].map(|part| part.start() - whole.start());
+        let rows = Rows::new(x, width, eps, starts, 0);
+        let partial = rows.partial(gpu, width)?;
+        let tensors = [x[0], x[last], input.weight, dy[0], dy[last], &partial, gates[0], gates[last], &whole];
+        gpu.run(&backward_kernel(true), &tensors, &rows.call, gpu.list(rows.blocks))?;
+        add_up(gpu, &partial, &mut total)?;
+        d_inputs.extend([dx0, dx1].into_iter().take(x.len()));
+        d_gates.extend([dg0, dg1].into_iter().take(x.len()));
     }
-    Ok((dx, reduce::sum(gpu, &partial, 0)?, gate.map(|(_, d_gate)| d_gate)))
+    let Some(weight) = total else { unreachable!("the engine rejects empty lists") };
+    Ok(GatedRmsNormGradients { x: d_inputs, gates: d_gates, weight })
 }

@@ -16,7 +16,7 @@ fn forward_kernel() -> Kernel {
         source: include_str!("kernel.wgsl"),
         entry: "forward",
         constants: Vec::new(),
-        writes: &[false, false, true],
+        writes: &[false, false, false, false, true, true],
     }
 }
 
@@ -26,7 +26,7 @@ fn backward_kernel() -> Kernel {
         source: include_str!("backward.wgsl"),
         entry: "backward",
         constants: Vec::new(),
-        writes: &[false, false, false, true, true],
+        writes: &[false, false, false, false, false, false, true, true, true, true],
     }
 }
 
@@ -35,20 +35,55 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![forward_kernel(), backward_kernel()]
 }
 
-/// See [`march_engine::Engine::swiglu`].
-pub(crate) fn forward(gpu: &Gpu, input: SwiGlu<&Tensor>) -> Result<Tensor> {
-    let SwiGlu { gate, up } = input;
-    let y = gpu.empty(gate.shape())?;
-    let groups = gpu.list(y.len().div_ceil(GROUP));
-    gpu.run(&forward_kernel(), &[gate, up, &y], &[y.len() as u32], groups)?;
-    Ok(y)
+/// Numbers of the tensors in a part of a list: of both, and of the first.
+fn numbers(part: &[SwiGlu<&Tensor>]) -> (usize, usize) {
+    (part.iter().map(|input| input.gate.len()).sum(), part[0].gate.len())
+}
+
+/// See [`march_engine::Engine::swiglu`]. A dispatch takes two of the inputs.
+pub(crate) fn forward(gpu: &Gpu, inputs: &[SwiGlu<&Tensor>]) -> Result<Vec<Tensor>> {
+    let outputs = inputs.iter().map(|input| gpu.empty(input.gate.shape())).collect::<Result<Vec<_>>>()?;
+    let spare = gpu.empty(&[1])?;
+    for (part, y) in inputs.chunks(2).zip(outputs.chunks(2)) {
+        let (first, last) = (part[0], part[part.len() - 1]);
+        let (count, split) = numbers(part);
+        let tensors = [first.gate, last.gate, first.up, last.up, &y[0], y.get(1).unwrap_or(&spare)];
+        let groups = gpu.list(count.div_ceil(GROUP));
+        gpu.run(&forward_kernel(), &tensors, &[count as u32, split as u32], groups)?;
+    }
+    Ok(outputs)
 }
 
 /// See [`march_engine::Engine::swiglu_backward`].
-pub(crate) fn backward(gpu: &Gpu, input: SwiGlu<&Tensor>, gradient: &Tensor) -> Result<SwiGlu<Tensor>> {
-    let SwiGlu { gate, up } = input;
-    let d = SwiGlu { gate: gpu.empty(gate.shape())?, up: gpu.empty(gate.shape())? };
-    let groups = gpu.list(gate.len().div_ceil(GROUP));
-    gpu.run(&backward_kernel(), &[gate, up, gradient, &d.gate, &d.up], &[gate.len() as u32], groups)?;
-    Ok(d)
+pub(crate) fn backward(
+    gpu: &Gpu,
+    inputs: &[SwiGlu<&Tensor>],
+    gradients: &[&Tensor],
+) -> Result<Vec<SwiGlu<Tensor>>> {
+    let room = |input: &SwiGlu<&Tensor>| {
+        let shape = input.gate.shape();
+        Ok(SwiGlu { gate: gpu.empty(shape)?, up: gpu.empty(shape)? })
+    };
+    let found = inputs.iter().map(room).collect::<Result<Vec<_>>>()?;
+    let spare = SwiGlu { gate: gpu.empty(&[1])?, up: gpu.empty(&[1])? };
+    for ((part, dy), d) in inputs.chunks(2).zip(gradients.chunks(2)).zip(found.chunks(2)) {
+        let (first, last) = (part[0], part[part.len() - 1]);
+        let (count, split) = numbers(part);
+        let (d0, d1) = (&d[0], d.get(1).unwrap_or(&spare));
+        let tensors = [
+            first.gate,
+            last.gate,
+            first.up,
+            last.up,
+            dy[0],
+            dy[dy.len() - 1],
+            &d0.gate,
+            &d1.gate,
+            &d0.up,
+            &d1.up,
+        ];
+        let groups = gpu.list(count.div_ceil(GROUP));
+        gpu.run(&backward_kernel(), &tensors, &[count as u32, split as u32], groups)?;
+    }
+    Ok(found)
 }

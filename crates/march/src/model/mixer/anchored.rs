@@ -586,10 +586,9 @@ fn states_at<E: Engine>(
     row: Row<'_>,
     memory: &mut DeltaMemory<E>,
 ) -> Result<E::Tensor> {
-    let projected = base.project(pass, text)?;
-    let [q, k, v, a, b] = projected.all();
-    let ([q, k, v], _) = base.convolve(pass, [q, k, v], &[], Some(memory))?;
-    let out = base.recur(pass, [&q, &k, &v, a, b], row, Some(&mut memory.recurrence))?;
+    let [q, k, v, a, b] = pass.linear_each(text, base.projections())?;
+    let ([q, k, v], _) = base.convolve(pass, [&q, &k, &v], &[], Some(memory))?;
+    let out = base.recur(pass, [&q, &k, &v, &a, &b], row, Some(&mut memory.recurrence))?;
     Ok(out.boundary_states.into_value())
 }
 

@@ -150,6 +150,10 @@ impl<E: Engine> Mixer<E> for Attention {
         KeyValueCache { blocks: Vec::new() }
     }
 
+    fn output(&self) -> Parameter {
+        self.o_proj
+    }
+
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -176,7 +180,7 @@ impl<E: Engine> Mixer<E> for Attention {
                 };
                 Ok(Mixed { readout, states: None })
             })?;
-        Ok(Streams { text: pass.linear(&mixed.readout, self.o_proj)?, anchors: None })
+        Ok(Streams { text: mixed.readout, anchors: None })
     }
 
     /// Operations for a score and a weighted value, two each per dimension, for every pair of a token and one at or

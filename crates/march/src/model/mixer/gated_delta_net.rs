@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
-use march_engine::ops::rms_norm::GatedRmsNorm;
+use march_engine::ops::rms_norm::GatedRmsNormList;
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use super::{AnyMixer, Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
 use crate::model::{Builder, Init, Mixed, Parameter, Pass, Row};
 
@@ -114,28 +114,13 @@ pub(super) struct GatedDeltaNet {
     v_proj: Parameter,
     a_proj: Parameter,
     b_proj: Parameter,
-    g_proj: Parameter,
-    o_proj: Parameter,
+    pub g_proj: Parameter,
+    pub o_proj: Parameter,
     /// Convolutions of q, k and v.
     conv1d: [Parameter; 3],
     pub a_log: Parameter,
     pub dt_bias: Parameter,
     o_norm: Parameter,
-}
-
-/// The inputs of the recurrence for each text token, before the convolutions.
-pub(super) struct Projected<T> {
-    pub query: Var<T>,
-    pub key: Var<T>,
-    pub value: Var<T>,
-    pub retention_input: Var<T>,
-    pub write_input: Var<T>,
-}
-
-impl<T> Projected<T> {
-    pub fn all(&self) -> [&Var<T>; 5] {
-        [&self.query, &self.key, &self.value, &self.retention_input, &self.write_input]
-    }
 }
 
 /// The result of the recurrence.
@@ -398,15 +383,9 @@ impl GatedDeltaNet {
         }
     }
 
-    /// Computes the projections of text.
-    pub fn project<E: Engine>(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        text: &Var<E::Tensor>,
-    ) -> Result<Projected<E::Tensor>> {
-        let weights = [self.q_proj, self.k_proj, self.v_proj, self.a_proj, self.b_proj];
-        let [query, key, value, retention_input, write_input] = pass.linear_each(text, weights)?;
-        Ok(Projected { query, key, value, retention_input, write_input })
+    /// The matrices of queries, keys, values, retention and write inputs.
+    pub fn projections(&self) -> [Parameter; 5] {
+        [self.q_proj, self.k_proj, self.v_proj, self.a_proj, self.b_proj]
     }
 
     /// Computes queries, keys and values after their convolutions. With a memory, its tails precede the first token and
@@ -419,30 +398,29 @@ impl GatedDeltaNet {
         memory: Option<&mut DeltaMemory<E>>,
     ) -> Result<([Var<E::Tensor>; 3], Vec<[E::Tensor; 3]>)> {
         let weights = self.conv1d.map(|p| pass.weight(p));
-        let Some(memory) = memory else {
-            let mut y = Vec::with_capacity(3);
-            for (x, weight) in inputs.into_iter().zip(weights) {
-                y.push(pass.tape.short_conv(ShortConv { x, weight, tail: None })?.0);
-            }
-            return Ok((take(y), Vec::new()));
+        let tails = memory.as_ref().and_then(|memory| memory.tails.as_ref());
+        let tails = tails.map(|tails| tails.each_ref().map(|tail| pass.tape.constant(tail.clone())));
+        let conv = |x: [&Var<E::Tensor>; 3], tails: Option<&[Var<E::Tensor>; 3]>| {
+            let input =
+                |i: usize| ShortConv { x: x[i], weight: weights[i], tail: tails.map(|tails| &tails[i]) };
+            let [q, k, v] = pass.tape.short_conv_each([input(0), input(1), input(2)])?;
+            Ok::<_, Error>(([q.0, k.0, v.0], [q.1, k.1, v.1].map(Var::into_value)))
         };
-        let (mut y, mut new_tails) = (Vec::with_capacity(3), Vec::with_capacity(3));
-        let mut at_boundaries = vec![Vec::with_capacity(3); boundaries.len()];
-        for (i, (x, weight)) in inputs.into_iter().zip(weights).enumerate() {
-            let tail = memory.tails.as_ref().map(|tails| pass.tape.constant(tails[i].clone()));
-            for (tails, &boundary) in at_boundaries.iter_mut().zip(boundaries) {
-                // The tail at a boundary is the new tail of a call that ends there.
+        let mut at_boundaries = Vec::with_capacity(boundaries.len());
+        if memory.is_some() {
+            for &boundary in boundaries {
+                // The tails at a boundary are the new tails of a call that ends there.
                 let recent = self.conv_size.saturating_sub(1).min(boundary);
-                let x = pass.tape.slice(x, 1, boundary - recent..boundary)?;
-                let tail = tail.as_ref().filter(|_| recent == boundary);
-                tails.push(pass.tape.short_conv(ShortConv { x: &x, weight, tail })?.1.into_value());
+                let [q, k, v] = inputs.map(|x| pass.tape.slice(x, 1, boundary - recent..boundary));
+                let tails = tails.as_ref().filter(|_| recent == boundary);
+                at_boundaries.push(conv([&q?, &k?, &v?], tails)?.1);
             }
-            let (out, tail) = pass.tape.short_conv(ShortConv { x, weight, tail: tail.as_ref() })?;
-            new_tails.push(tail.into_value());
-            y.push(out);
         }
-        memory.tails = Some(take(new_tails));
-        Ok((take(y), at_boundaries.into_iter().map(take).collect()))
+        let (y, new_tails) = conv(inputs, tails.as_ref())?;
+        if let Some(memory) = memory {
+            memory.tails = Some(new_tails);
+        }
+        Ok((y, at_boundaries))
     }
 
     /// Runs the recurrence over convolved inputs; also returns the states at the row's boundaries.
@@ -463,17 +441,15 @@ impl GatedDeltaNet {
         rule.run(pass, inputs, row, &row.anchors.boundaries, &row.anchors.recent, memory)
     }
 
-    /// y = W_o (rms_norm(o) ∘ SiLU(W_g x)); `x` may be a single row shared by all rows of the readout.
-    pub fn output<E: Engine>(
+    /// rms_norm(o) ∘ SiLU(g) of each stream, which W_o multiplies.
+    pub fn gated<E: Engine>(
         &self,
         pass: &Pass<'_, '_, E>,
-        readout: &Var<E::Tensor>,
-        x: &Var<E::Tensor>,
-    ) -> Result<Var<E::Tensor>> {
-        let gate =
-            pass.repeat_rows(&pass.linear(x, self.g_proj)?, pass.engine().shape(readout.value())[0])?;
-        let input = GatedRmsNorm { x: readout, gate: &gate, weight: pass.weight(self.o_norm) };
-        pass.linear(&pass.tape.gated_rms_norm(input, pass.norm_eps())?, self.o_proj)
+        readouts: &[&Var<E::Tensor>],
+        gates: &[&Var<E::Tensor>],
+    ) -> Result<Streams<E::Tensor>> {
+        let input = GatedRmsNormList { x: readouts, gates, weight: pass.weight(self.o_norm) };
+        Ok(Streams::of(pass.tape.gated_rms_norm_each(input, pass.norm_eps())?))
     }
 
     /// Operations for kᵀS, the update of S and Sᵀq: two for each number of S.
@@ -500,17 +476,15 @@ impl GatedDeltaNet {
     }
 }
 
-/// Converts a list of three items into an array.
-fn take<T>(list: Vec<T>) -> [T; 3] {
-    let Ok(array) = <[T; 3]>::try_from(list) else { unreachable!("three were pushed") };
-    array
-}
-
 impl<E: Engine> Mixer<E> for GatedDeltaNet {
     type Memory = DeltaMemory<E>;
 
     fn memory(&self) -> DeltaMemory<E> {
         DeltaMemory::default()
+    }
+
+    fn output(&self) -> Parameter {
+        self.o_proj
     }
 
     fn forward(
@@ -519,14 +493,16 @@ impl<E: Engine> Mixer<E> for GatedDeltaNet {
         input: &Streams<E::Tensor>,
         memory: &mut [&mut DeltaMemory<E>],
     ) -> Result<Streams<E::Tensor>> {
-        let projected = self.project(pass, &input.text)?;
-        let mixed = pass.each_row(projected.all(), memory, |pass, [q, k, v, a, b], row, mut memory| {
-            let ([q, k, v], _) = self.convolve(pass, [q, k, v], &[], memory.as_deref_mut())?;
-            let recurrence = memory.map(|memory| &mut memory.recurrence);
-            let out = self.recur(pass, [&q, &k, &v, a, b], row, recurrence)?;
-            Ok(Mixed { readout: out.readout, states: None })
-        })?;
-        Ok(Streams { text: self.output(pass, &mixed.readout, &input.text)?, anchors: None })
+        let [q, k, v, a, b] = self.projections();
+        let [q, k, v, a, b, gate] = pass.linear_each(&input.text, [q, k, v, a, b, self.g_proj])?;
+        let mixed =
+            pass.each_row([&q, &k, &v, &a, &b], memory, |pass, [q, k, v, a, b], row, mut memory| {
+                let ([q, k, v], _) = self.convolve(pass, [q, k, v], &[], memory.as_deref_mut())?;
+                let recurrence = memory.map(|memory| &mut memory.recurrence);
+                let out = self.recur(pass, [&q, &k, &v, a, b], row, recurrence)?;
+                Ok(Mixed { readout: out.readout, states: None })
+            })?;
+        self.gated(pass, &[&mixed.readout], &[&gate])
     }
 
     fn work(&self, tokens: usize, _: &Policy) -> f64 {

@@ -145,6 +145,10 @@ impl<E: Engine> Mixer<E> for LogLinear {
         LevelMemory { levels: None, base: DeltaMemory::default() }
     }
 
+    fn output(&self) -> Parameter {
+        self.base.o_proj
+    }
+
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -152,10 +156,10 @@ impl<E: Engine> Mixer<E> for LogLinear {
         memory: &mut [&mut LevelMemory<E>],
     ) -> Result<Streams<E::Tensor>> {
         let base = &self.base;
-        let level_input = pass.linear(&input.text, self.l_proj)?;
-        let projected = base.project(pass, &input.text)?;
-        let [q, k, v, a, b] = projected.all();
-        let inputs = [q, k, v, a, b, &level_input];
+        let [q, k, v, a, b] = base.projections();
+        let weights = [self.l_proj, q, k, v, a, b, base.g_proj];
+        let [level_input, q, k, v, a, b, gate] = pass.linear_each(&input.text, weights)?;
+        let inputs = [&q, &k, &v, &a, &b, &level_input];
         let mixed =
             pass.each_row(inputs, memory, |pass, [q, k, v, a, b, level_input], row, mut memory| {
                 let base_memory = memory.as_deref_mut().map(|memory| &mut memory.base);
@@ -186,7 +190,7 @@ impl<E: Engine> Mixer<E> for LogLinear {
                 }
                 Ok(Mixed { readout, states: None })
             })?;
-        Ok(Streams { text: base.output(pass, &mixed.readout, &input.text)?, anchors: None })
+        base.gated(pass, &[&mixed.readout], &[&gate])
     }
 
     /// Operations for the update of one state, and one read per level.

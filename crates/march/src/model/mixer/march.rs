@@ -10,9 +10,9 @@
 //! uniform; top-K there takes the newest. Nothing reads the anchor stream after the keys of the last layer. Memory:
 //! that of Gated DeltaNet, and for each kept anchor its state, its routing key and the convolution tails.
 
-use march_engine::Engine;
-use march_engine::ops::linear::Linear;
+use march_engine::ops::linear::Product;
 use march_engine::ops::state_read::StateRead;
+use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -171,11 +171,70 @@ struct March {
     null_proj: Option<[Parameter; 2]>,
 }
 
+/// The projections of a layer.
+struct Projected<T> {
+    /// Queries, keys, values, retention and write inputs of the text, before the convolutions.
+    recurrence: [Var<T>; 5],
+    routing_query: Var<T>,
+    null_score: Option<Var<T>>,
+    gate: Var<T>,
+    /// The anchors' routing keys, if there are anchors.
+    keys: Option<Var<T>>,
+    /// The anchors' queries before SiLU and gates, if a later layer reads the anchors.
+    anchors: Option<[Var<T>; 2]>,
+}
+
+impl March {
+    /// Computes all projections as one operation.
+    fn project<E: Engine>(
+        &self,
+        pass: &Pass<'_, '_, E>,
+        input: &Streams<E::Tensor>,
+    ) -> Result<Projected<E::Tensor>> {
+        let mut weights = self.base.projections().to_vec();
+        weights.push(self.routing_query_proj);
+        let mut products: Vec<_> = (0..weights.len()).map(|i| Product::new(0, i)).collect();
+        if let Some([weight, bias]) = self.null_proj {
+            let bias = Some(pass.weight(bias));
+            products.push(Product { bias, ..Product::new(0, weights.len()) });
+            weights.push(weight);
+        }
+        let gate = weights.len();
+        weights.push(self.base.g_proj);
+        products.push(Product::new(0, gate));
+        let (has_keys, goes_on) = (input.anchors.is_some(), input.anchors.is_some() && !self.layer.last());
+        if has_keys {
+            products.push(Product::new(1, weights.len()));
+            weights.push(self.routing_key_proj);
+        }
+        if goes_on {
+            products.extend([Product::new(1, 0), Product::new(1, gate)]);
+        }
+        let mut found = pass.linear_list(&input.list(), &weights, &products)?.into_iter();
+        let mut next = || {
+            let Some(product) = found.next() else { unreachable!("one for each product") };
+            product
+        };
+        Ok(Projected {
+            recurrence: std::array::from_fn(|_| next()),
+            routing_query: next(),
+            null_score: self.null_proj.map(|_| next()),
+            gate: next(),
+            keys: has_keys.then(&mut next),
+            anchors: goes_on.then(|| [next(), next()]),
+        })
+    }
+}
+
 impl<E: Engine> Mixer<E> for March {
     type Memory = AnchoredMemory<E>;
 
     fn memory(&self) -> AnchoredMemory<E> {
         AnchoredMemory::default()
+    }
+
+    fn output(&self) -> Parameter {
+        self.base.o_proj
     }
 
     fn forward(
@@ -185,18 +244,10 @@ impl<E: Engine> Mixer<E> for March {
         memory: &mut [&mut AnchoredMemory<E>],
     ) -> Result<Streams<E::Tensor>> {
         let base = &self.base;
-        let projected = base.project(pass, &input.text)?;
-        let routing_query = pass.linear(&input.text, self.routing_query_proj)?;
-        let null_score = match self.null_proj {
-            Some([weight, bias]) => {
-                let bias = Some(pass.weight(bias));
-                Some(pass.tape.linear(Linear { x: &input.text, weight: pass.matrix(weight), bias })?)
-            }
-            None => None,
-        };
+        let p = self.project(pass, input)?;
         let count = pass.new_anchors();
-        let keys = match &input.anchors {
-            Some(anchors) => Some(pass.repeat_rows(&pass.linear(anchors, self.routing_key_proj)?, count)?),
+        let keys = match &p.keys {
+            Some(keys) => Some(pass.repeat_rows(keys, count)?),
             None => None,
         };
         let reader = Reader {
@@ -206,10 +257,10 @@ impl<E: Engine> Mixer<E> for March {
             equal_scores: self.layer.first(),
             want_mass: false,
         };
-        let [q, k, v, a, b] = projected.all();
+        let [q, k, v, a, b] = p.recurrence.each_ref();
         // A model without a null passes the routing query in its place, where it is ignored.
-        let inputs = [q, k, v, a, b, &routing_query, null_score.as_ref().unwrap_or(&routing_query)];
-        let has_null = null_score.is_some();
+        let inputs = [q, k, v, a, b, &p.routing_query, p.null_score.as_ref().unwrap_or(&p.routing_query)];
+        let has_null = p.null_score.is_some();
         let mixed = pass.each_row(inputs, memory, |pass, inputs, row, mut memory| {
             let [q, k, v, a, b, routing_query, null] = inputs;
             let boundaries = row.anchors.boundaries.first().map_or(&[][..], Vec::as_slice);
@@ -237,18 +288,13 @@ impl<E: Engine> Mixer<E> for March {
                 };
             Ok(Mixed { readout, states: Some(out.boundary_states) })
         })?;
-        let text = base.output(pass, &mixed.readout, &input.text)?;
-        let anchors = match (&input.anchors, &mixed.states) {
-            (Some(anchors), Some(states)) if !self.layer.last() => {
-                let query = pass.tape.silu(&pass.linear(anchors, base.q_proj)?)?;
-                let query = pass.repeat_rows(&query, count)?;
-                let own_readout =
-                    pass.tape.state_read(StateRead { query: &query, states }, base.key_heads)?;
-                Some(base.output(pass, &own_readout, anchors)?)
-            }
-            _ => None,
+        let (Some([query, gate]), Some(states)) = (&p.anchors, &mixed.states) else {
+            return base.gated(pass, &[&mixed.readout], &[&p.gate]);
         };
-        Ok(Streams { text, anchors })
+        let query = pass.repeat_rows(&pass.tape.silu(query)?, count)?;
+        let own_readout = pass.tape.state_read(StateRead { query: &query, states }, base.key_heads)?;
+        let gate = pass.repeat_rows(gate, count)?;
+        base.gated(pass, &[&mixed.readout, &own_readout], &[&p.gate, &gate])
     }
 
     /// Operations of the recurrence, and of reading anchors.

@@ -238,6 +238,10 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
         SegmentMemory { anchored: AnchoredMemory::default(), mean: Recurrence::default() }
     }
 
+    fn output(&self) -> Parameter {
+        self.base.o_proj
+    }
+
     fn forward(
         &self,
         pass: &Pass<'_, '_, E>,
@@ -245,13 +249,12 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
         memory: &mut [&mut SegmentMemory<E>],
     ) -> Result<Streams<E::Tensor>> {
         let (base, heads) = (&self.base, self.base.value_heads);
-        let projected = base.project(pass, &input.text)?;
-        let weights = [self.segment_query_proj, self.segment_key_proj];
-        let [queries, keys] = pass.linear_each(&input.text, weights)?;
+        let [q, k, v, a, b] = base.projections();
+        let weights = [q, k, v, a, b, self.segment_query_proj, self.segment_key_proj, base.g_proj];
+        let [q, k, v, a, b, queries, keys, gate] = pass.linear_each(&input.text, weights)?;
         let reader =
             Reader { base, layer: self.layer, routing_scale: 1.0, equal_scores: false, want_mass: true };
-        let [q, k, v, a, b] = projected.all();
-        let inputs = [q, k, v, a, b, &queries, &keys];
+        let inputs = [&q, &k, &v, &a, &b, &queries, &keys];
         let mixed =
             pass.each_row(inputs, memory, |pass, [q, k, v, a, b, queries, keys], row, mut memory| {
                 let tape = pass.tape;
@@ -290,7 +293,7 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
                 let current = tape.reshape(&current, &[shape[0], shape[1], heads * base.value_dim])?;
                 Ok(Mixed { readout: tape.add(&current, &history.readout)?, states: None })
             })?;
-        Ok(Streams { text: base.output(pass, &mixed.readout, &input.text)?, anchors: None })
+        base.gated(pass, &[&mixed.readout], &[&gate])
     }
 
     /// Operations of the recurrence, of the running mean, and of reading closed segments.

@@ -21,7 +21,7 @@ pub use crate::config::Contradiction;
 use crate::config::Document;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
-use crate::model::{Builder, Pass};
+use crate::model::{Builder, Parameter, Pass};
 
 /// The layer that a mixer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,20 @@ pub struct Streams<T> {
     pub anchors: Option<Var<T>>,
 }
 
+impl<T> Streams<T> {
+    /// The text, and the anchors if there are any.
+    pub(crate) fn list(&self) -> Vec<&Var<T>> {
+        [&self.text].into_iter().chain(&self.anchors).collect()
+    }
+
+    /// The streams of a list of one or two.
+    pub(crate) fn of(list: Vec<Var<T>>) -> Self {
+        let mut list = list.into_iter();
+        let Some(text) = list.next() else { unreachable!("the text is always there") };
+        Self { text, anchors: list.next() }
+    }
+}
+
 /// Computes the input of the first layer's mixer for a range of a call's tokens, [1, n, D].
 pub type FirstInput<'a, T> = &'a dyn Fn(Range<usize>) -> Result<Var<T>>;
 
@@ -64,6 +78,9 @@ pub trait Mixer<E: Engine>: Send + Sync {
 
     /// Creates the memory of an empty text.
     fn memory(&self) -> Self::Memory;
+
+    /// W_o, with which the block multiplies the readout before it adds it to its input.
+    fn output(&self) -> Parameter;
 
     /// Computes the readout of both streams from their normalised inputs. `memory` has one entry for each sequence,
     /// which the call continues; if it is empty, the call starts from the beginning and keeps nothing.
@@ -106,6 +123,8 @@ pub trait Mixer<E: Engine>: Send + Sync {
 pub trait AnyMixer<E: Engine>: Send + Sync {
     /// See [`Mixer::memory`].
     fn new_memory(&self) -> Box<dyn Memory<E>>;
+    /// See [`Mixer::output`].
+    fn output_matrix(&self) -> Parameter;
     /// See [`Mixer::forward`].
     fn mix(
         &self,
@@ -140,6 +159,9 @@ fn own<E: Engine, M: Memory<E>>(memory: &mut dyn Memory<E>) -> Result<&mut M> {
 impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
     fn new_memory(&self) -> Box<dyn Memory<E>> {
         Box::new(self.memory())
+    }
+    fn output_matrix(&self) -> Parameter {
+        self.output()
     }
     fn mix(
         &self,
