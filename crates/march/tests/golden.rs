@@ -136,14 +136,16 @@ impl Kernels for Wrong {
     }
     fn swiglu_backward(
         &self,
-        input: SwiGlu<&Tensor<f32>>,
-        gradient: &Tensor<f32>,
-    ) -> Result<SwiGlu<Tensor<f32>>> {
-        let gradients = Engine::swiglu_backward(&self.0, input, gradient)?;
-        let wrong: Vec<f64> =
-            Engine::to_f64(&self.0, &gradients.up).iter().map(|value| value * self.1).collect();
-        let up = Engine::from_f64(&self.0, &wrong, gradients.up.shape())?;
-        Ok(SwiGlu { gate: gradients.gate, up })
+        inputs: &[SwiGlu<&Tensor<f32>>],
+        gradients: &[&Tensor<f32>],
+    ) -> Result<Vec<SwiGlu<Tensor<f32>>>> {
+        let mut found = Engine::swiglu_backward(&self.0, inputs, gradients)?;
+        for d in &mut found {
+            let up = Engine::to_f64(&self.0, &d.up);
+            let wrong: Vec<f64> = up.iter().map(|value| value * self.1).collect();
+            d.up = Engine::from_f64(&self.0, &wrong, d.up.shape())?;
+        }
+        Ok(found)
     }
 }
 

@@ -50,8 +50,8 @@ fn what_would_take_too_long_is_skipped() {
 #[test]
 fn breaking_keeps_what_was_measured() {
     let plan = EfficiencyPlan { arms: vec![Arm::TopFour, Arm::Gdn], end_to_end: false, ..tiny() };
-    let all = plan
-        .run(&mut |t| if t.arm == "GDN" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    let all =
+        plan.run(&mut |t| if t.arm == "GDN" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
     let arms: Vec<_> = all.unwrap().into_iter().map(|t| t.arm).collect();
     assert_eq!(arms, ["MARCH top-4", "GDN"]);
 }
@@ -72,8 +72,7 @@ fn plans_that_cannot_be_measured_are_refused() {
 #[test]
 fn lines_of_the_peers_are_read() {
     let plan = tiny();
-    let timing =
-        plan.peer_timing(r#"{"arm": "GDN", "length": 128, "seconds": 0.5, "repeats": 3}"#).unwrap();
+    let timing = plan.peer_timing(r#"{"arm": "GDN", "length": 128, "seconds": 0.5, "repeats": 3}"#).unwrap();
     assert_eq!((timing.arm.as_str(), timing.kind, timing.repeats), ("PyTorch GDN", Kind::Core, 3));
     assert_eq!(timing.tokens_per_second, 256.0);
     assert_eq!(timing.flop, plan.flop(Arm::Gdn, Kind::Core, 128).unwrap());
@@ -96,8 +95,7 @@ fn a_peer_that_fails_says_why() {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&python, permissions).unwrap();
     let python = python.to_str().unwrap();
-    let line =
-        |arm: &str| format!(r#"echo '{{"arm": "{arm}", "length": 128, "seconds": 1, "repeats": 1}}'"#);
+    let line = |arm: &str| format!(r#"echo '{{"arm": "{arm}", "length": 128, "seconds": 1, "repeats": 1}}'"#);
     let script = format!("{}\n{}\n", line("attention"), line("GDN"));
     let go = &mut |_: &Timing| ControlFlow::Continue(());
     let arms = |all: Vec<Timing>| all.into_iter().map(|t| t.arm).collect::<Vec<_>>();
@@ -105,7 +103,6 @@ fn a_peer_that_fails_says_why() {
     assert_eq!(arms(all), ["PyTorch attention", "PyTorch GDN"]);
     let all = tiny().peers_with(python, &script, &mut |_| ControlFlow::Break(())).unwrap();
     assert_eq!(arms(all), ["PyTorch attention"]);
-    let error =
-        tiny().peers_with(python, "echo 'out of memory' >&2; exit 3", go).unwrap_err().to_string();
+    let error = tiny().peers_with(python, "echo 'out of memory' >&2; exit 3", go).unwrap_err().to_string();
     assert!(error.contains("out of memory") && error.contains('3'), "{error}");
 }
