@@ -52,7 +52,9 @@ fn along_query(of_gradient: bool, lane: u32) -> f32 {
 fn apply_state(anchor: u32, row: u32, head: u32, lane: u32) {
     let start = (anchor * call.heads + head) * call.dk;
     let out = (row * call.heads + head) * call.dv;
-    for (var block = 0u; block < call.dk; block += ROWS) {
+    // Tested at its end, so that software devices notice if its last barrier is missing (docs/gpu.md).
+    var block = 0u;
+    loop {
         let i = block + lane / 16u;
         var sum = 0.0;
         if i < call.dk {
@@ -70,6 +72,10 @@ fn apply_state(anchor: u32, row: u32, head: u32, lane: u32) {
             g[i] = sum;
         }
         workgroupBarrier();
+        continuing {
+            block += ROWS;
+            break if block >= call.dk;
+        }
     }
 }
 

@@ -221,7 +221,9 @@ fn tokens(
             let count = min(HELD, tile.visible - base);
             // The barriers of apply_state come before the weights are read.
             weigh_chunk(tile, head, base, count, lane);
-            for (var c = 0u; c < count; c++) {
+            // Tested at its end, so that software devices notice if the barrier after it is missing (docs/gpu.md).
+            var c = 0u;
+            loop {
                 apply_state(state_start(visible_anchor(tile, base + c)), head, lane);
                 for (var p = 0u; p < QUADS; p++) {
                     var terms = vec4<f32>();
@@ -240,6 +242,10 @@ fn tokens(
                     d_scores[c * TOKENS + t] = d_score;
                     let at = (tile.matrix + head * tile.visible + base + c) * TOKENS + t;
                     matrix[at] = vec2<f32>(weight, d_score);
+                }
+                continuing {
+                    c += 1u;
+                    break if c >= count;
                 }
             }
             workgroupBarrier();

@@ -89,8 +89,14 @@ fn backward(
         return;
     }
     let segments = 256u / call.lanes;
-    for (var turn = 0u; turn < call.block; turn += segments) {
+    // Tested at its end, so that software devices notice if the barrier after it is missing (docs/gpu.md).
+    var turn = 0u;
+    loop {
         row_gradients(first, turn + local / call.lanes, local);
+        continuing {
+            turn += segments;
+            break if turn >= call.block;
+        }
     }
     workgroupBarrier();
     let here = min(call.block, call.rows - first);
