@@ -171,8 +171,6 @@ pub struct Arm {
     pub set: Vec<String>,
     /// The arm whose model takes the first stage; this one continues with its weights.
     pub begins_as: Option<String>,
-    /// The null's bias when this arm takes over, if not the default of `march train --init-from`.
-    pub null_bias: Option<f64>,
     /// Rates to choose from, if not those of the course.
     pub rates: Option<Vec<f64>>,
     /// Use the rate that was chosen for this arm instead of choosing one.

@@ -222,10 +222,7 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
         let end = folder.join("checkpoints").join(format!("step-{}", config.train.steps));
         // The last step's checkpoint is written after everything else.
         if !end.is_dir() || number + 1 == job.stages.len() {
-            // The second stage is where an arm takes over the weights of another.
-            let upcycle_null_bias = job.null_bias.filter(|_| number == 1);
-            let options =
-                RunOptions { init_from: before.clone(), upcycle_null_bias, ..RunOptions::default() };
+            let options = RunOptions { init_from: before.clone(), ..RunOptions::default() };
             let mut run = match folder.join("run.json").exists() {
                 true => Run::resume(
                     &engine,

@@ -75,8 +75,6 @@ pub struct Job {
     pub rate: f64,
     /// The seed.
     pub seed: u64,
-    /// The null's bias where the arm takes over the weights of another, if not the default.
-    pub null_bias: Option<f64>,
     /// The stages.
     pub stages: Vec<Config>,
 }
@@ -160,8 +158,7 @@ impl Plan {
         let stages = course.stage.iter().enumerate();
         let stages = stages.map(|(i, stage)| self.stage(entry, course, (i, stage), rate, seed));
         let stages = stages.collect::<Result<Vec<Config>>>()?;
-        let null_bias = self.experiment.arm[&entry.arm].null_bias;
-        Ok(Job { arm: entry.arm.clone(), course: entry.course.clone(), rate, seed, null_bias, stages })
+        Ok(Job { arm: entry.arm.clone(), course: entry.course.clone(), rate, seed, stages })
     }
 
     fn stage(
@@ -186,9 +183,6 @@ impl Plan {
             None => Tokenizer::load("bytes")?.vocabulary(),
         };
         settings.push(format!("model.vocab_size={vocabulary}"));
-        if let (Some(bias), 1..) = (arm.null_bias, number) {
-            settings.push(format!("model.null_bias_init={bias:?}"));
-        }
         let mut config = Config::load_with(&arm.base, &settings)?;
         // The arms' presets have data of their own, which a course replaces as a whole.
         let length = match (&stage.task, stage.length) {
