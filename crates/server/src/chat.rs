@@ -1,11 +1,15 @@
 //! Turns the messages of a chat into a prompt: by the model's own template, or a plain one.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use march::tokenizer::Tokenizer;
 use minijinja::{Environment, UndefinedBehavior, context};
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
+use crate::body::{self, ListError};
 use crate::error::ApiError;
 use crate::record::{Message, Record};
 
@@ -119,35 +123,61 @@ fn find(folder: &Path) -> Result<Option<String>, String> {
     Ok(config["chat_template"].as_str().map(Into::into))
 }
 
+/// The most messages of a request, and the most parts of a message.
+const MOST: usize = 16_384;
+
 /// The messages of a request.
-pub fn messages(value: Option<Value>) -> Result<Vec<Message>, ApiError> {
+pub fn messages(text: Option<&str>) -> Result<Vec<Message>, ApiError> {
     let wrong = |message: String| ApiError::key("messages", message);
-    match value {
-        Some(Value::Array(messages)) if !messages.is_empty() => {
-            messages.iter().map(message).collect::<Result<Vec<_>, _>>().map_err(wrong)
+    let list = text.map(|text| body::list::<Written<'_>>(text, MOST));
+    match list {
+        Some(Ok(messages)) if !messages.is_empty() => {
+            messages.into_iter().map(Written::message).collect::<Result<Vec<_>, _>>().map_err(wrong)
         }
-        _ => Err(wrong("`messages` must be a list of at least one message".into())),
+        Some(Err(ListError::Long)) => Err(wrong(format!("`messages` has more than {MOST} messages"))),
+        _ => Err(wrong(
+            "`messages` must be a list of at least one message, each with a `role` and a `content` that is text".into(),
+        )),
     }
 }
 
-/// The role and the text of a message.
-fn message(message: &Value) -> Result<Message, String> {
-    let role = message["role"].as_str().ok_or("a message has no `role`")?;
-    if !["system", "developer", "user", "assistant"].contains(&role) {
-        return Err(format!("the role `{role}` is not supported; use system, user or assistant"));
-    }
-    let content = match &message["content"] {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => {
-            let texts = parts.iter().map(|part| match (&part["type"], &part["text"]) {
-                (kind, Value::String(text)) if kind == "text" => Ok(text.as_str()),
-                _ => Err("a message has a part that is not text; only text is supported"),
-            });
-            texts.collect::<Result<Vec<_>, _>>()?.concat()
+/// A message as clients write it. Other keys, such as a name, change no answer.
+#[derive(Deserialize)]
+struct Written<'a> {
+    #[serde(borrow, default)]
+    role: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+}
+
+/// A part of a message's content.
+#[derive(Deserialize)]
+struct Part<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+    #[serde(borrow, default)]
+    text: Option<Cow<'a, str>>,
+}
+
+impl Written<'_> {
+    fn message(self) -> Result<Message, String> {
+        let role = self.role.ok_or("a message has no `role`")?;
+        if !["system", "developer", "user", "assistant"].contains(&&*role) {
+            let role: String = role.chars().take(60).collect();
+            return Err(format!("the role `{role}` is not supported; use system, user or assistant"));
         }
-        _ => return Err("a message has no `content`".into()),
-    };
-    Ok(Message { role: role.into(), content })
+        let text = self.content.map(RawValue::get).ok_or("a message has no `content`")?;
+        let content = match text.starts_with('"') {
+            true => serde_json::from_str(text).map_err(|error| error.to_string())?,
+            false => {
+                let not_text = "a message has a part that is not text; only text is supported";
+                let parts = body::list::<Part<'_>>(text, MOST).map_err(|_| not_text)?;
+                let texts = parts.into_iter().map(|part| part.text.filter(|_| part.kind == "text"));
+                texts.collect::<Option<Vec<_>>>().ok_or(not_text)?.concat()
+            }
+        };
+        Ok(Message { role: role.into_owned(), content })
+    }
 }
 
 /// The form of `march chat`.
@@ -171,7 +201,8 @@ mod tests {
     use serde_json::json;
 
     fn rendered(template: &Template, messages: Value) -> Result<String, String> {
-        let rendered = super::messages(Some(messages)).and_then(|messages| template.render(&messages));
+        let rendered =
+            super::messages(Some(&messages.to_string())).and_then(|messages| template.render(&messages));
         rendered.map_err(|error| error.body()["error"]["message"].to_string())
     }
 

@@ -32,10 +32,19 @@ impl ApiError {
         Self { key: Some(key.into()), ..self }
     }
 
+    /// The server has no place for another connection.
+    pub fn too_many_connections() -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the server has too many open connections; try again in a second",
+        )
+    }
+
     /// The error as OpenAI's clients expect it.
     pub fn body(&self) -> serde_json::Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             400..=499 => "invalid_request_error",

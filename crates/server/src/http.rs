@@ -1,27 +1,32 @@
 //! The routes, and what holds for all of them: keys, limits, failures that stay failures of one request.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use futures_util::FutureExt;
 use march::engine::Engine;
 use serde_json::{Value, json};
-use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::access::Access;
+use crate::body::{self, Keys, ListError};
 use crate::chat::Template;
+use crate::connection::{Connection, ConnectionLimits, accept};
 use crate::error::ApiError;
 use crate::job::Jobs;
 use crate::metrics::Metrics;
@@ -40,10 +45,10 @@ pub struct Options {
     pub name: String,
     /// The checkpoint's folder, which may have a chat template.
     pub folder: PathBuf,
-    /// The key that clients must send, if any.
-    pub api_key: Option<String>,
-    /// The web page that may use the server from a browser, if any; `*` for all.
-    pub cors: Option<String>,
+    /// Who may use it.
+    pub access: Access,
+    /// What connections may take.
+    pub connections: ConnectionLimits,
     /// The largest body of a request, in bytes.
     pub body_bytes: usize,
     /// How long a request may take, from its arrival.
@@ -59,6 +64,15 @@ pub struct Options {
 /// How long a client may take to send a body.
 const BODY_TIME: Duration = Duration::from_secs(60);
 
+/// Bodies up to this size are always read; how many larger ones at once is limited by their bytes.
+const SMALL_BODY: usize = 64 << 10;
+
+/// How many bodies of the largest size are in memory at once.
+const LARGE_BODIES: usize = 4;
+
+/// How long work that is not a request may still take when the server stops.
+const LAST_WORK: Duration = Duration::from_secs(10);
+
 /// How often a server looks whether it should stop.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -67,11 +81,27 @@ pub(crate) struct App<E: Engine> {
     pub loaded: Arc<Loaded<E>>,
     pub template: Template,
     pub options: Options,
-    pub jobs: Jobs<E>,
+    pub jobs: Arc<Jobs<E>>,
     pub sessions: Arc<Sessions<E>>,
     pub metrics: Arc<Metrics>,
     pub answers: AtomicU64,
     pub began: u64,
+    /// Kibibytes of large bodies that may still be read.
+    bodies: Arc<Semaphore>,
+}
+
+/// The body of a request, and its share of the memory for bodies.
+pub(crate) struct ReceivedBody {
+    bytes: Bytes,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for ReceivedBody {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// Serves until `stop` says so; then no new requests are taken and those that run are finished. `ready` gets the
@@ -93,32 +123,35 @@ pub fn serve<E: Engine>(
     let app = App {
         loaded,
         template,
-        options,
         jobs,
         sessions,
         metrics,
         answers: AtomicU64::new(0),
         began: seconds(),
+        bodies: Arc::new(Semaphore::new(LARGE_BODIES * kibibytes(options.body_bytes))),
+        options,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .map_err(|error| format!("the server's threads could not start: {error}"))?;
-    let served = runtime.block_on(async move {
+    let app = Arc::new(app);
+    let served = runtime.block_on(async {
         let listener =
-            TcpListener::bind(addr).await.map_err(|error| format!("{addr}: could not listen: {error}"))?;
+            TcpListener::bind(addr).await.map_err(|error| format!("{addr}: cannot listen there: {error}"))?;
         ready(listener.local_addr().map_err(|error| error.to_string())?);
         let stopped = async move {
             while !stop() {
                 tokio::time::sleep(LOOK).await;
             }
         };
-        let served = axum::serve(listener, router(Arc::new(app))).with_graceful_shutdown(stopped);
-        served.await.map_err(|error| format!("{addr}: {error}"))
+        accept(listener, router(Arc::clone(&app)), &app.options.connections, stopped).await;
+        Ok(())
     });
-    // All handlers have ended, and with them all senders of jobs.
-    drop(runtime);
+    // All connections have ended, and with them all requests.
+    app.jobs.close();
+    runtime.shutdown_timeout(LAST_WORK);
     model.join().map_err(|_| "the model's thread failed".to_string())?;
     served
 }
@@ -148,51 +181,65 @@ fn router<E: Engine>(app: Arc<App<E>>) -> Router {
         .with_state(app)
 }
 
-/// Checks the key, adds headers, counts the answer, and turns a panic into an answer.
-async fn guard<E: Engine>(State(app): State<Arc<App<E>>>, request: Request, next: Next) -> Response {
+/// Checks who asks, adds headers, counts the answer, and turns a panic into an answer.
+async fn guard<E: Engine>(
+    State(app): State<Arc<App<E>>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    connection.begin(&request);
+    let access = &app.options.access;
     let open = page::OPEN.contains(&request.uri().path());
-    let preflight = request.method() == Method::OPTIONS && app.options.cors.is_some();
-    let mut response = if preflight {
-        StatusCode::NO_CONTENT.into_response()
-    } else if !open && !app.permits(&request) {
-        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
-        ApiError::new(StatusCode::UNAUTHORIZED, message).into_response()
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let mut response = if request.method() == Method::OPTIONS && origin.is_some() {
+        // A browser asks whether a page may use the server, before it sends the page's request.
+        match origin.as_ref().and_then(|origin| access.allowed(origin)) {
+            Some(_) => StatusCode::NO_CONTENT.into_response(),
+            None => {
+                ApiError::new(StatusCode::FORBIDDEN, "this web page may not use this server").into_response()
+            }
+        }
+    } else if let Err(error) = access.check(&request, connection.address(), open) {
+        error.into_response()
     } else {
         AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed unexpectedly")
                 .into_response()
         })
     };
-    if let Some(origin) = app.options.cors.as_ref().and_then(|origin| HeaderValue::from_str(origin).ok()) {
-        let headers = response.headers_mut();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        let allowed = HeaderValue::from_static("authorization, content-type");
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-        headers
-            .insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT, DELETE"));
-    }
+    access.add_headers(origin.as_ref(), &mut response);
     app.metrics.answered(response.status().as_u16());
-    response
+    connection.answer(response)
+}
+
+fn kibibytes(bytes: usize) -> usize {
+    bytes.div_ceil(1024)
 }
 
 impl<E: Engine> App<E> {
-    fn permits(&self, request: &Request) -> bool {
-        let Some(key) = &self.options.api_key else { return true };
-        let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-        let given = given.and_then(|given| given.strip_prefix(b"Bearer "));
-        given.is_some_and(|given| given.ct_eq(key.as_bytes()).into())
-    }
-
-    /// The body of a request, which must be JSON.
-    pub(crate) async fn body(&self, body: Body) -> Result<Vec<u8>, ApiError> {
-        let read = axum::body::to_bytes(body, self.options.body_bytes);
-        match tokio::time::timeout(BODY_TIME, read).await {
-            Ok(Ok(bytes)) => Ok(bytes.to_vec()),
-            Ok(Err(error)) if error.to_string().contains("length limit") => {
-                let most = self.options.body_bytes;
-                let message = format!("the body is larger than {most} bytes (--body-bytes)");
-                Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
+    /// The body of a request. A large one is refused while others take all the memory that bodies may take.
+    pub(crate) async fn body(&self, body: Body) -> Result<ReceivedBody, ApiError> {
+        let most = self.options.body_bytes;
+        let announced =
+            body.size_hint().exact().map_or(most, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        if announced > most && body.size_hint().exact().is_some() {
+            return Err(too_large(most));
+        }
+        let share = match announced <= SMALL_BODY {
+            true => None,
+            false => {
+                let share = u32::try_from(kibibytes(announced)).unwrap_or(u32::MAX);
+                let share = Arc::clone(&self.bodies).try_acquire_many_owned(share);
+                Some(share.map_err(|_| {
+                    let message = "the server is reading other large bodies; try again in a second";
+                    ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+                })?)
             }
+        };
+        match tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, most)).await {
+            Ok(Ok(bytes)) => Ok(ReceivedBody { bytes, _share: share }),
+            Ok(Err(error)) if error.to_string().contains("length limit") => Err(too_large(most)),
             Ok(Err(error)) => Err(ApiError::key("body", format!("the body could not be read: {error}"))),
             Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")),
         }
@@ -201,6 +248,11 @@ impl<E: Engine> App<E> {
     pub(crate) fn vocabulary(&self) -> usize {
         self.loaded.model.config().vocab_size
     }
+}
+
+fn too_large(most: usize) -> ApiError {
+    let message = format!("the body is larger than {most} bytes (--body-bytes)");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
 pub(crate) fn seconds() -> u64 {
@@ -296,27 +348,16 @@ async fn put_session<E: Engine>(
     .await
 }
 
-/// A JSON object with the given keys only.
-fn object(body: &[u8], known: &[&str]) -> Result<Value, ApiError> {
-    let value: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::key("body", format!("the body is not JSON: {error}")))?;
-    let Some(keys) = value.as_object() else {
-        return Err(ApiError::key("body", "the body must be a JSON object"));
-    };
-    match keys.keys().find(|key| !known.contains(&key.as_str())) {
-        Some(key) => Err(ApiError::key(key, format!("`{key}` is not a key of this request"))),
-        None => Ok(value),
-    }
-}
-
 async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Json<Value>, ApiError> {
     let body = app.body(body).await?;
     apart(move || {
-        let request = object(&body, &["prompt", "add_special_tokens", "model"])?;
-        let text =
-            request["prompt"].as_str().ok_or_else(|| ApiError::key("prompt", "`prompt` must be a string"))?;
+        let mut keys = Keys::of_body(&body)?;
+        let text = keys.raw("prompt").and_then(|text| serde_json::from_str::<Cow<'_, str>>(text).ok());
+        let text = text.ok_or_else(|| ApiError::key("prompt", "`prompt` must be a string"))?;
+        (keys.take("add_special_tokens")?, keys.take("model")?);
+        keys.end(|_, _| Ok(false))?;
         let ids =
-            app.loaded.tokenizer.encode(text).map_err(|error| ApiError::key("prompt", error.to_string()))?;
+            app.loaded.tokenizer.encode(&text).map_err(|error| ApiError::key("prompt", error.to_string()))?;
         Ok(Json(json!({ "count": ids.len(), "max_model_len": app.options.allowed.context, "tokens": ids })))
     })
     .await
@@ -325,11 +366,18 @@ async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Resu
 async fn detokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Json<Value>, ApiError> {
     let body = app.body(body).await?;
     apart(move || {
-        let request = object(&body, &["tokens", "model"])?;
-        let wrong = || ApiError::key("tokens", "`tokens` must be a list of ids");
-        let list = request["tokens"].as_array().ok_or_else(wrong)?;
-        let ids = list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong));
-        let ids = ids.collect::<Result<Vec<u32>, _>>()?;
+        let mut keys = Keys::of_body(&body)?;
+        let most = app.options.allowed.context;
+        let ids = keys.raw("tokens").ok_or(ListError::Entry).and_then(|text| body::list::<u32>(text, most));
+        let ids = ids.map_err(|error| match error {
+            ListError::Entry => ApiError::key("tokens", "`tokens` must be a list of ids"),
+            ListError::Long => ApiError::key(
+                "tokens",
+                format!("`tokens` has more than {most} ids, the server's context (--context)"),
+            ),
+        })?;
+        keys.take("model")?;
+        keys.end(|_, _| Ok(false))?;
         let text =
             app.loaded.tokenizer.decode(&ids).map_err(|error| ApiError::key("tokens", error.to_string()))?;
         Ok(Json(json!({ "prompt": text })))

@@ -1,9 +1,9 @@
 //! Jobs: what a request wants of the model's thread, and what the thread tells about it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use march::anchors::{Anchor, Policy};
 use march::engine::Engine;
@@ -11,6 +11,7 @@ use march::generate::{Ended, Limits, Sampling};
 use march::model::MeanRouting;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::metrics::Metrics;
 use crate::prefix::Known;
 
 /// A prompt and what to do with it.
@@ -166,44 +167,90 @@ pub enum Full {
     Closing,
 }
 
-/// Hands jobs to the model's thread.
+/// The jobs that wait for the model's thread.
 pub struct Jobs<E: Engine> {
-    sender: SyncSender<Job<E>>,
-    waiting: Arc<AtomicUsize>,
-    queue: usize,
+    queue: Mutex<Queue<E>>,
+    changed: Condvar,
+    most: usize,
+    metrics: Arc<Metrics>,
+}
+
+struct Queue<E: Engine> {
+    jobs: VecDeque<Job<E>>,
+    open: bool,
 }
 
 impl<E: Engine> Jobs<E> {
-    /// A queue for this many jobs: what adds to it, what takes from it, and the number of jobs in it.
-    pub fn new(queue: usize) -> (Self, Receiver<Job<E>>, Arc<AtomicUsize>) {
-        // `Jobs::add` keeps to the limit of the queue.
-        let (sender, receiver) = sync_channel(queue.max(1));
-        let waiting = Arc::new(AtomicUsize::new(0));
-        (Self { sender, waiting: Arc::clone(&waiting), queue }, receiver, waiting)
+    /// A queue for this many jobs.
+    pub fn new(most: usize, metrics: Arc<Metrics>) -> Self {
+        let queue = Mutex::new(Queue { jobs: VecDeque::new(), open: true });
+        Self { queue, changed: Condvar::new(), most, metrics }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue<E>> {
+        // The queue is changed by single calls, each of which leaves it whole.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds jobs that belong together: all of them, or none if the queue is full.
     pub fn add(&self, jobs: Vec<Job<E>>) -> std::result::Result<(), Full> {
-        let count = jobs.len();
-        let before = self.waiting.fetch_add(count, Ordering::AcqRel);
-        if before + count > self.queue {
-            self.waiting.fetch_sub(count, Ordering::AcqRel);
+        let mut queue = self.queue();
+        if !queue.open {
+            return Err(Full::Closing);
+        }
+        if queue.jobs.len() + jobs.len() > self.most {
+            self.drop_cancelled(&mut queue);
+        }
+        if queue.jobs.len() + jobs.len() > self.most {
             return Err(Full::Queue);
         }
-        for (i, job) in jobs.into_iter().enumerate() {
-            if let Err(error) = self.sender.try_send(job) {
-                self.waiting.fetch_sub(count - i, Ordering::AcqRel);
-                return Err(match error {
-                    TrySendError::Full(_) => Full::Queue,
-                    TrySendError::Disconnected(_) => Full::Closing,
-                });
-            }
-        }
+        queue.jobs.extend(jobs);
+        self.changed.notify_one();
         Ok(())
+    }
+
+    /// Drops the jobs whose clients went away.
+    fn drop_cancelled(&self, queue: &mut Queue<E>) {
+        let before = queue.jobs.len();
+        queue.jobs.retain(|job| !job.is_cancelled());
+        self.metrics.cancelled.fetch_add((before - queue.jobs.len()) as u64, Ordering::Relaxed);
+    }
+
+    /// Takes the next job; waits for it for at most `wait`.
+    pub fn next(&self, wait: Duration) -> Next<E> {
+        let mut queue = self.queue();
+        if queue.jobs.is_empty() && queue.open && !wait.is_zero() {
+            let waited = self.changed.wait_timeout(queue, wait);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.drop_cancelled(&mut queue);
+        match queue.jobs.pop_front() {
+            Some(job) => Next::Job(Box::new(job)),
+            None if queue.open => Next::Later,
+            None => Next::Never,
+        }
+    }
+
+    /// Accepts no more jobs.
+    pub fn close(&self) {
+        self.queue().open = false;
+        self.changed.notify_one();
     }
 
     /// The number of jobs that wait for a place.
     pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        let mut queue = self.queue();
+        self.drop_cancelled(&mut queue);
+        queue.jobs.len()
     }
+}
+
+/// What the queue has for the model's thread.
+pub enum Next<E: Engine> {
+    /// A job.
+    Job(Box<Job<E>>),
+    /// Nothing yet.
+    Later,
+    /// Nothing any more.
+    Never,
 }

@@ -1,14 +1,17 @@
 //! Serves a model over HTTP with OpenAI's interface.
 //!
-//! [`serve`] answers requests on a few asynchronous threads; the model runs on a thread of its own (`scheduler`), many
+//! [`serve`] answers requests on a few asynchronous threads (`connection`) from those who may ask (`access`); the model runs on a thread of its own (`scheduler`), many
 //! requests (`job`, `choice`) in one step, and continues from the states of earlier texts that begin alike (`prefix`).
-//! `request` reads what a client asks for and refuses by name what is not supported; `respond` gives it to the model,
+//! `request` reads what a client asks for (`body`) and refuses by name what is not supported; `respond` gives it to the model,
 //! and `answer` writes what the client gets. Conversations that a client continues by name are kept by `sessions`, on
 //! disk by `record`; `recall` says what an answer read of them; `page` is a chat in the browser.
 
+mod access;
 mod answer;
+mod body;
 mod chat;
 mod choice;
+mod connection;
 mod error;
 mod http;
 mod job;
@@ -23,6 +26,8 @@ mod scheduler;
 mod sessions;
 mod slices;
 
+pub use access::{Access, Origin};
+pub use connection::ConnectionLimits;
 pub use http::{Options, serve};
 pub use request::Allowed;
 pub use scheduler::{Loaded, Share};

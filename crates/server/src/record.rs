@@ -8,6 +8,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use march::anchors::Policy;
 use march::disk::{self, Lock};
@@ -138,48 +139,83 @@ impl Record {
     }
 }
 
-/// The folder of all conversations, which no other server uses.
+/// The folder of all conversations, which no other server uses. Nothing in it is renamed or deleted unless it is the
+/// folder of a conversation: one with a valid record, and no file that this program does not write.
 pub struct Folder {
     path: PathBuf,
+    /// Numbers the folders that are being made or deleted.
+    unfinished: AtomicU64,
     _lock: Lock,
 }
 
+/// Why something with an id cannot be deleted.
+#[derive(Debug)]
+pub enum RemoveError {
+    /// It is not a conversation of ours, or has something else in it; the message says what.
+    Foreign(String),
+    /// The disk failed.
+    Failed(std::io::Error),
+}
+
+impl From<std::io::Error> for RemoveError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl Folder {
-    /// Opens a folder, which is created if it is not there. Returns the conversations in it with their ids, as far as
-    /// `is_id` accepts these; a damaged one is left out with a warning.
+    /// Opens a folder of conversations, or makes one: a new or empty folder is marked as one, and any other is refused.
+    /// Returns the conversations in it with their ids, as far as `is_id` accepts these; what is damaged or something
+    /// else is left alone, with a warning.
     pub fn open(path: PathBuf, is_id: impl Fn(&str) -> bool) -> Result<(Self, Vec<(String, Record)>)> {
         let wrong = |error: std::io::Error| {
             format!("{}: cannot be used as the folder for conversations: {error}", path.display())
         };
         std::fs::create_dir_all(&path).map_err(wrong)?;
-        let Some(lock) = Lock::take(&path.join(".lock")).map_err(|error| error.to_string())? else {
+        mark(&path, &is_id).map_err(|what| format!("{}: {what}", path.display()))?;
+        let Some(lock) = Lock::take(&path.join(LOCK)).map_err(|error| error.to_string())? else {
             return Err(format!("{}: another server uses this folder", path.display()));
         };
+        private(&path, FOLDER_MODE).and_then(|()| private(&path.join(LOCK), FILE_MODE)).map_err(wrong)?;
         let mut records = Vec::new();
         for entry in std::fs::read_dir(&path).map_err(wrong)? {
-            let path = entry.map_err(wrong)?.path();
-            let Some(id) = path.file_name().and_then(|name| name.to_str()).map(String::from) else {
+            let entry = entry.map_err(wrong)?;
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            if [MARK, LOCK].contains(&name.as_str()) {
                 continue;
-            };
-            if id.starts_with(UNFINISHED) {
-                std::fs::remove_dir_all(&path).map_err(wrong)?;
-            } else if is_id(&id) && path.is_dir() {
-                match read(&path) {
-                    Ok(record) => records.push((id, record)),
-                    Err(error) => tracing::warn!("session {id} is left out: {error}"),
+            }
+            let unfinished = name.starts_with(UNFINISHED);
+            match own(&path) {
+                Ok(_) if unfinished => delete(&path).map_err(wrong)?,
+                Ok(record) if is_id(&name) => {
+                    private_all(&path).map_err(wrong)?;
+                    records.push((name, record));
                 }
+                Ok(_) => tracing::warn!("{}: is left alone: its name is not an id", path.display()),
+                Err(what) => tracing::warn!("{}: is left alone: {what}", path.display()),
             }
         }
-        Ok((Self { path, _lock: lock }, records))
+        Ok((Self { path, unfinished: AtomicU64::new(0), _lock: lock }, records))
     }
 
     fn of(&self, id: &str) -> PathBuf {
         self.path.join(id)
     }
 
-    /// Whether there is something with this id, which may be damaged.
+    /// A name that nothing in the folder has.
+    fn unfinished(&self, id: &str) -> PathBuf {
+        loop {
+            let number = self.unfinished.fetch_add(1, Ordering::Relaxed);
+            let path = self.of(&format!("{UNFINISHED}{id}-{}-{number}", std::process::id()));
+            if !is_there(&path) {
+                return path;
+            }
+        }
+    }
+
+    /// Whether there is something with this id, which may be damaged or no conversation.
     pub fn has(&self, id: &str) -> bool {
-        self.of(id).exists()
+        is_there(&self.of(id))
     }
 
     /// Writes a new conversation. Its folder gets its name when it is whole.
@@ -190,14 +226,18 @@ impl Folder {
         record: &mut Record,
         known: Option<&Known<E>>,
     ) -> Result<()> {
-        let new = self.of(&format!("{UNFINISHED}{id}"));
-        match std::fs::remove_dir_all(&new) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.to_string()),
-            _ => {}
+        let new = self.unfinished(id);
+        let error = |error: std::io::Error| error.to_string();
+        std::fs::create_dir(&new).and_then(|()| private(&new, FOLDER_MODE)).map_err(error)?;
+        // With a record, the folder is known to be ours if the process dies now.
+        let saved = save(&new, loaded, record, None)
+            .and_then(|()| save(&new, loaded, record, known))
+            .and_then(|()| std::fs::rename(&new, self.of(id)).map_err(error));
+        if saved.is_err() {
+            // Report the original error.
+            let _ = delete(&new);
         }
-        std::fs::create_dir(&new).map_err(|error| error.to_string())?;
-        save(&new, loaded, record, known)?;
-        std::fs::rename(&new, self.of(id)).map_err(|error| error.to_string())?;
+        saved?;
         disk::sync_folder(&self.path).map_err(|error| error.to_string())
     }
 
@@ -213,13 +253,15 @@ impl Folder {
     }
 
     /// Deletes a conversation. The folder is renamed first, so that it is never half a conversation.
-    pub fn remove(&self, id: &str) -> std::io::Result<()> {
-        let old = self.of(&format!("{UNFINISHED}{id}"));
-        match std::fs::rename(self.of(id), &old).and_then(|()| std::fs::remove_dir_all(&old)) {
+    pub fn remove(&self, id: &str) -> std::result::Result<(), RemoveError> {
+        let (path, old) = (self.of(id), self.unfinished(id));
+        if !is_there(&path) {
             // Someone else deleted it.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed,
+            return Ok(());
         }
+        own(&path).map_err(RemoveError::Foreign)?;
+        std::fs::rename(&path, &old)?;
+        Ok(delete(&old)?)
     }
 
     /// Loads the state of a conversation. One that cannot be used is reported, and costs time only.
@@ -253,6 +295,94 @@ impl Folder {
     }
 }
 
+/// The file that marks a folder of conversations, and what it says.
+const MARK: &str = "march-sessions.json";
+const MARK_TEXT: &str = "{\"march\": \"sessions\", \"format\": 1}\n";
+
+const LOCK: &str = ".lock";
+
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// Marks a folder as one of conversations if it is empty, or has nothing but conversations because an earlier program
+/// did not mark it. Says what else is in it.
+fn mark(path: &Path, is_id: impl Fn(&str) -> bool) -> Result<()> {
+    let mark = path.join(MARK);
+    match std::fs::read_to_string(&mark) {
+        Ok(text) if text == MARK_TEXT => return Ok(()),
+        Ok(_) => return Err(format!("its {MARK} is not one of this program; give another folder")),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(format!("its {MARK} could not be read: {error}")),
+    }
+    for entry in std::fs::read_dir(path).map_err(|error| error.to_string())? {
+        let entry = entry.map_err(|error| error.to_string())?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_ours = (is_id(&name) || name.starts_with(UNFINISHED)) && own(&entry.path()).is_ok();
+        if name != LOCK && !is_ours {
+            return Err(format!(
+                "is not a folder of conversations: it has `{name}`; give --sessions a new or empty folder"
+            ));
+        }
+    }
+    disk::replace(&mark, MARK_TEXT.as_bytes()).map_err(|error| error.to_string())?;
+    private(&mark, FILE_MODE).map_err(|error| error.to_string())
+}
+
+/// Whether there is something at a path, also a link that leads nowhere.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// The names of the files in a conversation's folder.
+fn is_file_of_ours(name: &str) -> bool {
+    let name = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial")).unwrap_or(name);
+    name == RECORD || STATES.contains(&name)
+}
+
+/// The record of a folder that is a conversation of ours and nothing else; or what it is instead.
+fn own(folder: &Path) -> Result<Record> {
+    let metadata = folder.symlink_metadata().map_err(|error| error.to_string())?;
+    if !metadata.is_dir() {
+        return Err("it is not a folder, so it is not a conversation".into());
+    }
+    let record = read(folder).map_err(|error| error.to_string())?;
+    for entry in std::fs::read_dir(folder).map_err(|error| error.to_string())? {
+        let entry = entry.map_err(|error| error.to_string())?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if !is_file || !is_file_of_ours(&name) {
+            return Err(format!("it has `{name}`, which is not a file of a conversation"));
+        }
+    }
+    Ok(record)
+}
+
+/// Deletes a conversation's folder; the record last, so that the folder stays known as one of ours until the end.
+fn delete(folder: &Path) -> std::io::Result<()> {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    files.sort_by_key(|path| path.ends_with(RECORD));
+    files.into_iter().try_for_each(std::fs::remove_file)?;
+    std::fs::remove_dir(folder)
+}
+
+/// Gives a file or folder to its owner alone.
+fn private(path: &Path, mode: u32) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    }
+    let _ = (path, mode);
+    Ok(())
+}
+
+/// Gives a conversation's folder and its files to their owner alone.
+fn private_all(folder: &Path) -> std::io::Result<()> {
+    private(folder, FOLDER_MODE)?;
+    std::fs::read_dir(folder)?.try_for_each(|entry| private(&entry?.path(), FILE_MODE))
+}
+
 /// Writes a conversation to its folder: the state to the file that the old record does not name, then the record.
 fn save<E: Engine>(
     folder: &Path,
@@ -267,18 +397,21 @@ fn save<E: Engine>(
         let save = || known.text.save(&loaded.engine, &path, &loaded.tag).map_err(|error| error.to_string());
         // A damaged file is not continued, but written again.
         save().or_else(|error| std::fs::remove_file(&path).map_err(|_| error).and_then(|()| save()))?;
+        private(&path, FILE_MODE).map_err(|error| error.to_string())?;
         let identity = BankFile::open(&path).map_err(|error| error.to_string())?.identity().into();
         let tokens = known.text.tokens() - known.text.unread().len();
         record.state = Some(Saved { file, tokens, identity });
     }
     let text = serde_json::to_string(record).map_err(|error| error.to_string())?;
-    disk::replace(&folder.join(RECORD), disk::seal(&text).as_bytes()).map_err(|error| error.to_string())
+    let path = folder.join(RECORD);
+    disk::replace(&path, disk::seal(&text).as_bytes()).map_err(|error| error.to_string())?;
+    private(&path, FILE_MODE).map_err(|error| error.to_string())
 }
 
 /// Reads a record.
 fn read(folder: &Path) -> march::Result<Record> {
     let path = folder.join(RECORD);
-    let (text, sealed) = disk::read_sealed(&path, "delete the session")?;
+    let (text, sealed) = disk::read_sealed(&path, "remove its folder by hand to use its id again")?;
     let record: Record = serde_json::from_str(&text)
         .map_err(|error| march::Error::damaged(&path, format!("is not the record of a session: {error}")))?;
     if !sealed {

@@ -1,14 +1,17 @@
 //! What a request asks for: OpenAI's keys, checked. A key that could change an answer and is not supported is refused
 //! by name.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use march::anchors::Policy;
 use march::engine::Engine;
 use march::generate::{Limits, Sampling};
 use march::tokenizer::Tokenizer;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::body::{self, Keys, ListError};
 use crate::chat::{self, Next, Template};
 use crate::error::ApiError;
 use crate::record::{Kind, Message};
@@ -21,6 +24,12 @@ const MOST_CHOICES: usize = 16;
 
 /// The most alternatives that are reported with each token.
 const MOST_TOP: usize = 20;
+
+/// The most strings at which an answer ends. Every token is compared with all of them.
+const MOST_STOPS: usize = 32;
+
+/// The most bytes of such a string.
+const LONGEST_STOP: usize = 1024;
 
 /// Keys that clients send and that change no answer.
 const NEUTRAL: [&str; 6] =
@@ -80,91 +89,38 @@ pub struct Allowed {
     pub prompts: usize,
 }
 
-/// The keys of a request; those that were not read are refused.
-struct Keys(Map<String, Value>);
+/// Refuses what was not taken.
+fn end(keys: Keys<'_>) -> Result<()> {
+    keys.end(|key, value| match has_no_effect(key, value) {
+        _ if NEUTRAL.contains(&key) => Ok(true),
+        Some(false) => Err(ApiError::key(key, format!("`{key}` is not supported; leave it out"))),
+        known => Ok(known.is_some()),
+    })
+}
 
-impl Keys {
-    fn new(body: &[u8]) -> Result<Self> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(keys)) => Ok(Self(keys)),
-            Ok(_) => Err(ApiError::key("body", "the body must be a JSON object")),
-            Err(error) => Err(ApiError::key("body", format!("the body is not JSON: {error}"))),
-        }
+/// The strings at which an answer ends.
+fn stops(keys: &mut Keys<'_>) -> Result<Vec<String>> {
+    let Some(text) = keys.raw("stop") else { return Ok(Vec::new()) };
+    let wrong = |what: &str| {
+        let message = format!(
+            "{what}: `stop` must be a string or a list of at most {MOST_STOPS} strings, each of at most {LONGEST_STOP} \
+             bytes"
+        );
+        ApiError::key("stop", message)
+    };
+    let list = match text.starts_with('[') {
+        true => body::list::<Cow<'_, str>>(text, MOST_STOPS),
+        false => body::list(&format!("[{text}]"), 1)
+            .map(|one: Vec<String>| one.into_iter().map(Cow::Owned).collect()),
+    };
+    let list = list.map_err(|error| match error {
+        ListError::Long => wrong("there are too many stop strings"),
+        ListError::Entry => wrong("a stop string is not a string"),
+    })?;
+    if list.iter().any(|stop| stop.len() > LONGEST_STOP) {
+        return Err(wrong("a stop string is too long"));
     }
-
-    /// Takes a key; `null` counts as absent.
-    fn take(&mut self, key: &str) -> Option<Value> {
-        self.0.remove(key).filter(|value| !value.is_null())
-    }
-
-    fn number(&mut self, key: &str) -> Result<Option<f64>> {
-        let Some(value) = self.take(key) else { return Ok(None) };
-        match value.as_f64().filter(|number| number.is_finite()) {
-            Some(number) => Ok(Some(number)),
-            None => Err(ApiError::key(key, format!("`{key}` is {value}; it must be a number"))),
-        }
-    }
-
-    fn whole(&mut self, key: &str, most: usize) -> Result<Option<usize>> {
-        let Some(value) = self.take(key) else { return Ok(None) };
-        match value.as_u64().and_then(|number| usize::try_from(number).ok()).filter(|&n| n <= most) {
-            Some(number) => Ok(Some(number)),
-            None => {
-                let message = format!("`{key}` is {value}; it must be a whole number from 0 to {most}");
-                Err(ApiError::key(key, message))
-            }
-        }
-    }
-
-    fn flag(&mut self, key: &str) -> Result<bool> {
-        match self.take(key) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(flag),
-            Some(value) => Err(ApiError::key(key, format!("`{key}` is {value}; it must be true or false"))),
-        }
-    }
-
-    fn string(&mut self, key: &str) -> Result<Option<String>> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(value) => Err(ApiError::key(key, format!("`{key}` is {value}; it must be a string"))),
-        }
-    }
-
-    /// A string or a list of strings.
-    fn strings(&mut self, key: &str) -> Result<Vec<String>> {
-        let wrong = || ApiError::key(key, format!("`{key}` must be a string or a list of strings"));
-        match self.take(key) {
-            None => Ok(Vec::new()),
-            Some(Value::String(text)) => Ok(vec![text]),
-            Some(Value::Array(list)) => {
-                let texts = list.into_iter().map(|value| match value {
-                    Value::String(text) => Ok(text),
-                    _ => Err(wrong()),
-                });
-                texts.collect()
-            }
-            Some(_) => Err(wrong()),
-        }
-    }
-
-    /// Refuses what was not taken.
-    fn end(self) -> Result<()> {
-        for (key, value) in &self.0 {
-            if value.is_null() || NEUTRAL.contains(&key.as_str()) {
-                continue;
-            }
-            match has_no_effect(key, value) {
-                Some(true) => {}
-                Some(false) => {
-                    return Err(ApiError::key(key, format!("`{key}` is not supported; leave it out")));
-                }
-                None => return Err(ApiError::key(key, format!("`{key}` is not a key of this request"))),
-            }
-        }
-        Ok(())
-    }
+    Ok(list.into_iter().map(Cow::into_owned).collect())
 }
 
 /// The parts of a request that completions and chats share.
@@ -179,16 +135,16 @@ struct Common {
 }
 
 fn common<E: Engine>(
-    keys: &mut Keys,
+    keys: &mut Keys<'_>,
     max_tokens: usize,
     context: &Context<'_, E>,
     open: Option<&Open<E>>,
 ) -> Result<Common> {
-    let n = keys.whole("n", MOST_CHOICES)?.unwrap_or(1);
+    let n = keys.whole("n", Some((MOST_CHOICES, "")))?.unwrap_or(1);
     if n == 0 {
         return Err(ApiError::key("n", format!("`n` is 0; it must be from 1 to {MOST_CHOICES}")));
     }
-    let seed = match keys.take("seed") {
+    let seed = match keys.take("seed")? {
         None => 0,
         Some(value) => match value.as_i64().map(|seed| seed as u64).or(value.as_u64()) {
             Some(seed) => seed,
@@ -200,14 +156,14 @@ fn common<E: Engine>(
     let sampling = Sampling {
         temperature: keys.number("temperature")?.unwrap_or(1.0),
         top_p: keys.number("top_p")?.unwrap_or(1.0),
-        top_k: keys.whole("top_k", usize::MAX)?.filter(|&k| k > 0),
+        top_k: keys.whole("top_k", None)?.filter(|&k| k > 0),
         repetition_penalty: keys.number("repetition_penalty")?.unwrap_or(1.0),
         seed,
         ..Sampling::default()
     };
     sampling.check().map_err(|error| ApiError::key("temperature", error.to_string()))?;
     let choices = (0..n as u64).map(|i| Sampling { seed: seed.wrapping_add(i), ..sampling }).collect();
-    let stream_usage = match keys.take("stream_options") {
+    let stream_usage = match keys.take("stream_options")? {
         None => false,
         Some(value) => match (&value, &value["include_usage"]) {
             (Value::Object(_), Value::Bool(usage)) => *usage,
@@ -226,7 +182,7 @@ fn common<E: Engine>(
     Ok(Common {
         model: keys.string("model")?,
         choices: if max_tokens == 0 { Vec::new() } else { choices },
-        limits: Limits { max_tokens, stop: keys.strings("stop")? },
+        limits: Limits { max_tokens, stop: stops(keys)? },
         stream: keys.flag("stream")?,
         stream_usage,
         policy,
@@ -234,46 +190,48 @@ fn common<E: Engine>(
     })
 }
 
-/// The ids of a prompt.
-fn ids(list: &[Value], vocabulary: usize) -> Result<Vec<u32>> {
-    let id = |value: &Value| {
-        let id = value.as_u64().filter(|&id| id < vocabulary as u64);
-        id.map(|id| id as u32).ok_or_else(|| {
+/// The prompts of a request.
+fn prompts<E: Engine>(text: Option<&str>, context: &Context<'_, E>) -> Result<Vec<Vec<u32>>> {
+    let text = text.ok_or_else(|| ApiError::key("prompt", "`prompt` is missing"))?;
+    let wrong = |error: ListError| match error {
+        ListError::Entry => ApiError::key(
+            "prompt",
+            format!(
+                "`prompt` must be a string, a list of strings, a list of ids, or a list of lists of ids; ids are from 0 \
+                 to {}",
+                context.vocabulary - 1
+            ),
+        ),
+        ListError::Long => {
+            let most = context.allowed.context;
             ApiError::key(
                 "prompt",
-                format!("`prompt` has the token {value}; ids are from 0 to {}", vocabulary - 1),
+                format!("the prompt has more than {most} tokens, the most that the server takes (--context)"),
             )
-        })
-    };
-    list.iter().map(id).collect()
-}
-
-fn prompts(value: Option<Value>, tokenizer: &Tokenizer, vocabulary: usize) -> Result<Vec<Vec<u32>>> {
-    let wrong = || {
-        ApiError::key(
-            "prompt",
-            "`prompt` must be a string, a list of strings, a list of ids, or a list of lists of ids",
-        )
-    };
-    let encode =
-        |text: &str| tokenizer.encode(text).map_err(|error| ApiError::key("prompt", error.to_string()));
-    let list = match value {
-        None => return Err(ApiError::key("prompt", "`prompt` is missing")),
-        Some(Value::String(text)) => return Ok(vec![encode(&text)?]),
-        Some(Value::Array(list)) => list,
-        Some(_) => return Err(wrong()),
-    };
-    match list.first() {
-        None => Err(ApiError::key("prompt", "`prompt` is an empty list; it needs at least one token")),
-        Some(Value::Number(_)) => Ok(vec![ids(&list, vocabulary)?]),
-        Some(_) => {
-            let one = |value: &Value| match value {
-                Value::String(text) => encode(text),
-                Value::Array(list) => ids(list, vocabulary),
-                _ => Err(wrong()),
-            };
-            list.iter().map(one).collect()
         }
+    };
+    let one = |text: &str| match text.starts_with('"') {
+        true => {
+            let text: Cow<'_, str> = serde_json::from_str(text).map_err(|_| wrong(ListError::Entry))?;
+            context.encode(&text, "prompt")
+        }
+        false => body::list(text, context.allowed.context).map_err(wrong),
+    };
+    let Some(entries) = text.strip_prefix('[') else { return Ok(vec![one(text)?]) };
+    match entries.trim_start().chars().next() {
+        Some(']') => Err(ApiError::key("prompt", "`prompt` is an empty list; it needs at least one token")),
+        Some('"' | '[') => {
+            let most = context.allowed.prompts;
+            let list = body::list::<&RawValue>(text, most).map_err(|error| match error {
+                ListError::Long => ApiError::key(
+                    "prompt",
+                    format!("the request has more than {most} prompts, the most that the server takes"),
+                ),
+                other => wrong(other),
+            })?;
+            list.into_iter().map(|entry| one(entry.get())).collect()
+        }
+        _ => Ok(vec![one(text)?]),
     }
 }
 
@@ -300,12 +258,17 @@ pub struct Context<'a, E: Engine> {
 }
 
 impl<E: Engine> Context<'_, E> {
+    /// The largest number of tokens that an answer may ask for.
+    fn most_tokens(&self) -> Option<(usize, &'static str)> {
+        Some((self.allowed.context, ", the server's context (--context)"))
+    }
+
     fn encode(&self, text: &str, key: &str) -> Result<Vec<u32>> {
         self.tokenizer.encode(text).map_err(|error| ApiError::key(key, error.to_string()))
     }
 
     /// Opens the conversation that a request continues, if it names one.
-    fn conversation(&self, keys: &mut Keys, kind: Kind) -> Result<Option<Open<E>>> {
+    fn conversation(&self, keys: &mut Keys<'_>, kind: Kind) -> Result<Option<Open<E>>> {
         let Some(id) = keys.string("session")? else { return Ok(None) };
         let open = self.sessions.begin(&id)?;
         match (open.record.kind, kind) {
@@ -323,12 +286,12 @@ impl<E: Engine> Context<'_, E> {
 impl<E: Engine> Asked<E> {
     /// Reads the body of `/v1/completions`.
     pub fn completion(body: &[u8], context: &Context<'_, E>) -> Result<Self> {
-        let mut keys = Keys::new(body)?;
+        let mut keys = Keys::of_body(body)?;
         let open = context.conversation(&mut keys, Kind::Text)?;
-        let mut prompts = prompts(keys.take("prompt"), context.tokenizer, context.vocabulary)?;
+        let mut prompts = prompts(keys.raw("prompt"), context)?;
         let echo = keys.flag("echo")?;
-        let logprobs = keys.whole("logprobs", MOST_TOP)?;
-        let max_tokens = keys.whole("max_tokens", usize::MAX)?.unwrap_or(DEFAULT_TOKENS);
+        let logprobs = keys.whole("logprobs", Some((MOST_TOP, "")))?;
+        let max_tokens = keys.whole("max_tokens", context.most_tokens())?.unwrap_or(DEFAULT_TOKENS);
         if max_tokens == 0 && !echo {
             return Err(ApiError::key(
                 "max_tokens",
@@ -336,7 +299,7 @@ impl<E: Engine> Asked<E> {
             ));
         }
         let common = common(&mut keys, max_tokens, context, open.as_ref())?;
-        keys.end()?;
+        end(keys)?;
         let mut conversation = None;
         if let Some(open) = open {
             if echo {
@@ -361,9 +324,9 @@ impl<E: Engine> Asked<E> {
 
     /// Reads the body of `/v1/chat/completions`.
     pub fn chat(body: &[u8], context: &Context<'_, E>) -> Result<Self> {
-        let mut keys = Keys::new(body)?;
+        let mut keys = Keys::of_body(body)?;
         let open = context.conversation(&mut keys, Kind::Chat)?;
-        let messages = chat::messages(keys.take("messages"))?;
+        let messages = chat::messages(keys.raw("messages"))?;
         let (ids, conversation) = match open {
             None => (context.encode(&context.template.render(&messages)?, "messages")?, None),
             Some(open) => {
@@ -379,7 +342,7 @@ impl<E: Engine> Asked<E> {
                 (ids, Some((open, NewTurn { kind: Kind::Chat, messages, text, rewritten })))
             }
         };
-        let top = keys.whole("top_logprobs", MOST_TOP)?;
+        let top = keys.whole("top_logprobs", Some((MOST_TOP, "")))?;
         let logprobs = match keys.flag("logprobs")? {
             true => Some(top.unwrap_or(0)),
             false if top.is_some() => {
@@ -387,8 +350,8 @@ impl<E: Engine> Asked<E> {
             }
             false => None,
         };
-        let most = keys.whole("max_completion_tokens", usize::MAX)?;
-        let old = keys.whole("max_tokens", usize::MAX)?;
+        let most = keys.whole("max_completion_tokens", context.most_tokens())?;
+        let old = keys.whole("max_tokens", context.most_tokens())?;
         if most == Some(0) || old == Some(0) {
             return Err(ApiError::key("max_tokens", "`max_tokens` is 0: there is nothing to answer"));
         }
@@ -397,7 +360,7 @@ impl<E: Engine> Asked<E> {
         let mut common =
             common(&mut keys, most.or(old).unwrap_or(left.clamp(1, CHAT_TOKENS)), context, open)?;
         common.limits.stop.extend(context.template.stop());
-        keys.end()?;
+        end(keys)?;
         Self::new(vec![ids], common, false, logprobs, conversation, context)
     }
 
@@ -411,11 +374,6 @@ impl<E: Engine> Asked<E> {
     ) -> Result<Self> {
         let Common { model, choices, limits, stream, stream_usage, policy, recall } = common;
         let Context { tokenizer, vocabulary, allowed, .. } = *context;
-        if prompts.len() > allowed.prompts {
-            let message =
-                format!("the request has {} prompts; the server takes {}", prompts.len(), allowed.prompts);
-            return Err(ApiError::key("prompt", message));
-        }
         let single = if conversation.is_some() { "session" } else { "recall" };
         if (conversation.is_some() || recall) && (prompts.len() > 1 || choices.len() != 1) {
             let message = format!("`{single}` needs one prompt, `n` of 1, and `max_tokens` above 0");
@@ -442,18 +400,16 @@ impl<E: Engine> Asked<E> {
 
 /// Reads the body of a `PUT` of a conversation.
 pub fn wanted(body: &[u8], own: &Policy) -> Result<Wanted> {
-    let mut keys = Keys::new(body)?;
+    let mut keys = Keys::of_body(body)?;
     let policy = match keys.string("memory")? {
         None => None,
         Some(changes) => {
             Some(own.with(&changes).map_err(|error| ApiError::key("memory", error.to_string()))?)
         }
     };
-    let wanted = Wanted { policy, from: keys.string("from")?, turns: keys.whole("turns", usize::MAX)? };
-    match keys.0.iter().find(|(_, value)| !value.is_null()) {
-        Some((key, _)) => Err(ApiError::key(key, format!("`{key}` is not a key of this request"))),
-        None => Ok(wanted),
-    }
+    let wanted = Wanted { policy, from: keys.string("from")?, turns: keys.whole("turns", None)? };
+    keys.end(|_, _| Ok(false))?;
+    Ok(wanted)
 }
 
 /// Rejects a prompt that is too long or has tokens that the model does not have; an empty one begins after the end of

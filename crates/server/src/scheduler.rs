@@ -7,8 +7,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use march::anchors::Policy;
@@ -20,7 +19,7 @@ use march::tokenizer::Tokenizer;
 use march::{Error, Result};
 
 use crate::choice::Choice;
-use crate::job::{Event, Failure, Job, Jobs, Scored};
+use crate::job::{Event, Failure, Job, Jobs, Next, Scored};
 use crate::metrics::Metrics;
 use crate::prefix::{Found, PrefixCache};
 use crate::slices::Slices;
@@ -63,13 +62,14 @@ pub struct Share {
     pub cache_bytes: usize,
 }
 
-/// Runs a model on a thread of its own, until all [`Jobs`] are dropped and the last job has ended.
+/// Runs a model on a thread of its own, until the [`Jobs`] are closed and the last one has ended.
 pub fn start<E: Engine>(
     loaded: Arc<Loaded<E>>,
     share: Share,
     metrics: Arc<Metrics>,
-) -> std::io::Result<(Jobs<E>, std::thread::JoinHandle<()>)> {
-    let (jobs, receiver, waiting) = Jobs::new(share.queue);
+) -> std::io::Result<(Arc<Jobs<E>>, std::thread::JoinHandle<()>)> {
+    let jobs = Arc::new(Jobs::new(share.queue, Arc::clone(&metrics)));
+    let queue = Arc::clone(&jobs);
     let thread = std::thread::Builder::new().name("model".into()).spawn(move || {
         let inference = Inference::new(&loaded.engine, &loaded.model, &loaded.parameters);
         let wide = inference.call_tokens().min(WIDE_SLICE);
@@ -82,10 +82,9 @@ pub fn start<E: Engine>(
             any_calls,
             active: VecDeque::new(),
             share,
-            waiting,
             metrics: &metrics,
         }
-        .run(&receiver);
+        .run(&queue);
     })?;
     Ok((jobs, thread))
 }
@@ -95,6 +94,8 @@ struct Active<E: Engine> {
     job: Job<E>,
     cached: usize,
     scores: Vec<Scored>,
+    /// Whether the state has the bits of any other way to read the prompt, so that other requests may continue from it.
+    exact: bool,
     state: State<E>,
 }
 
@@ -117,15 +118,14 @@ struct Scheduler<'a, E: Engine> {
     any_calls: bool,
     active: VecDeque<Active<E>>,
     share: Share,
-    waiting: Arc<AtomicUsize>,
     metrics: &'a Metrics,
 }
 
 impl<E: Engine> Scheduler<'_, E> {
-    fn run(mut self, receiver: &Receiver<Job<E>>) {
+    fn run(mut self, jobs: &Jobs<E>) {
         let mut open = true;
         while open || !self.active.is_empty() {
-            open &= self.admit(receiver);
+            open &= self.admit(jobs);
             self.drop_cancelled();
             self.metrics.active.store(self.texts(), Ordering::Relaxed);
             self.trim();
@@ -164,32 +164,21 @@ impl<E: Engine> Scheduler<'_, E> {
 
     /// Takes waiting jobs as long as there are places; waits if there is nothing else to do. Returns whether more jobs
     /// can come.
-    fn admit(&mut self, receiver: &Receiver<Job<E>>) -> bool {
+    fn admit(&mut self, jobs: &Jobs<E>) -> bool {
         loop {
             let texts = self.texts();
             if texts >= self.share.texts {
                 return true;
             }
-            let mut job = if self.active.is_empty() {
-                match receiver.recv_timeout(PAUSE) {
-                    Ok(job) => job,
-                    Err(RecvTimeoutError::Timeout) => return true,
-                    Err(RecvTimeoutError::Disconnected) => return false,
-                }
-            } else {
-                match receiver.try_recv() {
-                    Ok(job) => job,
-                    Err(std::sync::mpsc::TryRecvError::Empty) => return true,
-                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
-                }
+            let wait = if self.active.is_empty() { PAUSE } else { Duration::ZERO };
+            let mut job = match jobs.next(wait) {
+                Next::Job(job) => *job,
+                Next::Later => return true,
+                Next::Never => return false,
             };
-            self.waiting.fetch_sub(1, Ordering::AcqRel);
-            if job.is_cancelled() {
-                continue;
-            }
             match self.begin(&mut job) {
                 Ok((cached, state)) => {
-                    self.active.push_back(Active { job, cached, scores: Vec::new(), state });
+                    self.active.push_back(Active { job, cached, scores: Vec::new(), exact: true, state });
                 }
                 Err(error) => job.fail(Failure::Refused(error.to_string())),
             }
@@ -280,8 +269,12 @@ impl<E: Engine> Scheduler<'_, E> {
         }
         inference.step(&mut now)?;
         drop(now);
-        score(inference, &mut scoring)?;
-        drop(scoring);
+        // One token's score is computed in another way than that of several, and must not depend on the other requests.
+        let (mut several, mut one): (Vec<_>, Vec<_>) =
+            scoring.into_iter().partition(|(active, _)| active.job.top > Some(1));
+        score(inference, &mut one)?;
+        score(inference, &mut several)?;
+        drop((one, several));
         if writing {
             self.slices.took(began.elapsed(), with_prompts);
         }
@@ -316,11 +309,13 @@ impl<E: Engine> Scheduler<'_, E> {
                 let text = Text::new(*bank).with_recent(&active.job.prompt[..read]);
                 let mut session = Box::new(Session::new(text, Sampling::greedy())?);
                 session.push(&active.job.prompt[read..]);
+                // Scoring ends its calls elsewhere than reading does: before the last token.
+                active.exact = self.any_calls;
                 State::Reading(session, active.job.prompt.len())
             }
             State::Reading(mut session, pushed) if session.is_ready() => {
                 let prompt = &active.job.prompt;
-                if self.any_calls || pushed.is_multiple_of(GRID) {
+                if active.exact && (self.any_calls || pushed.is_multiple_of(GRID)) {
                     self.cache.keep(engine, &prompt[..pushed], session.text());
                 }
                 if pushed < prompt.len() {
@@ -362,6 +357,7 @@ impl<E: Engine> Scheduler<'_, E> {
 
 /// Reads slices of prompts and scores their tokens.
 fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut Active<E>, usize)]) -> Result<()> {
+    let top = scoring.iter().filter_map(|(active, _)| active.job.top).max().unwrap_or(1);
     let (mut parts, mut targets) = (Vec::new(), Vec::new());
     for (active, count) in scoring.iter_mut().filter(|(_, count)| *count > 0) {
         let Active { job, state: State::Scoring(bank, at), .. } = &mut **active else { continue };
@@ -372,16 +368,17 @@ fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut Active<E>
     if parts.is_empty() {
         return Ok(());
     }
-    let found = inference.scores(&mut parts, &targets)?;
+    let found = inference.scores(&mut parts, &targets, top)?;
     drop(parts);
     let mut next = 0;
     for (active, count) in scoring {
-        let Active { scores, state: State::Scoring(_, at), .. } = &mut **active else { continue };
+        let Active { job, scores, state: State::Scoring(_, at), .. } = &mut **active else { continue };
+        let count_top = job.top.unwrap_or(0).max(1);
         for i in next..next + *count {
             if !found.nll[i].is_finite() {
                 return Err(Error::Diverged("the model's logits are not finite".into()));
             }
-            let top = vec![(found.greedy[i], -found.greedy_nll[i])];
+            let top = found.top[i].iter().take(count_top).map(|&(id, nll)| (id, -nll)).collect();
             scores.push(Scored { id: targets[i], logprob: -found.nll[i], top });
         }
         next += *count;

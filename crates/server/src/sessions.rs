@@ -1,8 +1,8 @@
 //! Conversations that are kept: in memory, and on disk (`record`) if the server has a folder for them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::job::Kept;
 use crate::prefix::Known;
-use crate::record::{Folder, Kind, Message, Record, Turn};
+use crate::record::{Folder, Kind, Message, Record, RemoveError, Turn};
 use crate::scheduler::Loaded;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -57,8 +57,22 @@ pub struct Sessions<E: Engine> {
     /// The most bytes of states in memory.
     limit: usize,
     slots: Mutex<HashMap<String, Slot<E>>>,
-    /// Held while a conversation is being made.
-    making: Mutex<()>,
+    /// The ids that are being made, changed or deleted: one request at a time for each.
+    changing: Mutex<HashSet<String>>,
+    changed: Condvar,
+}
+
+/// The right to make, change or delete a conversation.
+struct Turnstile<'a, E: Engine> {
+    sessions: &'a Sessions<E>,
+    id: String,
+}
+
+impl<E: Engine> Drop for Turnstile<'_, E> {
+    fn drop(&mut self) {
+        self.sessions.changing().remove(&self.id);
+        self.sessions.changed.notify_all();
+    }
 }
 
 /// A conversation that a request continues. No other request can use it until this is dropped.
@@ -131,12 +145,33 @@ impl<E: Engine> Sessions<E> {
         };
         let slots = records.into_iter().map(|(id, record)| (id, Slot::new(record, None, 0)));
         let slots = Mutex::new(slots.collect());
-        Ok(Self { folder, loaded, name: name.into(), limit, slots, making: Mutex::default() })
+        Ok(Self {
+            folder,
+            loaded,
+            name: name.into(),
+            limit,
+            slots,
+            changing: Mutex::default(),
+            changed: Condvar::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Slot<E>>> {
         // The map is changed by single calls, each of which leaves it whole.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changing(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other request makes, changes or deletes this conversation.
+    fn alone(&self, id: &str) -> Turnstile<'_, E> {
+        let mut changing = self.changing();
+        while !changing.insert(id.into()) {
+            changing = self.changed.wait(changing).unwrap_or_else(PoisonError::into_inner);
+        }
+        Turnstile { sessions: self, id: id.into() }
     }
 
     /// Whether a folder of the disk has this id although its record could not be read.
@@ -146,11 +181,11 @@ impl<E: Engine> Sessions<E> {
 
     fn missing(&self, id: &str) -> ApiError {
         if self.is_damaged(id) {
-            let message = format!(
-                "session `{id}` is damaged: its record does not have its checksum, or is of a newer program; the \
-                 server's log has more. Delete the session to use its id again"
-            );
-            return conflict(message);
+            return conflict(format!(
+                "the server's folder has something named `{id}` that is not a session it can use: damaged, of a newer \
+                 program, or not a session at all; the server's log says which. The server leaves it alone: move or \
+                 remove it by hand to use its id"
+            ));
         }
         ApiError::new(StatusCode::NOT_FOUND, format!("there is no session `{id}`; create it with PUT"))
     }
@@ -211,7 +246,7 @@ impl<E: Engine> Sessions<E> {
     /// Creates a conversation, or changes one. Returns whether it is new, and its description.
     pub fn put(self: &Arc<Self>, id: &str, wanted: Wanted) -> Result<(bool, Value)> {
         check_id(id)?;
-        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.alone(id);
         let exists = self.lock().contains_key(id);
         if !exists && self.is_damaged(id) {
             return Err(self.missing(id));
@@ -305,26 +340,30 @@ impl<E: Engine> Sessions<E> {
     /// Deletes a conversation.
     pub fn delete(self: &Arc<Self>, id: &str) -> Result<Value> {
         check_id(id)?;
-        let known = {
-            let mut slots = self.lock();
-            match slots.get_mut(id) {
-                Some(slot) if slot.busy => return Err(busy(id)),
-                Some(slot) => slot.busy = true,
-                None if self.is_damaged(id) => {}
-                None => return Err(self.missing(id)),
-            }
-            slots.contains_key(id)
-        };
+        let _alone = self.alone(id);
+        match self.lock().get_mut(id) {
+            Some(slot) if slot.busy => return Err(busy(id)),
+            Some(slot) => slot.busy = true,
+            None => return Err(self.missing(id)),
+        }
         let removed = self.folder.as_ref().map_or(Ok(()), |folder| folder.remove(id));
         let mut slots = self.lock();
+        if removed.is_ok() {
+            slots.remove(id);
+        } else if let Some(slot) = slots.get_mut(id) {
+            slot.busy = false;
+        }
+        drop(slots);
         match removed {
-            Ok(()) => drop(slots.remove(id)),
-            Err(error) => {
-                if let Some(slot) = slots.get_mut(id).filter(|_| known) {
-                    slot.busy = false;
-                }
-                return Err(failed(id, "deleting", &error));
+            Ok(()) => {}
+            Err(RemoveError::Foreign(what)) => {
+                tracing::warn!("session {id} was not deleted: {what}");
+                return Err(conflict(format!(
+                    "session `{id}` cannot be deleted: its folder is damaged, or has something in it that is not the \
+                     server's; the server's log says what"
+                )));
             }
+            Err(RemoveError::Failed(error)) => return Err(failed(id, "deleting", &error)),
         }
         Ok(json!({ "id": id, "object": "session.deleted", "deleted": true }))
     }

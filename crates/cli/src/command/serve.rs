@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use march::engine::{Engine, Products};
-use march_server::{Allowed, Loaded, Options, Share};
+use march_server::{Access, Allowed, ConnectionLimits, Loaded, Options, Origin, Share};
 
 use super::bank;
 use super::open::{ModelArgs, Opened, newest};
@@ -34,7 +34,8 @@ share the model: each step has one token of every answer and a slice of the prom
 prompt that begins like an earlier text continues from its state, with the same answer as if it had been read
 from its beginning. A request may change the memory policy with the key `memory`, in the form of `march inspect
 policies --policy`, and continue a conversation with `session`. Ctrl-C and SIGTERM finish the running requests
-first.")]
+first, for at most --drain-seconds. Without --api-key-file, the server answers only requests for its address or a
+--host-name, and no web page but its own and those of --cors.")]
 pub struct Serve {
     #[command(flatten)]
     model: ModelArgs,
@@ -50,9 +51,14 @@ pub struct Serve {
     /// A folder that keeps conversations, so that they outlive the server; without it, they are only in memory
     #[arg(long, value_name = "DIR")]
     sessions: Option<PathBuf>,
-    /// The web page that may use the server from a browser, such as http://localhost:3000, or `*` [default: none]
+    /// A name of the server for clients, besides its address; may be given several times. Without a key, requests for
+    /// other names are refused
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
+    host_name: Vec<String>,
+    /// The origin of a web page that may use the server from a browser, such as http://localhost:3000; may be given
+    /// several times. Without a key, other pages are refused
     #[arg(long, value_name = "ORIGIN")]
-    cors: Option<String>,
+    cors: Vec<Origin>,
     /// The most tokens of a prompt and its answer together
     #[arg(long, value_name = "N", default_value_t = 131_072, value_parser = number::count::<usize>)]
     context: usize,
@@ -71,6 +77,18 @@ pub struct Serve {
     /// The largest body of a request, in bytes
     #[arg(long, value_name = "N", default_value_t = 16 << 20, value_parser = number::count::<usize>)]
     body_bytes: usize,
+    /// The most connections at once; others are refused with status 503
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = number::count::<usize>)]
+    connections: usize,
+    /// The longest time that a client may take to send the header of a request, in seconds
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number::count::<u64>)]
+    header_seconds: u64,
+    /// The longest time that a connection may stay open without a request, or without reading its answer, in seconds
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = number::count::<u64>)]
+    idle_seconds: u64,
+    /// The longest time that running requests may take after Ctrl-C or SIGTERM, in seconds
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = number::count::<u64>)]
+    drain_seconds: u64,
     /// The longest time that a request may take, in seconds
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = number::count::<u64>)]
     request_seconds: u64,
@@ -117,8 +135,13 @@ impl Serve {
             addr: self.addr,
             name: name.clone(),
             folder,
-            api_key,
-            cors: self.cors,
+            access: Access { key: api_key, host_names: self.host_name, origins: self.cors },
+            connections: ConnectionLimits {
+                connections: self.connections,
+                header: Duration::from_secs(self.header_seconds),
+                idle: Duration::from_secs(self.idle_seconds),
+                drain: Duration::from_secs(self.drain_seconds),
+            },
             sessions: self.sessions,
             body_bytes: self.body_bytes,
             request_time: Duration::from_secs(self.request_seconds),
@@ -127,9 +150,16 @@ impl Serve {
         };
         let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
         let ready = |addr| note!("serving {name} at http://{addr}; Ctrl-C stops");
-        march_server::serve(loaded, options, stop, ready)
-            .map_err(anyhow::Error::msg)
-            .context("the server stopped")
+        march_server::serve(loaded, options, stop, ready).map_err(anyhow::Error::msg)
+    }
+}
+
+/// A host's name, without a port.
+fn host_name(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
+    match !text.is_empty() && text.bytes().all(plain) && !text.contains("://") {
+        true => Ok(text.trim_end_matches('.').into()),
+        false => Err("a name is a host's name or address without a port, such as march.example".into()),
     }
 }
 

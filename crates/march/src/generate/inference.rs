@@ -12,11 +12,13 @@ use crate::model::{Model, Part, Weights};
 pub struct Scores {
     /// −ln p of the target.
     pub nll: Vec<f32>,
-    /// The most probable token; the first one in case of a tie.
-    pub greedy: Vec<u32>,
-    /// −ln p of the most probable token, which is that of the target if they are equal.
-    pub greedy_nll: Vec<f32>,
+    /// The most probable tokens, the most probable one first, each with its −ln p, which is exactly `nll` for the
+    /// target. In case of a tie, the first token is taken.
+    pub top: Vec<Vec<(u32, f32)>>,
 }
+
+/// Positions whose logits are in memory at once while the most probable tokens are found.
+const LOGIT_ROWS: usize = 64;
 
 /// A model with its weights, ready to run. Several threads can use one at the same time.
 pub struct Inference<'e, E: Engine> {
@@ -141,12 +143,38 @@ impl<'e, E: Engine> Inference<'e, E> {
         self.model.token_losses(&tape, &self.weights, &hidden, targets)
     }
 
-    /// As [`Inference::losses`], with −ln p of the most probable tokens.
-    pub fn scores(&self, parts: &mut [Part<'_, E>], targets: &[u32]) -> Result<Scores> {
+    /// As [`Inference::losses`], with the `top` most probable tokens, at least one.
+    pub fn scores(&self, parts: &mut [Part<'_, E>], targets: &[u32], top: usize) -> Result<Scores> {
         let tape = Tape::inference(self.engine);
         let hidden = self.model.step(&tape, &self.weights, parts)?;
         let TokenLosses { nll, greedy } = self.model.token_losses(&tape, &self.weights, &hidden, targets)?;
-        let best = self.model.token_losses(&tape, &self.weights, &hidden, &greedy)?;
-        Ok(Scores { nll, greedy, greedy_nll: best.nll })
+        if top <= 1 {
+            let best = self.model.token_losses(&tape, &self.weights, &hidden, &greedy)?;
+            let top = std::iter::zip(greedy, best.nll).map(|best| vec![best]).collect();
+            return Ok(Scores { nll, top });
+        }
+        let mut found = Vec::with_capacity(targets.len());
+        for start in (0..targets.len()).step_by(LOGIT_ROWS) {
+            let end = targets.len().min(start + LOGIT_ROWS);
+            let rows = self.logits(&tape, &[tape.slice(&hidden, 1, start..end)?])?;
+            for (logits, i) in rows.iter().zip(start..end) {
+                let own = logits[targets[i] as usize];
+                found.push(
+                    most_probable(logits, top).map(|id| (id, nll[i] + (own - logits[id as usize]))).collect(),
+                );
+            }
+        }
+        Ok(Scores { nll, top: found })
     }
+}
+
+/// The `count` tokens with the largest logits, the largest first.
+fn most_probable(logits: &[f32], count: usize) -> impl Iterator<Item = u32> {
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    let count = count.min(order.len());
+    let by = |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
+    order.select_nth_unstable_by(count - 1, by);
+    order.truncate(count);
+    order.sort_unstable_by(by);
+    order.into_iter()
 }
