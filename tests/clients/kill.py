@@ -314,15 +314,15 @@ def after_damage(client, id, path, history, expected):
         return "continued"
     if status not in (404, 409) or not session["error"]["message"]:
         raise Wrong(f"status {status}: {session}")
-    # It has no more turns, and its id can be used again.
+    # It has no more turns. What has no valid record is not deleted, and keeps its id; what is gone leaves it free.
     again, _ = client.ask("POST", "/v1/chat/completions", {**body_of(path), "session": id})
     if again != status:
         raise Wrong(f"shown with {status}, continued with {again}")
-    if status == 409:
-        client.ask("DELETE", f"/v1/sessions/{id}")
-    created, answer = client.ask("PUT", f"/v1/sessions/{id}", {})
-    if created != 201:
-        raise Wrong(f"could not be replaced: {created} {answer}")
+    expected = {"DELETE": status, "PUT": 409 if status == 409 else 201}
+    for method, wanted in expected.items():
+        got, answer = client.ask(method, f"/v1/sessions/{id}", {} if method == "PUT" else None)
+        if got != wanted:
+            raise Wrong(f"{method} after {status}: {got} {answer}")
     return f"refused with {status}"
 
 

@@ -20,7 +20,8 @@ fn say(server: &Server, id: &str, said: &str, more: &Value) -> Value {
 }
 
 fn put(server: &Server, id: &str, body: &Value) -> (u16, Value) {
-    let answer = server.send("PUT", &format!("/v1/sessions/{id}"), "", &body.to_string());
+    let json = "content-type: application/json\r\n";
+    let answer = server.send("PUT", &format!("/v1/sessions/{id}"), json, &body.to_string());
     (answer.0, answer.json())
 }
 
@@ -158,7 +159,8 @@ fn wrong_uses_of_conversations_are_refused() {
     .to_string();
     let mut slow = server.connect();
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n",
         body.len()
     );
     slow.write_all((head + &body).as_bytes()).unwrap();
@@ -235,12 +237,71 @@ fn damaged_conversations_never_give_wrong_text() {
     }
     cut(&copy.join("conversation.json"));
     let server = Server::start(&model, &flags);
-    assert_eq!(server.send("DELETE", "/v1/sessions/copy", "", "").0, 200);
+    // Without a valid record nothing shows that the folder is the server's.
+    assert_eq!(server.send("DELETE", "/v1/sessions/copy", "", "").0, 409);
+    assert_eq!(put(&server, "copy", &json!({})).0, 409);
+    std::fs::remove_dir_all(&copy).unwrap();
     assert_eq!(put(&server, "copy", &json!({})).0, 201);
     // A folder that someone else deleted can be deleted, too.
     std::fs::remove_dir_all(&copy).unwrap();
     assert_eq!(server.send("DELETE", "/v1/sessions/copy", "", "").0, 200);
     assert_eq!(put(&server, "copy", &json!({})).0, 201);
+}
+
+/// Only a new or empty folder, or one that a server made, is used; what others put there is not changed.
+#[test]
+fn nothing_that_is_not_a_conversation_is_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint(folder.path(), "tiny/march");
+    let runs = folder.path().join("runs");
+    std::fs::create_dir_all(runs.join("first-run")).unwrap();
+    std::fs::write(runs.join("first-run/config.toml"), "x").unwrap();
+    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_march"))
+        .args(["serve", "--addr", "127.0.0.1:0", "--model"])
+        .arg(&model)
+        .arg("--sessions")
+        .arg(&runs)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("not a folder of conversations"), "{said}");
+    assert_eq!(std::fs::read_dir(&runs).unwrap().count(), 1);
+
+    let saved = folder.path().join("sessions");
+    let flags = ["--sessions", saved.to_str().unwrap()];
+    let server = Server::start(&model, &flags);
+    put(&server, "talk", &json!({}));
+    say(&server, "talk", SAID[0], &json!({}));
+    drop(server);
+    let strange = ["run/config.toml", ".unfinished-x/notes.txt", "notes", "talk/notes.txt"];
+    for path in strange {
+        std::fs::create_dir_all(saved.join(path).parent().unwrap()).unwrap();
+        std::fs::write(saved.join(path), "mine").unwrap();
+    }
+    // Twice: what a server leaves behind must not keep the next one from starting.
+    for _ in 0..2 {
+        let server = Server::start(&model, &flags);
+        for id in ["run", "notes", "talk"] {
+            assert_eq!(server.send("DELETE", &format!("/v1/sessions/{id}"), "", "").0, 409, "{id}");
+            assert_eq!(put(&server, id, &json!({})).0, 409, "{id}");
+        }
+        drop(server);
+        for path in strange {
+            assert_eq!(std::fs::read_to_string(saved.join(path)).unwrap(), "mine", "{path}");
+        }
+    }
+    std::fs::remove_file(saved.join("talk/notes.txt")).unwrap();
+    let server = Server::start(&model, &flags);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &str| saved.join(path).metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(""), mode("talk")), (0o700, 0o700));
+        assert_eq!((mode("talk/conversation.json"), mode("march-sessions.json")), (0o600, 0o600));
+    }
+    assert_eq!(history(&server, "talk").as_array().unwrap().len(), 1);
+    assert_eq!(server.send("DELETE", "/v1/sessions/talk", "", "").0, 200);
+    assert!(!saved.join("talk").exists());
 }
 
 fn flip(path: &Path) {

@@ -2,7 +2,7 @@
 
 mod server;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::Command;
 use std::time::Duration;
 
@@ -15,6 +15,13 @@ fn text(answer: &Value) -> &str {
 
 fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+/// The parts of a stream, which must end as streams do.
+fn events(stream: &str) -> Vec<Value> {
+    let mut parts: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    assert_eq!(parts.pop(), Some("[DONE]"));
+    parts.into_iter().map(|part| serde_json::from_str(part).unwrap()).collect()
 }
 
 #[test]
@@ -144,6 +151,60 @@ fn warm_answers_equal_cold_ones() {
     }
 }
 
+/// A prompt gets the same answer whatever kind of request has read it before, in every combination: where scoring,
+/// streams, stop strings, several choices and conversations end their calls must not show.
+#[test]
+fn answers_do_not_depend_on_what_was_asked_before() {
+    let kinds: [(&str, Value); 8] = [
+        ("plain", json!({ "max_tokens": 3 })),
+        ("scored", json!({ "max_tokens": 3, "echo": true })),
+        ("alternatives", json!({ "max_tokens": 2, "echo": true, "logprobs": 5 })),
+        ("only scored", json!({ "max_tokens": 0, "echo": true })),
+        ("stream", json!({ "max_tokens": 3, "stream": true })),
+        ("choices", json!({ "max_tokens": 3, "n": 2 })),
+        ("stop", json!({ "max_tokens": 20, "stop": ["e", "t", "a", "\u{0}"] })),
+        ("session", json!({ "max_tokens": 3, "session": "s" })),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for preset in ["tiny/log-linear", "tiny/march", "tiny/gdn", "tiny/transformer", "tiny/memory-caching"] {
+        let model = checkpoint(folder.path(), preset);
+        let (warm, cold) = (Server::start(&model, &[]), Server::start(&model, &["--cache-bytes", "0"]));
+        let ask = |server: &Server, prompt: &str, (kind, changes): &(&str, Value)| {
+            let mut body = json!({ "prompt": prompt, "temperature": 0, "logprobs": 1 });
+            for (key, value) in changes.as_object().unwrap() {
+                body[key] = value.clone();
+            }
+            if *kind == "session" {
+                server.send("DELETE", "/v1/sessions/s", "", "");
+                assert_eq!(server.send("PUT", "/v1/sessions/s", "", "").0, 201);
+            }
+            let answer = server.post("/v1/completions", &body);
+            assert_eq!(answer.0, 200, "{}", answer.1);
+            match *kind {
+                "stream" => {
+                    json!(events(&answer.1).iter().map(|event| &event["choices"]).collect::<Vec<_>>())
+                }
+                _ => answer.json()["choices"].take(),
+            }
+        };
+        for (i, first) in kinds.iter().enumerate() {
+            for (j, second) in kinds.iter().enumerate() {
+                // On the grid of calls, and between two of its points.
+                for length in [64, 130] {
+                    let prompt: String = format!("{i}{j} of {preset}: ")
+                        .chars()
+                        .chain(('a'..'z').cycle())
+                        .take(length)
+                        .collect();
+                    ask(&warm, &prompt, first);
+                    let (got, expected) = (ask(&warm, &prompt, second), ask(&cold, &prompt, second));
+                    assert_eq!(got, expected, "{preset}, {length}: {} after {}", second.0, first.0);
+                }
+            }
+        }
+    }
+}
+
 /// Many requests at once, some of which go away: every answer is that of a server with nothing else to do.
 #[test]
 fn answers_do_not_depend_on_the_batch() {
@@ -165,7 +226,8 @@ fn answers_do_not_depend_on_the_batch() {
                         // A client that goes away.
                         let text = body(i).to_string();
                         let head = format!(
-                            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+                            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                             content-length: {}\r\n\r\n",
                             text.len()
                         );
                         let mut stream = server.connect();
@@ -199,11 +261,8 @@ fn streams_give_the_same_text() {
     body["stream"] = json!(true);
     body["stream_options"] = json!({ "include_usage": true });
     let stream = server.post("/v1/completions", &body).1;
-    let parts: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
-    assert_eq!(parts.last(), Some(&"[DONE]"));
     let (mut texts, mut reasons, mut usage) = ([String::new(), String::new()], 0, Value::Null);
-    for part in &parts[..parts.len() - 1] {
-        let part: Value = serde_json::from_str(part).unwrap();
+    for part in events(&stream) {
         for choice in part["choices"].as_array().unwrap() {
             texts[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
             reasons += usize::from(choice["finish_reason"] == "length");
@@ -242,6 +301,8 @@ fn wrong_requests_are_refused_by_name() {
         )
     };
     assert_eq!(ask("GET", "/v1/models", "").0, 200);
+    assert_eq!(server.send("GET", "/v1/models", "authorization: bearer secret\r\n", "").0, 200);
+    assert_eq!(ask("POST", "/detokenize", r#"{"tokens": [65, 99999]}"#).0, 400);
     assert_eq!(ask("GET", "/nothing", "").0, 404);
     assert_eq!(ask("GET", "/v1/completions", "").0, 405);
     let long = format!("{{\"prompt\": \"{}\"}}", "x".repeat(5000));
@@ -255,10 +316,20 @@ fn wrong_requests_are_refused_by_name() {
         (r#"{"prompt": [[1], 2]}"#, "prompt", "must be a string"),
         (r#"{"prompt": "a", "max_tokens": 100}"#, "prompt", "--context"),
         (r#"{"prompt": "a", "max_tokens": 0}"#, "max_tokens", "nothing to answer"),
-        (r#"{"prompt": "a", "max_tokens": -1}"#, "max_tokens", "whole number"),
+        (r#"{"prompt": "a", "max_tokens": -1}"#, "max_tokens", "whole number from 0 to 100"),
+        (r#"{"prompt": "a", "max_tokens": 1e30}"#, "max_tokens", "--context"),
+        (r#"{"prompt": "a", "top_p": 2}"#, "top_p", "top_p"),
+        (r#"{"prompt": "a", "memory": "interval=1 interval=2"}"#, "memory", "interval"),
+        (r#"{"prompt": "a", "prompt": "b"}"#, "body", "twice"),
         (r#"{"prompt": "a", "temperature": -1}"#, "temperature", "0 or more"),
         (r#"{"prompt": "a", "n": 0}"#, "n", "from 1"),
         (r#"{"prompt": "a", "stop": 3}"#, "stop", "strings"),
+        (
+            &format!(r#"{{"prompt": "a", "stop": [{}"a"]}}"#, r#""a","#.repeat(32)),
+            "stop",
+            "at most 32 strings",
+        ),
+        (&format!(r#"{{"prompt": "a", "stop": "{}"}}"#, "a".repeat(1025)), "stop", "1024 bytes"),
         (r#"{"prompt": "a", "seed": 1.5}"#, "seed", "whole number"),
         (r#"{"prompt": "a", "suffix": "b"}"#, "suffix", "not supported"),
         (r#"{"prompt": "a", "logit_bias": {"1": 2}}"#, "logit_bias", "not supported"),
@@ -280,6 +351,80 @@ fn wrong_requests_are_refused_by_name() {
     let (status, param, _) =
         ask("POST", "/v1/chat/completions", r#"{"messages": [{"role": "tool", "content": "x"}]}"#);
     assert_eq!((status, param.as_str()), (400, "messages"));
+}
+
+/// Without a key, web pages of other origins, forms, and names that lead here without being the server's are refused.
+#[test]
+fn other_origins_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint(folder.path(), "tiny/march");
+    let flags =
+        ["--cors", "http://localhost:3000", "--cors", "https://app.example", "--host-name", "my.host"];
+    let server = Server::start(&model, &flags);
+    let host = |host: &str| server.send("GET", "/v1/sessions", &format!("host: {host}\r\n"), "").0;
+    for own in ["127.0.0.1", "127.0.0.1:1", "localhost:8080", "LOCALHOST", "my.host", "My.Host:80"] {
+        assert_eq!(host(own), 200, "{own}");
+    }
+    for other in ["evil.example", "127.0.0.1.evil.example", "127.0.0.2", "localhost.evil:80", ""] {
+        assert!([400, 403].contains(&host(other)), "{other}");
+    }
+    let body = r#"{"prompt": "a", "max_tokens": 1}"#;
+    let post = |headers: &str| server.send("POST", "/v1/completions", headers, body).0;
+    assert_eq!(post("content-type: application/json; charset=utf-8\r\n"), 200);
+    for other in ["", "content-type: text/plain\r\n", "content-type: text/plain; x=application/json\r\n"] {
+        assert_eq!(post(other), 415, "{other}");
+    }
+    let page = |origin: &str| post(&format!("content-type: application/json\r\norigin: {origin}\r\n"));
+    for own in ["http://localhost", "http://localhost:3000", "https://app.example"] {
+        assert_eq!(page(own), 200, "{own}");
+    }
+    for other in ["https://evil.example", "null", "http://localhost:3001", "http://app.example", "localhost"]
+    {
+        assert_eq!(page(other), 403, "{other}");
+        let asked = server.send("OPTIONS", "/v1/completions", &format!("origin: {other}\r\n"), "");
+        assert_eq!(asked.0, 403, "{other}");
+    }
+    assert_eq!(server.send("OPTIONS", "/v1/completions", "origin: https://app.example\r\n", "").0, 204);
+    for wrong in ["*", "localhost", "http://x/path"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
+        let refused = command.args(["serve", "--cors", wrong, "--model"]).arg(&model).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("not an origin"), "{said}");
+    }
+}
+
+/// A client that hangs in its header is disconnected, does not keep the server from ending, and one that only closes its
+/// sending side gets its answer.
+#[cfg(unix)]
+#[test]
+fn clients_that_hang_are_disconnected() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint(folder.path(), "tiny/march");
+    let mut server = Server::start(&model, &["--header-seconds", "1", "--idle-seconds", "2"]);
+    let hang = |text: &str| {
+        let mut stream = server.connect();
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    };
+    let mut half = hang("GET /health HTTP/1.1\r\nhos");
+    let mut idle = hang("GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let body = json!({ "prompt": "a", "max_tokens": 2500 }).to_string();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
+    let mut closed = hang(&format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
+    closed.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut read = |stream: &mut std::net::TcpStream| {
+        let mut text = Vec::new();
+        stream.read_to_end(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    };
+    assert!(read(&mut half).contains("408"));
+    assert!(read(&mut idle).contains("\"status\":\"ok\""));
+    let answer = read(&mut closed);
+    assert!(answer.contains("\"completion_tokens\":2500"), "{answer}");
+    let _hanging: Vec<_> = (0..50).map(|_| hang("GET / HT")).collect();
+    let id = server.process.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert!(server.process.wait().unwrap().success());
 }
 
 /// A full queue is answered with 429, and a signal lets running requests finish.

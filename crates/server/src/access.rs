@@ -161,6 +161,12 @@ fn host(request: &Request) -> Result<Authority, ApiError> {
         (Some(host), None) => host.to_str().ok().and_then(|host| host.parse().ok()),
         _ => None,
     };
+    // What is parsed as a host may be followed by anything that could be a port.
+    let is_whole = |host: &Authority| {
+        let port = host.as_str().strip_prefix(host.host()).unwrap_or("@");
+        port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok())
+    };
+    let host = host.filter(is_whole);
     host.ok_or_else(|| {
         ApiError::new(
             StatusCode::BAD_REQUEST,

@@ -114,9 +114,10 @@ impl Connection {
         response.map(|body| Body::new(Answer { body, connection }))
     }
 
-    /// Whether a request is being handled or answered.
+    /// Whether a request is being handled, or the client still has to read an answer.
     fn is_busy(&self) -> bool {
-        matches!(self.state().phase, Phase::Handling { .. } | Phase::Answering)
+        let state = self.state();
+        state.blocked.is_some() || matches!(state.phase, Phase::Handling { .. } | Phase::Answering)
     }
 
     /// Waits until the client is gone or has used up its time.
@@ -142,7 +143,8 @@ impl Connection {
                         && matches!(SockRef::from(&self.socket).peek(&mut [MaybeUninit::uninit()]), Ok(0))
                     {
                         half_closed = true;
-                        if may_probe && self.socket.try_write(CONTINUE).is_err() {
+                        // A client of HTTP/1.0 knows no such answer, and counts as gone.
+                        if !may_probe || self.socket.try_write(CONTINUE).is_err() {
                             return;
                         }
                     } else if half_closed && !matches!(self.socket.take_error(), Ok(None)) {
@@ -227,7 +229,12 @@ impl AsyncWrite for Stream {
             match socket.try_write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 written => {
-                    self.0.state().blocked = None;
+                    let mut state = self.0.state();
+                    state.blocked = None;
+                    // An answer that is complete here may take long to be read.
+                    if let Phase::Idle(since) = &mut state.phase {
+                        *since = Instant::now();
+                    }
                     return Poll::Ready(written);
                 }
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, HttpBody};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode, header};
@@ -17,8 +17,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use march::engine::Engine;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -68,7 +69,10 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 const SMALL_BODY: usize = 64 << 10;
 
 /// How many bodies of the largest size are in memory at once.
-const LARGE_BODIES: usize = 4;
+const LARGE_BODIES: usize = 2;
+
+/// Bytes of memory for bodies are handed out in pieces of this size.
+const SHARE: usize = 64 << 10;
 
 /// How long work that is not a request may still take when the server stops.
 const LAST_WORK: Duration = Duration::from_secs(10);
@@ -86,13 +90,13 @@ pub(crate) struct App<E: Engine> {
     pub metrics: Arc<Metrics>,
     pub answers: AtomicU64,
     pub began: u64,
-    /// Kibibytes of large bodies that may still be read.
+    /// Pieces of memory for large bodies that are free.
     bodies: Arc<Semaphore>,
 }
 
 /// The body of a request, and its share of the memory for bodies.
 pub(crate) struct ReceivedBody {
-    bytes: Bytes,
+    bytes: Vec<u8>,
     _share: Option<OwnedSemaphorePermit>,
 }
 
@@ -128,7 +132,7 @@ pub fn serve<E: Engine>(
         metrics,
         answers: AtomicU64::new(0),
         began: seconds(),
-        bodies: Arc::new(Semaphore::new(LARGE_BODIES * kibibytes(options.body_bytes))),
+        bodies: Arc::new(Semaphore::new(LARGE_BODIES * options.body_bytes.div_ceil(SHARE))),
         options,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -213,36 +217,49 @@ async fn guard<E: Engine>(
     connection.answer(response)
 }
 
-fn kibibytes(bytes: usize) -> usize {
-    bytes.div_ceil(1024)
-}
-
 impl<E: Engine> App<E> {
-    /// The body of a request. A large one is refused while others take all the memory that bodies may take.
+    /// The body of a request. A large one is refused while others take all the memory for bodies. It takes memory as it
+    /// arrives: an announced size costs a client nothing.
     pub(crate) async fn body(&self, body: Body) -> Result<ReceivedBody, ApiError> {
         let most = self.options.body_bytes;
-        let announced =
-            body.size_hint().exact().map_or(most, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        if announced > most && body.size_hint().exact().is_some() {
+        if body.size_hint().lower() > most as u64 {
             return Err(too_large(most));
         }
-        let share = match announced <= SMALL_BODY {
-            true => None,
-            false => {
-                let share = u32::try_from(kibibytes(announced)).unwrap_or(u32::MAX);
-                let share = Arc::clone(&self.bodies).try_acquire_many_owned(share);
-                Some(share.map_err(|_| {
-                    let message = "the server is reading other large bodies; try again in a second";
-                    ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
-                })?)
+        let receive = async {
+            let (mut bytes, mut share, mut frames) = (Vec::new(), None, body.into_data_stream());
+            while let Some(frame) = frames.next().await {
+                let frame = frame
+                    .map_err(|error| ApiError::key("body", format!("the body could not be read: {error}")))?;
+                if bytes.len() + frame.len() > most {
+                    return Err(too_large(most));
+                }
+                bytes.extend_from_slice(&frame);
+                self.admit(bytes.len(), &mut share)?;
             }
+            Ok(ReceivedBody { bytes, _share: share })
         };
-        match tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, most)).await {
-            Ok(Ok(bytes)) => Ok(ReceivedBody { bytes, _share: share }),
-            Ok(Err(error)) if error.to_string().contains("length limit") => Err(too_large(most)),
-            Ok(Err(error)) => Err(ApiError::key("body", format!("the body could not be read: {error}"))),
-            Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")),
+        tokio::time::timeout(BODY_TIME, receive).await.unwrap_or_else(|_| {
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive"))
+        })
+    }
+
+    /// Takes the share of a body of which so many bytes have arrived.
+    fn admit(&self, bytes: usize, share: &mut Option<OwnedSemaphorePermit>) -> Result<(), ApiError> {
+        let missing = bytes.saturating_sub(SMALL_BODY).div_ceil(SHARE)
+            - share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if missing == 0 {
+            return Ok(());
         }
+        let missing = u32::try_from(missing).unwrap_or(u32::MAX);
+        let more = Arc::clone(&self.bodies).try_acquire_many_owned(missing).map_err(|_| {
+            let message = "the server is reading other large bodies; try again in a second";
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+        })?;
+        match share {
+            Some(share) => share.merge(more),
+            None => *share = Some(more),
+        }
+        Ok(())
     }
 
     pub(crate) fn vocabulary(&self) -> usize {
@@ -348,7 +365,15 @@ async fn put_session<E: Engine>(
     .await
 }
 
-async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Json<Value>, ApiError> {
+/// The answer of `/tokenize`. It may be long: ids as JSON values would take 16 times their bytes.
+#[derive(Serialize)]
+struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
+async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Response, ApiError> {
     let body = app.body(body).await?;
     apart(move || {
         let mut keys = Keys::of_body(&body)?;
@@ -358,7 +383,9 @@ async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Resu
         keys.end(|_, _| Ok(false))?;
         let ids =
             app.loaded.tokenizer.encode(&text).map_err(|error| ApiError::key("prompt", error.to_string()))?;
-        Ok(Json(json!({ "count": ids.len(), "max_model_len": app.options.allowed.context, "tokens": ids })))
+        let (count, max_model_len) = (ids.len(), app.options.allowed.context);
+        // Written here, while the body still has its share of the memory.
+        Ok(Json(Tokenized { count, max_model_len, tokens: ids }).into_response())
     })
     .await
 }

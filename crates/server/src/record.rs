@@ -172,6 +172,12 @@ impl Folder {
             format!("{}: cannot be used as the folder for conversations: {error}", path.display())
         };
         std::fs::create_dir_all(&path).map_err(wrong)?;
+        if path.join(LOCK).symlink_metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(format!(
+                "{}: its {LOCK} is not a file of this program; give another folder",
+                path.display()
+            ));
+        }
         mark(&path, &is_id).map_err(|what| format!("{}: {what}", path.display()))?;
         let Some(lock) = Lock::take(&path.join(LOCK)).map_err(|error| error.to_string())? else {
             return Err(format!("{}: another server uses this folder", path.display()));
@@ -318,7 +324,7 @@ fn mark(path: &Path, is_id: impl Fn(&str) -> bool) -> Result<()> {
         let entry = entry.map_err(|error| error.to_string())?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_ours = (is_id(&name) || name.starts_with(UNFINISHED)) && own(&entry.path()).is_ok();
-        if name != LOCK && !is_ours {
+        if !is_ours && ![LOCK, &format!(".{MARK}.partial")].contains(&name.as_str()) {
             return Err(format!(
                 "is not a folder of conversations: it has `{name}`; give --sessions a new or empty folder"
             ));

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use axum::Json;
@@ -15,7 +15,7 @@ use futures_util::{StreamExt, stream};
 use march::engine::Engine;
 use march::tokenizer::Tokenizer;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::answer::{Answer, Form, Head};
 use crate::error::ApiError;
@@ -25,6 +25,9 @@ use crate::recall;
 use crate::request::{Asked, Context};
 use crate::scheduler::Loaded;
 use crate::sessions::{NewTurn, Open};
+
+/// The most bytes of a stream that wait for its client to read them; a client that is further behind is disconnected.
+const MOST_UNREAD: usize = 16 << 20;
 
 /// `POST /v1/completions`.
 pub async fn completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
@@ -144,7 +147,17 @@ fn streamed<E: Engine>(
     first: Option<Happened<E>>,
     mut receiver: UnboundedReceiver<Happened<E>>,
 ) -> Response {
-    let (sender, sent) = unbounded_channel::<Vec<Value>>();
+    let (sender, sent) = unbounded_channel::<Vec<String>>();
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let sending = Arc::clone(&waiting);
+    // Returns whether the client is still there and reads.
+    let send = move |sender: &UnboundedSender<Vec<String>>, parts: Vec<Value>| {
+        let text = |part: &Value| if part.is_null() { "[DONE]".to_string() } else { part.to_string() };
+        let parts: Vec<String> = parts.iter().map(text).collect();
+        let bytes = parts.iter().map(String::len).sum::<usize>();
+        let before = sending.fetch_add(bytes, Ordering::Relaxed);
+        before + bytes <= MOST_UNREAD && sender.send(parts).is_ok()
+    };
     tokio::spawn(async move {
         let tokenizer: &Tokenizer = &app.loaded.tokenizer;
         let conversation = asked.conversation.take();
@@ -158,12 +171,12 @@ fn streamed<E: Engine>(
                 if let Err(error) = add(&mut answer, prompt, events, &mut parts) {
                     // A stream has begun: its status can no longer be changed.
                     parts.push(error.body());
-                    drop(sender.send(parts));
+                    send(&sender, parts);
                     return;
                 }
                 ready = receiver.try_recv().ok();
             }
-            if !parts.is_empty() && sender.send(parts).is_err() {
+            if !parts.is_empty() && !send(&sender, parts) {
                 return;
             }
             next = tokio::select! {
@@ -180,14 +193,13 @@ fn streamed<E: Engine>(
             Ok(()) if asked.stream_usage || answer.more.is_some() => vec![answer.usage_part(), Value::Null],
             Ok(()) => vec![Value::Null],
         };
-        drop(sender.send(last));
+        send(&sender, last);
     });
     let events = stream::unfold(sent, |mut sent| async move { Some((sent.recv().await?, sent)) });
-    let events = events.flat_map(|parts| {
-        stream::iter(parts.into_iter().map(|part| {
-            let text = if part.is_null() { "[DONE]".to_string() } else { part.to_string() };
-            Ok::<_, Infallible>(Sent::default().data(text))
-        }))
+    let events = events.flat_map(move |parts| {
+        let bytes = parts.iter().map(String::len).sum();
+        waiting.fetch_sub(bytes, Ordering::Relaxed);
+        stream::iter(parts.into_iter().map(|text| Ok::<_, Infallible>(Sent::default().data(text))))
     });
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
 }
