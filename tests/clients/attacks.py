@@ -1,249 +1,22 @@
-"""Attacks on `march serve` that need no overload: other people's files, other web pages, and values that lie.
+"""Attacks on `march serve` with single requests: from web pages of others, with wrong keys, and values that lie.
 
     python attacks.py --march target/release/march --models DIR [--long]
 
-The server must touch only what it made itself in the folder for sessions, and let nobody else read it. Web pages of
-others must not be able to use it through a browser. Wrong values must be refused with a message that names them.
-`hanging.py` has the clients that hang, leave, or send too much.
+Web pages of others must not be able to use the server through a browser, and wrong values must be refused with a
+message that names them. `folder.py` has the attacks on its files, `hanging.py` the clients that hang or leave, and
+`bodies.py` those that send too much.
 """
 
-import argparse
-import contextlib
-import hashlib
-import os
 import re
-import shutil
 import tempfile
-import threading
-import time
 from pathlib import Path
 
 import serving
 import wire
-from wire import ask
+from wire import ask, refused, serve
 
-MARKER = "march-sessions.json"
 TURN = {"prompt": "Alice was", "max_tokens": 4, "temperature": 0}
 EVIL = "https://evil.example"
-
-
-def tree(*places):
-    """All that is in some folders or files: kinds, modes, contents, and where links lead."""
-    found = {}
-    for place in places:
-        inner = [Path(where, name) for where, folders, files in os.walk(place) for name in [*folders, *files]]
-        for path in [place, *inner]:
-            if path.is_symlink():
-                found[path] = os.readlink(path)
-            elif path.exists():
-                content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-                found[path] = (path.stat().st_mode, content)
-    return found
-
-
-def changes(before, after):
-    """What is different between two trees, in words."""
-    missing = [f"{path} is gone" for path in before if path not in after]
-    new = [f"{path} is new" for path in after if path not in before]
-    other = [f"{path} is changed" for path in before if path in after and before[path] != after[path]]
-    return "; ".join(map(str, missing + new + other))
-
-
-@contextlib.contextmanager
-def folder():
-    with tempfile.TemporaryDirectory() as work:
-        yield Path(work)
-
-
-def serve(options, *flags, **more):
-    return serving.server(options.march, options.model, *flags, threads=1, **more)
-
-
-def refused(check, options, flags, needed, **more):
-    """Notes whether a server refuses to start, with words that the message must have; returns the message."""
-    code, said = serving.refused(options.march, options.model, *flags, threads=1, **more)
-    what = " ".join(map(str, flags))
-    check.expect(code != 0, f"{what}: the server started")
-    check.expect("panicked" not in said and code in (0, 1, 2), f"{what}: code {code}: {said}")
-    for one in needed:
-        check.expect(one in said, f"{what}: the message does not have `{one}`: {said}")
-    return said
-
-
-def new_sessions(options, where, *ids):
-    """Makes a folder for sessions with some sessions of one turn."""
-    with serve(options, "--sessions", where) as server:
-        for id in ids:
-            ask(server.port, "PUT", f"/v1/sessions/{id}", {})
-            ask(server.port, "POST", "/v1/completions", {**TURN, "session": id})
-
-
-def foreign_folder(check, options):
-    """A folder of others is refused as the folder for sessions, and not changed."""
-    with folder() as work:
-        runs = work / "runs"
-        shutil.copytree(options.model, runs / "first-run")
-        (work / "model").mkdir()
-        shutil.copytree(options.model, work / "model", dirs_exist_ok=True)
-        (work / "single").mkdir()
-        (work / "single" / ".profile").write_text("umask 022\n", encoding="ascii")
-        new_sessions(options, work / "mixed", "tea")
-        # Without its marker, a folder in which there is anything but sessions may be anyone's.
-        (work / "mixed" / MARKER).unlink(missing_ok=True)
-        (work / "mixed" / "first-run").mkdir()
-        (work / "mixed" / "first-run" / "log.jsonl").write_text("{}\n", encoding="ascii")
-        for name in "runs", "model", "single", "mixed":
-            before = tree(work / name)
-            refused(check, options, ["--sessions", work / name], [str(work / name)])
-            difference = changes(before, tree(work / name))
-            check.expect(not difference, f"{name}: {difference}")
-        refused(check, options, ["--sessions", work / "single" / ".profile"], [".profile"])
-
-
-def strangers(check, options):
-    """What others put into the folder for sessions is never changed or deleted."""
-    with folder() as work:
-        sessions, outside = work / "sessions", work / "outside"
-        new_sessions(options, sessions, "tea", "copy")
-        check.expect((sessions / MARKER).exists(), f"the folder has no {MARKER}")
-        for path in sessions / "myrun", sessions / ".unfinished-x", outside, sessions / ".unfinished-y":
-            path.mkdir()
-        for path in sessions / "myrun", sessions / ".unfinished-x", outside:
-            (path / "model.safetensors").write_bytes(bytes(range(256)))
-        (sessions / "notes").write_text("mine\n", encoding="ascii")
-        (sessions / "link").symlink_to(outside)
-        # A session that someone moved and linked is no longer in our folder.
-        shutil.move(sessions / "copy", work / "copy")
-        (sessions / "linked").symlink_to(work / "copy")
-        mine = ["myrun", "notes", ".unfinished-x", "link", "linked"]
-        # The empty `.unfinished-y` may go: it is nobody's work, and a killed server leaves such a folder.
-        places = [*(sessions / name for name in mine), outside, work / "copy"]
-        before = tree(*places)
-        for start in "first", "second":
-            with serve(options, "--sessions", sessions) as server:
-                for name in mine:
-                    said = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "".join(server.said))
-                    check.expect(said, f"{start} start: no warning about {name}")
-                for id in "myrun", "notes", "link", "linked":
-                    path = f"/v1/sessions/{id}"
-                    for method, body in ("DELETE", None), ("PUT", {}), ("PUT", {"from": "tea"}), ("PUT", {"turns": 0}):
-                        answer = ask(server.port, method, path, body)
-                        check.status(answer, (400, 404, 409), f"{method} {id} {body}")
-                    check.status(ask(server.port, "GET", path), (400, 404, 409), f"GET {id}")
-                    answer = ask(server.port, "POST", "/v1/completions", {**TURN, "session": id})
-                    check.status(answer, (400, 404, 409), f"a turn of {id}")
-                    fork = ask(server.port, "PUT", "/v1/sessions/fork", {"from": id})
-                    check.status(fork, (400, 404, 409), f"a fork of {id}")
-                # A new session must not need the place of a stranger's folder, or must be refused.
-                for id in "x", "y":
-                    answer = ask(server.port, "PUT", f"/v1/sessions/{id}", {})
-                    if check.status(answer, (200, 201, 409), f"PUT {id}") and answer.status != 409:
-                        answer = ask(server.port, "DELETE", f"/v1/sessions/{id}")
-                        check.status(answer, 200, f"DELETE {id}")
-                difference = changes(before, tree(*places))
-                check.expect(not difference, f"{start} start: {difference}")
-                answer = ask(server.port, "POST", "/v1/completions", {**TURN, "session": "tea"})
-                check.status(answer, 200, "a turn of our own session")
-
-
-def stranger_in_session(check, options):
-    """A session with someone's file in it is not deleted."""
-    with folder() as work:
-        new_sessions(options, work / "sessions", "tea")
-        mine = work / "sessions" / "tea" / "thesis.txt"
-        mine.write_text("the only copy", encoding="ascii")
-        before = tree(work / "sessions" / "tea")
-        with serve(options, "--sessions", work / "sessions") as server:
-            check.status(ask(server.port, "DELETE", "/v1/sessions/tea"), 409, "DELETE")
-            difference = changes(before, tree(work / "sessions" / "tea"))
-            check.expect(not difference, difference)
-            check.status(ask(server.port, "GET", "/v1/sessions/tea"), 200, "GET after the refusal")
-            mine.unlink(missing_ok=True)
-            check.status(ask(server.port, "DELETE", "/v1/sessions/tea"), 200, "DELETE without the file")
-            check.expect(not (work / "sessions" / "tea").exists(), "the session is still there")
-
-
-def earlier_folder(check, options):
-    """A folder of an earlier version, which has no marker, is taken over."""
-    with folder() as work:
-        new_sessions(options, work / "sessions", "tea", "cake")
-        (work / "sessions" / MARKER).unlink(missing_ok=True)
-        with serve(options, "--sessions", work / "sessions") as server:
-            for id in "tea", "cake":
-                check.status(ask(server.port, "GET", f"/v1/sessions/{id}"), 200, f"GET {id}")
-        check.expect((work / "sessions" / MARKER).exists(), f"{MARKER} was not made")
-
-
-def modes(check, options):
-    """Only the server's user can read sessions: folders 0700, files 0600, also under umask 000."""
-    for umask in "000", "022":
-        with folder() as work, serve(options, "--sessions", work / "a" / "b", before=f"umask {umask}") as server:
-            for id in "tea", "cake":
-                ask(server.port, "PUT", f"/v1/sessions/{id}", {})
-                for _ in range(2):
-                    ask(server.port, "POST", "/v1/completions", {**TURN, "session": id})
-            ask(server.port, "PUT", "/v1/sessions/fork", {"from": "tea"})
-            found = {path: what for path, what in tree(work / "a" / "b").items() if not isinstance(what, str)}
-            check.expect(len(found) > 9, f"only {len(found)} files and folders")
-            for path, (mode, content) in found.items():
-                wanted = 0o700 if content is None else 0o600
-                name = path.relative_to(work / "a")
-                check.expect(mode & 0o7777 == wanted, f"umask {umask}: {name} has mode {mode & 0o7777:04o}")
-
-
-def life(check, options):
-    """Sessions live as before: made, continued, forked, shortened, deleted, and their ids used again."""
-    with folder() as work:
-        (work / "sessions").mkdir()
-        for start in range(2):
-            with serve(options, "--sessions", work / "sessions") as server:
-                for again in range(2):
-                    port = server.port
-                    check.status(ask(port, "PUT", "/v1/sessions/tea", {}), 201, "PUT")
-                    for turn in 1, 2:
-                        answer = ask(port, "POST", "/v1/completions", {**TURN, "session": "tea"})
-                        check.status(answer, 200, f"turn {turn}")
-                    check.status(ask(port, "PUT", "/v1/sessions/two", {"from": "tea", "turns": 1}), 201, "a fork")
-                    check.status(ask(port, "PUT", "/v1/sessions/tea", {"turns": 1}), 200, "fewer turns")
-                    turns = {id: ask(port, "GET", f"/v1/sessions/{id}").json()["turns"] for id in ("tea", "two")}
-                    check.expect(turns == {"tea": 1, "two": 1}, f"turns: {turns}")
-                    for id in "tea", "two":
-                        check.status(ask(port, "DELETE", f"/v1/sessions/{id}"), 200, f"DELETE {id}")
-                        check.status(ask(port, "GET", f"/v1/sessions/{id}"), 404, f"GET of the deleted {id}")
-        left = {path.name for path in (work / "sessions").iterdir()} - {MARKER, ".lock"}
-        check.expect(not left, f"left in the folder: {left}")
-
-
-def race(check, options):
-    """PUT, DELETE, forks and turns of the same id at once never answer with 5xx."""
-    counts, failures, lock = {}, [], threading.Lock()
-    requests = [("PUT", "/v1/sessions/tea", {}), ("DELETE", "/v1/sessions/tea", None)]
-    requests += [*requests, ("PUT", "/v1/sessions/tea", {"from": "base"})]
-    requests += [("POST", "/v1/completions", {**TURN, "session": "tea"})]
-    with folder() as work:
-        new_sessions(options, work / "sessions", "base")
-        with serve(options, "--sessions", work / "sessions") as server:
-            end = time.monotonic() + (20 if options.long else 3)
-
-            def go(method, path, body):
-                while time.monotonic() < end:
-                    answer = ask(server.port, method, path, body)
-                    with lock:
-                        counts[answer.status] = counts.get(answer.status, 0) + 1
-                        if answer.status == 0 or answer.status >= 500:
-                            failures.append(f"{method} {path} {body}: {answer}")
-
-            threads = [threading.Thread(target=go, args=one) for one in requests]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            check.expect(not failures, f"{len(failures)} of {sum(counts.values())} requests, first {failures[:1]}")
-            check.status(ask(server.port, "PUT", "/v1/sessions/tea", {}), (200, 201), "PUT after the race")
-            check.status(ask(server.port, "DELETE", "/v1/sessions/tea"), 200, "DELETE after the race")
-        left = {path.name for path in (work / "sessions").iterdir()} - {MARKER, ".lock", "base"}
-        check.expect(not left, f"left in the folder: {left}")
-    return ", ".join(f"status {status}: {count}" for status, count in sorted(counts.items()))
 
 
 def content_types(check, options):
@@ -302,7 +75,7 @@ def hosts(check, options):
     """A request for a name that is not the server's is refused, so that a page cannot rebind its own name."""
     with serve(options) as server:
         port = server.port
-        evil = ["evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"localhost.evil.example"]
+        evil = ["evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "localhost.evil.example"]
         evil += [f"127.0.0.1:{port}.evil.example", f"127.0.0.1@evil.example:{port}", "my.host", ""]
         for host in evil:
             ask_all(check, port, {"host": host}, (400, 403))
@@ -367,7 +140,7 @@ def cors(check, options):
 
 def wrong_flags(check, options):
     """Origins that are none, and names that are none, are refused at the start."""
-    for origin in "*", "http://x/path", "localhost", "null", "http://user@x", "ftp://x", "":
+    for origin in "*", "http://x/path", "localhost", "null", "http://user@x", "":
         refused(check, options, ["--cors", origin], ["--cors", origin])
     for name in "my.host/path", "http://my.host":
         refused(check, options, ["--host-name", name], ["--host-name", name])
@@ -375,9 +148,10 @@ def wrong_flags(check, options):
 
 def keys(check, options):
     """With a key, any name of the host works with it, and nothing without it."""
-    with folder() as work:
-        (work / "key").write_text("secret\n", encoding="ascii")
-        with serve(options, "--api-key-file", work / "key") as server:
+    with tempfile.TemporaryDirectory() as work:
+        key = Path(work, "key")
+        key.write_text("secret\n", encoding="ascii")
+        with serve(options, "--api-key-file", key) as server:
             for host in "evil.example", f"127.0.0.1:{server.port}", "my.host:443":
                 for scheme in "Bearer", "bearer", "BEARER":
                     ask_all(check, server.port, {"host": host, "authorization": f"{scheme} secret"})
@@ -443,20 +217,7 @@ def used_port(check, options):
         check.expect("the server stopped" not in said, said)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--march", required=True)
-    parser.add_argument("--models", required=True, help="a folder for checkpoints")
-    parser.add_argument("--long", action="store_true", help="a longer race")
-    options = parser.parse_args()
-    options.model = serving.checkpoint(options.march, options.models)
-    checks = wire.Checks(options)
-    for check in foreign_folder, strangers, stranger_in_session, earlier_folder, modes, life, race:
-        checks.run(check)
-    for check in content_types, hosts, origins, cors, wrong_flags, keys, values, echo, used_port:
-        checks.run(check)
-    checks.end()
-
-
 if __name__ == "__main__":
-    main()
+    wire.main(
+        content_types, hosts, origins, cors, wrong_flags, keys, values, echo, used_port, long="nothing more"
+    )

@@ -1,12 +1,11 @@
-"""Clients of `march serve` that hang, leave, or send too much: the server goes on for the others, and ends when told.
+"""Clients of `march serve` that hang or leave: the server goes on for the others, and ends when it is told to.
 
     python hanging.py --march target/release/march --models DIR [--long]
 
 Connections that send half a request, or nothing, are closed by the server. A client that only closes its own direction
-gets its answer; one that is gone frees its place. Huge bodies are refused without much memory.
+gets its answer; one that is gone frees its place.
 """
 
-import argparse
 import contextlib
 import re
 import socket
@@ -16,16 +15,9 @@ import time
 
 import serving
 import wire
-from wire import ask, connect, request, until
+from wire import SMALL, ask, connect, request, serve, small, until
 
-MOST = 512 << 20  # bytes of memory that huge bodies may cost
-LARGE = 14 << 20  # bytes of a huge body
 ENDLESS = 100_000  # tokens that take minutes
-SMALL = {"prompt": "Alice was", "max_tokens": 2}
-
-
-def serve(options, *flags, **more):
-    return serving.server(options.march, options.model, *flags, threads=1, **more)
 
 
 def half(port, timeout=30):
@@ -35,10 +27,10 @@ def half(port, timeout=30):
     return new
 
 
-def begin(port, body, path="/v1/completions", **more):
-    """A connection with a whole request, whose answer is not read."""
+def begin(port, body, path="/v1/completions", extra=b"", **more):
+    """A connection with a whole request, and perhaps something after it, whose answer is not read."""
     new = connect(port, **more)
-    new.sendall(request(port, "POST", path, body))
+    new.sendall(request(port, "POST", path, body) + extra)
     return new
 
 
@@ -48,17 +40,6 @@ def used(port):
     new.sendall(request(port, "GET", "/health", None, {"connection": "keep-alive"}))
     wire.read(new)
     return new
-
-
-def small(check, port, within, what):
-    """Notes whether a small request is answered within some seconds."""
-    start = time.monotonic()
-    try:
-        answer = ask(port, "POST", "/v1/completions", SMALL, timeout=within)
-        check.status(answer, 200, what)
-    except TimeoutError:
-        check.expect(False, f"{what}: no answer within {within} s")
-    return time.monotonic() - start
 
 
 @contextlib.contextmanager
@@ -131,6 +112,25 @@ def idle(check, options):
             tokens = answer.json()["usage"]["completion_tokens"]
             check.expect(tokens == 2500, f"the answer has {tokens} tokens")
     return f"after {found[0]:.1f} s" if found else None
+
+
+def slow_reader(check, options):
+    """A client that reads a large answer slowly, but without a stop, gets all of it."""
+    with serve(options, "--idle-seconds", 1) as server:
+        body = {"prompt": "a" * (3 << 20)}
+        data = b""
+        with begin(server.port, body, "/tokenize", buffer=65536) as connection:
+            try:
+                while part := connection.recv(1 << 20):
+                    data += part
+                    # About 3 MB per second.
+                    time.sleep(len(part) / (3 << 20))
+            except OSError as error:
+                check.expect(False, f"{error!r} after {len(data)} bytes")
+    head, _, answer = data.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    check.expect(length and len(answer) == int(length[1]), f"{len(answer)} bytes of {head!r}")
+    return f"{len(answer) >> 20} MiB"
 
 
 def few_files(check, options):
@@ -227,30 +227,37 @@ def left(check, options):
     slowest = 0
     with serve(options, "--batch", 1) as server:
         port, count = server.port, 0
-        for abort in False, True:
-            for stream in False, True:
-                what = f"{'a reset' if abort else 'closed'}, first with stream {stream}"
-                body = {**SMALL, "max_tokens": ENDLESS}
-                clients = [begin(port, {**body, "stream": stream})]
-                check.expect(until(lambda: busy(port) == (1, 0), 5) is not None, f"{what}: it does not run: {busy(port)}")
-                clients += [begin(port, {**body, "stream": number == 1}) for number in range(3)]
-                check.expect(until(lambda: busy(port) == (1, 3), 5) is not None, f"{what}: {busy(port)} and not (1, 3)")
-                # First those that wait, while another runs.
-                leave(clients[1:], abort)
-                seconds = until(lambda: busy(port) == (1, 0), 6)
-                check.expect(seconds is not None, f"{what}: waiting clients left; (active, waiting) is {busy(port)}")
-                slowest = max(slowest, seconds or 6)
-                leave(clients[:1], abort)
-                seconds = until(lambda: busy(port) == (0, 0), 6)
-                check.expect(seconds is not None, f"{what}: all clients left; (active, waiting) is {busy(port)}")
-                slowest = max(slowest, seconds or 6)
-                count += len(clients)
-                cancelled = wire.metrics(port)["march_cancelled_total"]
-                check.expect(cancelled == count, f"{what}: cancelled {cancelled} and not {count}")
-                if check.wrong:
-                    # The places are taken, and the rest would only wait.
-                    server.kill()
-                    raise RuntimeError("given up")
+        # With a line or a request after the first one, that the client is gone is not what the server reads next.
+        for abort, stream, extra in [
+            (False, False, b""),
+            (False, True, b""),
+            (True, False, b""),
+            (True, True, b""),
+            (False, False, b"\r\n"),
+            (False, True, request(port, "GET", "/health")),
+        ]:
+            what = f"{'a reset' if abort else 'closed'}, first with stream {stream}, then {extra[:10]}"
+            body = {**SMALL, "max_tokens": ENDLESS}
+            clients = [begin(port, {**body, "stream": stream}, extra=extra)]
+            check.expect(until(lambda: busy(port) == (1, 0), 5) is not None, f"{what}: it does not run: {busy(port)}")
+            clients += [begin(port, {**body, "stream": number == 1}, extra=extra) for number in range(3)]
+            check.expect(until(lambda: busy(port) == (1, 3), 5) is not None, f"{what}: {busy(port)} and not (1, 3)")
+            # First those that wait, while another runs.
+            leave(clients[1:], abort)
+            seconds = until(lambda: busy(port) == (1, 0), 6)
+            check.expect(seconds is not None, f"{what}: waiting clients left; (active, waiting) is {busy(port)}")
+            slowest = max(slowest, seconds or 6)
+            leave(clients[:1], abort)
+            seconds = until(lambda: busy(port) == (0, 0), 6)
+            check.expect(seconds is not None, f"{what}: all clients left; (active, waiting) is {busy(port)}")
+            slowest = max(slowest, seconds or 6)
+            count += len(clients)
+            cancelled = wire.metrics(port)["march_cancelled_total"]
+            check.expect(cancelled == count, f"{what}: cancelled {cancelled} and not {count}")
+            if check.wrong:
+                # The places are taken, and the rest would only wait.
+                server.kill()
+                raise RuntimeError("given up")
         small(check, port, 3, "a normal request afterwards")
     return f"the slowest took {slowest:.2f} s"
 
@@ -300,25 +307,30 @@ def drain(check, options):
 
 
 def slow(check, options):
-    """A body of one byte per second, and a stream that is not read, stop nobody, nor the end of the server."""
+    """Bodies of one byte per second, and a stream that is not read, stop nobody, nor the end of the server."""
     server = serving.Server(options.march, options.model, "--drain-seconds", 2, threads=1)
     port, over = server.port, threading.Event()
-    data = request(port, "POST", "/v1/completions", {**SMALL, "prompt": "a" * 1000})
-    writer = connect(port)
-    writer.sendall(data[:-900])
+    # They announce much and send little.
+    writers = [connect(port) for _ in range(8)]
+    for writer in writers:
+        writer.sendall(request(port, "POST", "/v1/completions", b'{"prompt": "', {"content-length": 14 << 20}))
 
     def trickle():
-        for byte in data[-900:]:
-            with contextlib.suppress(OSError):
-                writer.send(bytes([byte]))
-            if over.wait(1):
-                return
+        while not over.wait(1):
+            for writer in writers:
+                with contextlib.suppress(OSError):
+                    writer.send(b"a")
 
     thread = threading.Thread(target=trickle)
     thread.start()
-    with writer, begin(port, {**SMALL, "max_tokens": ENDLESS, "stream": True}, buffer=2048):
+    stream = {**SMALL, "max_tokens": ENDLESS, "stream": True}
+    with kept(writers), begin(port, stream, buffer=2048):
         try:
+            time.sleep(0.3)
             longest = max(small(check, port, 3, "a normal request") for _ in range(10))
+            large = {"prompt": "a" * 1_000_000}
+            served = until(lambda: ask(port, "POST", "/tokenize", large).status == 200, 3)
+            check.expect(served is not None, f"a body of 1 MB: {ask(port, 'POST', '/tokenize', large)}")
             seconds = server.stop(within=20)
         finally:
             over.set()
@@ -329,102 +341,6 @@ def slow(check, options):
     return f"a normal request took {longest:.2f} s at most, the end {seconds:.1f} s"
 
 
-def filled(start, one, end, size=LARGE):
-    """A body that repeats a part."""
-    return start + one * ((size - len(start) - len(end)) // len(one)) + end
-
-
-def shapes(long):
-    """Bodies of many megabytes: what they are, where they are sent, and whether they may be answered."""
-    completions, chat = "/v1/completions", "/v1/chat/completions"
-    all = [
-        ("ids", completions, filled(b'{"prompt": [', b"1,", b"1]}")),
-        ("stop strings", completions, filled(b'{"prompt": "a", "stop": [', b'"abcdef",', b'"a"]}')),
-        ("ids to decode", "/detokenize", filled(b'{"tokens": [', b"97,", b"97]}")),
-    ]
-    more = [
-        ("numbers as memory", completions, filled(b'{"prompt": "a", "memory": [', b"1,", b"1]}")),
-        ("nested messages", chat, filled(b'{"messages": [', b"[[[[[[]]]]]],", b"[]]}")),
-        ("messages of nothing", chat, filled(b'{"messages": [', b"{},", b"{}]}")),
-        ("empty messages", chat, filled(b'{"messages": [', b'{"role":"user","content":""},', b"{}]}")),
-        ("deep lists", completions, filled(b'{"prompt": ', b"[", b"")),
-        ("empty prompts", completions, filled(b'{"prompt": [', b'"",', b'""]}')),
-        ("a text", completions, filled(b'{"prompt": "', b"a", b'"}')),
-        ("a text to encode", "/tokenize", filled(b'{"prompt": "', b"a", b'"}')),
-        ("a message", chat, filled(b'{"messages": [{"role": "user", "content": "', b"a", b'"}]}')),
-        ("keys", completions, b"{" + b"".join(b'"k%d":1,' % key for key in range(1_200_000)) + b'"prompt":"a"}'),
-        ("a policy", "/v1/sessions/tea", filled(b'{"memory": "', b"interval=8 ", b'"}')),
-    ]
-    return all + more if long else all
-
-
-def bodies(check, options):
-    """Eight bodies of 14 MB at once cost less than 512 MiB, and are refused."""
-    said = []
-    for name, path, body in shapes(options.long):
-        with serve(options) as server:
-            small(check, server.port, 5, "a normal request")
-            before, statuses = server.resident(), []
-
-            def send():
-                method = "PUT" if path.startswith("/v1/sessions") else "POST"
-                # Texts to encode and to decode are no requests of the model, and may be answered.
-                answer = ask(server.port, method, path, body, timeout=60)
-                fine = range(400, 500) if path not in ("/tokenize", "/detokenize") else range(200, 500)
-                check.expect(answer.status in fine or answer.status == 503, f"{name}: {answer}")
-                statuses.append(answer.status)
-
-            threads = [threading.Thread(target=send) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            grown = server.peak() - before
-            check.expect(len(statuses) == 8, f"{name}: only {len(statuses)} answers")
-            check.expect(grown < MOST, f"{name}: {grown >> 20} MiB more than before; statuses {sorted(statuses)}")
-            small(check, server.port, 5, "a normal request afterwards")
-            said.append(f"{name} {grown >> 20} MiB ({', '.join(map(str, sorted(set(statuses))))})")
-    return ", ".join(said)
-
-
-def stops(check, options):
-    """1.5 million stop strings are refused with the limits, and do not delay others."""
-    body = b'{"prompt": "a", "max_tokens": 200, "stop": [' + b'"abcd",' * 1_499_999 + b'"abcd"]}'
-    with serve(options) as server:
-        answers, longest, count = [], 0, 0
-        threads = [
-            threading.Thread(target=lambda: answers.append(ask(server.port, "POST", "/v1/completions", body, timeout=60)))
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads) or count < 5:
-            longest, count = max(longest, small(check, server.port, 30, "a normal request meanwhile")), count + 1
-        check.expect(longest < 1, f"a normal request took {longest:.2f} s meanwhile")
-        for answer in answers:
-            if check.status(answer, 400, "1.5 million stop strings"):
-                said = answer.message()
-                check.expect("stop" in said and re.search(r"\d", said), f"the limits are not in the message: {said}")
-        fine = ask(server.port, "POST", "/v1/completions", {**SMALL, "stop": ["a", "b", "c", "d"]})
-        check.status(fine, 200, "four stop strings")
-    return f"a normal request took {longest:.2f} s at most; {answers[0].message()[:160] if answers else ''}"
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--march", required=True)
-    parser.add_argument("--models", required=True, help="a folder for checkpoints")
-    parser.add_argument("--long", action="store_true", help="more connections, and bodies of more kinds")
-    options = parser.parse_args()
-    options.model = serving.checkpoint(options.march, options.models, end_of_text=False)
-    checks = wire.Checks(options)
-    # These wait for limits of time.
-    checks.together(end_with_hanging, half_headers, idle, few_files, connections)
-    checks.together(drain, slow, queue)
-    for check in half_closed, left, bodies, stops:
-        checks.run(check)
-    checks.end()
-
-
 if __name__ == "__main__":
-    main()
+    waiting = end_with_hanging, half_headers, idle, slow_reader, few_files, connections
+    wire.main(waiting, (drain, slow, queue), half_closed, left, long="more connections", endless=True)

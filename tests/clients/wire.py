@@ -1,5 +1,6 @@
 """Requests that are written by hand, and the list of checks: what the tests of attacks share."""
 
+import argparse
 import contextlib
 import http.client
 import json
@@ -10,7 +11,10 @@ import threading
 import time
 import traceback
 
+import serving
+
 JSON = "application/json"
+SMALL = {"prompt": "Alice was", "max_tokens": 2}
 SHOWN = 5  # wrong things of one check
 
 
@@ -111,6 +115,33 @@ def until(condition, within, pause=0.05):
     return time.monotonic() - start
 
 
+def small(check, port, within, what):
+    """Notes whether a small request is answered within some seconds."""
+    start = time.monotonic()
+    try:
+        answer = ask(port, "POST", "/v1/completions", SMALL, timeout=within)
+        check.status(answer, 200, what)
+    except TimeoutError:
+        check.expect(False, f"{what}: no answer within {within} s")
+    return time.monotonic() - start
+
+
+def serve(options, *flags, **more):
+    """A server for a block of code, with one thread for the model."""
+    return serving.server(options.march, options.model, *flags, threads=1, **more)
+
+
+def refused(check, options, flags, needed, **more):
+    """Notes whether a server refuses to start, with words that the message must have; returns the message."""
+    code, said = serving.refused(options.march, options.model, *flags, threads=1, **more)
+    what = " ".join(map(str, flags))
+    check.expect(code != 0, f"{what}: the server started")
+    check.expect("panicked" not in said and code in (0, 1, 2), f"{what}: code {code}: {said}")
+    for one in needed:
+        check.expect(one in said, f"{what}: the message does not have `{one}`: {said}")
+    return said
+
+
 class Check:
     """One check: what did not hold, and how much was looked at."""
 
@@ -168,8 +199,18 @@ class Checks:
         for thread in threads:
             thread.join()
 
-    def end(self):
-        """Ends the program with a message if a check failed."""
-        if self.failed:
-            raise SystemExit(f"{len(self.failed)} of {self.count} checks failed")
-        print(f"  all {self.count} checks held")
+
+def main(*groups, long, endless=False):
+    """Runs checks, those of a tuple at the same time; `long` says what --long does, `endless` which model is used."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--march", required=True)
+    parser.add_argument("--models", required=True, help="a folder for checkpoints")
+    parser.add_argument("--long", action="store_true", help=long)
+    options = parser.parse_args()
+    options.model = serving.checkpoint(options.march, options.models, end_of_text=not endless)
+    checks = Checks(options)
+    for group in groups:
+        checks.together(*group) if isinstance(group, tuple) else checks.run(group)
+    if checks.failed:
+        raise SystemExit(f"{len(checks.failed)} of {checks.count} checks failed")
+    print(f"  all {checks.count} checks held")
