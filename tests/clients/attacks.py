@@ -218,6 +218,4 @@ def used_port(check, options):
 
 
 if __name__ == "__main__":
-    wire.main(
-        content_types, hosts, origins, cors, wrong_flags, keys, values, echo, used_port, long="nothing more"
-    )
+    wire.main(content_types, hosts, origins, cors, wrong_flags, keys, values, echo, used_port, long="nothing more")

@@ -21,7 +21,7 @@ def filled(start, one, end, size=LARGE):
 
 
 def shapes(long):
-    """Bodies of many megabytes: what they are, where they are sent, and whether they may be answered."""
+    """Bodies of many megabytes: what they are, and where they are sent."""
     completions, chat = "/v1/completions", "/v1/chat/completions"
     all = [
         ("ids", completions, filled(b'{"prompt": [', b"1,", b"1]}")),
@@ -32,7 +32,7 @@ def shapes(long):
         ("numbers as memory", completions, filled(b'{"prompt": "a", "memory": [', b"1,", b"1]}")),
         ("nested messages", chat, filled(b'{"messages": [', b"[[[[[[]]]]]],", b"[]]}")),
         ("messages of nothing", chat, filled(b'{"messages": [', b"{},", b"{}]}")),
-        ("empty messages", chat, filled(b'{"messages": [', b'{"role":"user","content":""},', b"{}]}")),
+        ("empty messages", chat, filled(b'{"messages": [', b'{"role":"user","content":""},', b'{"role":"user","content":""}]}')),
         ("deep lists", completions, filled(b'{"prompt": ', b"[", b"")),
         ("empty prompts", completions, filled(b'{"prompt": [', b'"",', b'""]}')),
         ("a text", completions, filled(b'{"prompt": "', b"a", b'"}')),
@@ -78,14 +78,16 @@ def stops(check, options):
     body = b'{"prompt": "a", "max_tokens": 200, "stop": [' + b'"abcd",' * 1_499_999 + b'"abcd"]}'
     with serve(options) as server:
         answers, longest, count = [], 0, 0
-        threads = [
-            threading.Thread(target=lambda: answers.append(ask(server.port, "POST", "/v1/completions", body, timeout=60)))
-            for _ in range(2)
-        ]
+
+        def send():
+            answers.append(ask(server.port, "POST", "/v1/completions", body, timeout=60))
+
+        threads = [threading.Thread(target=send) for _ in range(2)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads) or count < 5:
             longest, count = max(longest, small(check, server.port, 30, "a normal request meanwhile")), count + 1
+        check.expect(len(answers) == 2, f"only {len(answers)} answers")
         check.expect(longest < 1, f"a normal request took {longest:.2f} s meanwhile")
         for answer in answers:
             if check.status(answer, 400, "1.5 million stop strings"):

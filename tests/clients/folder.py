@@ -230,6 +230,4 @@ def race(check, options):
 
 
 if __name__ == "__main__":
-    wire.main(
-        foreign_folder, strangers, stranger_in_session, earlier_folder, modes, life, race, long="a longer race"
-    )
+    wire.main(foreign_folder, strangers, stranger_in_session, earlier_folder, modes, life, race, long="a longer race")

@@ -294,9 +294,8 @@ def drain(check, options):
         seconds = server.stop(within=20)
     check.expect(seconds < 5, f"the server took {seconds:.1f} s")
     server = serving.Server(options.march, options.model, threads=1)
-    with begin(server.port, {**SMALL, "max_tokens": 800}) as waits, begin(
-        server.port, {**SMALL, "max_tokens": 800, "stream": True}
-    ) as streams:
+    body = {**SMALL, "max_tokens": 800}
+    with begin(server.port, body) as waits, begin(server.port, {**body, "stream": True}) as streams:
         until(lambda: busy(server.port) == (2, 0), 5, 0.01)
         more = server.stop(within=20)
         answer = wire.read(waits)

@@ -89,12 +89,8 @@ class Server:
         return self.memory("VmRSS")
 
     def peak(self):
-        """The most bytes of memory that the process had since its start or since `forget_peak`."""
+        """The most bytes of memory that the process had since its start."""
         return self.memory("VmHWM")
-
-    def forget_peak(self):
-        """Makes the memory of now the peak."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5", encoding="ascii")
 
     def kill(self):
         """Ends the process at once (`kill -9`)."""
