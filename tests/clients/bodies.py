@@ -23,6 +23,7 @@ def filled(start, one, end, size=LARGE):
 def shapes(long):
     """Bodies of many megabytes: what they are, and where they are sent."""
     completions, chat = "/v1/completions", "/v1/chat/completions"
+    nothing = b'{"role":"user","content":""}'
     all = [
         ("ids", completions, filled(b'{"prompt": [', b"1,", b"1]}")),
         ("stop strings", completions, filled(b'{"prompt": "a", "stop": [', b'"abcdef",', b'"a"]}')),
@@ -32,7 +33,7 @@ def shapes(long):
         ("numbers as memory", completions, filled(b'{"prompt": "a", "memory": [', b"1,", b"1]}")),
         ("nested messages", chat, filled(b'{"messages": [', b"[[[[[[]]]]]],", b"[]]}")),
         ("messages of nothing", chat, filled(b'{"messages": [', b"{},", b"{}]}")),
-        ("empty messages", chat, filled(b'{"messages": [', b'{"role":"user","content":""},', b'{"role":"user","content":""}]}')),
+        ("empty messages", chat, filled(b'{"messages": [', nothing + b",", nothing + b"]}")),
         ("deep lists", completions, filled(b'{"prompt": ', b"[", b"")),
         ("empty prompts", completions, filled(b'{"prompt": [', b'"",', b'""]}')),
         ("a text", completions, filled(b'{"prompt": "', b"a", b'"}')),

@@ -182,7 +182,7 @@ class Checks:
             self.count += 1
             if one.wrong:
                 self.failed.append(name)
-                print(f"  WRONG ({seconds:.1f} s) {name}")
+                print(f"  WRONG ({seconds:.1f} s) {name}{'; ' + said if said else ''}")
                 for message in one.wrong[:SHOWN]:
                     print(f"    {' '.join(message.split())[:600]}")
                 if len(one.wrong) > SHOWN:
