@@ -5,8 +5,11 @@
 A body of some megabytes must not become many times its size in memory, whatever its shape.
 """
 
+import contextlib
+import json
 import re
 import threading
+import time
 
 import wire
 from wire import SMALL, ask, serve, small
@@ -74,6 +77,22 @@ def bodies(check, options):
     return ", ".join(said)
 
 
+def chunked(check, options):
+    """Small bodies that do not say their length are answered, also many at once."""
+    with serve(options) as server, contextlib.ExitStack() as stack:
+        sent = json.dumps(SMALL).encode()
+        clients = [stack.enter_context(wire.connect(server.port)) for _ in range(32)]
+        length = {"content-length": None, "transfer-encoding": "chunked"}
+        head = wire.request(server.port, "POST", "/v1/completions", b"", length)
+        for client in clients:
+            client.sendall(head + b"%x\r\n%s\r\n" % (len(sent), sent))
+        time.sleep(0.3)
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.sendall(b"0\r\n\r\n")
+            check.status(wire.read(client), 200, "a body in chunks")
+
+
 def stops(check, options):
     """1.5 million stop strings are refused with the limits, and do not delay others."""
     body = b'{"prompt": "a", "max_tokens": 200, "stop": [' + b'"abcd",' * 1_499_999 + b'"abcd"]}'
@@ -100,4 +119,4 @@ def stops(check, options):
 
 
 if __name__ == "__main__":
-    wire.main(bodies, stops, long="bodies of more shapes", endless=True)
+    wire.main(bodies, chunked, stops, long="bodies of more shapes", endless=True)

@@ -5,6 +5,7 @@
 Folders of others are refused; what others put into the folder is never changed, deleted or followed.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -14,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+import serving
 import wire
 from wire import ask, refused, serve
 
@@ -78,6 +80,14 @@ def foreign_folder(check, options):
             difference = changes(before, tree(work / name))
             check.expect(not difference, f"{name}: {difference}")
         refused(check, options, ["--sessions", work / "single" / ".profile"], [".profile"])
+        # A link in place of the server's own file must not lead it to the file of someone else.
+        (work / "linked").mkdir()
+        (work / "linked" / ".lock").symlink_to(work / "single" / ".profile")
+        before = tree(work / "single")
+        with contextlib.suppress(serving.NotStarted), serve(options, "--sessions", work / "linked"):
+            pass
+        difference = changes(before, tree(work / "single"))
+        check.expect(not difference, f"through a link `.lock`: {difference}")
 
 
 def strangers(check, options):
