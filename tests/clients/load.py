@@ -189,7 +189,8 @@ class Load:
         host, port = self.url.removeprefix("http://").split(":")
         path, body = chance.choice(self.asked)
         data = json.dumps({**body, "stream": False}).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\n"
+        head = f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(head + data[: chance.choice([0, len(data) // 2, len(data)])])
         await writer.drain()
@@ -197,7 +198,8 @@ class Load:
         writer.transport.abort()
 
     async def bad(self, http, chance, _):
-        got = await http.post("/v1/completions", content=chance.choice(BAD))
+        headers = {"content-type": "application/json"}
+        got = await http.post("/v1/completions", content=chance.choice(BAD), headers=headers)
         if got.status_code != 400 or not got.json()["error"]["message"]:
             raise Failed(f"status {got.status_code}: {got.text}")
 

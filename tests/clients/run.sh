@@ -2,8 +2,8 @@
 # Tests `march serve` from outside, with clients that others wrote: run.sh [PROGRAM] [--long]
 #
 # PROGRAM is target/release/march unless named; nothing is built here. CLIENTS_PYTHON names a Python that has
-# requirements.txt; without it, one is set up in target/clients-venv. The short form takes less than two minutes on two
-# cores; --long asks more and takes about a quarter of an hour.
+# requirements.txt; without it, one is set up in target/clients-venv. The short form takes about two minutes on two
+# cores; --long asks more and takes about 20 minutes.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$here/../common.sh"
@@ -14,7 +14,7 @@ find_python "${CLIENTS_PYTHON:-}" clients
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 failed=()
-for test in openai_client schema kill load; do
+for test in openai_client schema kill load attacks folder hanging bodies; do
   echo "$test"
   start=$SECONDS
   if "$python" -B "$here/$test.py" --march "$march" --models "$work" "$@"; then

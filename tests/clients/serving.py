@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -46,32 +48,49 @@ def trained(march, folder, preset="tiny/march", steps=60):
     return output
 
 
-class Server:
-    """A running `march serve`."""
+class NotStarted(RuntimeError):
+    """A server that ended before it served: with a code and what it said."""
 
-    def __init__(self, march, model, *flags, name="tiny", threads=2, addr="127.0.0.1:0"):
+    def __init__(self, code, said):
+        super().__init__("march serve did not start: " + said.strip())
+        self.code, self.said = code, said
+
+
+class Server:
+    """A running `march serve`. `before` is a command of the shell, such as `umask 000`, that holds for it."""
+
+    def __init__(self, march, model, *flags, name="tiny", threads=2, addr="127.0.0.1:0", before=None):
         command = [march, "serve", "--model", model, "--name", name, "--addr", addr, "--threads", threads, *flags]
         command = [str(part) for part in command]
+        if before:
+            command = ["sh", "-c", f'{before}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
         self.said = []
         for line in self.process.stderr:
             self.said.append(line)
-            if "http://" in line:
-                self.url = "http://" + line.split("http://")[1].split(";")[0].strip()
+            if found := re.search(r"serving .* at (http://\S+:(\d+));", line):
+                self.url, self.port = found[1], int(found[2])
                 break
         else:
-            self.process.wait()
-            raise RuntimeError("march serve did not start: " + "".join(self.said))
+            raise NotStarted(self.process.wait(), "".join(self.said))
         # Keep reading, so that the server never waits for its log.
         self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
         self.reader.start()
 
+    def memory(self, name):
+        """Bytes of a line of the process' status."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError(f"the server has no {name}")
+
     def resident(self):
         """Bytes of memory that the process has now."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("the server has no VmRSS")
+        return self.memory("VmRSS")
+
+    def peak(self):
+        """The most bytes of memory that the process had since its start."""
+        return self.memory("VmHWM")
 
     def kill(self):
         """Ends the process at once (`kill -9`)."""
@@ -79,17 +98,20 @@ class Server:
         self.process.wait()
         self.reader.join()
 
-    def stop(self):
-        """Ends the process as a service manager does; it must end with code 0."""
+    def stop(self, within=60):
+        """Ends the process as a service manager does; it must end with code 0. Returns the seconds that it took."""
+        start = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         try:
-            code = self.process.wait(timeout=60)
+            code = self.process.wait(timeout=within)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise RuntimeError("march serve did not end within a minute after SIGTERM") from None
+            raise RuntimeError(f"march serve did not end within {within} s after SIGTERM") from None
+        seconds = time.monotonic() - start
         self.reader.join()
         if code != 0:
             raise RuntimeError(f"march serve ended with code {code}: " + "".join(self.said[-20:]))
+        return seconds
 
 
 @contextlib.contextmanager
@@ -102,6 +124,16 @@ def server(march, model, *flags, **more):
         running.kill()
         raise
     running.stop()
+
+
+def refused(march, model, *flags, **more):
+    """The code and the words of a server that should not start; code 0 if it does, after which it is killed."""
+    try:
+        running = Server(march, model, *flags, **more)
+    except NotStarted as error:
+        return error.code, error.said
+    running.kill()
+    return 0, "".join(running.said)
 
 
 def parts(lines):
