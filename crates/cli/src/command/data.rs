@@ -188,7 +188,10 @@ impl TrainTokenizer {
         say!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
         if learnt < self.vocab_size {
             note!(
-                "No other pair occurs twice in the text; learning {} ids needs more text.",
+                "warning: the tokenizer has {} ids, not {}: no other pair occurs twice in the text, and learning more \
+                 needs more text. For a model with this tokenizer, set in [model] of its configuration:\n  \
+                 vocab_size = {learnt}",
+                thousands(learnt),
                 thousands(self.vocab_size)
             );
         }
