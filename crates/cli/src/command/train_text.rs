@@ -45,9 +45,14 @@ impl Request {
         let own = config.map(Path::new).filter(|_| !preset);
         let text = own.filter(|path| Format::of(path).is_ok());
         if let Some(folder) = own.filter(|path| path.is_dir()) {
-            let flag = if is_run(folder) { "to continue this run: --resume" } else { "its texts: --data" };
             let shown = folder.display();
-            bail!("{shown}: is a folder; name a preset or a TOML file, or, for {flag} {shown}");
+            match is_run(folder) {
+                true => bail!("{shown}: is a run; continue it with `march train --resume {shown}`"),
+                false => bail!(
+                    "{shown}: is a folder; name a preset or a TOML file, or train on the texts in the folder with \
+                     `march train --data {shown}`"
+                ),
+            }
         }
         let request = match (config, text, data) {
             (_, Some(text), Some(data)) => {
@@ -237,8 +242,9 @@ fn shorten(config: &mut Config, tokens: u64) -> anyhow::Result<Option<usize>> {
     }
     if length as u64 >= part {
         bail!(
-            "the text has {} tokens, and {} of them are held out for validation: too few for a sequence of \
-             {length} tokens and its last target; train on more text, or set data.sequence_length",
+            "the text is too short: it has {} tokens, of which {} would be held out for validation, and a sequence of \
+             {length} tokens and its last target must fit into each part; train on more text, or set \
+             data.sequence_length",
             thousands(tokens as usize),
             thousands(held_out as usize)
         );

@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn nearest_three_presets() {
-        assert_eq!(nearest_presets("tiny/marhc"), ["tiny/march", "demo/march", "paper/march"]);
+        assert_eq!(nearest_presets("tiny/marhc"), ["tiny/march", "demo/march", "tiny/gdn"]);
         assert_eq!(nearest_presets("march"), ["paper/march", "demo/march", "tiny/march"]);
         assert_eq!(nearest_presets("configs/tiny/gdm.toml")[0], "tiny/gdn");
         let line = preset("tiny/log_linear");
