@@ -3,6 +3,8 @@
 // All printing goes through `display::out`, which never panics.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+#[cfg(feature = "serve")]
+mod address;
 mod command;
 mod device;
 mod display;

@@ -129,6 +129,55 @@ fn logits_of_a_run_are_those_of_its_newest_checkpoint() {
     assert!(logits("run", "a.safetensors") == logits("run/checkpoints/step-3", "b.safetensors"));
 }
 
+/// Every command that takes a model takes the newest run without one, and says which; a report lists the runs.
+#[test]
+fn the_newest_run_is_the_default_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let march = |words: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
+        command.args(words.split_whitespace()).current_dir(&folder).stdin(Stdio::null());
+        let out = command.output().unwrap();
+        (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (success, said) = march("generate --prompt x");
+    assert!(!success && said.contains("there is no model in runs/"), "{said}");
+    let (success, said) = march("report runs/nope");
+    assert!(!success && said.contains("runs/nope: does not exist, and there are no runs"), "{said}");
+    ok(&few_steps("demo/gdn", text(&path("runs/older"))));
+    std::thread::sleep(Duration::from_millis(20));
+    ok(&few_steps("demo/march", text(&path("runs/newer"))));
+    let tokenizer = path("runs/newer/checkpoints/step-3/tokenizer.json");
+    let tokenizer = march::tokenizer::Tokenizer::load(text(&tokenizer)).unwrap();
+    let ids: Vec<u32> = (1..20).collect();
+    std::fs::write(path("text.txt"), tokenizer.decode(&ids).unwrap()).unwrap();
+    std::fs::write(path("tokens.json"), serde_json::to_string(&ids).unwrap()).unwrap();
+    std::fs::write(path("requests.jsonl"), "").unwrap();
+    for words in [
+        "generate --prompt-file text.txt --max-tokens 1",
+        "chat",
+        "logits --tokens tokens.json --output l.safetensors",
+        "inspect routing --text text.txt",
+        "inspect precision --text text.txt",
+        "inspect policies --text text.txt --lengths 16 --decode 0 --policy top-k=1",
+        "eval --tasks mqar:pairs=4 --samples 2",
+        "eval policies --tasks mqar:pairs=4 --samples 2 --policy top-k=1",
+        "eval requests requests.jsonl --output answers.jsonl",
+    ] {
+        let (success, said) = march(&format!("{words} --threads 1"));
+        assert!(said.contains("no --model was given: using runs/newer\n"), "{words}: {said}");
+        assert!(success || words.starts_with("eval requests"), "{words}: {said}");
+    }
+    let list = "the runs are\n  runs/newer\n  runs/older";
+    for (run, wrong) in
+        [("runs/nope", "does not exist"), ("runs", "is not a run"), ("text.txt", "not a folder")]
+    {
+        let (success, said) = march(&format!("report {run}"));
+        assert!(!success && said.contains(wrong) && said.contains(list), "{run}: {said}");
+        assert!(!said.contains("create it first"), "{said}");
+    }
+}
+
 /// A single sequence has no standard error.
 #[test]
 fn one_sequence_has_no_standard_error() {

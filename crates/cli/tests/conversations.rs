@@ -406,6 +406,6 @@ fn a_server_without_a_model_says_what_to_do() {
         std::fs::create_dir_all(&place).unwrap();
         std::fs::rename(checkpoint, place.join("step-1")).unwrap();
         let said = serve();
-        assert!(said.contains(&format!("serving {}", Path::new("runs").join(run).display())), "{said}");
+        assert!(said.contains(&format!("using {}", Path::new("runs").join(run).display())), "{said}");
     }
 }

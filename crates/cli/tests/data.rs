@@ -89,7 +89,23 @@ fn mistakes_are_answered() {
     assert!(said.contains("257"), "{said}");
     let out = run(&[&train[..], &["--vocab-size", "1000", "--skip-bad", "a.jsonl"]].concat());
     assert!(ok(&out).contains("t.json: 257 ids"));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("needs more text"));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("warning: the tokenizer has 257 ids, not 1,000"), "{said}");
+    assert!(said.contains("needs more text") && said.contains("\n  vocab_size = 257\n"), "{said}");
+    // A folder of others, and their `meta.json`, stay as they are.
+    std::fs::create_dir(folder.path().join("mine")).unwrap();
+    for (name, part) in
+        [("notes.md", "other files, such as `notes.md`"), ("meta.json", "is not from `march data")]
+    {
+        std::fs::write(folder.path().join("mine").join(name), "{\"title\": 1}").unwrap();
+        let before = contents(&folder.path().join("mine"));
+        for force in [&[][..], &["--force"]] {
+            let prepare =
+                ["data", "prepare", "--tokenizer", "bytes", "--output", "mine", "--skip-bad", "a.jsonl"];
+            let said = refused(&run(&[&prepare[..], force].concat()));
+            assert!(said.contains(part) && contents(&folder.path().join("mine")) == before, "{said}");
+        }
+    }
 }
 
 /// A text that takes seconds to prepare, and the command that prepares it.

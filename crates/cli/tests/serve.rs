@@ -2,8 +2,9 @@
 
 mod server;
 
-use std::io::{Read, Write};
-use std::process::Command;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -318,10 +319,11 @@ fn wrong_requests_are_refused_by_name() {
         (r#"{"prompt": "a", "max_tokens": 0}"#, "max_tokens", "nothing to answer"),
         (r#"{"prompt": "a", "max_tokens": -1}"#, "max_tokens", "whole number from 0 to 100"),
         (r#"{"prompt": "a", "max_tokens": 1e30}"#, "max_tokens", "--context"),
-        (r#"{"prompt": "a", "top_p": 2}"#, "top_p", "top_p"),
-        (r#"{"prompt": "a", "memory": "interval=1 interval=2"}"#, "memory", "interval"),
         (r#"{"prompt": "a", "prompt": "b"}"#, "body", "twice"),
         (r#"{"prompt": "a", "temperature": -1}"#, "temperature", "0 or more"),
+        (r#"{"prompt": "a", "top_p": 2}"#, "top_p", "at most 1"),
+        (r#"{"prompt": "a", "repetition_penalty": 0}"#, "repetition_penalty", "above 0"),
+        (r#"{"prompt": "a", "memory": "interval=1 interval=2"}"#, "memory", "`interval` is given twice"),
         (r#"{"prompt": "a", "n": 0}"#, "n", "from 1"),
         (r#"{"prompt": "a", "stop": 3}"#, "stop", "strings"),
         (
@@ -425,6 +427,29 @@ fn clients_that_hang_are_disconnected() {
     let id = server.process.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     assert!(server.process.wait().unwrap().success());
+
+/// A host name is looked up; the server names it.
+#[test]
+fn the_address_may_be_a_host_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint(folder.path(), "tiny/gdn");
+    let serve = |addr: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
+        command.args(["serve", "--addr", addr, "--threads", "1", "--model"]).arg(&model);
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut process = serve("localhost:0");
+    let mut line = String::new();
+    let read = BufReader::new(process.stderr.take().unwrap()).read_line(&mut line);
+    let port = line.split("http://localhost:").nth(1).and_then(|rest| rest.split(';').next()?.parse().ok());
+    let connected = port.map(|port: u16| TcpStream::connect(("127.0.0.1", port)));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(read.is_ok() && connected.is_some_and(|connected| connected.is_ok()), "{line}");
+    let out = serve("no-such-host.invalid:0").wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success(), "{said}");
+    assert!(said.contains("the host `no-such-host.invalid` is not known"), "{said}");
 }
 
 /// A full queue is answered with 429, and a signal lets running requests finish.

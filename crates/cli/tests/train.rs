@@ -186,6 +186,84 @@ fn shards_are_learned_from() {
     assert!(refused(&["train", "--resume", text(&run)]).contains("meta.json"));
 }
 
+/// The command in a folder, with its output and errors as one text, and whether it succeeded.
+fn march_in(folder: &Path, words: &str) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
+    let out = command.args(words.split_whitespace()).current_dir(folder).output().unwrap();
+    let said = [out.stdout, out.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    assert!(!said.contains("panicked"), "{words}: {said}");
+    (out.status.success(), said)
+}
+
+/// A text is trained on at once. Its tokens are in the run's folder, so the run resumes without the text, also elsewhere.
+#[test]
+fn a_text_is_learned_from_at_once() {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = keep.path();
+    let ok = |words: &str| {
+        let (success, said) = march_in(folder, words);
+        assert!(success, "{words}: {said}");
+        said
+    };
+    let book: String =
+        (0..170).map(|i| format!("line {i} of a small book, {} words\n", i * i % 17)).collect();
+    fs::create_dir_all(folder.join("texts/more")).unwrap();
+    fs::create_dir(folder.join("none")).unwrap();
+    for (name, text) in [
+        ("book.txt", book.as_str()),
+        ("texts/a.txt", &book),
+        ("texts/more/b.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n"),
+        ("texts/notes.md", "not a text"),
+        ("short.txt", "too short"),
+    ] {
+        fs::write(folder.join(name), text).unwrap();
+    }
+    let few = "--steps 2 --set train.tokens_per_step=2048 --set train.micro_batch=1 --set train.validate_every=1 \
+               --set train.sample_every=0 --threads 1";
+    ok(&format!("train --data book.txt --run whole {few}"));
+    let said = ok(&format!("train book.txt --stop-at 1 {few}"));
+    assert!(said.contains("data          book.txt: 5,731 tokens (bytes)"), "{said}");
+    assert!(said.contains("run           runs/book\n") && said.contains("sequences     of 512"), "{said}");
+    let config = fs::read_to_string(folder.join("runs/book/config.toml")).unwrap();
+    let tokens = folder.canonicalize().unwrap().join("runs/book/data");
+    assert!(config.contains("kind = \"shards\"") && config.contains(text(&tokens)), "{config}");
+    fs::remove_file(folder.join("book.txt")).unwrap();
+    fs::rename(folder.join("runs/book"), folder.join("moved")).unwrap();
+    ok("train --resume moved --threads 1");
+    let last = |run: &str| contents(&checkpoint(&folder.join(run), 2));
+    assert!(last("moved") == last("whole"));
+    assert!(metrics(&folder.join("moved")).iter().any(|line| line["validation_loss"].as_f64().is_some()));
+
+    // The model of a preset on all texts of a folder, and on a folder of tokens, which stays where it is.
+    ok(&format!("train tiny/gdn --data texts {few}"));
+    let meta = fs::read_to_string(folder.join("runs/tiny-gdn/data/meta.json")).unwrap();
+    let meta: Value = serde_json::from_str(&meta).unwrap();
+    assert_eq!((&meta["documents"], &meta["tokenizer"]), (&3.into(), &"bytes".into()));
+    ok(&format!("train tiny/gdn --data moved/data --run tokens {few}"));
+    assert!(!folder.join("tokens/data").exists());
+
+    for (words, part) in [
+        ("texts/a.txt --data texts", "both name a text"),
+        ("gone.txt", "gone.txt: does not exist"),
+        ("texts", "`march train --data texts`"),
+        ("moved", "`march train --resume moved`"),
+        ("--data texts --set data.kind=recall", "--set data.kind and a text are both given"),
+        ("--data none", "none: has no text files"),
+        ("--data texts/notes.md", "unknown extension"),
+        ("short.txt", "too short: it has 10 tokens"),
+        ("demo/march --data texts/a.txt", "`vocab_size` is"),
+        ("--data texts --run moved", "already holds a run"),
+        ("", "required"),
+    ] {
+        let (success, said) = march_in(folder, &format!("train {words}"));
+        assert!(!success && said.contains(part), "{words}: {said}");
+    }
+    let mut runs: Vec<_> =
+        fs::read_dir(folder.join("runs")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    runs.sort();
+    assert_eq!(runs, ["tiny-gdn"], "a refused run leaves nothing behind");
+}
+
 #[test]
 fn recomputing_blocks_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();

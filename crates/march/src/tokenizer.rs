@@ -222,6 +222,26 @@ impl Tokenizer {
         Ok(known.collect::<Result<Vec<String>>>()?.join("\u{FFFD}"))
     }
 
+    /// The text of ids as [`Tokenizer::decode`] gives it. Rejects an id that the tokenizer does not have.
+    pub fn decode_checked(&self, ids: &[u32]) -> Result<String> {
+        match ids.iter().find(|&&id| !self.contains(id)) {
+            Some(id) => Err(Error::Request(format!(
+                "the tokenizer `{}` has no token with the id {id}; its ids are from 0 to {}",
+                self.name,
+                self.vocabulary() - 1
+            ))),
+            None => self.decode(ids),
+        }
+    }
+
+    /// Whether the tokenizer has a token with this id. The ids of a file may have gaps.
+    pub fn contains(&self, id: u32) -> bool {
+        match &self.kind {
+            Kind::Bytes => id <= BYTE_END_OF_TEXT,
+            Kind::File(file) => file.inner.id_to_token(id).is_some(),
+        }
+    }
+
     fn decode_known(&self, ids: &[u32]) -> Result<String> {
         match &self.kind {
             Kind::Bytes => {

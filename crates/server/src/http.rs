@@ -405,8 +405,11 @@ async fn detokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Re
         })?;
         keys.take("model")?;
         keys.end(|_, _| Ok(false))?;
-        let text =
-            app.loaded.tokenizer.decode(&ids).map_err(|error| ApiError::key("tokens", error.to_string()))?;
+        let text = app
+            .loaded
+            .tokenizer
+            .decode_checked(&ids)
+            .map_err(|error| ApiError::key("tokens", error.to_string()))?;
         Ok(Json(json!({ "prompt": text })))
     })
     .await

@@ -161,7 +161,7 @@ fn common<E: Engine>(
         seed,
         ..Sampling::default()
     };
-    sampling.check().map_err(|error| ApiError::key("temperature", error.to_string()))?;
+    sampling.check_keys().map_err(|(key, message)| ApiError::key(key, message))?;
     let choices = (0..n as u64).map(|i| Sampling { seed: seed.wrapping_add(i), ..sampling }).collect();
     let stream_usage = match keys.take("stream_options")? {
         None => false,

@@ -61,7 +61,8 @@ const UNDO_TURNS: usize = 8;
 
 impl Chat {
     /// Answers until the input ends.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.answer(&engine))
     }
 

@@ -112,7 +112,7 @@ impl Prepare {
         interrupt::listen("finishing the documents in progress")?;
         let mut progress = Progress::new("preparing", "bytes", 0);
         let mut watch = |status: &Status| {
-            progress.show(|seconds| line(status, seconds));
+            progress.show(|seconds| progress_line(status, seconds));
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let result = prepare(&tokenizer, &self.files, &self.output, &options, &mut watch);
@@ -142,7 +142,8 @@ fn rate(status: &Status, seconds: f64) -> String {
     format!("{} tokens per second", thousands((new as f64 / seconds.max(1e-9)) as usize))
 }
 
-fn line(status: &Status, seconds: f64) -> String {
+/// How much is done, how fast, and how long it will take.
+pub fn progress_line(status: &Status, seconds: f64) -> String {
     format!(
         "{} documents, {} tokens, {}, {}",
         thousands(status.documents as usize),
@@ -188,7 +189,10 @@ impl TrainTokenizer {
         say!("{}: {} ids; {seconds:.1} s", self.output.display(), thousands(learnt));
         if learnt < self.vocab_size {
             note!(
-                "No other pair occurs twice in the text; learning {} ids needs more text.",
+                "warning: the tokenizer has {} ids, not {}: no other pair occurs twice in the text, and learning more \
+                 needs more text. For a model with this tokenizer, set in [model] of its configuration:\n  \
+                 vocab_size = {learnt}",
+                thousands(learnt),
                 thousands(self.vocab_size)
             );
         }

@@ -57,10 +57,20 @@ impl Doctor {
         say!("GPU           not in this build; build with `cargo build --release --features gpu`");
         // Two arrays of at most an eighth of the free memory, so that a small machine does not start swapping.
         let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
-        let measured = Machine::measure(&cpu, array);
+        let (measured, scatter) = steady(
+            || Machine::measure(&cpu, array),
+            |machine| [&mut machine.peak_gflops, &mut machine.read_gbs, &mut machine.copy_gbs],
+        );
         say!("FMA peak      {:.1} GFLOP/s", measured.peak_gflops);
         say!("memory read   {:.1} GB/s", measured.read_gbs);
         say!("memory copy   {:.1} GB/s (bytes read and written)", measured.copy_gbs);
+        if scatter > STEADY {
+            say!(
+                "\nThe machine is busy: the measured limits differ by {:.0} % from one measurement to the next, and may be \
+                 higher. End other programs, then run `march doctor` again.",
+                100.0 * scatter
+            );
+        }
         if cfg!(debug_assertions) {
             say!("\nThis is a debug build, many times slower: build with `cargo build --release`.");
         }
@@ -68,8 +78,63 @@ impl Doctor {
     }
 }
 
+/// Two measurements in a row that differ by no more than this fraction are believed.
+const STEADY: f64 = 0.1;
+
+/// The most measurements; each takes about a second.
+const MOST_MEASUREMENTS: usize = 5;
+
+/// Measures until two measurements in a row agree in all `limits`, or a few times at most. Returns the highest of each
+/// limit, because other programs only lower them, and the largest difference between the last two measurements as a
+/// fraction.
+fn steady<M: Copy>(mut measure: impl FnMut() -> M, limits: impl Fn(&mut M) -> [&mut f64; 3]) -> (M, f64) {
+    let mut last = measure();
+    let (mut highest, mut scatter) = (last, 0.0);
+    for _ in 1..MOST_MEASUREMENTS {
+        let mut next = measure();
+        scatter = 0.0;
+        for ((next, last), highest) in
+            limits(&mut next).into_iter().zip(limits(&mut last)).zip(limits(&mut highest))
+        {
+            scatter = f64::max(scatter, 1.0 - next.min(*last) / next.max(*last));
+            *highest = highest.max(*next);
+        }
+        if scatter <= STEADY {
+            break;
+        }
+        last = next;
+    }
+    (highest, scatter)
+}
+
 /// Total and available memory in GiB, if the system reports them.
 fn memory() -> Option<(f64, f64)> {
     let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
     machine_memory().map(|[total, available]| (gib(total), gib(available)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The result of [`steady`] for peaks in this order, and how many of them it took.
+    fn of(peaks: &[f64]) -> (f64, f64, usize) {
+        let mut taken = 0;
+        let measure = || {
+            taken += 1;
+            [peaks[taken - 1], 10.0, 20.0]
+        };
+        let (limits, scatter) = steady(measure, |limits| limits.each_mut());
+        (limits[0], scatter, taken)
+    }
+
+    #[test]
+    fn scattered_measurements_are_repeated() {
+        let (peak, scatter, taken) = of(&[100.0, 98.0]);
+        assert!(peak == 100.0 && scatter < STEADY && taken == 2);
+        let (peak, scatter, taken) = of(&[60.0, 100.0, 97.0]);
+        assert!(peak == 100.0 && scatter < STEADY && taken == 3);
+        let (peak, scatter, taken) = of(&[60.0, 100.0, 50.0, 90.0, 45.0]);
+        assert!(peak == 100.0 && (scatter - 0.5).abs() < 1e-9 && taken == MOST_MEASUREMENTS);
+    }
 }

@@ -162,13 +162,16 @@ impl Eval {
             (Some(What::Requests(requests)), _) => requests.run(),
             (Some(What::Tasks), _) => list(),
             (None, Some(asked)) => asked.run(),
-            (None, None) => bail!("give a model and tasks: march eval --model DIR --tasks mqar"),
+            (None, None) => bail!(
+                "give tasks, and a model unless it is the newest run: march eval --model DIR --tasks mqar"
+            ),
         }
     }
 }
 
 impl Asked {
-    fn run(self) -> anyhow::Result<()> {
+    fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.evaluate(&engine))
     }
 

@@ -45,7 +45,8 @@ pub struct EvalPolicies {
 
 impl EvalPolicies {
     /// Prints the tables, in Markdown.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.compare(&engine))
     }
 

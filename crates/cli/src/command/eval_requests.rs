@@ -46,7 +46,8 @@ pub struct EvalRequests {
 
 impl EvalRequests {
     /// Answers all requests.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.answer(&engine))
     }
 

@@ -66,7 +66,8 @@ const ADVICE: Advice = Advice { go_on: "continue it with --bank", replace: "pass
 
 impl Generate {
     /// Generates until something ends the text.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.write(&engine))
     }
 

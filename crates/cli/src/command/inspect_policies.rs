@@ -56,6 +56,7 @@ pub struct InspectPolicies {
 impl InspectPolicies {
     /// Prints one row per policy as soon as it is measured.
     pub fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         self.lengths.sort_unstable();
         self.lengths.dedup();
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.inspect(&engine))

@@ -26,8 +26,9 @@ use crate::number;
 The largest logit error is the largest difference of any logit of any token from its f32 value; the next
 column is the largest f32 logit. Bytes are those of all weights, and of the whole bank after the text.")]
 pub struct InspectPrecision {
-    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
-    #[arg(long, value_name = "DIR")]
+    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used [default: the newest run in runs/, or
+    /// the demo's model]
+    #[arg(long, value_name = "DIR", default_value = open::RUNS, hide_default_value = true)]
     model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
     #[arg(long, value_name = "bytes|FILE")]
@@ -62,7 +63,8 @@ struct Said {
 
 impl InspectPrecision {
     /// Prints a table of weights, and one of anchors if there are any.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model = open::chosen(&self.model)?;
         let folder = open::newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
         let model = Model::<Cpu>::new(checkpoint.config());

@@ -49,7 +49,8 @@ const MOST_WEIGHTS: usize = 1 << 24;
 
 impl InspectRouting {
     /// Reads the text and shows which anchors it read.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.inspect(&engine))
     }
 

@@ -29,8 +29,9 @@ The file contains `logits` [tokens, vocabulary]. With --trace it also contains `
 number of text tokens before each anchor, and `routing_weights.<layer>` [tokens, heads, anchors], without the
 null route; a weight is 0 if the anchor was not visible or not selected.")]
 pub struct Logits {
-    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
-    #[arg(long, value_name = "DIR")]
+    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used [default: the newest run in runs/, or
+    /// the demo's model]
+    #[arg(long, value_name = "DIR", default_value = open::RUNS, hide_default_value = true)]
     model: PathBuf,
     /// A JSON file with a list of token ids
     #[arg(long, value_name = "FILE.json")]
@@ -55,7 +56,8 @@ pub struct Logits {
 
 impl Logits {
     /// Computes and writes the logits.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model = open::chosen(&self.model)?;
         on_device!(self.engine, Products::BatchInvariant, |engine| self.compute(&engine))
     }
 

@@ -33,4 +33,5 @@ mod reproduce_efficiency;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod train;
+mod train_text;
 mod writing;

@@ -14,12 +14,17 @@ use march::tokenizer::Tokenizer;
 
 use super::policy::PolicyArgs;
 use crate::device::EngineArgs;
+use crate::display::out::note;
+
+/// Where `march train` and `march demo` write; as the model, the newest run there.
+pub const RUNS: &str = "runs";
 
 /// The model, and how to run it.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
-    #[arg(long, value_name = "DIR")]
+    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used [default: the newest run in runs/, or
+    /// the demo's model]
+    #[arg(long, value_name = "DIR", default_value = RUNS, hide_default_value = true)]
     pub model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
     #[arg(long, value_name = "bytes|FILE")]
@@ -47,6 +52,12 @@ pub struct Opened<'e, E: Engine> {
 }
 
 impl ModelArgs {
+    /// Chooses the newest run if no model was given.
+    pub fn choose(&mut self) -> anyhow::Result<()> {
+        self.model = chosen(&self.model)?;
+        Ok(())
+    }
+
     /// These arguments for another checkpoint.
     pub fn of(&self, model: &Path) -> Self {
         Self { model: model.into(), ..self.clone() }
@@ -82,6 +93,51 @@ pub fn newest(folder: &Path) -> PathBuf {
         Some((step, path))
     });
     steps.max().map_or(folder.into(), |(_, path)| path)
+}
+
+/// The folder of a model: as given, or, if none was given, the newest run.
+pub fn chosen(model: &Path) -> anyhow::Result<PathBuf> {
+    let is_model = newest(model) != model || model.join("config.json").exists();
+    if model != Path::new(RUNS) || is_model {
+        return Ok(model.into());
+    }
+    let Some(run) = newest_run(model) else {
+        bail!(
+            "there is no model in {RUNS}/: train one with `march train tiny/march`, or name one with --model"
+        )
+    };
+    note!("no --model was given: using {}", run.display());
+    Ok(run)
+}
+
+/// The run with the newest checkpoint; the demo's model only if there is no other.
+fn newest_run(runs: &Path) -> Option<PathBuf> {
+    let written = |run: &PathBuf| {
+        let checkpoint = Some(newest(run)).filter(|checkpoint| checkpoint != run)?;
+        checkpoint.metadata().and_then(|metadata| metadata.modified()).ok()
+    };
+    let latest = |runs: Vec<PathBuf>| runs.into_iter().filter_map(|run| Some((written(&run)?, run))).max();
+    let own = entries(runs);
+    let demos = own.iter().map(|folder| folder.join("march")).collect();
+    latest(own).or_else(|| latest(demos)).map(|(_, run)| run)
+}
+
+/// The runs in a folder, by name.
+pub fn runs_in(folder: &Path) -> Vec<PathBuf> {
+    let mut runs = entries(folder);
+    runs.retain(|run| is_run(run));
+    runs.sort();
+    runs
+}
+
+/// Whether a folder has the files of a run.
+pub fn is_run(folder: &Path) -> bool {
+    ["config.toml", "run.json"].iter().any(|name| folder.join(name).is_file())
+}
+
+/// The paths in a folder; none if it cannot be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
 impl<E: Engine> Opened<'_, E> {

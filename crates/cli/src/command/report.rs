@@ -1,10 +1,12 @@
 //! `march report`: a run as one page.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::Args;
 use march::run::Session;
 
+use super::open::{RUNS, is_run, runs_in};
 use crate::display::out::say;
 use crate::output::{Kind, Output};
 
@@ -24,6 +26,7 @@ pub struct Report {
 impl Report {
     /// Writes the page.
     pub fn run(self) -> anyhow::Result<()> {
+        check_run(&self.run)?;
         let path = self.output.unwrap_or_else(|| self.run.join("report.html"));
         let output = Output::check(&path, Kind::Page, &[&self.run])?;
         output.write(march::report::render(&self.run)?.as_bytes())?;
@@ -32,4 +35,26 @@ impl Report {
         Session::all(&self.run)?;
         Ok(())
     }
+}
+
+/// Rejects a folder that is not a run, and lists the runs that there are.
+fn check_run(run: &Path) -> anyhow::Result<()> {
+    if is_run(run) {
+        return Ok(());
+    }
+    let wrong = match (run.is_dir(), run.exists()) {
+        (true, _) => "is not a run: it has no `config.toml`",
+        (false, true) => "is not a folder",
+        (false, false) => "does not exist",
+    };
+    let beside = run.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let found = [run, beside, Path::new(RUNS)].map(runs_in).into_iter().find(|runs| !runs.is_empty());
+    let Some(found) = found else {
+        bail!(
+            "{}: {wrong}, and there are no runs in {RUNS}/; `march train tiny/march` makes one",
+            run.display()
+        )
+    };
+    let list: String = found.iter().map(|run| format!("\n  {}", run.display())).collect();
+    bail!("{}: {wrong}; the runs are{list}", run.display())
 }

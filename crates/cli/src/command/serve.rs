@@ -1,7 +1,7 @@
 //! `march serve`: a model over HTTP, with OpenAI's interface.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -11,17 +11,13 @@ use march_server::{Access, Allowed, ConnectionLimits, Loaded, Options, Origin, S
 
 use super::bank;
 use super::open::{ModelArgs, Opened, newest};
+use crate::address::{Address, address};
 use crate::device::on_device;
 use crate::display::out::note;
 use crate::{interrupt, number};
 
 /// Serve a model over HTTP, with OpenAI's interface, and a chat in the browser.
 #[derive(Args)]
-#[command(mut_arg("model", |arg| {
-    let help = "A checkpoint folder, or the folder of a run, whose newest checkpoint is used [default: the newest run \
-                in runs/, or the demo's model]";
-    arg.required(false).default_value(RUNS).hide_default_value(true).help(help)
-}))]
 #[command(after_help = "Examples:
   march serve                                         # the newest run; open the address in a browser to chat
   march serve --model runs/first-run --sessions conversations
@@ -39,9 +35,9 @@ first, for at most --drain-seconds. Without --api-key-file, the server answers o
 pub struct Serve {
     #[command(flatten)]
     model: ModelArgs,
-    /// The address to listen at; port 0 takes a free one
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
-    addr: SocketAddr,
+    /// The address to listen at, such as localhost:8080; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", value_parser = address)]
+    addr: Address,
     /// The model's name for clients [default: the name of its folder]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -96,7 +92,8 @@ pub struct Serve {
 
 impl Serve {
     /// Serves until it is interrupted.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.serve(engine))
     }
 
@@ -112,10 +109,7 @@ impl Serve {
                 Some(key.to_string())
             }
         };
-        let model = match self.model.model == Path::new(RUNS) && newest(Path::new(RUNS)) == Path::new(RUNS) {
-            true => self.model.of(&newest_run(Path::new(RUNS))?),
-            false => self.model.clone(),
-        };
+        let model = &self.model;
         let folder = newest(&model.model);
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -131,11 +125,16 @@ impl Serve {
         let loaded = Loaded { engine, model, parameters, tokenizer, policy, tag };
         let share =
             Share { texts: self.batch, queue: self.queue, slice: self.slice, cache_bytes: self.cache_bytes };
+        let host = self.addr.host;
         let options = Options {
-            addr: self.addr,
+            addr: self.addr.addr,
             name: name.clone(),
             folder,
-            access: Access { key: api_key, host_names: self.host_name, origins: self.cors },
+            access: Access {
+                key: api_key,
+                host_names: self.host_name.into_iter().chain([host.clone()]).collect(),
+                origins: self.cors,
+            },
             connections: ConnectionLimits {
                 connections: self.connections,
                 header: Duration::from_secs(self.header_seconds),
@@ -149,7 +148,9 @@ impl Serve {
             share,
         };
         let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
-        let ready = |addr| note!("serving {name} at http://{addr}; Ctrl-C stops");
+        let ready = |addr: SocketAddr| {
+            note!("serving {name} at http://{host}:{}; Ctrl-C stops", addr.port());
+        };
         march_server::serve(loaded, options, stop, ready).map_err(anyhow::Error::msg)
     }
 }
@@ -160,31 +161,5 @@ fn host_name(text: &str) -> Result<String, String> {
     match !text.is_empty() && text.bytes().all(plain) && !text.contains("://") {
         true => Ok(text.trim_end_matches('.').into()),
         false => Err("a name is a host's name or address without a port, such as march.example".into()),
-    }
-}
-
-/// Where `march train` and `march demo` write.
-const RUNS: &str = "runs";
-
-/// The run with the newest checkpoint; the demo's model only if there is no other.
-fn newest_run(runs: &Path) -> anyhow::Result<PathBuf> {
-    let folders = |folder: &Path| -> Vec<PathBuf> {
-        std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
-    };
-    let written = |run: &PathBuf| {
-        let checkpoint = Some(newest(run)).filter(|checkpoint| checkpoint != run)?;
-        checkpoint.metadata().and_then(|metadata| metadata.modified()).ok()
-    };
-    let latest = |runs: Vec<PathBuf>| runs.into_iter().filter_map(|run| Some((written(&run)?, run))).max();
-    let own = folders(runs);
-    let demos = own.iter().map(|folder| folder.join("march")).collect();
-    match latest(own.clone()).or_else(|| latest(demos)) {
-        Some((_, run)) => {
-            note!("no --model was given: serving {}", run.display());
-            Ok(run)
-        }
-        None => bail!(
-            "there is no model in {RUNS}/: train one with `march train tiny/march`, or name one with --model"
-        ),
     }
 }

@@ -14,6 +14,7 @@ use march::train::ranks::{Alone, Ranks};
 use march::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
 
 use super::open::newest;
+use super::train_text::{Fresh, Request};
 use crate::device::{CPU, EngineArgs, Runs, on_device};
 use crate::display::out::{note, say};
 use crate::display::{About, Dashboard, bytes, lines, thousands};
@@ -23,27 +24,34 @@ use crate::{interrupt, job, machine, number};
 #[derive(Args)]
 #[command(after_help = "Examples:
   march train configs/tiny/march.toml
+  march train book.txt
+  march train tiny/gdn --data texts
   march train tiny/gdn --run runs/gdn --set train.steps=100 --set train.learning_rate=1e-3
   march train --resume runs/gdn --dashboard
   march train --resume runs/gdn --steps 2000
   march train tiny/march --init-from runs/gdn
 
-Without [data], the model is trained on a built-in book. Ctrl-C saves a checkpoint of the last finished step,
+Without [data], the model is trained on a built-in book. A text is encoded with the tokenizer of the configuration,
+which is bytes in the tiny presets, into RUN/data, and its last tenth is held out for validation. Ctrl-C saves a checkpoint of the last finished step,
 prints how to resume, and exits with code 130. A checkpoint RUN/checkpoints/step-N is an ordinary model
 folder. With --resume, --set can change settings that do not affect the weights, such as train.save_every, and
 the paths in [data], if the same data has moved. --steps makes a run longer or shorter: from there on, the
 learning rate follows the schedule over the new number of steps.")]
 pub struct Train {
-    /// A TOML file, or the name of a preset
-    #[arg(value_name = "FILE|PRESET", required_unless_present = "resume", conflicts_with = "resume")]
+    /// A TOML file, the name of a preset, or a text to train tiny/march on
+    #[arg(value_name = "FILE|PRESET|TEXT", required_unless_present_any = ["resume", "data"], conflicts_with = "resume")]
     config: Option<String>,
+    /// Train on this text (.txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet), on all texts in this folder, or on this folder
+    /// of tokens
+    #[arg(long, value_name = "FILE|DIR", conflicts_with = "resume")]
+    data: Option<PathBuf>,
     /// Override a key; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     settings: Vec<String>,
     /// Total number of steps, same as `--set train.steps=N`; with --resume it makes the run longer or shorter
     #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
     steps: Option<u64>,
-    /// The run's folder [default: runs/NAME after the configuration, with a number if that exists]
+    /// The run's folder [default: runs/NAME after the configuration or the text, with a number if that exists]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     run: Option<PathBuf>,
     /// Continue this run from its newest valid checkpoint
@@ -83,7 +91,12 @@ impl Train {
         on_device!(engine, Products::Fastest, |engine| self.train_on(&engine, ranks, stop))
     }
 
-    fn train_on(&self, engine: &impl Runs, ranks: Box<dyn Ranks>, stop: &AtomicBool) -> anyhow::Result<()> {
+    fn train_on(
+        &self,
+        engine: &impl Runs,
+        mut ranks: Box<dyn Ranks>,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<()> {
         let mut settings = self.settings.clone();
         settings.extend(self.steps.map(|steps| format!("train.steps={steps}")));
         let init_from = self.init_from.as_deref().map(newest);
@@ -106,17 +119,20 @@ impl Train {
                 engine.self_test()?;
                 Run::resume(engine, folder, options, ranks, &mut note)?
             }
-            (None, Some(name)) => {
-                let config = Config::load_with(name, &settings)?;
-                let folder = self.run.clone().unwrap_or_else(|| free_folder(name));
+            (None, config) => {
+                let request = Request::new(config.as_deref(), self.data.as_deref(), &settings)?;
+                let mut config = Config::load_with(&request.config, &settings)?;
+                let folder = self.run.clone().unwrap_or_else(|| free_folder(&request.name));
                 // Check before a folder is created that would have to be removed.
                 let rows = config.train.tokens_per_step / config.data.sequence_length;
                 let rows = ranks.share(rows).len().min(config.train.micro_batch);
                 refuse_beyond_machine(engine, &config, rows, ranks.count())?;
                 engine.self_test()?;
-                Run::create(engine, config, &folder, options, ranks)?
+                let fresh = request.prepare(&mut config, &folder, &settings, &mut *ranks)?;
+                let run = Run::create(engine, config, &folder, options, ranks)?;
+                fresh.into_iter().for_each(Fresh::keep);
+                run
             }
-            (None, None) => bail!("give a configuration, or a run to resume with --resume"),
         };
         introduce(engine, &mut run)?;
         let session = machine::session(engine, run.trainer().step(), run.trainer().rank().1);

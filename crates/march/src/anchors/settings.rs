@@ -8,14 +8,18 @@ use crate::error::{Error, Result};
 
 impl Policy {
     /// This policy with the changes in `settings`: entries `name=value`, separated by spaces, with the names shown
-    /// above. Settings that are not named stay unchanged.
+    /// above, each at most once. Settings that are not named stay unchanged.
     pub fn with(&self, settings: &str) -> Result<Self> {
-        let mut policy = self.clone();
+        let (mut policy, mut named) = (self.clone(), Vec::new());
         for setting in settings.split_whitespace() {
             let refuse = |why: String| Error::Request(format!("policy `{settings}`: {why}"));
             let Some((name, value)) = setting.split_once('=') else {
                 return Err(refuse(format!("`{setting}` is not of the form `name=value`")));
             };
+            if named.contains(&name) {
+                return Err(refuse(format!("`{name}` is given twice; give it once")));
+            }
+            named.push(name);
             policy.set(name, value).map_err(|why| refuse(format!("`{name}` {why}")))?;
         }
         Ok(policy)
@@ -91,6 +95,7 @@ mod tests {
             ("top-4", "`top-4` is not of the form `name=value`"),
             ("topk=4", "`topk` is not a setting"),
             ("top-k=0", "`top-k` is `0`; it must be a whole number above 0, or `dense`"),
+            ("interval=1 top-k=2 interval=1", "`interval` is given twice"),
             ("interval=many", "`interval` is `many`"),
             ("storage=int8 retention=some", "`retention` is `some`; it must be `all`"),
         ] {

@@ -64,8 +64,23 @@ pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
 
 /// The message about a name that is not a preset and not a file.
 pub(crate) fn preset(name: &str) -> String {
+    let list: String = nearest_presets(name).map(|near| format!("\n  {near}")).concat();
+    format!("the nearest presets are{list}\n`march inspect model --list` shows all")
+}
+
+/// The three presets whose names differ least from `name`, the nearest first. The group may be missing.
+fn nearest_presets(name: &str) -> [&'static str; 3] {
+    let plain = |text: &str| text.to_lowercase().replace('_', "-").chars().collect::<Vec<_>>();
     let stem = name.strip_suffix(".toml").unwrap_or(name);
-    choice(stem, "the presets are", presets::names())
+    let stem = stem.strip_prefix("configs/").unwrap_or(stem);
+    let distance = |preset: &&str| {
+        let whole = edit_distance(&plain(stem), &plain(preset));
+        let own = preset.rsplit('/').next().filter(|_| !stem.contains('/'));
+        own.map_or(whole, |own| whole.min(edit_distance(&plain(stem), &plain(own))))
+    };
+    let mut presets: Vec<&str> = presets::names().collect();
+    presets.sort_by_key(distance);
+    std::array::from_fn(|i| presets.get(i).copied().unwrap_or_default())
 }
 
 /// "did you mean `a`? there are `a`, `b`", without the question if nothing is similar.
@@ -119,6 +134,15 @@ mod tests {
             let [from_chars, to_chars] = [from, to].map(|text| text.chars().collect::<Vec<_>>());
             assert_eq!(edit_distance(&from_chars, &to_chars), expected, "{from} {to}");
         }
+    }
+
+    #[test]
+    fn nearest_three_presets() {
+        assert_eq!(nearest_presets("tiny/marhc"), ["tiny/march", "demo/march", "tiny/gdn"]);
+        assert_eq!(nearest_presets("march"), ["paper/march", "demo/march", "tiny/march"]);
+        assert_eq!(nearest_presets("configs/tiny/gdm.toml")[0], "tiny/gdn");
+        let line = preset("tiny/log_linear");
+        assert!(line.contains("are\n  tiny/log-linear\n  ") && line.matches('\n').count() == 4, "{line}");
     }
 
     #[test]

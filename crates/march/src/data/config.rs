@@ -122,8 +122,15 @@ impl DataConfig {
                 let message = "is set, but the built-in text needs none; remove it or set `kind`";
                 return Err(("path", message.into()));
             }
-            (DataKind::Shards | DataKind::Batches, None) => {
-                return Err(("path", format!("is missing; `kind = \"{}\"` needs it", self.kind.name())));
+            (DataKind::Shards, None) => {
+                let message = "is missing in [data]: `kind = \"shards\"` needs the folder that `march data prepare` \
+                               wrote; set it with `--set data.path=DIR`, or with `path = \"DIR\"` in a file";
+                return Err(("path", message.into()));
+            }
+            (DataKind::Batches, None) => {
+                let message = "is missing in [data]: `kind = \"batches\"` needs a JSON file of batches; set it with \
+                               `--set data.path=FILE`, or with `path = \"FILE\"` in a file";
+                return Err(("path", message.into()));
             }
             (DataKind::Recall, path) => {
                 let Some(task) = &self.task else {
@@ -179,6 +186,8 @@ mod tests {
         assert!(good.check().is_ok());
         assert_eq!(refused(DataConfig { kind: DataKind::Shards, ..good.clone() }), "path");
         assert_eq!(refused(DataConfig { kind: DataKind::Batches, ..good.clone() }), "path");
+        let (_, message) = DataConfig { kind: DataKind::Shards, ..good.clone() }.check().unwrap_err();
+        assert!(message.contains("`--set data.path=DIR`"), "{message}");
         assert_eq!(refused(DataConfig { path: Some("here".into()), ..good.clone() }), "path");
         assert_eq!(refused(DataConfig { kind: DataKind::Recall, ..good.clone() }), "task");
         assert_eq!(refused(DataConfig { task: Some("mqar".into()), ..good.clone() }), "task");

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use rand_chacha::rand_core::Rng;
 
+use crate::config::Contradiction;
 use crate::error::{Error, Result};
 
 /// How tokens are sampled. By default from the model's unmodified probabilities.
@@ -46,19 +47,24 @@ impl Sampling {
 
     /// Rejects invalid values.
     pub fn check(&self) -> Result<()> {
+        self.check_keys().map_err(|(_, message)| Error::Request(message))
+    }
+
+    /// Rejects invalid values as [`Sampling::check`] does, with the name of the field that is invalid.
+    pub fn check_keys(&self) -> std::result::Result<(), Contradiction> {
         let Self { temperature, top_k, top_p, repetition_penalty, .. } = *self;
-        let refuse = |message: String| Err(Error::Request(message));
         if !(temperature.is_finite() && temperature >= 0.0) {
-            return refuse(format!("the temperature is {temperature}; it must be 0 or more"));
+            return Err(("temperature", format!("the temperature is {temperature}; it must be 0 or more")));
         }
         if top_k == Some(0) {
-            return refuse("top-k is 0; it must be at least 1, or not set".into());
+            return Err(("top_k", "top-k is 0; it must be at least 1, or not set".into()));
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return refuse(format!("top-p is {top_p}; it must be above 0 and at most 1"));
+            return Err(("top_p", format!("top-p is {top_p}; it must be above 0 and at most 1")));
         }
         if !(repetition_penalty.is_finite() && repetition_penalty > 0.0) {
-            return refuse(format!("the repetition penalty is {repetition_penalty}; it must be above 0"));
+            let message = format!("the repetition penalty is {repetition_penalty}; it must be above 0");
+            return Err(("repetition_penalty", message));
         }
         Ok(())
     }
@@ -216,15 +222,16 @@ mod tests {
     fn what_has_no_meaning_is_refused() {
         let fine = Sampling::default();
         assert!(fine.check().is_ok());
-        for (bad, word) in [
-            (Sampling { temperature: -1.0, ..fine }, "temperature"),
-            (Sampling { temperature: f64::NAN, ..fine }, "temperature"),
-            (Sampling { top_k: Some(0), ..fine }, "top-k"),
-            (Sampling { top_p: 0.0, ..fine }, "top-p"),
-            (Sampling { top_p: 1.5, ..fine }, "top-p"),
-            (Sampling { repetition_penalty: 0.0, ..fine }, "penalty"),
+        for (bad, word, key) in [
+            (Sampling { temperature: -1.0, ..fine }, "temperature", "temperature"),
+            (Sampling { temperature: f64::NAN, ..fine }, "temperature", "temperature"),
+            (Sampling { top_k: Some(0), ..fine }, "top-k", "top_k"),
+            (Sampling { top_p: 0.0, ..fine }, "top-p", "top_p"),
+            (Sampling { top_p: 1.5, ..fine }, "top-p", "top_p"),
+            (Sampling { repetition_penalty: 0.0, ..fine }, "penalty", "repetition_penalty"),
         ] {
             assert!(bad.check().unwrap_err().to_string().contains(word), "{bad:?}");
+            assert_eq!(bad.check_keys().unwrap_err().0, key, "{bad:?}");
         }
     }
 }

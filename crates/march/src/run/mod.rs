@@ -7,6 +7,7 @@
 //! RUN/metrics.jsonl          one line per step, validation and sample; the source of reports
 //! RUN/metrics-discarded.jsonl    lines of steps that were repeated after a resume
 //! RUN/samples.txt            the samples, for reading
+//! RUN/data/                  the tokens of a text that was given when the run was started
 //! RUN/checkpoints/step-N/    a checkpoint that any command accepts, and what resuming needs
 //! ```
 
@@ -32,7 +33,7 @@ use record::Record;
 
 use crate::anchors::Retention;
 use crate::checkpoint::verify_folder;
-use crate::data::{Loader, Sources};
+use crate::data::{DataConfig, DataKind, Loader, Sources};
 use crate::error::{Error, Result};
 use crate::generate::{Generator, Sampling};
 use crate::model::{Model, Settings};
@@ -43,6 +44,9 @@ use crate::train::{MemoryPlan, Progress, Recompute, StepReport, Trainer, Validat
 
 /// The name that errors use for a complete configuration, built from a file, a preset and settings.
 const CONFIGURATION: &str = "configuration";
+
+/// The folder of a run that holds the tokens of a text given when the run was started.
+pub const DATA_FOLDER: &str = "data";
 
 /// Options for starting or resuming a run.
 #[derive(Clone, Debug, Default)]
@@ -234,6 +238,7 @@ impl<'e, E: Engine> Run<'e, E> {
         let own = Folder::open(folder, writes)?;
         let record = Record::read(folder)?;
         let mut config = Record::config(folder, record.as_ref(), &options.settings)?;
+        follow_data(&mut config.data, folder);
         config.data.make_absolute()?;
         let opened = Opened::new(engine, &config, &options, ranks)?;
         let mut run = Self::new(engine, config, own, options, opened);
@@ -541,5 +546,17 @@ impl<'e, E: Engine> Run<'e, E> {
         let tokenizer = self.config.data.kind.has_tokenizer().then(|| self.tokenizer.to_json());
         self.trainer.save(&folder, &self.progress, tokenizer.as_deref())?;
         Ok(folder)
+    }
+}
+
+/// Finds the tokens in the run's own folder if that has moved.
+fn follow_data(data: &mut DataConfig, folder: &Path) {
+    let own = folder.join(DATA_FOLDER);
+    let was_own = |path: &String| {
+        let path = Path::new(path);
+        path.file_name().is_some_and(|name| name == DATA_FOLDER) && !path.exists()
+    };
+    if data.kind == DataKind::Shards && data.path.as_ref().is_some_and(was_own) && own.is_dir() {
+        data.path = Some(own.to_string_lossy().into_owned());
     }
 }

@@ -152,11 +152,14 @@ fn toml_syntax_errors_have_a_line_and_a_column() {
 
 #[test]
 fn names_that_are_not_there_are_answered_with_presets() {
-    refused(Config::load("paper/marhc"), &["paper/marhc", "mean `paper/march`"]);
-    refused(Config::load("march"), &["mean `paper/march`", "`tiny/transformer`"]);
-    refused(Config::load("paper/gdn.toml"), &["mean `paper/gdn`"]);
-    refused(Config::load("zzz"), &["zzz", "`paper/march`", "`ablation/top-4`"]);
-    refused(Config::load(""), &["`paper/march`"]);
+    let near = "the nearest presets are\n  ";
+    refused(Config::load("paper/marhc"), &["paper/marhc: is not", &format!("{near}paper/march\n  ")]);
+    refused(Config::load("march"), &[near, "\n  paper/march", "\n  demo/march", "\n  tiny/march"]);
+    refused(Config::load("paper/gdn.toml"), &[&format!("{near}paper/gdn\n  ")]);
+    refused(Config::load("zzz"), &["zzz", near, "`march inspect model --list` shows all"]);
+    refused(Config::load(""), &[near]);
+    let message = Config::load("tiny/marsh").unwrap_err().to_string();
+    assert_eq!(message.lines().filter(|line| line.starts_with("  ")).count(), 3, "{message}");
     let folder = tempfile::tempdir().unwrap();
     refused(Config::load(folder.path().to_str().unwrap()), &["is a folder"]);
     let binary = folder.path().join("binary.toml");

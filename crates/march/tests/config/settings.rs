@@ -69,6 +69,10 @@ fn an_error_elsewhere_names_the_file_or_preset() {
         set("tiny/march", &["model.model_type=gated_deltanet"]),
         &["preset tiny/march, line ", "is not used by model_type `gated_deltanet`"],
     );
+    refused(
+        set("tiny/march", &["data.kind=shards"]),
+        &["preset tiny/march: `path` is missing in [data]", "`march data prepare`", "`--set data.path=DIR`"],
+    );
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");
     std::fs::write(&path, "extends = 'tiny/march'\n[train]\nkeep = -1").unwrap();

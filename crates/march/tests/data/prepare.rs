@@ -173,6 +173,35 @@ fn wrong_requests_are_refused() {
     run(&[&good], &Options { force: true, ..options.clone() }).unwrap();
     assert!(!output.join("tokenizer.json.sha256").exists());
     march::data::Shards::open(&output).unwrap().tokenizer().unwrap();
+    // A `meta.json` and files of others are never replaced or added to.
+    for text in ["{\"title\": \"my notes\"}", "{\"format_version\": 2, \"shards\": []}", "notes"] {
+        for name in ["meta.json", "progress.json"] {
+            let other = folder.join("other");
+            std::fs::create_dir(&other).unwrap();
+            write(&other.join(name), text);
+            for force in [false, true] {
+                let options = Options { force, ..options.clone() };
+                let refused = prepare_all(&Tokenizer::bytes(), std::slice::from_ref(&good), &other, &options);
+                message(refused, &[name, "is not from `march data prepare`", "another folder"]);
+                assert_eq!(std::fs::read_to_string(other.join(name)).unwrap(), text);
+                assert_eq!(std::fs::read_dir(&other).unwrap().count(), 1);
+            }
+            std::fs::remove_dir_all(&other).unwrap();
+        }
+    }
+    let mixed = folder.join("mixed");
+    std::fs::create_dir(&mixed).unwrap();
+    write(&mixed.join("notes.md"), "mine");
+    for force in [false, true] {
+        let options = Options { force, ..options.clone() };
+        let refused = prepare_all(&Tokenizer::bytes(), std::slice::from_ref(&good), &mixed, &options);
+        message(refused, &["mixed", "other files, such as `notes.md`", "a new or empty folder"]);
+        assert_eq!(std::fs::read_dir(&mixed).unwrap().count(), 1);
+    }
+    // Notes beside tokens are no reason not to make the tokens again.
+    write(&output.join("notes.md"), "mine");
+    run(&[&good], &Options { force: true, ..options.clone() }).unwrap();
+    assert!(output.join("notes.md").exists());
     let file = write(&folder.join("file"), "");
     message(prepare_all(&Tokenizer::bytes(), &[good], &file, &options), &["file"]);
 }

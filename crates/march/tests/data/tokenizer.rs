@@ -33,6 +33,11 @@ fn bytes_are_bytes() {
     assert_eq!(tokenizer.decode(&[0xC3]).unwrap(), "\u{FFFD}");
     assert_eq!(tokenizer.decode(&[65, 0xFF, 256, 66]).unwrap(), "A\u{FFFD}<|endoftext|>B");
     assert_eq!(tokenizer.decode(&[257, 65, u32::MAX, 66]).unwrap(), "\u{FFFD}A\u{FFFD}B");
+    assert_eq!(tokenizer.decode_checked(&[65, 256, 66]).unwrap(), "A<|endoftext|>B");
+    for id in [257, 99_999, u32::MAX] {
+        let refused = tokenizer.decode_checked(&[65, id]).unwrap_err().to_string();
+        assert!(refused.contains(&format!("the id {id}; its ids are from 0 to 256")), "{refused}");
+    }
     // Folders that exist carry this hash: it must never change.
     assert_eq!(tokenizer.hash(), "4ac42338aa4c66aca62402c411908ecf06c316e70ad83613890a304d368e4d4b");
 }
@@ -117,6 +122,8 @@ fn a_file_encodes_as_the_library_does() {
     }
     assert_eq!(learnt().decode(&learnt().encode("中").unwrap()[..1]).unwrap(), "\u{FFFD}");
     assert_eq!(learnt().decode(&[65, 600, 66]).unwrap(), "A\u{FFFD}B");
+    assert!(learnt().decode_checked(&[65, 600]).unwrap_err().to_string().contains("the id 600"));
+    assert_eq!(learnt().decode_checked(&[65, 66]).unwrap(), "AB");
 }
 
 proptest! {

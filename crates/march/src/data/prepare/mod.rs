@@ -6,6 +6,7 @@
 //! uninterrupted run would have written. The file also has the checksums of the shards, so that damage is detected
 //! before they are extended. `meta.json` is written last and marks the folder as complete.
 
+mod foreign;
 mod pipeline;
 mod progress;
 mod writer;
@@ -87,7 +88,7 @@ pub enum Prepared {
     Stopped(Status),
 }
 
-/// Writes the tokens of `files` to the folder `output`. `watch` is called after every batch of documents and can stop
+/// Writes the tokens of `files` to the folder `output`, which must be new or empty or have tokens. `watch` is called after every batch of documents and can stop
 /// the work.
 pub fn prepare(
     tokenizer: &Tokenizer,
@@ -104,6 +105,7 @@ pub fn prepare(
     }
     let sizes = files.iter().map(|file| text::check(file)).collect::<Result<Vec<u64>>>()?;
     let command = Command::new(tokenizer, files, &sizes, options);
+    foreign::refuse(output)?;
     fs::create_dir_all(output).map_err(Error::io(output, "create the folder"))?;
     let Some(_lock) = disk::Lock::take(&output.join(LOCK_FILE))? else {
         let message = "is being written by another `march data prepare`; wait until it ends";
