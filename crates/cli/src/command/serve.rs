@@ -12,7 +12,7 @@ use march_server::{Allowed, Loaded, Options, Share};
 use super::bank;
 use super::open::{ModelArgs, Opened, newest};
 use crate::device::on_device;
-use crate::display::out::note;
+use crate::display::out::{self, note};
 use crate::{interrupt, number};
 
 /// Serve a model over HTTP, with OpenAI's interface, and a chat in the browser.
@@ -74,6 +74,9 @@ pub struct Serve {
     /// The longest time that a request may take, in seconds
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = number::count::<u64>)]
     request_seconds: u64,
+    /// Print the model's name and the address, as one line of JSON, once the server listens
+    #[arg(long)]
+    json: bool,
 }
 
 impl Serve {
@@ -126,7 +129,13 @@ impl Serve {
             share,
         };
         let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
-        let ready = |addr| note!("serving {name} at http://{addr}; Ctrl-C stops");
+        let ready = |addr| {
+            note!("serving {name} at http://{addr}; Ctrl-C stops");
+            if self.json {
+                let line = serde_json::json!({ "name": name, "url": format!("http://{addr}") });
+                out::piece(&format!("{line}\n"));
+            }
+        };
         march_server::serve(loaded, options, stop, ready)
             .map_err(anyhow::Error::msg)
             .context("the server stopped")
