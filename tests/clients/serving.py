@@ -50,21 +50,20 @@ class Server:
     """A running `march serve`."""
 
     def __init__(self, march, model, *flags, name="tiny", threads=2, addr="127.0.0.1:0"):
-        command = [march, "serve", "--model", model, "--name", name, "--addr", addr, "--threads", threads, *flags]
+        command = [march, "serve", "--json", "--model", model, "--name", name, "--addr", addr, "--threads", threads, *flags]
         command = [str(part) for part in command]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace")
         self.said = []
-        for line in self.process.stderr:
-            self.said.append(line)
-            if "http://" in line:
-                self.url = "http://" + line.split("http://")[1].split(";")[0].strip()
-                break
-        else:
-            self.process.wait()
-            raise RuntimeError("march serve did not start: " + "".join(self.said))
         # Keep reading, so that the server never waits for its log.
         self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
         self.reader.start()
+        ready = self.process.stdout.readline()
+        if not ready:
+            self.process.wait()
+            self.reader.join()
+            raise RuntimeError("march serve did not start: " + "".join(self.said))
+        self.url = json.loads(ready)["url"]
 
     def resident(self):
         """Bytes of memory that the process has now."""
