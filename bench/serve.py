@@ -3,6 +3,7 @@
     python bench/serve.py [--march target/release/march] [--model DIR] [--json FILE]
     python bench/serve.py --llama MODEL.gguf --llama-python PYTHON_WITH_LLAMA_CPP
     python bench/serve.py --peer NAME=http://127.0.0.1:8000
+    python bench/serve.py --quick
 
 Measures, with random weights and greedy answers that end only at `max_tokens`:
 
@@ -13,7 +14,8 @@ Measures, with random weights and greedy answers that end only at `max_tokens`:
 
 `--peer` measures another server with OpenAI's interface in the same way; `--llama` starts llama-cpp-python's server
 with a GGUF file (bench/peers/llama_gguf.py writes a random one). That server answers one request at a time, so it has
-no third number. Needs only Python's own library. Other programs on the machine disturb the numbers.
+no third number. Needs only Python's own library. Other programs on the machine disturb the numbers. `--quick` measures
+all of it once with short texts, in seconds: that shows that it works, and its numbers mean nothing.
 """
 
 import argparse
@@ -335,7 +337,10 @@ def main():
     parser.add_argument("--llama", metavar="GGUF", help="measure llama-cpp-python's server with this file")
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python[server]")
     parser.add_argument("--json", help="write the numbers to this file")
+    parser.add_argument("--quick", action="store_true", help="short texts, once each")
     options = parser.parse_args()
+    if options.quick:
+        options.prompt, options.answer, options.quiet, options.window, options.repeats = 512, 8, 0.2, 2, 1
     results = []
     with tempfile.TemporaryDirectory() as work:
         models = {"--model": options.model} if options.model else {}

@@ -3,7 +3,7 @@
 Prints one JSON object, {"name": milliseconds}: the best of several repetitions after a warm-up. The names are
 those of `cargo bench --workspace --bench engine`, with the peer's way of doing it in brackets where there are two. With
 --check it instead compares the chunked gated delta rule that is timed here, and its gradients, with the
-token-by-token recurrence in float64.
+token-by-token recurrence in float64. --quick runs everything once, without a warm-up.
 """
 
 import argparse
@@ -124,9 +124,16 @@ def check():
 
 
 def best(function, repetitions, seconds=2.0):
-    """Milliseconds of the fastest of several runs, for at least `repetitions` runs and about `seconds`."""
-    for _ in range(2):
-        function()
+    """Milliseconds of the fastest of several runs, for at least `repetitions` runs and about `seconds`.
+
+    With 0 repetitions, of a single run.
+    """
+    if repetitions == 0:
+        repetitions = 1
+        seconds = 0.0
+    else:
+        for _ in range(2):
+            function()
     times = []
     start = time.perf_counter()
     while len(times) < repetitions or (time.perf_counter() - start < seconds and len(times) < 200):
@@ -205,13 +212,14 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=5, help="at least this many runs of each")
     parser.add_argument("--check", action="store_true", help="prove the chunked form instead of timing")
+    parser.add_argument("--quick", action="store_true", help="one run of each, which shows that it works")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.check:
         check()
         return
     torch.manual_seed(0)
-    results = {name: round(ms, 4) for name, ms in measure(options.repetitions).items()}
+    results = {name: round(ms, 4) for name, ms in measure(0 if options.quick else options.repetitions).items()}
     print(json.dumps(results, indent=2))
     print(f"PyTorch {torch.__version__}, {options.threads} threads", file=sys.stderr)
 

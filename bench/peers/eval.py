@@ -1,10 +1,10 @@
 """Scores the requests of `cargo bench -p march --bench eval -- --peer FILE` in PyTorch with plain code.
 
-    eval.py MODEL_DIR REQUESTS.json [--threads N]
+    eval.py MODEL_DIR REQUESTS.json [--threads N] [--quick]
 
 MODEL_DIR is a checkpoint of tiny/gdn (`march init --config tiny/gdn --output MODEL_DIR`). Every continuation is read
 with its context, as scorers without shared contexts do; sequences are sorted by length and padded to batches of 32.
-Prints the requests per second, best of three runs.
+Prints the requests per second, best of three runs; with --quick, of one.
 """
 
 import argparse
@@ -37,6 +37,7 @@ def main():
     parser.add_argument("model", type=Path)
     parser.add_argument("requests", type=Path)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="one run, which shows that it works")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -46,7 +47,7 @@ def main():
     best = float("inf")
     with torch.inference_mode():
         score(model, sequences[:32])
-        for _ in range(3):
+        for _ in range(1 if options.quick else 3):
             began = time.perf_counter()
             score(model, sequences)
             best = min(best, time.perf_counter() - began)

@@ -1,11 +1,14 @@
 """Training steps of `march train --device gpu` and of PyTorch on the same GPU (CUDA or MPS), in turn; prints a table.
 
-    python gpu.py MARCH [--presets tiny/march …] [--rows N] [--length T] [--steps N]
+    python gpu.py MARCH [--presets tiny/march …] [--rows N] [--length T] [--steps N] [--quick]
 
 MARCH is the program, built with `--features gpu`. For each preset both start from the same checkpoint and take the same
 steps, in float32 without TF32. PyTorch runs eagerly: scaled_dot_product_attention, and the gated delta rule by chunks
 with one triangular solve (models.py). On CUDA it also runs with TF32, which march does not have. Without PyTorch, a GPU,
 or a program with GPU support, it says what is missing and ends with status 0. This was never run on a GPU by its authors.
+
+--quick takes the fewest steps on a short text. If PyTorch has no GPU, both run on the processor, and the output says so:
+that shows that this script works, in seconds, and its times mean nothing.
 """
 
 import argparse
@@ -25,8 +28,8 @@ def missing(what):
     sys.exit(0)
 
 
-def torch_device():
-    """PyTorch and the name of its GPU."""
+def torch_device(quick):
+    """PyTorch, and its GPU and the name of that; the processor if it has none and the processor will do."""
     try:
         import torch
     except ImportError:
@@ -35,6 +38,8 @@ def torch_device():
         return torch, "cuda", torch.cuda.get_device_name()
     if torch.backends.mps.is_available():
         return torch, "mps", "Apple GPU"
+    if quick:
+        return torch, "cpu", "PyTorch finds no GPU, so both run on the processor"
     missing("PyTorch finds neither a CUDA GPU nor MPS")
 
 
@@ -66,11 +71,16 @@ def main():
     parser.add_argument("--steps", type=int, default=6, help="the first two are not timed")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--quick", action="store_true", help="3 steps of tiny/gdn on 128 tokens, also without a GPU")
     options = parser.parse_args()
     options.threads = 1
+    if options.quick:
+        options.presets, options.steps, options.rows, options.length = ["tiny/gdn"], 3, 1, 128
     if options.steps < 3:
         parser.error("--steps must be at least 3: the first two are not timed")
-    torch, device, name = torch_device()
+    torch, device, name = torch_device(options.quick)
+    if device == "cpu":
+        options.device = "cpu"
     probe = subprocess.run(
         [options.march, "doctor", "--device", options.device], capture_output=True, text=True
     )

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import signal
 import subprocess
 import threading
@@ -60,22 +59,23 @@ class Server:
     """A running `march serve`. `before` is a command of the shell, such as `umask 000`, that holds for it."""
 
     def __init__(self, march, model, *flags, name="tiny", threads=2, addr="127.0.0.1:0", before=None):
-        command = [march, "serve", "--model", model, "--name", name, "--addr", addr, "--threads", threads, *flags]
-        command = [str(part) for part in command]
+        command = [march, "serve", "--json", "--model", model, "--name", name, "--addr", addr, "--threads", threads]
+        command = [str(part) for part in [*command, *flags]]
         if before:
             command = ["sh", "-c", f'{before}; exec "$@"', "sh", *command]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace")
         self.said = []
-        for line in self.process.stderr:
-            self.said.append(line)
-            if found := re.search(r"serving .* at (http://\S+:(\d+));", line):
-                self.url, self.port = found[1], int(found[2])
-                break
-        else:
-            raise NotStarted(self.process.wait(), "".join(self.said))
         # Keep reading, so that the server never waits for its log.
         self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
         self.reader.start()
+        ready = self.process.stdout.readline()
+        if not ready:
+            code = self.process.wait()
+            self.reader.join()
+            raise NotStarted(code, "".join(self.said))
+        self.url = json.loads(ready)["url"]
+        self.port = int(self.url.rsplit(":", 1)[1])
 
     def memory(self, name):
         """Bytes of a line of the process' status."""

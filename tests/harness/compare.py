@@ -117,18 +117,20 @@ def harness(model, tasks, limit, bootstraps=0):
 @contextlib.contextmanager
 def server(options):
     """The address of a running `march serve`."""
-    command = [options.march, "serve", "--model", options.model, "--name", "served", "--addr", "127.0.0.1:0"]
+    command = [options.march, "serve", "--json", "--model", options.model, "--name", "served", "--addr", "127.0.0.1:0"]
     command += ["--threads", options.threads]
-    process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([str(part) for part in command], stdout=pipe, stderr=pipe, text=True)
+    # Keep reading, so that the server never waits for its log.
+    said = []
+    reader = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)
+    reader.start()
     try:
-        for line in process.stderr:
-            if "http://" in line:
-                break
-        else:
-            sys.exit("march serve did not start")
-        # Keep reading, so that the server never waits for its log.
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield "http://" + line.split("http://")[1].split(";")[0]
+        ready = process.stdout.readline()
+        if not ready:
+            reader.join()
+            sys.exit(f"march serve did not start: {''.join(said)}")
+        yield json.loads(ready)["url"]
     finally:
         process.terminate()
         if process.wait(timeout=60) != 0:

@@ -70,19 +70,19 @@ class Server:
     """A running `march serve`."""
 
     def __init__(self, march, model, *flags):
-        command = [march, "serve", "--addr", "127.0.0.1:0", "--model", model, *flags]
+        command = [march, "serve", "--json", "--addr", "127.0.0.1:0", "--model", model, *flags]
         command = [str(part) for part in command]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-        said = []
-        for line in self.process.stderr:
-            said.append(line)
-            if at := re.search(r"http://[0-9.:]+", line):
-                self.url = at.group()
-                break
-        else:
-            raise AssertionError(f"the server did not start: {''.join(said)}")
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")
         # Keep reading, so that the server never waits for its log.
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        said = []
+        reader = threading.Thread(target=lambda: said.extend(self.process.stderr), daemon=True)
+        reader.start()
+        ready = self.process.stdout.readline()
+        if not ready:
+            reader.join()
+            raise AssertionError(f"the server did not start: {''.join(said)}")
+        self.url = json.loads(ready)["url"]
 
     def get(self, path):
         with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as answer:

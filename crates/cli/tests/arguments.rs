@@ -114,6 +114,27 @@ fn the_work_of_a_small_model_is_not_zero() {
     }
 }
 
+/// The resources of a run as JSON, for scripts.
+#[test]
+fn the_resources_of_a_run_as_json() {
+    // 100 processes are more than a step has sequences.
+    let arguments = ["inspect", "training", "tiny/march", "--processes", "1,2,100", "--json"];
+    let report: serde_json::Value = serde_json::from_str(&ok(&arguments)).unwrap();
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    let work = &report["flop_per_token"];
+    assert_eq!(number(&work["training"]), 3.0 * number(&work["forward"]), "{report}");
+    assert_eq!(number(&report["flop"]), number(&work["training"]) * number(&report["tokens"]), "{report}");
+    let shares = report["per_process"].as_array().unwrap();
+    assert_eq!(
+        shares.iter().map(|share| share["processes"].as_u64()).collect::<Vec<_>>(),
+        [Some(1), Some(2)]
+    );
+    for share in shares {
+        assert!(number(&share["flop_per_second"]) > 0.0, "{share}");
+        assert!(number(&share["bytes"]) > number(&share["bytes_with_recomputation"]), "{share}");
+    }
+}
+
 /// A run folder is treated as its newest checkpoint.
 #[test]
 fn logits_of_a_run_are_those_of_its_newest_checkpoint() {

@@ -8,6 +8,7 @@ use std::fs;
 #[cfg(not(feature = "gpu"))]
 use common::BOOK;
 use common::{few_steps, ok, refused, text};
+use march::engine::Instructions;
 use march::run::Session;
 
 #[test]
@@ -71,9 +72,17 @@ fn built_without() {
 }
 
 #[test]
-fn the_test_of_the_processor() {
-    let message = refused(&["doctor", "--json"]);
-    assert!(message.contains("march doctor --device gpu --json"), "{message}");
+fn the_report_of_the_processor() {
+    let said = ok(&["doctor", "--threads", "1", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["threads"]["in_use"], 1, "{said}");
+    // The names that are printed are those of instructions that the processor has.
+    let name = report["peak"]["instructions"].as_str().unwrap();
+    let present = Instructions::ALL.iter().any(|set| set.present() && set.name() == name);
+    assert!(present, "{said}");
+    for measured in [&report["peak"]["gflops"], &report["read_gbs"], &report["copy_gbs"]] {
+        assert!(measured.as_f64().unwrap() > 0.0, "{said}");
+    }
 }
 
 /// Each session names its device, and a run that moves to another one says so.

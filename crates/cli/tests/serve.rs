@@ -414,7 +414,7 @@ fn clients_that_hang_are_disconnected() {
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
     let mut closed = hang(&format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
     closed.shutdown(std::net::Shutdown::Write).unwrap();
-    let mut read = |stream: &mut std::net::TcpStream| {
+    let read = |stream: &mut TcpStream| {
         let mut text = Vec::new();
         stream.read_to_end(&mut text).unwrap();
         String::from_utf8(text).unwrap()
@@ -427,6 +427,7 @@ fn clients_that_hang_are_disconnected() {
     let id = server.process.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     assert!(server.process.wait().unwrap().success());
+}
 
 /// A host name is looked up; the server names it.
 #[test]

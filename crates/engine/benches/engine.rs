@@ -73,10 +73,11 @@ fn main() {
     let machine = Machine::measure(&cpu, None);
     cpu.trim();
     println!(
-        "{} threads, {:?}: {:.1} GFLOP/s FMA peak, {:.1} GB/s copy, {:.1} GB/s read\n",
+        "{} threads, {:?} kernels: {:.1} GFLOP/s FMA peak ({}), {:.1} GB/s copy, {:.1} GB/s read\n",
         cpu.threads(),
         cpu.level(),
         machine.peak_gflops,
+        machine.instructions,
         machine.copy_gbs,
         machine.read_gbs
     );
@@ -168,6 +169,7 @@ impl Bench {
             "threads": self.cpu.threads(),
             "level": format!("{:?}", self.cpu.level()),
             "peak_gflops": self.machine.peak_gflops,
+            "peak_instructions": self.machine.instructions.name(),
             "copy_gbs": self.machine.copy_gbs,
             "read_gbs": self.machine.read_gbs,
         });

@@ -16,6 +16,7 @@ mod fast_engine;
 mod kernels;
 mod machine;
 pub mod ops;
+mod peak;
 mod precision;
 mod product;
 mod reference_engine;
@@ -34,6 +35,7 @@ pub use fallback::{Fallback, FallbackPacked, FallbackStored};
 
 pub use kernels::{Kernels, WeightOf};
 pub use machine::Machine;
+pub use peak::Instructions;
 pub use precision::{Precision, from_bf16, to_bf16, to_int8};
 pub use reference_engine::Reference;
 pub use simd::Level;

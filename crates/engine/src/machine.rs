@@ -1,17 +1,21 @@
-//! Measured limits of the machine: peak multiply-adds per second from registers, and memory bandwidth. Benchmarks
-//! report their results as fractions of these.
+//! Measured limits of the machine: peak multiply-adds per second from registers ([`Instructions`]), and memory
+//! bandwidth. Benchmarks report their results as fractions of these.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use crate::cpu::{Cpu, Shared};
+use crate::peak::{Instructions, highest};
 use crate::simd::{Kernel, LANES, Simd};
 
 /// Measured limits of the machine with the engine's threads.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
-    /// Floating-point operations per second in units of 10⁹; a multiply-add counts as two.
+    /// Floating-point operations per second in units of 10⁹; a multiply-add counts as two. The highest of all
+    /// instruction sets that the processor has, whether or not the engine's kernels use it.
     pub peak_gflops: f64,
+    /// The instructions that reached it.
+    pub instructions: Instructions,
     /// Bytes read and written per second by a copy between arrays much larger than the caches, in units of 10⁹.
     pub copy_gbs: f64,
     /// Bytes read per second from an array much larger than the caches, in units of 10⁹.
@@ -29,7 +33,7 @@ impl Machine {
         let tasks = cpu.threads() * 8;
         let part = len / tasks / LANES * LANES;
         let array_bytes = (part * tasks * size_of::<f32>()) as f64;
-        let peak = best(8, || cpu.parallel(cpu.threads(), |_| cpu.level().run(Peak)));
+        let (peak_gflops, instructions) = highest(cpu);
         let out = Shared::new(to.data_mut());
         let copy = best(5, || {
             cpu.parallel(tasks, |t| {
@@ -45,7 +49,8 @@ impl Machine {
             });
         });
         Self {
-            peak_gflops: (cpu.threads() * Peak::FLOPS) as f64 / peak / 1e9,
+            peak_gflops,
+            instructions,
             copy_gbs: 2.0 * array_bytes / copy / 1e9,
             read_gbs: array_bytes / read / 1e9,
         }
@@ -53,7 +58,7 @@ impl Machine {
 }
 
 /// Shortest time of several runs, in seconds.
-fn best(runs: usize, mut f: impl FnMut()) -> f64 {
+pub(crate) fn best(runs: usize, mut f: impl FnMut()) -> f64 {
     (0..runs)
         .map(|_| {
             let start = Instant::now();
@@ -61,31 +66,6 @@ fn best(runs: usize, mut f: impl FnMut()) -> f64 {
             start.elapsed().as_secs_f64()
         })
         .fold(f64::INFINITY, f64::min)
-}
-
-struct Peak;
-
-impl Peak {
-    const CHAINS: usize = 12;
-    const ROUNDS: usize = 8_000_000;
-    const FLOPS: usize = Self::CHAINS * Self::ROUNDS * LANES * 2;
-}
-
-impl Kernel for Peak {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (x, y) = (s.splat(black_box(0.999)), s.splat(black_box(0.001)));
-        let mut acc = [s.splat(black_box(1.0)); Self::CHAINS];
-        for _ in 0..Self::ROUNDS {
-            for a in &mut acc {
-                *a = s.fma(*a, x, y);
-            }
-        }
-        for a in acc {
-            black_box(s.sum(a));
-        }
-    }
 }
 
 struct Copy<'a>(&'a [f32], &'a mut [f32]);

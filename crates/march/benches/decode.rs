@@ -44,10 +44,11 @@ fn main() {
     let machine = Machine::measure(&engine, None);
     engine.trim();
     println!(
-        "{} threads, {:?}: {:.1} GFLOP/s FMA peak, {:.1} GB/s read",
+        "{} threads, {:?} kernels: {:.1} GFLOP/s FMA peak ({}), {:.1} GB/s read",
         engine.threads(),
         engine.level(),
         machine.peak_gflops,
+        machine.instructions,
         machine.read_gbs
     );
     let bench = Bench { threads, tokens, engine, machine, only };

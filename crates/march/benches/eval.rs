@@ -4,7 +4,8 @@
 //! The requests have the shapes of PIQA (a context of about 20 tokens, two continuations of 25) and HellaSwag (85
 //! tokens, four of 35). After `--`: `--threads N` (default: all of the machine's), `--paper` (also the paper's Gated
 //! DeltaNet with random weights, 3.2 GB as f32), `--peer FILE` (writes the HellaSwag requests of tiny/gdn as JSON, for
-//! bench/peers/eval.py). Times are the best of several runs; nothing here asserts a time.
+//! bench/peers/eval.py), `--quick` (a few requests, once). Times are the best of several runs; nothing here asserts a
+//! time.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -20,13 +21,14 @@ use march::tokenizer::Tokenizer;
 const SHAPES: [(&str, usize, usize, usize); 2] = [("PIQA", 20, 2, 25), ("HellaSwag", 85, 4, 35)];
 
 fn main() {
-    let (mut threads, mut paper, mut peer) = (0, false, None);
+    let (mut threads, mut paper, mut peer, mut quick) = (0, false, None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--threads" => threads = args.next().and_then(|v| v.parse().ok()).unwrap_or(0),
             "--paper" => paper = true,
             "--peer" => peer = args.next(),
+            "--quick" => quick = true,
             _ => {} // cargo passes --bench
         }
     }
@@ -34,12 +36,13 @@ fn main() {
         .expect("threads");
     let training = Cpu::new(CpuOptions { threads, ..Default::default() }).expect("threads");
     println!("{} threads, {:?}", scoring.threads(), scoring.level());
+    let (count, runs) = if quick { (4, 1) } else { (64, 5) };
     if let Some(path) = peer {
         let requests: Vec<_> =
-            requests(SHAPES[1], 64).iter().map(|(_, request)| sequences(request)).collect();
+            requests(SHAPES[1], count).iter().map(|(_, request)| sequences(request)).collect();
         std::fs::write(&path, format!("{requests:?}")).expect("a file that can be written");
     }
-    for (preset, count, runs) in [("tiny/gdn", 64, 5), ("tiny/march", 64, 5)] {
+    for preset in ["tiny/gdn", "tiny/march"] {
         measure(&scoring, &training, preset, count, runs);
     }
     if paper {

@@ -1,9 +1,9 @@
 //! `march doctor`: the machine's capabilities and the build of the program.
 
-use anyhow::bail;
 use clap::Args;
-use march::engine::{Machine, Products};
+use march::engine::{Cpu, Machine, Products};
 use march::train::machine_memory;
+use serde_json::json;
 
 use crate::device::{Device, EngineArgs};
 use crate::display::out::say;
@@ -13,6 +13,7 @@ use crate::machine;
 #[derive(Args)]
 #[command(after_help = "Examples:
   march doctor --threads 2
+  march doctor --json
   march doctor --device gpu
   march doctor --device gpu:1 --json
 
@@ -22,7 +23,7 @@ models of every kind with what is known of them; then its speed is measured. The
 pub struct Doctor {
     #[command(flatten)]
     engine: EngineArgs,
-    /// Print the test of a GPU as JSON
+    /// Print the report, or the test of a GPU, as JSON
     #[arg(long)]
     json: bool,
 }
@@ -32,9 +33,7 @@ impl Doctor {
     pub fn run(self) -> anyhow::Result<()> {
         let cpu = self.engine.cpu(Products::Fastest)?;
         match self.engine.device {
-            Device::Cpu if self.json => {
-                bail!("--json is for the test of a GPU: march doctor --device gpu --json")
-            }
+            Device::Cpu if self.json => return print_json(&cpu),
             Device::Cpu => {}
             #[cfg(feature = "gpu")]
             Device::Gpu(index) => {
@@ -55,13 +54,8 @@ impl Doctor {
         super::doctor_gpu::list();
         #[cfg(not(feature = "gpu"))]
         say!("GPU           not in this build; build with `cargo build --release --features gpu`");
-        // Two arrays of at most an eighth of the free memory, so that a small machine does not start swapping.
-        let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
-        let (measured, scatter) = steady(
-            || Machine::measure(&cpu, array),
-            |machine| [&mut machine.peak_gflops, &mut machine.read_gbs, &mut machine.copy_gbs],
-        );
-        say!("FMA peak      {:.1} GFLOP/s", measured.peak_gflops);
+        let (measured, scatter) = measure(&cpu);
+        say!("FMA peak      {:.1} GFLOP/s ({})", measured.peak_gflops, measured.instructions);
         say!("memory read   {:.1} GB/s", measured.read_gbs);
         say!("memory copy   {:.1} GB/s (bytes read and written)", measured.copy_gbs);
         if scatter > STEADY {
@@ -105,6 +99,35 @@ fn steady<M: Copy>(mut measure: impl FnMut() -> M, limits: impl Fn(&mut M) -> [&
         last = next;
     }
     (highest, scatter)
+}
+
+/// The machine's limits, and how much they scatter.
+fn measure(cpu: &Cpu) -> (Machine, f64) {
+    // Two arrays of at most an eighth of the free memory, so that a small machine does not start swapping.
+    let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
+    steady(
+        || Machine::measure(cpu, array),
+        |machine| [&mut machine.peak_gflops, &mut machine.read_gbs, &mut machine.copy_gbs],
+    )
+}
+
+/// The report without the list of GPUs.
+fn print_json(cpu: &Cpu) -> anyhow::Result<()> {
+    let (measured, scatter) = measure(cpu);
+    let memory = machine_memory().map(|[total, available]| json!({ "bytes": total, "available": available }));
+    let report = json!({
+        "march": format!("{} ({})", env!("CARGO_PKG_VERSION"), machine::profile()),
+        "processor": format!("{} {}", std::env::consts::ARCH, machine::instructions()),
+        "threads": { "in_use": cpu.threads(), "available": machine::cores() },
+        "kernels": format!("{:?}", cpu.level()),
+        "memory": memory,
+        "peak": { "gflops": measured.peak_gflops, "instructions": measured.instructions.name() },
+        "read_gbs": measured.read_gbs,
+        "copy_gbs": measured.copy_gbs,
+        "busy": scatter > STEADY,
+    });
+    say!("{}", serde_json::to_string_pretty(&report)?);
+    Ok(())
 }
 
 /// Total and available memory in GiB, if the system reports them.

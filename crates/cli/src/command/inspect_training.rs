@@ -5,6 +5,7 @@ use march::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::model::{Model, Settings};
 use march::train::StepMemory;
+use serde_json::{Value, json};
 
 use crate::display::out::say;
 use crate::display::{bytes, figure, flops, thousands};
@@ -15,6 +16,7 @@ use crate::number;
 #[command(after_help = "Examples:
   march inspect training paper/march
   march inspect training paper/march --processes 64,256 --days 14
+  march inspect training paper/march --json
 
 Memory is measured: a few layers run forward on a short text, and what they keep is scaled to the whole model.
 Work counts the matrix products of a step: the forward pass, and twice as much for the backward pass;
@@ -33,6 +35,18 @@ pub struct InspectTraining {
     /// Maximum duration of the run in days
     #[arg(long, value_name = "N", default_value_t = 30.0, value_parser = number::positive)]
     days: f64,
+    /// Print the same as JSON, in FLOP and bytes; numbers of processes that a step is too small for are left out
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one of several processes needs.
+struct Share {
+    processes: usize,
+    sequences: usize,
+    tokens_per_second: f64,
+    /// Bytes without and with activation recomputation.
+    memory: [usize; 2],
 }
 
 impl InspectTraining {
@@ -46,6 +60,48 @@ impl InspectTraining {
         let rows = train.tokens_per_step / length;
         let tokens = train.steps as f64 * train.tokens_per_step as f64;
         let forward = model.work(length, &policy) / length as f64;
+        let seconds = self.days * 86_400.0;
+        let settings = Settings { policy, recompute: false };
+        let memory = StepMemory::measure(&engine, &config, &settings, length)?;
+        // Nothing for more processes than a step has sequences.
+        let share = |&processes: &usize| {
+            let sequences = (processes <= rows).then(|| rows.div_ceil(processes))?;
+            let memory = memory.of(sequences.min(train.micro_batch), processes);
+            Some(Share {
+                processes,
+                sequences,
+                tokens_per_second: tokens / seconds * sequences as f64 / rows as f64,
+                memory: [memory.activations, memory.recomputed].map(|more| memory.parameters + more),
+            })
+        };
+        if self.json {
+            let shares = self.processes.iter().filter_map(share).map(|share| {
+                json!({
+                    "processes": share.processes,
+                    "sequences_per_step": share.sequences,
+                    "tokens_per_second": share.tokens_per_second,
+                    "flop_per_second": 3.0 * forward * share.tokens_per_second,
+                    "bytes": share.memory[0],
+                    "bytes_with_recomputation": share.memory[1],
+                })
+            });
+            let report = json!({
+                "config": self.config,
+                "model_type": config.mixer.model_type(),
+                "parameters": model.parameter_count(),
+                "steps": train.steps,
+                "tokens_per_step": train.tokens_per_step,
+                "sequence_length": length,
+                "tokens": tokens,
+                "flop_per_token": { "forward": forward, "training": 3.0 * forward },
+                "flop": 3.0 * forward * tokens,
+                "days": self.days,
+                "tokens_per_second": tokens / seconds,
+                "per_process": shares.collect::<Value>(),
+            });
+            say!("{}", serde_json::to_string_pretty(&report)?);
+            return Ok(());
+        }
         say!(
             "{}: {}, {} parameters",
             self.config,
@@ -65,7 +121,6 @@ impl InspectTraining {
             figure(3.0 * forward / 1e6),
             3.0 * forward * tokens
         );
-        let seconds = self.days * 86_400.0;
         say!(
             "  in {} days: {} tokens/s, {} ({} with recomputation)\n",
             self.days,
@@ -75,22 +130,18 @@ impl InspectTraining {
         );
         say!("                                   -------------------- per process ---------------------");
         say!("  processes   sequences per step   tokens/s          work    memory     with recomputation");
-        let settings = Settings { policy: policy.clone(), recompute: false };
-        let memory = StepMemory::measure(&engine, &config, &settings, length)?;
-        for &processes in &self.processes {
-            if processes > rows {
+        for processes in &self.processes {
+            let Some(share) = share(processes) else {
                 say!("  {processes:>9}  a step has only {rows} sequences");
                 continue;
-            }
-            let share = rows.div_ceil(processes);
-            let memory = memory.of(share.min(train.micro_batch), processes);
-            let speed = tokens / seconds * share as f64 / rows as f64;
+            };
             say!(
-                "  {processes:>9}  {share:>19}  {:>9}  {:>12}  {:>8}  {:>21}",
-                figure(speed),
-                flops(3.0 * forward * speed),
-                bytes(memory.parameters + memory.activations),
-                bytes(memory.parameters + memory.recomputed),
+                "  {processes:>9}  {:>19}  {:>9}  {:>12}  {:>8}  {:>21}",
+                share.sequences,
+                figure(share.tokens_per_second),
+                flops(3.0 * forward * share.tokens_per_second),
+                bytes(share.memory[0]),
+                bytes(share.memory[1]),
             );
         }
         Ok(())

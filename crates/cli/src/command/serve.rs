@@ -13,7 +13,7 @@ use super::bank;
 use super::open::{ModelArgs, Opened, newest};
 use crate::address::{Address, address};
 use crate::device::on_device;
-use crate::display::out::note;
+use crate::display::out::{self, note};
 use crate::{interrupt, number};
 
 /// Serve a model over HTTP, with OpenAI's interface, and a chat in the browser.
@@ -88,6 +88,9 @@ pub struct Serve {
     /// The longest time that a request may take, in seconds
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = number::count::<u64>)]
     request_seconds: u64,
+    /// Print the model's name and the address, as one line of JSON, once the server listens
+    #[arg(long)]
+    json: bool,
 }
 
 impl Serve {
@@ -149,7 +152,11 @@ impl Serve {
         };
         let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
         let ready = |addr: SocketAddr| {
-            note!("serving {name} at http://{host}:{}; Ctrl-C stops", addr.port());
+            let url = format!("http://{host}:{}", addr.port());
+            note!("serving {name} at {url}; Ctrl-C stops");
+            if self.json {
+                out::piece(&format!("{}\n", serde_json::json!({ "name": name, "url": url })));
+            }
         };
         march_server::serve(loaded, options, stop, ready).map_err(anyhow::Error::msg)
     }
