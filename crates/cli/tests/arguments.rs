@@ -125,7 +125,10 @@ fn the_resources_of_a_run_as_json() {
     assert_eq!(number(&work["training"]), 3.0 * number(&work["forward"]), "{report}");
     assert_eq!(number(&report["flop"]), number(&work["training"]) * number(&report["tokens"]), "{report}");
     let shares = report["per_process"].as_array().unwrap();
-    assert_eq!(shares.iter().map(|share| share["processes"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(2)]);
+    assert_eq!(
+        shares.iter().map(|share| share["processes"].as_u64()).collect::<Vec<_>>(),
+        [Some(1), Some(2)]
+    );
     for share in shares {
         assert!(number(&share["flop_per_second"]) > 0.0, "{share}");
         assert!(number(&share["bytes"]) > number(&share["bytes_with_recomputation"]), "{share}");

@@ -71,9 +71,9 @@ pub(crate) fn highest(cpu: &Cpu) -> (f64, Instructions) {
     // than the base, so that it counts only where there is nothing else.
     let wide = Instructions::ALL.into_iter().filter(|&set| set != Instructions::Base);
     let peaks = wide.filter_map(|set| Some((set.peak_gflops(cpu)?, set)));
-    peaks.max_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or_else(|| {
-        (Instructions::Base.peak_gflops(cpu).unwrap_or_default(), Instructions::Base)
-    })
+    peaks
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .unwrap_or_else(|| (Instructions::Base.peak_gflops(cpu).unwrap_or_default(), Instructions::Base))
 }
 
 impl fmt::Display for Instructions {
