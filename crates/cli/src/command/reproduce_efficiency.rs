@@ -32,7 +32,7 @@ const READING: [&str; 4] = [
     "**All four of the paper's claims hold on this machine.** Reading all anchors takes less time than attention at \
      every length, and 15 times less at 32K tokens. Top-4 takes a ninth of the dense core's time at 128K tokens, \
      trains four times as fast as dense there, and 44 times as fast as attention.",
-    "**Where the time goes.** The dense core runs at 60 % of the machine's FMA peak (121 of 200 GFLOP/s at 128K), so \
+    "**Where the time goes.** The dense core runs at 60 % of the machine's AVX2 peak (121 of 200 GFLOP/s at 128K), so \
      its time is its work, which grows with the square of the length. Top-4 does 55 GFLOP instead of 959. Of its 896 \
      ms the recurrence alone takes 431 (the row GDN); the rest is the reader, which still scores all visible anchors \
      before it multiplies by the chosen ones. In a training step of two layers at 128K, top-4 takes 1.3 times as long \
