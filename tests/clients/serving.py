@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+import time
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -75,6 +76,9 @@ class Server:
             self.reader.join()
             raise NotStarted(code, "".join(self.said))
         self.url = json.loads(ready)["url"]
+        # What it says before it serves is read by the other thread.
+        while not any("serving " in line for line in list(self.said)):
+            time.sleep(0.01)
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def memory(self, name):

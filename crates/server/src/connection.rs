@@ -143,8 +143,8 @@ impl Connection {
                         && matches!(SockRef::from(&self.socket).peek(&mut [MaybeUninit::uninit()]), Ok(0))
                     {
                         half_closed = true;
-                        // A client of HTTP/1.0 knows no such answer, and counts as gone.
-                        if !may_probe || self.socket.try_write(CONTINUE).is_err() {
+                        // A client of HTTP/1.0 knows no such answer, and keeps its place until its own is sent.
+                        if may_probe && self.socket.try_write(CONTINUE).is_err() {
                             return;
                         }
                     } else if half_closed && !matches!(self.socket.take_error(), Ok(None)) {

@@ -14,22 +14,29 @@ pub struct ApiError {
     message: String,
     /// The key of the request that is wrong.
     key: Option<String>,
+    /// Whether the body of the request was left unread, so that the connection cannot be used again.
+    unread: bool,
 }
 
 impl ApiError {
     /// An error with a status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), key: None }
+        Self { status, message: message.into(), key: None, unread: false }
     }
 
     /// A key of the request has a value that cannot be.
     pub fn key(key: &str, message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message: message.into(), key: Some(key.into()) }
+        Self { key: Some(key.into()), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
     /// The same error, about another key.
     pub fn of(self, key: &str) -> Self {
         Self { key: Some(key.into()), ..self }
+    }
+
+    /// The same error, of a request whose body was left unread: the client must not use the connection again.
+    pub fn unread(self) -> Self {
+        Self { unread: true, ..self }
     }
 
     /// The server has no place for another connection.
@@ -61,6 +68,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.body())).into_response();
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.unread {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

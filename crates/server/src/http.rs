@@ -205,7 +205,7 @@ async fn guard<E: Engine>(
             }
         }
     } else if let Err(error) = access.check(&request, connection.address(), open) {
-        error.into_response()
+        error.unread().into_response()
     } else {
         AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed unexpectedly")
@@ -239,7 +239,7 @@ impl<E: Engine> App<E> {
             Ok(ReceivedBody { bytes, _share: share })
         };
         tokio::time::timeout(BODY_TIME, receive).await.unwrap_or_else(|_| {
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive"))
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive").unread())
         })
     }
 
@@ -253,7 +253,7 @@ impl<E: Engine> App<E> {
         let missing = u32::try_from(missing).unwrap_or(u32::MAX);
         let more = Arc::clone(&self.bodies).try_acquire_many_owned(missing).map_err(|_| {
             let message = "the server is reading other large bodies; try again in a second";
-            ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).unread()
         })?;
         match share {
             Some(share) => share.merge(more),
@@ -269,7 +269,7 @@ impl<E: Engine> App<E> {
 
 fn too_large(most: usize) -> ApiError {
     let message = format!("the body is larger than {most} bytes (--body-bytes)");
-    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).unread()
 }
 
 pub(crate) fn seconds() -> u64 {
