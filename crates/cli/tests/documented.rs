@@ -14,10 +14,7 @@
 //! ```
 //!
 //! Commands and flags of `march` that are mentioned in prose must exist too, and so must all link targets.
-#![cfg(unix)]
 
-mod common;
-#[path = "documented/page.rs"]
 mod page;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +27,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use page::{Block, Hint, Page};
+
+use crate::common;
 
 /// One test per page, and the list of all pages.
 macro_rules! pages {
