@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CRATE = ROOT / "crates" / "gpu"
 BARRIER = "workgroupBarrier();"
-SECONDS = 600  # for one run of a test
+SECONDS = 600  # for the tests of a file
 Mutant = collections.namedtuple("Mutant", "path number line redundant")
 
 
@@ -44,17 +44,18 @@ def mutants(selected):
 
 
 def build():
-    """Builds all tests of the crate; their programs, by name."""
+    """Builds the tests of the crate: for each file of tests, the command that runs them."""
     command = ["cargo", "test", "--release", "-p", "march-gpu", "--features", "mutants", "--tests", "--no-run"]
     lines = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout.splitlines()
     messages = [json.loads(line) for line in lines]
-    return {
-        message["target"]["name"]: message["executable"]
-        for message in messages
-        if message.get("executable") and "test" in message["target"]["kind"]
-    }
+    [program] = [m["executable"] for m in messages if m.get("executable") and "test" in m["target"]["kind"]]
+    listed = subprocess.run([program, "--list", "--format", "terse"], check=True, stdout=subprocess.PIPE, text=True)
+    commands = collections.defaultdict(lambda: [program, "--exact"])
+    for test in re.findall(r"^(\S+): test$", listed.stdout, re.M):
+        commands[test.split("::")[0]].append(test)
+    return dict(commands)
 
 
 def environment(mutant):
@@ -62,30 +63,30 @@ def environment(mutant):
     return {**os.environ, **chosen, "MARCH_GPU": "required"}
 
 
-def operations(programs, mutant):
-    """Operations with a kernel that contains the barrier; the test `shaders` makes all texts, without a device."""
+def operations(commands, mutant):
+    """Operations with a kernel that contains the barrier; the tests `shaders` make all texts, without a device."""
     run = subprocess.run(
-        [programs["shaders"], "--nocapture"], env=environment(mutant), capture_output=True, text=True
+        [*commands["shaders"], "--nocapture"], env=environment(mutant), capture_output=True, text=True
     )
     return sorted(set(re.findall(r"^mutant: (\w+)/", run.stderr, re.M)))
 
 
-def tests_of(programs, operation):
-    """The test named as the operation; without one, those whose text names it."""
-    if operation in programs:
+def tests_of(commands, operation):
+    """The file of tests named as the operation; without one, those whose text names it."""
+    if operation in commands:
         return [operation]
     word = re.compile(rf"\b{operation}\b")
     return [
         name
-        for name in programs
+        for name in commands
         if name != "shaders" and word.search((CRATE / "tests" / f"{name}.rs").read_text())
     ]
 
 
-def outcome(program, mutant):
-    """How a test ends: `failed`, `passed` or `hung`. The first failure ends it."""
+def outcome(command, mutant):
+    """How the tests of a file end: `failed`, `passed` or `hung`. The first failure ends them."""
     process = subprocess.Popen(
-        [program], env=environment(mutant), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        command, env=environment(mutant), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         cwd=CRATE, start_new_session=True,
     )
     hung = threading.Event()
@@ -111,7 +112,7 @@ def outcome(program, mutant):
 
 
 def main():
-    programs = build()
+    commands = build()
     found = list(mutants(sys.argv[1:]))
     count = collections.Counter()
     print("| shader | line | result | seconds | tests |\n|---|---|---|---|---|")
@@ -123,11 +124,11 @@ def main():
         else:
             ran = []
             result = "survived"
-            for operation in operations(programs, mutant):
-                for test in tests_of(programs, operation):
+            for operation in operations(commands, mutant):
+                for test in tests_of(commands, operation):
                     if result == "survived" and test not in ran:
                         ran.append(test)
-                        end = outcome(programs[test], mutant)
+                        end = outcome(commands[test], mutant)
                         if end != "passed":
                             result = "caught" if end == "failed" else "caught (no end)"
             if not ran:

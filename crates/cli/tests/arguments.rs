@@ -1,16 +1,15 @@
 //! Invalid arguments, and results that would be meaningless.
 
-mod common;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{BOOK, few_steps, ok, refused, text};
 use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
 use march::engine::Cpu;
 use march::model::Model;
+
+use crate::common::{BOOK, few_steps, ok, refused, text};
 
 /// Each is rejected immediately, with the flag and its valid values, and leaves no files behind.
 #[test]

@@ -1,22 +1,19 @@
 //! Banks from the command line: continuing, rolling back, overwriting other banks, and concurrent writers.
 
-mod common;
-#[path = "common/writing.rs"]
-mod writing;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-#[cfg(unix)]
-use common::as_nobody;
-use common::{ok, refused, text};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Precision};
 use march::memory::BankFile;
 use march::model::Model;
-use writing::{start, trained, with_input};
+
+#[cfg(unix)]
+use crate::common::as_nobody;
+use crate::common::writing::{start, trained, with_input};
+use crate::common::{self, ok, refused, text};
 
 const PROMPT: &str = "Alice was beginning to get very tired of sitting by her sister on the bank. ";
 

@@ -1,17 +1,16 @@
 //! The commands as a user runs them.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use common::{few_steps, ok, refused};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, CpuOptions, Tape};
 use march::memory::BankTag;
 use march::model::{Batch, Model};
 use march::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
+
+use crate::common::{few_steps, ok, refused};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)

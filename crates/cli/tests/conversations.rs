@@ -1,12 +1,11 @@
 //! Conversations that `march serve` keeps: turns, forks, what they survive, and what is reported of their memory.
 
-mod server;
-
 use std::io::{Read, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
-use server::{Server, checkpoint};
+
+use crate::server::{Server, checkpoint};
 
 fn say(server: &Server, id: &str, said: &str, more: &Value) -> Value {
     let mut body = json!({

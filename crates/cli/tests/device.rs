@@ -1,15 +1,14 @@
 //! `--device` without a GPU: names of devices, programs without GPU support, and runs that were on another device.
 
-mod common;
-
 #[cfg(not(feature = "gpu"))]
 use std::fs;
 
-#[cfg(not(feature = "gpu"))]
-use common::BOOK;
-use common::{few_steps, ok, refused, text};
 use march::engine::Instructions;
 use march::run::Session;
+
+#[cfg(not(feature = "gpu"))]
+use crate::common::BOOK;
+use crate::common::{few_steps, ok, refused, text};
 
 #[test]
 fn names_of_devices() {

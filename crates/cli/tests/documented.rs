@@ -1,4 +1,5 @@
-//! Runs every command of README.md and docs/*.md as a reader would type it.
+//! Runs every command of README.md and docs/*.md as a reader would type it: those of the two pages that are read first
+//! always, those of all pages with `MARCH_LONG=1`. Of the other pages, the commands and flags must exist.
 //!
 //! Each page has its own folder with the files that readers find in the repository's root. The commands of
 //! its `sh` blocks run with `sh -c`, in the order of the page; `march`, `target/release/march` and `cargo run
@@ -14,10 +15,7 @@
 //! ```
 //!
 //! Commands and flags of `march` that are mentioned in prose must exist too, and so must all link targets.
-#![cfg(unix)]
 
-mod common;
-#[path = "documented/page.rs"]
 mod page;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +28,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use page::{Block, Hint, Page};
+
+use crate::common;
 
 /// One test per page, and the list of all pages.
 macro_rules! pages {
@@ -69,6 +69,9 @@ pages! {
     train "docs/train.md",
 }
 
+/// The pages whose commands run without `MARCH_LONG=1` too.
+const READ_FIRST: &[&str] = &["README.md", "docs/first-run.md"];
+
 /// Command prefixes for which no page needs a hint.
 const NOT_HERE: &[(&str, &str)] = &[
     ("cargo bench", "measures; `.ci/run` has its quick form"),
@@ -95,11 +98,12 @@ fn read(path: &str) -> Page {
     Page::read(path, &std::fs::read_to_string(repository().join(path)).unwrap())
 }
 
-/// Runs all commands of a page and checks the commands mentioned in its prose.
+/// Checks that the commands of a page exist, those in its prose too, and runs those of its blocks if it is their turn.
 fn run(path: &str) {
     let page = read(path);
     look_up(&page);
-    if page.blocks.is_empty() {
+    let long = std::env::var("MARCH_LONG").is_ok_and(|value| value == "1");
+    if page.blocks.is_empty() || !(long || READ_FIRST.contains(&path)) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -1,19 +1,16 @@
 //! Generation from the command line: prompts, seeds, chats, and which anchors a text reads.
 
-mod common;
-#[path = "common/writing.rs"]
-mod writing;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{ok, refused, text};
 use safetensors::SafeTensors;
 use serde_json::Value;
-use writing::{start, trained, with_input};
+
+use crate::common::writing::{start, trained, with_input};
+use crate::common::{ok, refused, text};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)

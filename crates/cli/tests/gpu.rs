@@ -1,20 +1,16 @@
 //! The command on a GPU: the losses, texts and banks of the processor, and runs that move between both. A software device
 //! is enough.
-#![cfg(feature = "gpu")]
-
-mod common;
-#[path = "common/writing.rs"]
-mod writing;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{ok, refused, text};
 use march::run::Session;
 use safetensors::SafeTensors;
 use serde_json::Value;
-use writing::{trained, with_input};
+
+use crate::common::writing::{trained, with_input};
+use crate::common::{ok, refused, text};
 
 /// The arguments of a run of the demo's model with a small batch.
 fn train<'a>(run: &'a Path, device: &'a str, steps: &'a str) -> Vec<&'a str> {

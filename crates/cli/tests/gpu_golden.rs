@@ -2,7 +2,6 @@
 //! training, and decoding token by token.
 //!
 //! Without a GPU, or a software device, the tests do nothing; with `MARCH_GPU=required` they fail instead.
-#![cfg(feature = "gpu")]
 
 #[path = "../src/golden/mod.rs"]
 #[allow(dead_code)]

@@ -1,13 +1,10 @@
 //! Training with several processes: `mpirun -n 2 march train …`. Needs the feature `mpi` and a launcher.
-#![cfg(feature = "mpi")]
-
-mod common;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{ok, text};
+use crate::common::{ok, text};
 
 /// `mpirun -n RANKS march ARGUMENTS…`, one thread each.
 fn mpirun(ranks: usize, arguments: &[&str]) -> Command {

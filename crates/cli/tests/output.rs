@@ -1,16 +1,12 @@
 //! Standard output that is closed or full, files that cannot be written, and outputs that would overwrite
 //! something.
 
-#![cfg(unix)]
-
-mod common;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{BOOK, few_steps};
+use crate::common::{BOOK, few_steps};
 
 /// A folder with a model, a run, texts and results, in which commands run.
 struct Place {

@@ -1,9 +1,4 @@
 //! Prompts that are long, slow or endless: memory stays small, and Ctrl-C works.
-#![cfg(target_os = "linux")]
-
-mod common;
-#[path = "common/writing.rs"]
-mod writing;
 
 use std::fs;
 use std::io::Write;
@@ -11,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use common::{ok, text};
 use march::memory::BankFile;
-use writing::start;
+
+use crate::common::writing::start;
+use crate::common::{self, ok, text};
 
 const WORD: &str = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n";
 

@@ -1,7 +1,5 @@
 //! Runs that are damaged, changed or shared: the result is correct, or there is none.
 
-mod common;
-
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -9,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[cfg(unix)]
-use common::as_nobody;
-use common::{ok, refused, text};
+use crate::common::as_nobody;
+use crate::common::{ok, refused, text};
 
 const MARCH: &str = env!("CARGO_BIN_EXE_march");
 

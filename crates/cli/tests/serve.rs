@@ -1,14 +1,13 @@
 //! `march serve` over a real socket: answers, batches, the prefix cache, streams, refusals, and how it stops.
 
-mod server;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use server::{Server, checkpoint};
+
+use crate::server::{Server, checkpoint};
 
 fn text(answer: &Value) -> &str {
     answer["choices"][0]["text"].as_str().unwrap()

@@ -1,17 +1,14 @@
 //! The suites from the command line: documents in, tables and files out, interruptions, bad input.
 
-mod common;
-#[path = "common/writing.rs"]
-mod writing;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{ok, refused, text};
 use serde_json::{Value, json};
-use writing::trained;
+
+use crate::common::writing::trained;
+use crate::common::{self, ok, refused, text};
 
 /// A data root with two tasks in the hub's shape.
 fn data(folder: &Path, documents: usize) -> String {

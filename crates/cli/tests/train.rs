@@ -1,14 +1,13 @@
 //! Training from the command line: the golden losses, and runs that are stopped, killed and damaged.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{ok, refused, text};
 use serde_json::Value;
+
+use crate::common::{ok, refused, text};
 
 fn metrics(run: &Path) -> Vec<Value> {
     let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();

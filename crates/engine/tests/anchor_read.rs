@@ -1,12 +1,13 @@
 //! anchor_read: fast = reference = finite differences; dense and top-K, with and without null, ragged plans.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Input, Program, Random, assert_close, compare, fast_engines, finite_differences, outcome};
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Storage, Visible};
 use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var};
+
+use crate::common::{
+    Input, Program, Random, assert_close, compare, fast_engines, finite_differences, outcome,
+};
 
 struct Read(AnchorReadOptions);
 

@@ -1,11 +1,10 @@
 //! rotary and attention: fast = reference = finite differences, on odd sizes; prefill in pieces; decoding.
 
-mod common;
-
-use common::{Input, Program, Random, assert_close, compare, finite_differences};
 use march_engine::ops::attention::Attention;
 use march_engine::ops::rotary::Rotary;
 use march_engine::{Cpu, CpuOptions, Engine, Error, Products, Reference, Result, Tape, Var};
+
+use crate::common::{self, Input, Program, Random, assert_close, compare, finite_differences};
 
 struct RotaryProgram(Rotary);
 impl Program for RotaryProgram {

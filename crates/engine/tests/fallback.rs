@@ -1,13 +1,9 @@
 //! A device with four operations, all others left to the reference engine: results, gradients, refusals, packed weights
 //! and stored states are those of the reference engine.
 
-mod common;
-mod toy;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::{Input, Program, Random, assert_close, outcome};
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Storage};
 use march_engine::ops::cross_entropy::LinearCrossEntropy;
 use march_engine::ops::elementwise::Zip;
@@ -17,6 +13,9 @@ use march_engine::ops::linear::{Linear, LinearList, Product};
 use march_engine::ops::rms_norm::{RmsNorm, RmsNormList};
 use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Cpu, Engine, Error, Fallback, Precision, Reference, Result, Tape, Var, Weight};
+
+use crate::common::{self, Input, Program, Random, assert_close, outcome};
+use crate::toy;
 
 /// A small network around a recurrence and the reader of its states.
 struct Network;

@@ -1,12 +1,13 @@
 //! swiglu, short_conv and linear_cross_entropy: fast = reference = finite differences, on odd sizes.
 
-mod common;
-
-use common::{Input, Program, Random, assert_close, compare, fast_engines, finite_differences, outcome};
 use march_engine::ops::cross_entropy::{IGNORE, LinearCrossEntropy, TokenLosses};
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Cpu, CpuOptions, Engine, Reference, Result, Tape, Var};
+
+use crate::common::{
+    self, Input, Program, Random, assert_close, compare, fast_engines, finite_differences, outcome,
+};
 
 struct SwiGluProgram;
 impl Program for SwiGluProgram {

@@ -1,12 +1,11 @@
 //! gated_delta: fast = reference = finite differences, on odd sizes, boundaries and extreme gates.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Input, Program, Random, assert_close, compare, finite_differences, outcome};
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
 use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, assert_close, compare, finite_differences, outcome};
 
 struct Rule(GatedDeltaOptions);
 

@@ -1,13 +1,12 @@
 //! linear, the norms, state_read and AdamW: fast = reference = finite differences, on odd sizes.
 
-mod common;
-
-use common::{Input, Program, Random, compare, finite_differences};
 use march_engine::ops::adamw::{AdamW, Step, clip_factor};
 use march_engine::ops::linear::Linear;
 use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 use march_engine::ops::state_read::StateRead;
 use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
+
+use crate::common::{self, Input, Program, Random, compare, finite_differences};
 
 struct LinearProgram;
 impl Program for LinearProgram {

@@ -1,14 +1,13 @@
 //! Operations that take lists: fast = reference = finite differences; and the bits of separate operations.
 
-mod common;
-
-use common::lists::{Convolutions, Norms, Products, SwiGlus};
-use common::{Input, Outcome, Program, Random, compare, fast_engines, finite_differences, outcome};
 use march_engine::ops::linear::{Linear, LinearList, Product};
 use march_engine::ops::rms_norm::{GatedRmsNorm, GatedRmsNormList, RmsNorm, RmsNormList};
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Engine, Reference, Result, Tape, Var, Weight};
+
+use crate::common::lists::{Convolutions, Norms, Products, SwiGlus};
+use crate::common::{Input, Outcome, Program, Random, compare, fast_engines, finite_differences, outcome};
 
 /// fast = reference, and for small cases finite differences.
 fn check(label: &str, program: &impl Program, inputs: &[Input]) {

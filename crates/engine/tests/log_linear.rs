@@ -1,11 +1,10 @@
 //! The log-linear gated delta rule: fast = reference = finite differences = its definition by sums over pairs
 //! of tokens; any cut of a sequence = the whole.
 
-mod common;
-
-use common::{Input, Program, Random, assert_close, compare, finite_differences};
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
 use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
+
+use crate::common::{self, Input, Program, Random, assert_close, compare, finite_differences};
 
 #[derive(Clone, Copy)]
 struct Case {

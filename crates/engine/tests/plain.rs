@@ -1,12 +1,11 @@
 //! The plain operations: fast = reference = finite differences on odd shapes, and errors instead of panics.
 
-mod common;
-
-use common::{Input, Program, Random, compare, fast_engines, finite_differences};
 use march_engine::ops::elementwise::{Map, Zip};
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::matmul::{MatMul, Transpose};
 use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
+
+use crate::common::{self, Input, Program, Random, compare, fast_engines, finite_differences};
 
 /// A test's program, written once for all engines.
 macro_rules! program {

@@ -4,12 +4,9 @@
 //! Proptest draws shapes and settings, which it can shrink; the numbers come from a seed that it draws too.
 //! Sizes are such that no result is a single number that may cancel, to which no error could be related.
 
-mod common;
-
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use common::{Input, Outcome, Program, Random, compare, outcome};
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Visible};
 use march_engine::ops::attention::Attention;
 use march_engine::ops::cross_entropy::{IGNORE, LinearCrossEntropy};
@@ -24,6 +21,8 @@ use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Cpu, CpuOptions, Engine, Result, Tape, Var};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+
+use crate::common::{Input, Outcome, Program, Random, compare, outcome};
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {

@@ -1,11 +1,10 @@
 //! The tape itself: regions that run again, the order of finished gradients, memory.
 
-mod common;
-
-use common::Random;
 use march_engine::ops::linear::Linear;
 use march_engine::ops::rms_norm::RmsNorm;
 use march_engine::{Cpu, CpuOptions, Engine, Products, Result, Tape, Tensor, Var, Weight};
+
+use crate::common::{self, Random};
 
 const WIDTH: usize = 24;
 const LAYERS: usize = 4;

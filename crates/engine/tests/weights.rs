@@ -1,12 +1,11 @@
 //! Packed weights in bf16 and int8: fast = reference, a row's bits alone and among others, and what refuses them.
 
-mod common;
-
-use common::{Random, assert_close, fast_engines};
 use march_engine::ops::cross_entropy::LinearCrossEntropy;
 use march_engine::ops::embedding::Embedding;
 use march_engine::ops::linear::Linear;
 use march_engine::{Cpu, CpuOptions, Engine, Precision, Products, Reference, Result, Tape, Weight};
+
+use crate::common::{self, Random, assert_close, fast_engines};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 

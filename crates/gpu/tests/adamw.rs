@@ -1,10 +1,9 @@
 //! adamw and squared_norm: device = reference, over several steps with clipping, on odd and empty sizes.
 
-mod common;
-
-use common::{Input, Random, assert_close, devices};
 use march_engine::ops::adamw::{AdamW, Step, clip_factor};
 use march_engine::{Cpu, CpuOptions, Engine, Reference};
+
+use crate::common::{Input, Random, assert_close, devices};
 
 fn train<E: Engine>(engine: &E, inputs: &[Input], scale: f64) -> (Vec<Vec<f64>>, f64) {
     let mut t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();

@@ -1,12 +1,11 @@
 //! anchor_read: device = reference; dense and top-K, with and without null, ragged plans, stored states.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Input, Program, Random, assert_close, compare, devices, outcome};
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Storage, Visible};
 use march_engine::{Cpu, CpuOptions, Engine, Reference, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, assert_close, compare, devices, outcome};
 
 struct Read(AnchorReadOptions);
 

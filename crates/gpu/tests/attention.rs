@@ -1,12 +1,11 @@
 //! attention: device = reference on sizes that no tile divides, large scores, random shapes; a query alone, in pieces
 //! and over the blocks of a cache has the same bits as in one call.
 
-mod common;
-
-use common::{Input, Program, Random, assert_close, compare, devices, outcome};
 use march_engine::ops::attention::{Attention, BLOCK_TOKENS, KeyValues};
 use march_engine::{Engine, Result, Tape, Var};
 use march_gpu::{Gpu, Tensor};
+
+use crate::common::{self, Input, Program, Random, assert_close, compare, devices, outcome};
 
 struct Forward(usize);
 

@@ -1,11 +1,10 @@
 //! linear_cross_entropy and token_losses: device = reference, with tokens without a target, ties, large logits and
 //! packed weights.
 
-mod common;
-
-use common::{Input, Program, Random, assert_close, compare, devices, open_devices};
 use march_engine::ops::cross_entropy::{IGNORE, LinearCrossEntropy};
 use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
+
+use crate::common::{Input, Program, Random, assert_close, compare, devices, open_devices};
 
 struct Loss {
     targets: Vec<u32>,

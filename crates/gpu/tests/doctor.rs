@@ -1,8 +1,8 @@
 //! The check of a device passes on every device, and every operation has a speed.
 
-mod common;
-
 use march_gpu::doctor::{Peaks, operations, speeds};
+
+use crate::common;
 
 #[test]
 fn every_device_passes() {

@@ -1,10 +1,9 @@
 //! map, zip, accumulate and full: device = reference, on odd shapes, broadcasting, and at the ends of the value range.
 
-mod common;
-
-use common::{Input, Program, Random, assert_close, compare, devices};
 use march_engine::ops::elementwise::{Map, Zip};
 use march_engine::{Engine, Reference, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, assert_close, compare, devices};
 
 /// A test's program, written once for all engines.
 macro_rules! program {

@@ -1,10 +1,9 @@
 //! embedding: device = reference with repeated, missing and no ids, and with packed tables.
 
-mod common;
-
-use common::{Program, Random, assert_close, compare, devices};
 use march_engine::ops::embedding::Embedding;
 use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
+
+use crate::common::{self, Program, Random, assert_close, compare, devices};
 
 struct Rows {
     ids: Vec<u32>,

@@ -1,12 +1,11 @@
 //! gated_delta: device = reference, on odd sizes, boundaries and extreme gates; any cut of a sequence = the whole.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Input, Program, Random, compare, devices, outcome};
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, compare, devices, outcome};
 
 struct Rule(GatedDeltaOptions);
 

@@ -1,9 +1,8 @@
 //! slice, place, concat, permute and append: device = reference, on odd and empty shapes.
 
-mod common;
-
-use common::{Input, Program, Random, compare, devices};
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, compare, devices};
 
 /// A test's program, written once for all engines.
 macro_rules! program {

@@ -1,11 +1,10 @@
 //! linear: device = reference on sizes that no tile divides, with weights in every precision; and a row has the same
 //! bits alone and among others.
 
-mod common;
-
-use common::{Program, Random, assert_close, compare, devices, open_devices};
 use march_engine::ops::linear::{Linear, LinearList, LinearListNeeds, Product};
 use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
+
+use crate::common::{self, Program, Random, assert_close, compare, devices, open_devices};
 
 struct OneProduct;
 

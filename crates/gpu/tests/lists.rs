@@ -1,10 +1,8 @@
 //! Operations that take lists: device = reference, on odd and empty sizes, where some results receive no gradient; and the
 //! same bits twice.
 
-mod common;
-
-use common::compare;
-use common::lists::{Convolutions, Norms, Products, SwiGlus};
+use crate::common::compare;
+use crate::common::lists::{Convolutions, Norms, Products, SwiGlus};
 
 #[test]
 fn products() {

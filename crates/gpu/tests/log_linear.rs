@@ -1,10 +1,9 @@
 //! log_linear_delta: device = reference, on odd sizes, positions and extreme gates; any cut of a sequence = the whole.
 
-mod common;
-
-use common::{Input, Program, Random, assert_close, compare, devices};
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
 use march_engine::{Engine, Reference, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, assert_close, compare, devices};
 
 #[derive(Clone, Copy, Debug)]
 struct Case {

@@ -1,10 +1,9 @@
 //! matmul: device = reference for every transposition, batched and with a shared right operand.
 
-mod common;
-
-use common::{Program, Random, compare, devices};
 use march_engine::ops::matmul::{MatMul, Transpose};
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Program, Random, compare, devices};
 
 struct Product(Transpose);
 

@@ -1,9 +1,8 @@
 //! sum, mean, expand and sum_to: device = reference, on odd and empty shapes and on sums long enough for several turns.
 
-mod common;
-
-use common::{Program, Random, assert_close, compare, devices};
 use march_engine::{Engine, Reference, Result, Tape, Var};
+
+use crate::common::{Program, Random, assert_close, compare, devices};
 
 /// A test's program, written once for all engines.
 macro_rules! program {

@@ -1,10 +1,9 @@
 //! rms_norm and gated_rms_norm: device = reference, on odd, short and long rows, and at the ends of the value range.
 
-mod common;
-
-use common::{Input, Program, Random, compare, devices, open_devices};
 use march_engine::ops::rms_norm::{GatedRmsNorm, GatedRmsNormList, RmsNorm, RmsNormList};
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, compare, devices, open_devices};
 
 struct Norms;
 

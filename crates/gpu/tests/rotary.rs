@@ -1,10 +1,9 @@
 //! rotary: device = reference, also at far positions; the bits of a token depend on its position alone.
 
-mod common;
-
-use common::{Program, Random, compare, devices};
 use march_engine::ops::rotary::Rotary;
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Program, Random, compare, devices};
 
 struct Turn(Rotary);
 

@@ -1,10 +1,9 @@
 //! short_conv: device = reference, with and without a tail, in pieces, on odd and empty sizes.
 
-mod common;
-
-use common::{Input, Program, Random, compare, devices, open_devices};
 use march_engine::ops::short_conv::ShortConv;
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, compare, devices, open_devices};
 
 /// Inputs x, weight and, where there is one, a tail.
 struct ConvProgram;

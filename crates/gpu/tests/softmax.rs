@@ -1,9 +1,8 @@
 //! softmax: device = reference on odd widths, large scores, and rows that are masked in part or wholly.
 
-mod common;
-
-use common::{FORWARD, Input, Program, Random, compare, compare_within, devices, outcome};
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{FORWARD, Input, Program, Random, compare, compare_within, devices, outcome};
 
 struct Softmax;
 

@@ -1,10 +1,9 @@
 //! state_read: device = reference, on odd and empty sizes and on queries without length.
 
-mod common;
-
-use common::{Input, Program, Random, compare, devices, outcome};
 use march_engine::ops::state_read::StateRead;
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Input, Program, Random, compare, devices, outcome};
 
 struct Read(usize);
 

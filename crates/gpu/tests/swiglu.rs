@@ -1,10 +1,9 @@
 //! swiglu: device = reference, on odd and empty sizes and at the ends of the value range.
 
-mod common;
-
-use common::{Program, Random, compare};
 use march_engine::ops::swiglu::SwiGlu;
 use march_engine::{Engine, Result, Tape, Var};
+
+use crate::common::{Program, Random, compare};
 
 struct Forward;
 

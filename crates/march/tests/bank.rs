@@ -1,16 +1,15 @@
 //! What the settings of the state bank promise, for every combination of them.
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::{Case, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Placement, Policy, Recording, Retention, Storage};
 use march::engine::{Engine, Reference, Tape};
 use march::eval::{Measure, Measured};
 use march::memory::StateBank;
 use march::model::ModelConfig;
 use march::model::{Batch, Settings};
+
+use crate::common::{Case, assert_close, cpu, error, invariant, small, tokens};
 
 /// Three layers; an anchor has 1,664 bytes in each.
 const ANCHOR: usize = 3 * 1664;

@@ -1,15 +1,11 @@
 //! Banks as files: save, load, append, fork, roll back; damage and wrong tags.
 
-mod common;
-#[path = "bank_files/places.rs"]
 mod places;
-#[path = "bank_files/refusals.rs"]
 mod refusals;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Case, KINDS, invariant, small, tokens};
 use march::anchors::{Placement, Policy, Retention, Storage};
 use march::checkpoint::{self, Checkpoint, SHARD_BYTES};
 use march::engine::{Cpu, Engine, Tape};
@@ -17,6 +13,8 @@ use march::memory::{BankFile, BankTag, Rollback, StateBank};
 use march::model::{Batch, Weights};
 use march::tokenizer::Tokenizer;
 use proptest::prelude::*;
+
+use crate::common::{Case, KINDS, invariant, small, tokens};
 
 /// A model whose banks are tried.
 struct Trial<'e> {

@@ -1,8 +1,5 @@
 //! Many sequences in one call: each has the bits that it has alone, whatever the others do.
 
-mod common;
-
-use common::{Case, KINDS, invariant, small, tokens};
 use march::anchors::Policy;
 use march::engine::{Cpu, CpuOptions, Engine, Products, Tape};
 use march::generate::{Inference, Limits, Sampling, Session, Text};
@@ -10,6 +7,8 @@ use march::memory::StateBank;
 use march::model::Part;
 use march::tokenizer::Tokenizer;
 use proptest::prelude::*;
+
+use crate::common::{Case, KINDS, invariant, small, tokens};
 
 /// Policies that a model can follow: its own, and for models with anchors every kind of placement, retention and storage.
 fn policies(case: &Case<'_, Cpu>) -> Vec<Policy> {

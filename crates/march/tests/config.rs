@@ -1,10 +1,7 @@
 //! Configurations: what is read, what is refused and how that is said, what is written.
 
-#[path = "config/foreign.rs"]
 mod foreign;
-#[path = "config/refusals.rs"]
 mod refusals;
-#[path = "config/settings.rs"]
 mod settings;
 
 use std::path::Path;

@@ -1,18 +1,16 @@
 //! Broken configurations and run folders: an error or a run, never a panic.
 
-#[path = "common/damage.rs"]
-mod damage;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use damage::damaged;
 use march::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::model::ModelConfig;
 use march::run::{Run, RunOptions};
 use march::train::ranks::Alone;
+
+use crate::common::damage::damaged;
 
 #[test]
 fn configurations() {

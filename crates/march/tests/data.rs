@@ -1,18 +1,10 @@
 //! From files of text to batches of tokens.
 
-#[path = "common/damage.rs"]
-mod damage;
-#[path = "data/loader.rs"]
 mod loader;
-#[path = "data/prepare.rs"]
 mod prepare;
-#[path = "data/resume.rs"]
 mod resume;
-#[path = "data/shards.rs"]
 mod shards;
-#[path = "data/text.rs"]
 mod text;
-#[path = "data/tokenizer.rs"]
 mod tokenizer;
 
 use std::collections::BTreeMap;
@@ -21,7 +13,6 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
-use damage::damaged;
 use march::Result;
 use march::data::{Meta, Options, Prepared, Status, prepare as run_prepare, train_tokenizer};
 use march::tokenizer::Tokenizer;
@@ -30,6 +21,8 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
+
+use crate::common::damage::damaged;
 
 /// A folder that goes away, and a file in it.
 fn folder() -> (tempfile::TempDir, PathBuf) {

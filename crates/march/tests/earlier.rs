@@ -1,18 +1,17 @@
 //! Files that version 0.1 wrote, before memories belonged to their mixers, still load and continue as they did then. The
 //! texts beside the banks are what that version wrote after ` Now`, with the most probable token each time.
 
-mod common;
-
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use common::invariant;
 use march::checkpoint::Checkpoint;
 use march::engine::Cpu;
 use march::generate::{Generator, Limits, Sampling, Text};
 use march::memory::{BankFile, BankTag};
 use march::model::{Model, ModelConfig};
 use march::tokenizer::Tokenizer;
+
+use crate::common::invariant;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/version-0.1").join(name)

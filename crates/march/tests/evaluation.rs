@@ -1,10 +1,7 @@
 //! Requests in batches: every answer has the bits of its sequence alone, whatever is shared and whatever runs beside it.
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::{Case, KINDS, small, tokens};
 use march::anchors::Policy;
 use march::engine::ops::cross_entropy::IGNORE;
 use march::engine::{Cpu, CpuOptions, Products};
@@ -13,6 +10,8 @@ use march::generate::{Generator, Inference, Limits, Sampling};
 use march::model::Part;
 use march::tokenizer::Tokenizer;
 use proptest::prelude::*;
+
+use crate::common::{Case, KINDS, small, tokens};
 
 fn engine(threads: usize) -> Cpu {
     Cpu::new(CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() }).unwrap()

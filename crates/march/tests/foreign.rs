@@ -1,12 +1,9 @@
 //! Checkpoint folders of other tools: which tensors must be there, which may be, and which may not.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{invariant, small};
 use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
 use march::engine::Cpu;
 use march::model::Model;
@@ -15,6 +12,8 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{self, invariant, small};
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 

@@ -1,10 +1,7 @@
 //! A generator beside the plain loop, forks, and what a stop string leaves in memory.
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::{Case, KINDS, assert_close, invariant, small, tokens};
 use march::engine::{Cpu, Engine, Tape};
 use march::generate::{
     Ended, Generator, Limits, PIECE_TOKENS, Sampling, Text, Written, call_tokens, continue_text,
@@ -12,6 +9,8 @@ use march::generate::{
 use march::memory::{BankFile, BankTag, Rollback};
 use march::model::Batch;
 use march::tokenizer::Tokenizer;
+
+use crate::common::{Case, KINDS, assert_close, invariant, small, tokens};
 
 const GREEDY: Sampling = Sampling {
     temperature: 0.0,

@@ -4,14 +4,13 @@
 #[path = "../../cli/src/golden/mod.rs"]
 #[allow(dead_code)]
 mod checks;
-mod common;
-#[path = "../../engine/tests/toy/mod.rs"]
-mod toy;
 
 use checks::{Check, Example};
-use common::{cpu, invariant};
 use march::engine::ops::swiglu::SwiGlu;
 use march::engine::{Cpu, CpuOptions, Engine, Fallback, Kernels, Precision, Reference, Result, Tensor};
+
+use crate::common::{cpu, invariant};
+use crate::toy;
 
 /// How the tokens come when a bank holds what was read before.
 const CALLS: [&[usize]; 3] = [&[150], &[1], &[7, 64, 1, 33]];

@@ -1,5 +1,5 @@
 //! The library is read from its first module to its last: a module imports only from those before it, in the order of
-//! the tree in README.md.
+//! the tree in README.md. And no file of tests is forgotten.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -114,4 +114,28 @@ fn modules_import_only_from_those_before_them() {
     wrong.sort();
     wrong.dedup();
     assert!(wrong.is_empty(), "imports against the order {}:\n{}", order.join(", "), wrong.join("\n"));
+}
+
+/// Cargo builds the programs that a crate's Cargo.toml names, and `tests/main.rs` is made of the files that it declares:
+/// tests in any other file would never run.
+#[test]
+fn every_file_of_tests_is_part_of_a_program() {
+    let mut crates = 0;
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let folder = entry.unwrap().path();
+        let Ok(main) = fs::read_to_string(folder.join("tests/main.rs")) else { continue };
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        crates += 1;
+        for file in fs::read_dir(folder.join("tests")).unwrap() {
+            let path = file.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "rs") || path.ends_with("main.rs") {
+                continue;
+            }
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let declared = main.lines().any(|line| line == format!("mod {name};"));
+            let program = manifest.contains(&format!("[[test]]\nname = \"{name}\"\n"));
+            assert!(declared || program, "{}: declare it in tests/main.rs", path.display());
+        }
+    }
+    assert_eq!(crates, 4);
 }

@@ -1,11 +1,10 @@
 //! Models with weights in bf16 and int8: the fast engine against the equations, decoding against the forward pass.
 
-mod common;
-
-use common::{Case, KINDS, assert_close, error, golden, invariant, small, tokens};
 use march::checkpoint::Checkpoint;
 use march::engine::{Cpu, Engine, Precision, Reference, Tape, Weight};
 use march::model::{Batch, Model};
+
+use crate::common::{Case, KINDS, assert_close, error, golden, invariant, small, tokens};
 
 /// A small model whose weights are rounded.
 fn rounded<'e, E: Engine>(

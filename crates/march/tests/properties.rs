@@ -1,14 +1,13 @@
 //! What must hold for every mixer, whatever its weights are.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::{Case, KINDS, assert_close, cpu, error, invariant, small, tokens};
 use march::anchors::{Policy, Retention};
 use march::engine::{Engine, Reference, Tape};
 use march::model::ModelConfig;
 use march::model::{Batch, Init, Model, Settings, Trace};
+
+use crate::common::{Case, KINDS, assert_close, cpu, error, invariant, small, tokens};
 
 /// The policies that a kind is tried with: its own, and for MARCH others.
 fn policies(own: &Policy) -> Vec<Policy> {

@@ -1,18 +1,16 @@
 //! Steps of training, without a run around them.
 
-mod common;
-#[path = "../../engine/tests/toy/mod.rs"]
-mod toy;
-
 use std::sync::atomic::Ordering;
 
-use common::{KINDS, cpu, small, tokens};
 use march::data::{Loader, TextSource};
 use march::generate::{Generator, Sampling};
 use march::memory::BankTag;
 use march::model::{Model, Settings};
 use march::tokenizer::Tokenizer;
 use march::train::{Progress, TrainConfig, Trainer};
+
+use crate::common::{KINDS, cpu, small, tokens};
+use crate::toy;
 
 /// A step takes its memory from the one before: what the engine holds, in use or free, does not grow any more.
 #[test]

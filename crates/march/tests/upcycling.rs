@@ -1,12 +1,9 @@
 //! A trained Gated DeltaNet that continues as MARCH: it computes the same at first, and its routing learns.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
-use common::{Case, cpu};
 use march::Config;
 use march::checkpoint::Checkpoint;
 use march::data::builtin;
@@ -16,6 +13,8 @@ use march::model::{Batch, Model, Settings};
 use march::run::{Run, RunOptions};
 use march::train::ranks::Alone;
 use tempfile::TempDir;
+
+use crate::common::{Case, cpu};
 
 /// A small model of a preset's type; those of `tiny/gdn` and `tiny/march` have the same base.
 fn config(preset: &str, more: &[&str]) -> Config {

@@ -1,6 +1,6 @@
 //! Running the `march` command as a user does.
 
-#![allow(dead_code)] // Each test file uses a part of it.
+pub mod writing;
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -40,9 +40,10 @@ pub fn as_nobody(folder: &Path, arguments: &[&str]) -> Command {
         }
     }
     open(folder);
-    // The program itself may be in a folder that `nobody` cannot access.
+    // The program itself may be in a folder that `nobody` cannot access. Another process copies it: a process that a
+    // test beside this one starts would inherit a file open for writing, and what is open for writing cannot be run.
     let program = folder.join("march");
-    std::fs::copy(env!("CARGO_BIN_EXE_march"), &program).unwrap();
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_march")).arg(&program).status().unwrap().success());
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = Command::new(program);
     command.args(arguments).current_dir(folder).stdin(std::process::Stdio::null());

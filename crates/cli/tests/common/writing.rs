@@ -1,13 +1,11 @@
 //! A model that generates text, and commands with data on standard input.
 
-#![allow(dead_code)] // Each test file uses a part of it.
-
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{ok, text};
+use super::{ok, text};
 
 /// A model that has learned to write letters.
 pub fn trained(folder: &Path) -> PathBuf {

@@ -1,7 +1,5 @@
 //! Starts `march serve` and talks to it over a socket.
 
-#![allow(dead_code, reason = "not every test that starts a server uses all of it")]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};

@@ -9,8 +9,8 @@ use march::memory::{BankFile, BankTag, Ending};
 use march::model::ModelConfig;
 use march::model::{Batch, Model};
 
+use super::{Trial, folder};
 use crate::common::{invariant, tokens};
-use crate::{Trial, folder};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

@@ -7,8 +7,8 @@ use march::anchors::{Policy, Retention};
 use march::engine::checksum;
 use march::memory::{BankFile, BankTag, FORMAT_VERSION, Rollback};
 
+use super::{Trial, folder};
 use crate::common::{invariant, tokens};
-use crate::{Trial, folder};
 
 /// Whatever is done to a file: an error, or the logits of the whole one where a call does not read what is damaged.
 #[test]

@@ -1,5 +1,6 @@
 //! What the tests of the model share.
-#![allow(dead_code)]
+
+pub mod damage;
 
 use std::path::PathBuf;
 

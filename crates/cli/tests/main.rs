@@ -1,0 +1,30 @@
+//! The tests of the `march` command, as one program, which is linked once: a module for each part of the command.
+
+mod common;
+mod server;
+
+mod arguments;
+mod banks;
+mod commands;
+mod conversations;
+mod data;
+mod device;
+#[cfg(unix)]
+mod documented;
+mod generate;
+#[cfg(feature = "gpu")]
+mod gpu;
+#[cfg(feature = "gpu")]
+mod gpu_golden;
+#[cfg(feature = "mpi")]
+mod mpi;
+#[cfg(unix)]
+mod output;
+#[cfg(target_os = "linux")]
+mod prompts;
+mod recall;
+mod reproduce;
+mod resume;
+mod serve;
+mod suites;
+mod train;
