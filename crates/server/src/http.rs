@@ -317,7 +317,7 @@ async fn one_model<E: Engine>(State(app): State<Arc<App<E>>>, path: Id) -> Resul
 
 /// The error of a request that names another model.
 pub(crate) fn model_not_found(other: &str, name: &str) -> ApiError {
-    let message = format!("the model `{other}` is not here; the server has `{name}`");
+    let message = format!("the model `{other}` was not found; this server serves `{name}`");
     ApiError::new(StatusCode::NOT_FOUND, message)
 }
 
