@@ -207,7 +207,7 @@ const PREPARE: [&str; 10] = [
     "b.jsonl",
 ];
 
-/// Begins what [`PREPARE`] asks for: it stops at a broken line of the second file, which is mended then.
+/// Begins what [`PREPARE`] asks for: it stops at a broken line of the second file, which is fixed then.
 fn begin_shards(folder: &Path) {
     let line = |i: usize| format!("{{\"text\": \"document {i} of many\"}}\n");
     fs::write(folder.join("a.jsonl"), (0..300).map(line).collect::<String>()).unwrap();

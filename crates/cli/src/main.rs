@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<ExitCode> {
     tracing_subscriber::fmt()
-        .with_writer(|| display::screen::Aside)
+        .with_writer(|| display::screen::HeldStderr)
         .without_time()
         .with_target(false)
         .with_ansi(false)

@@ -21,14 +21,14 @@ use crate::display::out::note;
 use crate::golden::{Check, Example};
 
 /// A model on a device.
-pub struct Tested {
+pub struct ModelTest {
     /// Its name.
     pub model: &'static str,
     /// What was compared, or why it could not be.
     pub checks: march::Result<Vec<Check>>,
 }
 
-impl Tested {
+impl ModelTest {
     /// What is wrong.
     pub fn failures(&self) -> Vec<String> {
         match &self.checks {
@@ -39,11 +39,11 @@ impl Tested {
 }
 
 /// A result of the test, as soon as it is known.
-pub enum Shown<'a> {
+pub enum TestResult<'a> {
     /// An operation.
     Operation(&'a Line),
     /// A model.
-    Model(&'a Tested),
+    Model(&'a ModelTest),
 }
 
 /// All results of the test.
@@ -51,7 +51,7 @@ pub struct Proof {
     /// The operations.
     pub operations: Vec<Line>,
     /// The models.
-    pub models: Vec<Tested>,
+    pub models: Vec<ModelTest>,
 }
 
 impl Proof {
@@ -59,13 +59,13 @@ impl Proof {
     pub fn of<D: Engine, E: Engine>(
         device: &D,
         engine: &E,
-        show: &mut dyn FnMut(Shown<'_>),
+        show: &mut dyn FnMut(TestResult<'_>),
     ) -> anyhow::Result<Self> {
-        let operations = doctor::operations(device, &mut |line| show(Shown::Operation(line)))?;
+        let operations = doctor::operations(device, &mut |line| show(TestResult::Operation(line)))?;
         let mut models = Vec::new();
         for example in Example::all()? {
-            let tested = Tested { model: example.name, checks: example.checks(engine) };
-            show(Shown::Model(&tested));
+            let tested = ModelTest { model: example.name, checks: example.checks(engine) };
+            show(TestResult::Model(&tested));
             models.push(tested);
         }
         Ok(Self { operations, models })
@@ -75,15 +75,15 @@ impl Proof {
     pub fn failures(&self) -> Vec<String> {
         let failed = self.operations.iter().filter(|line| !line.passed);
         let mut list: Vec<String> = failed.map(|line| format!("{}: {}", line.operation, line.note)).collect();
-        list.extend(self.models.iter().flat_map(Tested::failures));
+        list.extend(self.models.iter().flat_map(ModelTest::failures));
         list
     }
 }
 
 /// Fails unless the device passes, or is noted to have passed.
 pub fn require(engine: &OnGpu) -> anyhow::Result<()> {
-    let passed = Passed::of(engine);
-    if passed.as_ref().is_some_and(Passed::is_noted) {
+    let passed = PassedRecord::of(engine);
+    if passed.as_ref().is_some_and(PassedRecord::is_noted) {
         return Ok(());
     }
     let device = engine.device.description();
@@ -107,12 +107,12 @@ fn accept(device: &str, proof: &Proof) -> anyhow::Result<()> {
 }
 
 /// The file that notes that a device passed.
-pub struct Passed {
+pub struct PassedRecord {
     path: PathBuf,
     text: String,
 }
 
-impl Passed {
+impl PassedRecord {
     /// The file for this device, driver and program; nothing if the system has no cache folder.
     pub fn of(engine: &OnGpu) -> Option<Self> {
         Some(Self::within(cache()?, engine.device.identity(), &program()))
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    fn proof(operations: Vec<Line>, models: Vec<Tested>) -> Proof {
+    fn proof(operations: Vec<Line>, models: Vec<ModelTest>) -> Proof {
         Proof { operations, models }
     }
 
@@ -192,8 +192,8 @@ mod tests {
         let cpu = Cpu::new(options).unwrap();
         let mut shown = [0, 0];
         let proof = Proof::of(&cpu, &cpu, &mut |step| match step {
-            Shown::Operation(_) => shown[0] += 1,
-            Shown::Model(_) => shown[1] += 1,
+            TestResult::Operation(_) => shown[0] += 1,
+            TestResult::Model(_) => shown[1] += 1,
         })
         .unwrap();
         assert_eq!(proof.failures(), [""; 0]);
@@ -210,7 +210,7 @@ mod tests {
             allowed: 1e-4,
             what: "march: the loss of training step 2".into(),
         };
-        let model = |check: &Check| Tested { model: "march", checks: Ok(vec![check.clone()]) };
+        let model = |check: &Check| ModelTest { model: "march", checks: Ok(vec![check.clone()]) };
         let message = |proof: Proof| accept("A GPU", &proof).unwrap_err().to_string();
         let said = message(proof(vec![line(true), line(false)], vec![model(&wrong)]));
         for part in
@@ -221,14 +221,14 @@ mod tests {
         let said = message(proof(vec![line(true)], vec![model(&wrong)]));
         assert!(said.contains("training step 2 differs by 5.0e-1, and 1e-4 is allowed"), "{said}");
         let lost = march::Error::Request("the device was lost".into());
-        let said = message(proof(Vec::new(), vec![Tested { model: "march", checks: Err(lost) }]));
+        let said = message(proof(Vec::new(), vec![ModelTest { model: "march", checks: Err(lost) }]));
         assert!(said.contains("march: the device was lost"), "{said}");
     }
 
     #[test]
     fn what_is_noted() {
         let folder = tempfile::tempdir().unwrap();
-        let passed = |device, program| Passed::within(folder.path().join("new"), device, program);
+        let passed = |device, program| PassedRecord::within(folder.path().join("new"), device, program);
         let one = passed("A GPU; driver 1", "march 1");
         assert!(!one.is_noted());
         one.note();

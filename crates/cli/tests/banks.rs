@@ -171,15 +171,15 @@ fn two_writers_of_one_bank() {
     let (bank, link) = (folder.path().join("a.bank"), folder.path().join("link.bank"));
     run(&model, &["--prompt", PROMPT, "--max-tokens", "3", "--save-bank", text(&bank)]);
     std::os::unix::fs::symlink("a.bank", &link).unwrap();
-    let go_on = |at: &Path, count: &str| {
+    let continue_from = |at: &Path, count: &str| {
         let flags = ["--bank", text(at), "--save-bank", text(at), "--prompt", "x", "--max-tokens", count];
         generate(&model, &flags).iter().map(|flag| flag.to_string()).collect::<Vec<String>>()
     };
-    let arguments = go_on(&bank, "100000000");
+    let arguments = continue_from(&bank, "100000000");
     let mut first = start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     first.stdout.as_mut().unwrap().read_exact(&mut [0; 64]).unwrap();
     for path in [&bank, &link] {
-        let arguments = go_on(path, "3");
+        let arguments = continue_from(path, "3");
         let errors = refused(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         assert!(
             errors.contains("another process is writing this bank") && errors.contains("a.bank.lock"),
@@ -195,7 +195,7 @@ fn two_writers_of_one_bank() {
     assert!(said.contains("saved "), "{said}");
     let position = BankFile::open(&bank).unwrap().timeline().position;
     assert!(position > 79 + 50, "{position}");
-    let arguments = go_on(&link, "3");
+    let arguments = continue_from(&link, "3");
     with_input(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), "");
     assert_eq!(BankFile::open(&bank).unwrap().timeline().position, position + 4);
     assert!(!names(folder.path()).iter().any(|name| name.contains(".lock")));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::simd::Level;
-use crate::team::{Apart, Team};
+use crate::team::{CacheAligned, Team};
 use crate::tensor::{Lines, Pool, Tensor};
 
 /// How products with weight matrices are computed.
@@ -129,7 +129,7 @@ impl Cpu {
             (0..count).for_each(task);
             return;
         }
-        let next = Apart(AtomicUsize::new(0));
+        let next = CacheAligned(AtomicUsize::new(0));
         let work = || {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);

@@ -44,9 +44,9 @@ impl Region {
 
 /// A value on cache lines of its own, to avoid false sharing: spinning workers read the region state continuously.
 #[repr(align(128))]
-pub(crate) struct Apart<T>(pub T);
+pub(crate) struct CacheAligned<T>(pub T);
 
-impl<T> std::ops::Deref for Apart<T> {
+impl<T> std::ops::Deref for CacheAligned<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
@@ -56,12 +56,12 @@ impl<T> std::ops::Deref for Apart<T> {
 /// State shared by the caller and the workers.
 struct Shared {
     /// Current region; see [`Region`].
-    region: Apart<AtomicU64>,
-    job: Apart<UnsafeCell<Option<Job>>>,
-    stop: Apart<AtomicBool>,
-    asleep: Apart<Mutex<usize>>,
+    region: CacheAligned<AtomicU64>,
+    job: CacheAligned<UnsafeCell<Option<Job>>>,
+    stop: CacheAligned<AtomicBool>,
+    asleep: CacheAligned<Mutex<usize>>,
     wake: Condvar,
-    panic: Apart<Mutex<Option<Box<dyn Any + Send>>>>,
+    panic: CacheAligned<Mutex<Option<Box<dyn Any + Send>>>>,
 }
 
 // SAFETY: the caller writes `job` only while the region is closed and no worker is inside. Workers read it only
@@ -87,12 +87,12 @@ impl Team {
     /// Creates a team of `threads` threads, including the caller.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            region: Apart(AtomicU64::new(0)),
-            job: Apart(UnsafeCell::new(None)),
-            stop: Apart(AtomicBool::new(false)),
-            asleep: Apart(Mutex::new(0)),
+            region: CacheAligned(AtomicU64::new(0)),
+            job: CacheAligned(UnsafeCell::new(None)),
+            stop: CacheAligned(AtomicBool::new(false)),
+            asleep: CacheAligned(Mutex::new(0)),
             wake: Condvar::new(),
-            panic: Apart(Mutex::new(None)),
+            panic: CacheAligned(Mutex::new(None)),
         });
         let mut team = Self { shared, workers: Vec::new(), busy: Mutex::new(()) };
         for i in 1..threads {

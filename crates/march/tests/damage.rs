@@ -8,7 +8,7 @@ use march::Config;
 use march::engine::{Cpu, CpuOptions};
 use march::model::ModelConfig;
 use march::run::{Run, RunOptions};
-use march::train::ranks::Alone;
+use march::train::ranks::SingleProcess;
 
 use crate::common::damage::damaged;
 
@@ -75,7 +75,7 @@ fn runs() {
     let whole = folder.path().join("whole");
     let never = AtomicBool::new(false);
     let options = RunOptions { stop_at: Some(3), ..Default::default() };
-    let mut run = Run::create(&engine, config, &whole, options, Box::<Alone>::default()).unwrap();
+    let mut run = Run::create(&engine, config, &whole, options, Box::<SingleProcess>::default()).unwrap();
     assert!(!run.train(&never, &mut |_| {}).unwrap());
     drop(run);
     let (mut resumed, mut refused) = (0, 0);
@@ -88,7 +88,7 @@ fn runs() {
             copy(&whole, &damaged);
             fs::write(damaged.join(name), bytes).unwrap();
             let options = RunOptions { stop_at: Some(3), ..Default::default() };
-            match Run::resume(&engine, &damaged, options, Box::<Alone>::default(), &mut |_| {}) {
+            match Run::resume(&engine, &damaged, options, Box::<SingleProcess>::default(), &mut |_| {}) {
                 Ok(mut run) => {
                     resumed += 1;
                     let _ = march::report::render(&damaged);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use march::Result;
-use march::data::{Meta, Options, Prepared, Status, prepare as run_prepare, train_tokenizer};
+use march::data::{Meta, Options, PrepareOutcome, Status, prepare as run_prepare, train_tokenizer};
 use march::tokenizer::Tokenizer;
 use parquet::basic::Compression;
 use parquet::data_type::{ByteArray, ByteArrayType};
@@ -90,14 +90,14 @@ fn learnt() -> &'static Tokenizer {
     &LEARNT
 }
 
-fn go_on(_: &Status) -> ControlFlow<()> {
+fn keep_going(_: &Status) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
 fn prepare_all(tokenizer: &Tokenizer, files: &[PathBuf], output: &Path, options: &Options) -> Result<Meta> {
-    match run_prepare(tokenizer, files, output, options, &mut go_on)? {
-        Prepared::Finished(meta, _) => Ok(meta),
-        Prepared::Stopped(status) => panic!("stopped at {status:?}"),
+    match run_prepare(tokenizer, files, output, options, &mut keep_going)? {
+        PrepareOutcome::Finished(meta, _) => Ok(meta),
+        PrepareOutcome::Stopped(status) => panic!("stopped at {status:?}"),
     }
 }
 

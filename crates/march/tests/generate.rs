@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 
 use march::engine::{Cpu, Engine, Tape};
 use march::generate::{
-    Ended, Generator, Limits, PIECE_TOKENS, Sampling, Text, Written, call_tokens, continue_text,
+    GenerationSummary, Generator, Limits, PIECE_TOKENS, Sampling, StopReason, Text, call_tokens,
+    continue_text,
 };
 use march::memory::{BankFile, BankTag, Rollback};
 use march::model::Batch;
@@ -267,12 +268,12 @@ fn a_stop_string_leaves_nothing_behind() {
     };
     let tokenizer = letters("_");
     let (_, all, written) = write(&tokenizer, 90, &[], None);
-    assert_eq!(written, Written { tokens: 90, ended: Ended::MaxTokens });
+    assert_eq!(written, GenerationSummary { tokens: 90, ended: StopReason::MaxTokens });
     assert_eq!(all.len(), 90);
     // Three tokens that come after token 70.
     let stop = &all[70..73];
     let (mut stopped, text, written) = write(&tokenizer, 90, &[stop, "nowhere"], None);
-    assert_eq!(written.ended, Ended::Stop);
+    assert_eq!(written.ended, StopReason::Stop);
     assert_eq!(text, all[..all.find(stop).unwrap()]);
     assert_eq!(stopped.text().tokens(), 3 + text.len());
     // As if the text had been read, not written.
@@ -292,11 +293,11 @@ fn a_stop_string_leaves_nothing_behind() {
     let (generator, text, _) = write(&tokenizer, 90, &[&almost], None);
     assert_eq!((text, generator.text().tokens()), (all.clone(), 93));
     let (generator, text, written) = write(&tokenizer, 90, &[], Some(12));
-    assert_eq!((text.as_str(), written.ended), (&all[..12], Ended::Asked));
+    assert_eq!((text.as_str(), written.ended), (&all[..12], StopReason::Requested));
     assert_eq!(generator.text().tokens(), 15);
     // The end of a text ends it, and is not part of it.
     let at = all.find('_').expect("drawn in 90 tokens");
     let (generator, text, written) = write(&letters("<|endoftext|>"), 90, &[], None);
-    assert_eq!((text.as_str(), written.ended), (&all[..at], Ended::EndOfText));
+    assert_eq!((text.as_str(), written.ended), (&all[..at], StopReason::EndOfText));
     assert_eq!(generator.text().tokens(), 3 + at);
 }

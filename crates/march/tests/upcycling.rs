@@ -11,7 +11,7 @@ use march::engine::{Cpu, Engine, Tape};
 use march::model::mixer::MixerConfig;
 use march::model::{Batch, Model, Settings};
 use march::run::{Run, RunOptions};
-use march::train::ranks::Alone;
+use march::train::ranks::SingleProcess;
 use tempfile::TempDir;
 
 use crate::common::{Case, cpu};
@@ -53,7 +53,7 @@ fn create<'e>(
         stop_at: None,
         settings: Vec::new(),
     };
-    Run::create(engine, config, folder, options, Box::<Alone>::default())
+    Run::create(engine, config, folder, options, Box::<SingleProcess>::default())
 }
 
 /// A Gated DeltaNet after 120 steps on the built-in book.
@@ -202,7 +202,7 @@ fn resuming_continues_from_the_same_start() {
     let want: Vec<Vec<f64>> = start.trainer().parameters().iter().map(|p| engine.to_f64(p)).collect();
     drop(start);
     let options = RunOptions::default();
-    let run = Run::resume(&engine, &path, options, Box::<Alone>::default(), &mut |_| {}).unwrap();
+    let run = Run::resume(&engine, &path, options, Box::<SingleProcess>::default(), &mut |_| {}).unwrap();
     assert_eq!(null_bias(run.config()), 7.5);
     let got: Vec<Vec<f64>> = run.trainer().parameters().iter().map(|p| engine.to_f64(p)).collect();
     assert!(got == want);

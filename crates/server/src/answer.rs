@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use march::engine::Engine;
-use march::generate::{Ended, TextStream};
+use march::generate::{StopReason, TextStream};
 use march::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use crate::job::{Event, Kept, Scored};
-use crate::request::Asked;
+use crate::job::{Event, FinishedChoice, ScoredToken};
+use crate::request::ParsedRequest;
 
 /// Which interface the answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +68,9 @@ impl Head {
 }
 
 /// Why a text ended, in OpenAI's words.
-fn finish_reason(ended: Option<Ended>) -> Value {
+fn finish_reason(ended: Option<StopReason>) -> Value {
     match ended {
-        Some(Ended::MaxTokens) => "length".into(),
+        Some(StopReason::MaxTokens) => "length".into(),
         Some(_) => "stop".into(),
         None => Value::Null,
     }
@@ -93,7 +93,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn push(&mut self, scored: &Scored, offset: usize) {
+    fn push(&mut self, scored: &ScoredToken, offset: usize) {
         self.list.push((scored.id, Some(scored.logprob), scored.top.clone()));
         self.offsets.push(offset);
     }
@@ -135,40 +135,40 @@ struct Choice {
     /// Characters of the text.
     characters: usize,
     tokens: Tokens,
-    ended: Option<Ended>,
+    ended: Option<StopReason>,
 }
 
 /// Puts an answer together from the events of its jobs.
 pub struct Answer<'a, E: Engine> {
     head: Head,
-    asked: &'a Asked<E>,
+    request: &'a ParsedRequest<E>,
     tokenizer: &'a Tokenizer,
     choices: BTreeMap<usize, Choice>,
     /// The numbers of tokens so far.
     pub usage: Usage,
     /// What is left of the last choice, if it was asked for.
-    pub kept: Option<Box<Kept<E>>>,
+    pub finished: Option<Box<FinishedChoice<E>>>,
     /// The key `march` of the answer: what OpenAI's interface has no place for.
     pub more: Option<Value>,
 }
 
 impl<'a, E: Engine> Answer<'a, E> {
     /// An answer without any text.
-    pub fn new(head: Head, asked: &'a Asked<E>, tokenizer: &'a Tokenizer) -> Self {
-        let prompt = asked.prompts.iter().map(Vec::len).sum();
+    pub fn new(head: Head, request: &'a ParsedRequest<E>, tokenizer: &'a Tokenizer) -> Self {
+        let prompt = request.prompts.iter().map(Vec::len).sum();
         let usage = Usage { prompt, ..Usage::default() };
-        Self { head, asked, tokenizer, choices: BTreeMap::new(), usage, kept: None, more: None }
+        Self { head, request, tokenizer, choices: BTreeMap::new(), usage, finished: None, more: None }
     }
 
     /// The number of choices for each prompt.
     fn per_prompt(&self) -> usize {
-        self.asked.choices.len().max(1)
+        self.request.choices.len().max(1)
     }
 
     /// Adds an event of a prompt. Returns the parts of a stream that it gives.
     pub fn add(&mut self, prompt: usize, event: Event<E>) -> march::Result<Vec<Value>> {
         match event {
-            Event::Read { cached, scores } => {
+            Event::PromptRead { cached, scores } => {
                 self.usage.cached += cached;
                 let first = prompt * self.per_prompt();
                 for index in first..first + self.per_prompt() {
@@ -178,14 +178,15 @@ impl<'a, E: Engine> Answer<'a, E> {
                 let parts = (first..first + self.per_prompt()).map(|index| self.opening(index));
                 Ok(parts.flatten().collect())
             }
-            Event::Wrote { choice, text, token, ended } => {
+            Event::Piece { choice, text, token, ended } => {
                 let index = prompt * self.per_prompt() + choice;
                 let Some(choice) = self.choices.get_mut(&index) else { return Ok(Vec::new()) };
                 let mut new = Tokens::default();
                 if let Some(token) = &token {
                     self.usage.completion += 1;
                     // A token that ends a text is not part of the answer.
-                    if matches!(ended, None | Some(Ended::MaxTokens)) && self.asked.logprobs.is_some() {
+                    if matches!(ended, None | Some(StopReason::MaxTokens)) && self.request.logprobs.is_some()
+                    {
                         new.push(token, choice.characters);
                         choice.tokens.push(token, choice.characters);
                     }
@@ -193,13 +194,13 @@ impl<'a, E: Engine> Answer<'a, E> {
                 choice.characters += text.chars().count();
                 choice.ended = ended;
                 choice.text += &text;
-                if !self.asked.stream {
+                if !self.request.stream {
                     return Ok(Vec::new());
                 }
                 Ok(vec![self.part(index, &text, &new, ended)])
             }
-            Event::Kept(kept) => {
-                self.kept = Some(kept);
+            Event::Finished(finished) => {
+                self.finished = Some(finished);
                 Ok(Vec::new())
             }
             Event::Failed(_) => Ok(Vec::new()),
@@ -207,16 +208,16 @@ impl<'a, E: Engine> Answer<'a, E> {
     }
 
     /// A choice whose prompt was read.
-    fn begin(&self, prompt: usize, scores: &[Scored]) -> march::Result<Choice> {
+    fn begin(&self, prompt: usize, scores: &[ScoredToken]) -> march::Result<Choice> {
         let mut choice =
             Choice { text: String::new(), characters: 0, tokens: Tokens::default(), ended: None };
-        if !self.asked.echo {
+        if !self.request.echo {
             return Ok(choice);
         }
-        let ids = &self.asked.prompts[prompt];
+        let ids = &self.request.prompts[prompt];
         choice.text = self.tokenizer.decode(ids)?;
         choice.characters = choice.text.chars().count();
-        if self.asked.logprobs.is_none() {
+        if self.request.logprobs.is_none() {
             return Ok(choice);
         }
         let (mut stream, mut at) = (TextStream::new(self.tokenizer, &[])?, 0);
@@ -243,10 +244,10 @@ impl<'a, E: Engine> Answer<'a, E> {
                         .with(vec![json!({ "index": index, "delta": delta, "finish_reason": null })], true),
                 )
             }
-            Form::Completion if self.asked.echo => {
+            Form::Completion if self.request.echo => {
                 let choice = self.choices.get(&index)?;
                 // A prompt that is only read ends with itself.
-                let ended = self.asked.choices.is_empty().then_some(Ended::MaxTokens);
+                let ended = self.request.choices.is_empty().then_some(StopReason::MaxTokens);
                 Some(self.part(index, &choice.text, &choice.tokens, ended))
             }
             Form::Completion => None,
@@ -254,12 +255,12 @@ impl<'a, E: Engine> Answer<'a, E> {
     }
 
     fn logprobs(&self, tokens: &Tokens) -> Value {
-        let top = self.asked.logprobs.filter(|_| !tokens.list.is_empty());
+        let top = self.request.logprobs.filter(|_| !tokens.list.is_empty());
         top.map_or(Value::Null, |top| tokens.json(self.head.form, self.tokenizer, top))
     }
 
     /// A part of a stream.
-    fn part(&self, index: usize, text: &str, tokens: &Tokens, ended: Option<Ended>) -> Value {
+    fn part(&self, index: usize, text: &str, tokens: &Tokens, ended: Option<StopReason>) -> Value {
         let (logprobs, finish_reason) = (self.logprobs(tokens), finish_reason(ended));
         let choice = match self.head.form {
             Form::Completion => {
@@ -293,8 +294,8 @@ impl<'a, E: Engine> Answer<'a, E> {
 
     /// Whether every choice has ended.
     pub fn is_complete(&self) -> bool {
-        let wanted = self.asked.prompts.len() * self.per_prompt();
-        let reads_only = self.asked.choices.is_empty();
+        let wanted = self.request.prompts.len() * self.per_prompt();
+        let reads_only = self.request.choices.is_empty();
         self.choices.len() == wanted
             && self.choices.values().all(|choice| reads_only || choice.ended.is_some())
     }
@@ -302,7 +303,7 @@ impl<'a, E: Engine> Answer<'a, E> {
     /// The whole answer.
     pub fn whole(&self) -> Value {
         let choices = self.choices.iter().map(|(index, choice)| {
-            let ended = choice.ended.or(Some(Ended::MaxTokens));
+            let ended = choice.ended.or(Some(StopReason::MaxTokens));
             let (logprobs, reason) = (self.logprobs(&choice.tokens), finish_reason(ended));
             match self.head.form {
                 Form::Completion => {

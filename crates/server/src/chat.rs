@@ -80,22 +80,22 @@ impl Template {
 
     /// What follows the text of a conversation when new messages are added; or, if the template writes the conversation
     /// in another way than it was, the whole new prompt.
-    pub fn continued(&self, record: &Record, new: &[Message]) -> Result<Next, ApiError> {
+    pub fn continued(&self, record: &Record, new: &[Message]) -> Result<Continuation, ApiError> {
         if self.own.is_none() {
-            return Ok(Next::After(plain(new)));
+            return Ok(Continuation::After(plain(new)));
         }
         let mut messages = record.messages();
         messages.extend_from_slice(new);
         let whole = self.render(&messages)?;
         Ok(match whole.strip_prefix(&record.text) {
-            Some(rest) => Next::After(rest.into()),
-            None => Next::Instead(whole),
+            Some(rest) => Continuation::After(rest.into()),
+            None => Continuation::Instead(whole),
         })
     }
 }
 
 /// How a prompt continues a conversation.
-pub enum Next {
+pub enum Continuation {
     /// With this after its text.
     After(String),
     /// With this instead of its text.
@@ -129,10 +129,10 @@ const MOST: usize = 16_384;
 /// The messages of a request.
 pub fn messages(text: Option<&str>) -> Result<Vec<Message>, ApiError> {
     let wrong = |message: String| ApiError::key("messages", message);
-    let list = text.map(|text| body::list::<Written<'_>>(text, MOST));
+    let list = text.map(|text| body::list::<RawMessage<'_>>(text, MOST));
     match list {
         Some(Ok(messages)) if !messages.is_empty() => {
-            messages.into_iter().map(Written::message).collect::<Result<Vec<_>, _>>().map_err(wrong)
+            messages.into_iter().map(RawMessage::message).collect::<Result<Vec<_>, _>>().map_err(wrong)
         }
         Some(Err(ListError::Long)) => Err(wrong(format!("`messages` has more than {MOST} messages"))),
         _ => Err(wrong(
@@ -143,7 +143,7 @@ pub fn messages(text: Option<&str>) -> Result<Vec<Message>, ApiError> {
 
 /// A message as clients write it. Other keys, such as a name, change no answer.
 #[derive(Deserialize)]
-struct Written<'a> {
+struct RawMessage<'a> {
     #[serde(borrow, default)]
     role: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
@@ -159,7 +159,7 @@ struct Part<'a> {
     text: Option<Cow<'a, str>>,
 }
 
-impl Written<'_> {
+impl RawMessage<'_> {
     fn message(self) -> Result<Message, String> {
         let role = self.role.ok_or("a message has no `role`")?;
         if !["system", "developer", "user", "assistant"].contains(&&*role) {

@@ -3,12 +3,12 @@
 use march::Result;
 use march::anchors::Anchor;
 use march::engine::Engine;
-use march::generate::{Ended, Sampling, Session};
+use march::generate::{Sampling, Session, StopReason};
 use march::model::TraceCell;
 use march::tokenizer::Tokenizer;
 
-use crate::job::{Event, Job, Kept, Scored};
-use crate::prefix::Known;
+use crate::job::{Event, FinishedChoice, Job, ScoredToken};
+use crate::prefix::CachedPrefix;
 
 /// A text that is being written.
 pub(crate) struct Choice<E: Engine> {
@@ -37,54 +37,54 @@ impl<E: Engine> Choice<E> {
     }
 
     /// The whole text. Before a stop string, its last tokens are others than those that were sampled, and unread.
-    pub fn known(&self, prompt: &[u32]) -> Known<E> {
+    pub fn prefix(&self, prompt: &[u32]) -> CachedPrefix<E> {
         let text = self.session.text().clone();
         let read = text.tokens() - text.unread().len();
         let mut ids: Vec<u32> = prompt.iter().chain(&self.ids).copied().take(read).collect();
         ids.extend(text.unread());
-        Known { ids, text }
+        CachedPrefix { ids, text }
     }
 
     /// What is left of the text when it has ended.
-    pub fn kept(self, engine: &E, known: Known<E>, exact: bool) -> Kept<E> {
+    pub fn finish(self, engine: &E, prefix: CachedPrefix<E>, exact: bool) -> FinishedChoice<E> {
         let recall = self.trace.as_ref().map(|trace| {
             // A panic of another thread cannot leave a trace half written: only this one writes to it.
             let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             trace.means(engine)
         });
-        let bank = known.text.bank();
+        let bank = prefix.text.bank();
         let mut anchors = self.anchors;
         anchors.extend(&bank.timeline().kept);
         anchors.sort_by_key(|anchor| anchor.ordinal);
         anchors.dedup_by_key(|anchor| anchor.ordinal);
         let bytes = bank.bytes(engine);
-        Kept { known, exact, bytes, recall, anchors }
+        FinishedChoice { prefix, exact, bytes, recall, anchors }
     }
 
     /// Samples the next token; returns the reason if the text has ended.
-    pub fn advance(&mut self, job: &mut Job<E>, tokenizer: &Tokenizer) -> Result<Option<Ended>> {
+    pub fn advance(&mut self, job: &mut Job<E>, tokenizer: &Tokenizer) -> Result<Option<StopReason>> {
         let logits = job.top.and_then(|_| self.session.logits().map(<[f32]>::to_vec));
-        let wrote = self.session.advance(tokenizer)?;
-        let token = wrote.token.map(|id| match (&logits, job.top) {
+        let piece = self.session.advance(tokenizer)?;
+        let token = piece.token.map(|id| match (&logits, job.top) {
             (Some(logits), Some(top)) => scored(logits, id, top),
-            _ => Scored { id, logprob: 0.0, top: Vec::new() },
+            _ => ScoredToken { id, logprob: 0.0, top: Vec::new() },
         });
-        let (mut text, mut ended) = (wrote.text, wrote.ended);
+        let (mut text, mut ended) = (piece.text, piece.ended);
         // A token that ends a text is not part of it.
-        self.ids.extend(wrote.token.filter(|_| ended.is_none()));
+        self.ids.extend(piece.token.filter(|_| ended.is_none()));
         if ended.is_none() && self.ids.len() == job.limits.max_tokens {
             // The model need not read the last token.
             let last = self.session.advance(tokenizer)?;
             text += &last.text;
             ended = last.ended;
         }
-        job.events.add(Event::Wrote { choice: self.number, text, token, ended });
+        job.events.add(Event::Piece { choice: self.number, text, token, ended });
         Ok(ended)
     }
 }
 
 /// The log-probabilities of a token and of the most probable ones.
-fn scored(logits: &[f32], id: u32, top: usize) -> Scored {
+fn scored(logits: &[f32], id: u32, top: usize) -> ScoredToken {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
     let logprob = |id: u32| (f64::from(logits[id as usize] - largest) - sum.ln()) as f32;
@@ -94,5 +94,5 @@ fn scored(logits: &[f32], id: u32, top: usize) -> Scored {
     order.select_nth_unstable_by(count - 1, by);
     order.truncate(count);
     order.sort_unstable_by(by);
-    Scored { id, logprob: logprob(id), top: order.into_iter().map(|id| (id, logprob(id))).collect() }
+    ScoredToken { id, logprob: logprob(id), top: order.into_iter().map(|id| (id, logprob(id))).collect() }
 }

@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::job::{Failure, Full};
+use crate::job::{Failure, QueueRefusal};
 
 /// An answer that says what is wrong.
 #[derive(Debug)]
@@ -79,14 +79,16 @@ impl IntoResponse for ApiError {
     }
 }
 
-impl From<Full> for ApiError {
-    fn from(full: Full) -> Self {
-        match full {
-            Full::Queue => Self::new(
+impl From<QueueRefusal> for ApiError {
+    fn from(refusal: QueueRefusal) -> Self {
+        match refusal {
+            QueueRefusal::Full => Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too many requests are waiting; try again in a second, or send fewer prompts in one request",
             ),
-            Full::Closing => Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down"),
+            QueueRefusal::Closing => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
+            }
         }
     }
 }

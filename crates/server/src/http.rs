@@ -32,10 +32,10 @@ use crate::error::ApiError;
 use crate::job::Jobs;
 use crate::metrics::Metrics;
 use crate::page;
-use crate::request::{self, Allowed};
+use crate::request::{self, RequestLimits};
 use crate::respond::{chat_completions, completions};
-use crate::scheduler::{Loaded, Share, start};
-use crate::sessions::{Sessions, Wanted};
+use crate::scheduler::{LoadedModel, SchedulerLimits, start};
+use crate::sessions::{SessionRequest, Sessions};
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -57,9 +57,9 @@ pub struct Options {
     /// The folder for conversations; without it, they are only in memory.
     pub sessions: Option<PathBuf>,
     /// What requests may ask for.
-    pub allowed: Allowed,
+    pub allowed: RequestLimits,
     /// How requests share the model.
-    pub share: Share,
+    pub scheduler: SchedulerLimits,
 }
 
 /// How long a client may take to send a body.
@@ -82,7 +82,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// What all requests share.
 pub(crate) struct App<E: Engine> {
-    pub loaded: Arc<Loaded<E>>,
+    pub loaded: Arc<LoadedModel<E>>,
     pub template: Template,
     pub options: Options,
     pub jobs: Arc<Jobs<E>>,
@@ -111,7 +111,7 @@ impl Deref for ReceivedBody {
 /// Serves until `stop` says so; then no new requests are taken and those that run are finished. `ready` gets the
 /// address as soon as it is open.
 pub fn serve<E: Engine>(
-    loaded: Loaded<E>,
+    loaded: LoadedModel<E>,
     options: Options,
     stop: impl Fn() -> bool + Send + 'static,
     ready: impl FnOnce(SocketAddr),
@@ -119,10 +119,10 @@ pub fn serve<E: Engine>(
     let addr = options.addr;
     let template = Template::of_folder(&options.folder, &loaded.tokenizer)?;
     let (loaded, metrics) = (Arc::new(loaded), Arc::new(Metrics::default()));
-    let Options { sessions, name, share, .. } = &options;
-    let sessions = Sessions::open(sessions.clone(), Arc::clone(&loaded), name, share.cache_bytes)?;
+    let Options { sessions, name, scheduler, .. } = &options;
+    let sessions = Sessions::open(sessions.clone(), Arc::clone(&loaded), name, scheduler.cache_bytes)?;
     let sessions = Arc::new(sessions);
-    let (jobs, model) = start(Arc::clone(&loaded), options.share.clone(), Arc::clone(&metrics))
+    let (jobs, model) = start(Arc::clone(&loaded), options.scheduler.clone(), Arc::clone(&metrics))
         .map_err(|error| format!("the model's thread could not start: {error}"))?;
     let app = App {
         loaded,
@@ -276,8 +276,8 @@ pub(crate) fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Runs work that takes a while apart from the threads that answer.
-pub(crate) async fn apart<T: Send + 'static>(
+/// Runs work that takes a while on a thread of its own, so that it does not hold up the threads that answer.
+pub(crate) async fn spawn_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
@@ -292,7 +292,7 @@ pub(crate) fn broken(error: march::Error) -> ApiError {
 /// A model in OpenAI's shape. There is one.
 fn model_object<E: Engine>(app: &App<E>) -> Value {
     let Options { name, allowed, .. } = &app.options;
-    let Loaded { model, policy, .. } = &*app.loaded;
+    let LoadedModel { model, policy, .. } = &*app.loaded;
     json!({
         "id": name, "object": "model", "created": app.began, "owned_by": "march", "max_model_len": allowed.context,
         "march": {
@@ -310,14 +310,14 @@ async fn models<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
 async fn one_model<E: Engine>(State(app): State<Arc<App<E>>>, path: Id) -> Result<Json<Value>, ApiError> {
     match path {
         Ok(Path(id)) if id == app.options.name => Ok(Json(model_object(&app))),
-        Ok(Path(other)) => Err(not_here(&other, &app.options.name)),
+        Ok(Path(other)) => Err(model_not_found(&other, &app.options.name)),
         Err(error) => Err(ApiError::new(StatusCode::NOT_FOUND, error.body_text())),
     }
 }
 
 /// The error of a request that names another model.
-pub(crate) fn not_here(other: &str, name: &str) -> ApiError {
-    let message = format!("the model `{other}` is not here; the server has `{name}`");
+pub(crate) fn model_not_found(other: &str, name: &str) -> ApiError {
+    let message = format!("the model `{other}` was not found; this server serves `{name}`");
     ApiError::new(StatusCode::NOT_FOUND, message)
 }
 
@@ -334,7 +334,7 @@ fn id(id: Id) -> Result<String, ApiError> {
 
 async fn get_session<E: Engine>(State(app): State<Arc<App<E>>>, path: Id) -> Result<Json<Value>, ApiError> {
     let id = id(path)?;
-    apart(move || app.sessions.get(&id).map(Json)).await
+    spawn_blocking(move || app.sessions.get(&id).map(Json)).await
 }
 
 async fn delete_session<E: Engine>(
@@ -342,7 +342,7 @@ async fn delete_session<E: Engine>(
     path: Id,
 ) -> Result<Json<Value>, ApiError> {
     let id = id(path)?;
-    apart(move || app.sessions.delete(&id).map(Json)).await
+    spawn_blocking(move || app.sessions.delete(&id).map(Json)).await
 }
 
 async fn put_session<E: Engine>(
@@ -352,14 +352,18 @@ async fn put_session<E: Engine>(
 ) -> Result<Response, ApiError> {
     let id = id(path)?;
     let body = app.body(body).await?;
-    apart(move || {
+    spawn_blocking(move || {
         let policy = &app.loaded.policy;
-        let wanted = if body.is_empty() { Wanted::default() } else { request::wanted(&body, policy)? };
-        if let Some(policy) = &wanted.policy {
+        let request = if body.is_empty() {
+            SessionRequest::default()
+        } else {
+            request::session_request(&body, policy)?
+        };
+        if let Some(policy) = &request.policy {
             let checked = app.loaded.model.check_policy(policy);
             checked.map_err(|error| ApiError::key("memory", error.to_string()))?;
         }
-        let (new, session) = app.sessions.put(&id, wanted)?;
+        let (new, session) = app.sessions.put(&id, request)?;
         Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(session)).into_response())
     })
     .await
@@ -367,7 +371,7 @@ async fn put_session<E: Engine>(
 
 /// The answer of `/tokenize`. It may be long: ids as JSON values would take 16 times their bytes.
 #[derive(Serialize)]
-struct Tokenized {
+struct TokenizeResponse {
     count: usize,
     max_model_len: usize,
     tokens: Vec<u32>,
@@ -375,7 +379,7 @@ struct Tokenized {
 
 async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Response, ApiError> {
     let body = app.body(body).await?;
-    apart(move || {
+    spawn_blocking(move || {
         let mut keys = Keys::of_body(&body)?;
         let text = keys.raw("prompt").and_then(|text| serde_json::from_str::<Cow<'_, str>>(text).ok());
         let text = text.ok_or_else(|| ApiError::key("prompt", "`prompt` must be a string"))?;
@@ -385,14 +389,14 @@ async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Resu
             app.loaded.tokenizer.encode(&text).map_err(|error| ApiError::key("prompt", error.to_string()))?;
         let (count, max_model_len) = (ids.len(), app.options.allowed.context);
         // Written here, while the body still has its share of the memory.
-        Ok(Json(Tokenized { count, max_model_len, tokens: ids }).into_response())
+        Ok(Json(TokenizeResponse { count, max_model_len, tokens: ids }).into_response())
     })
     .await
 }
 
 async fn detokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Json<Value>, ApiError> {
     let body = app.body(body).await?;
-    apart(move || {
+    spawn_blocking(move || {
         let mut keys = Keys::of_body(&body)?;
         let most = app.options.allowed.context;
         let ids = keys.raw("tokens").ok_or(ListError::Entry).and_then(|text| body::list::<u32>(text, most));

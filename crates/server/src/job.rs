@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use march::anchors::{Anchor, Policy};
 use march::engine::Engine;
-use march::generate::{Ended, Limits, Sampling};
+use march::generate::{Limits, Sampling, StopReason};
 use march::model::MeanRouting;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::metrics::Metrics;
-use crate::prefix::Known;
+use crate::prefix::CachedPrefix;
 
 /// A prompt and what to do with it.
 pub struct Job<E: Engine> {
@@ -21,7 +21,7 @@ pub struct Job<E: Engine> {
     /// The memory policy.
     pub policy: Policy,
     /// A text that begins like the prompt, if the client continues a conversation.
-    pub known: Option<Known<E>>,
+    pub prefix: Option<CachedPrefix<E>>,
     /// One entry for each text to write; empty to only read the prompt.
     pub choices: Vec<Sampling>,
     /// When a text ends.
@@ -41,12 +41,12 @@ pub struct Job<E: Engine> {
 }
 
 /// What has happened to a prompt: its number in the request, and the events since the last message.
-pub type Happened<E> = (usize, Vec<Event<E>>);
+pub type PromptEvents<E> = (usize, Vec<Event<E>>);
 
 /// Sends the events of a job. Every message wakes a thread that competes with the model's for the processor, so a step
 /// sends at most one, and a request whose answer is not streamed gets a single one at its end.
 pub struct Events<E: Engine> {
-    sender: UnboundedSender<Happened<E>>,
+    sender: UnboundedSender<PromptEvents<E>>,
     /// The number of the prompt in its request.
     number: usize,
     /// Whether events are sent after every step.
@@ -57,7 +57,7 @@ pub struct Events<E: Engine> {
 
 impl<E: Engine> Events<E> {
     /// Events of the prompt with this number.
-    pub fn new(sender: UnboundedSender<Happened<E>>, number: usize, streamed: bool) -> Self {
+    pub fn new(sender: UnboundedSender<PromptEvents<E>>, number: usize, streamed: bool) -> Self {
         Self { sender, number, streamed, held: Vec::new() }
     }
 
@@ -93,33 +93,33 @@ impl<E: Engine> Job<E> {
 pub enum Event<E: Engine> {
     /// The prompt is read: how many of its tokens came from the cache, and the scores of its tokens from the second on,
     /// if they were requested.
-    Read {
+    PromptRead {
         /// Tokens that were not read again.
         cached: usize,
         /// One entry for each token but the first.
-        scores: Vec<Scored>,
+        scores: Vec<ScoredToken>,
     },
     /// A token of a choice, or its end.
-    Wrote {
+    Piece {
         /// The choice, from 0.
         choice: usize,
         /// The text that became final, which may be empty.
         text: String,
         /// The token and its log-probability; `None` if the text ended without a new token.
-        token: Option<Scored>,
+        token: Option<ScoredToken>,
         /// The reason, if the text has ended.
-        ended: Option<Ended>,
+        ended: Option<StopReason>,
     },
     /// A choice has ended, and more was asked about it than its text.
-    Kept(Box<Kept<E>>),
+    Finished(Box<FinishedChoice<E>>),
     /// The job failed, and there are no more events.
     Failed(Failure),
 }
 
 /// What is left of a choice when it has ended.
-pub struct Kept<E: Engine> {
+pub struct FinishedChoice<E: Engine> {
     /// The whole text with its state.
-    pub known: Known<E>,
+    pub prefix: CachedPrefix<E>,
     /// Whether the state has the bits of any other way to read the text, so that it may be continued.
     pub exact: bool,
     /// Bytes of the state.
@@ -130,9 +130,9 @@ pub struct Kept<E: Engine> {
     pub anchors: Vec<Anchor>,
 }
 
-impl<E: Engine> std::fmt::Debug for Kept<E> {
+impl<E: Engine> std::fmt::Debug for FinishedChoice<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept").field("tokens", &self.known.ids.len()).finish_non_exhaustive()
+        f.debug_struct("FinishedChoice").field("tokens", &self.prefix.ids.len()).finish_non_exhaustive()
     }
 }
 
@@ -149,7 +149,7 @@ pub enum Failure {
 
 /// A token with its log-probability.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scored {
+pub struct ScoredToken {
     /// The token.
     pub id: u32,
     /// Its log-probability; meaningless unless log-probabilities were requested.
@@ -160,9 +160,9 @@ pub struct Scored {
 
 /// Why a job was not accepted.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum QueueRefusal {
     /// Too many requests are waiting.
-    Queue,
+    Full,
     /// The server is shutting down.
     Closing,
 }
@@ -193,16 +193,16 @@ impl<E: Engine> Jobs<E> {
     }
 
     /// Adds jobs that belong together: all of them, or none if the queue is full.
-    pub fn add(&self, jobs: Vec<Job<E>>) -> std::result::Result<(), Full> {
+    pub fn add(&self, jobs: Vec<Job<E>>) -> std::result::Result<(), QueueRefusal> {
         let mut queue = self.queue();
         if !queue.open {
-            return Err(Full::Closing);
+            return Err(QueueRefusal::Closing);
         }
         if queue.jobs.len() + jobs.len() > self.most {
             self.drop_cancelled(&mut queue);
         }
         if queue.jobs.len() + jobs.len() > self.most {
-            return Err(Full::Queue);
+            return Err(QueueRefusal::Full);
         }
         queue.jobs.extend(jobs);
         self.changed.notify_one();
@@ -217,7 +217,7 @@ impl<E: Engine> Jobs<E> {
     }
 
     /// Takes the next job; waits for it for at most `wait`.
-    pub fn next(&self, wait: Duration) -> Next<E> {
+    pub fn next(&self, wait: Duration) -> NextJob<E> {
         let mut queue = self.queue();
         if queue.jobs.is_empty() && queue.open && !wait.is_zero() {
             let waited = self.changed.wait_timeout(queue, wait);
@@ -225,9 +225,9 @@ impl<E: Engine> Jobs<E> {
         }
         self.drop_cancelled(&mut queue);
         match queue.jobs.pop_front() {
-            Some(job) => Next::Job(Box::new(job)),
-            None if queue.open => Next::Later,
-            None => Next::Never,
+            Some(job) => NextJob::Job(Box::new(job)),
+            None if queue.open => NextJob::Later,
+            None => NextJob::Never,
         }
     }
 
@@ -246,7 +246,7 @@ impl<E: Engine> Jobs<E> {
 }
 
 /// What the queue has for the model's thread.
-pub enum Next<E: Engine> {
+pub enum NextJob<E: Engine> {
     /// A job.
     Job(Box<Job<E>>),
     /// Nothing yet.

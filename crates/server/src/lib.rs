@@ -29,5 +29,5 @@ mod slices;
 pub use access::{Access, Origin};
 pub use connection::ConnectionLimits;
 pub use http::{Options, serve};
-pub use request::Allowed;
-pub use scheduler::{Loaded, Share};
+pub use request::RequestLimits;
+pub use scheduler::{LoadedModel, SchedulerLimits};

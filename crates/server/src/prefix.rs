@@ -16,7 +16,7 @@ use march::memory::Rollback;
 const SHORTEST: usize = 16;
 
 /// A text with all of its tokens.
-pub struct Known<E: Engine> {
+pub struct CachedPrefix<E: Engine> {
     /// The tokens.
     pub ids: Vec<u32>,
     /// The text.
@@ -24,7 +24,7 @@ pub struct Known<E: Engine> {
 }
 
 struct Entry<E: Engine> {
-    known: Known<E>,
+    prefix: CachedPrefix<E>,
     bytes: usize,
     /// When it was last used.
     used: u64,
@@ -40,7 +40,7 @@ pub struct PrefixCache<E: Engine> {
 }
 
 /// What the cache has of a prompt.
-pub struct Found<E: Engine> {
+pub struct PrefixMatch<E: Engine> {
     /// A text of the first tokens of the prompt.
     pub text: Option<Text<E>>,
     /// The number of these tokens.
@@ -61,14 +61,14 @@ impl<E: Engine> PrefixCache<E> {
     }
 
     /// The longest beginning of a prompt that the cache has.
-    pub fn find(&mut self, engine: &E, prompt: &[u32], policy: &Policy) -> Found<E> {
+    pub fn find(&mut self, engine: &E, prompt: &[u32], policy: &Policy) -> PrefixMatch<E> {
         let (mut best, mut tokens, mut shared) = (None, 0, 0);
         for (i, entry) in self.entries.iter().enumerate() {
-            if entry.known.text.bank().policy() != policy {
+            if entry.prefix.text.bank().policy() != policy {
                 continue;
             }
-            let common = entry.known.common(prompt);
-            let usable = entry.known.usable(common, prompt.len());
+            let common = entry.prefix.common(prompt);
+            let usable = entry.prefix.usable(common, prompt.len());
             shared = shared.max(common);
             if usable >= SHORTEST && usable > tokens {
                 (best, tokens) = (Some(i), usable);
@@ -77,15 +77,15 @@ impl<E: Engine> PrefixCache<E> {
         // A state in the middle of a chunk may not be one that reading in long calls has; on the grid it always is.
         let branch = Some(shared / GRID * GRID).filter(|&branch| branch > tokens && branch < prompt.len());
         let Some(entry) = best.and_then(|i| self.entries.get_mut(i)) else {
-            return Found { text: None, tokens: 0, branch };
+            return PrefixMatch { text: None, tokens: 0, branch };
         };
         self.clock += 1;
         entry.used = self.clock;
-        match entry.known.at(engine, tokens) {
-            Some(text) => Found { text: Some(text), tokens, branch },
+        match entry.prefix.at(engine, tokens) {
+            Some(text) => PrefixMatch { text: Some(text), tokens, branch },
             None => {
                 let branch = Some(shared / GRID * GRID).filter(|&at| at > 0 && at < prompt.len());
-                Found { text: None, tokens: 0, branch }
+                PrefixMatch { text: None, tokens: 0, branch }
             }
         }
     }
@@ -99,7 +99,7 @@ impl<E: Engine> PrefixCache<E> {
         self.clock += 1;
         let policy = text.bank().policy();
         let same =
-            |entry: &&mut Entry<E>| entry.known.ids == ids && entry.known.text.bank().policy() == policy;
+            |entry: &&mut Entry<E>| entry.prefix.ids == ids && entry.prefix.text.bank().policy() == policy;
         if let Some(entry) = self.entries.iter_mut().find(same) {
             entry.used = self.clock;
             return;
@@ -110,18 +110,18 @@ impl<E: Engine> PrefixCache<E> {
             self.bytes -= self.entries.swap_remove(oldest).bytes;
         }
         self.bytes += bytes;
-        let known = Known { ids: ids.to_vec(), text: text.clone() };
-        self.entries.push(Entry { known, bytes, used: self.clock });
+        let prefix = CachedPrefix { ids: ids.to_vec(), text: text.clone() };
+        self.entries.push(Entry { prefix, bytes, used: self.clock });
     }
 }
 
-impl<E: Engine> Clone for Known<E> {
+impl<E: Engine> Clone for CachedPrefix<E> {
     fn clone(&self) -> Self {
         Self { ids: self.ids.clone(), text: self.text.clone() }
     }
 }
 
-impl<E: Engine> Known<E> {
+impl<E: Engine> CachedPrefix<E> {
     /// How many first tokens it shares with a prompt.
     pub fn common(&self, prompt: &[u32]) -> usize {
         self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count()

@@ -8,22 +8,22 @@ use march::model::MeanRouting;
 use march::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::job::Kept;
+use crate::job::FinishedChoice;
 
 /// As clients read it; `null` if the model does not route, or the answer saw no anchor.
-pub fn json<E: Engine>(kept: &Kept<E>, tokenizer: &Tokenizer) -> march::Result<Value> {
+pub fn json<E: Engine>(finished: &FinishedChoice<E>, tokenizer: &Tokenizer) -> march::Result<Value> {
     let Some(MeanRouting { tokens, heads, null: nulls, anchors }) =
-        kept.recall.as_ref().filter(|it| it.tokens > 0)
+        finished.recall.as_ref().filter(|it| it.tokens > 0)
     else {
         return Ok(Value::Null);
     };
     let ends: BTreeMap<usize, usize> =
-        kept.anchors.iter().map(|anchor| (anchor.ordinal, anchor.position)).collect();
+        finished.anchors.iter().map(|anchor| (anchor.ordinal, anchor.position)).collect();
     let (mut stream, mut read, mut list) = (TextStream::new(tokenizer, &[])?, 0, Vec::new());
     for (ordinal, weights) in anchors {
         let Some(&end) = ends.get(ordinal) else { continue };
         let (from, mut text) = (read, String::new());
-        for &id in kept.known.ids.get(from..end).unwrap_or_default() {
+        for &id in finished.prefix.ids.get(from..end).unwrap_or_default() {
             text += &stream.push(tokenizer, id)?;
         }
         read = end.max(from);

@@ -17,8 +17,8 @@ use march::generate::Text;
 use march::memory::{BankFile, BankTag};
 use serde::{Deserialize, Serialize};
 
-use crate::prefix::Known;
-use crate::scheduler::Loaded;
+use crate::prefix::CachedPrefix;
+use crate::scheduler::LoadedModel;
 
 /// What went wrong with a file.
 type Result<T> = std::result::Result<T, String>;
@@ -95,12 +95,12 @@ pub struct Record {
     /// The tokens so far.
     pub ids: Vec<u32>,
     /// Where the state after the last turn is, if it is on disk.
-    pub state: Option<Saved>,
+    pub state: Option<SavedState>,
 }
 
 /// Where the state of a conversation is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Saved {
+pub struct SavedState {
     /// The number of the file.
     file: usize,
     /// How many tokens it has read.
@@ -120,7 +120,7 @@ impl Record {
     }
 
     /// A conversation without turns.
-    pub fn empty<E: Engine>(loaded: &Loaded<E>, name: &str, now: u64) -> Self {
+    pub fn empty<E: Engine>(loaded: &LoadedModel<E>, name: &str, now: u64) -> Self {
         let BankTag { model, tokenizer, .. } = loaded.tag.clone();
         Self {
             format: FORMAT,
@@ -191,7 +191,7 @@ impl Folder {
                 continue;
             }
             let unfinished = name.starts_with(UNFINISHED);
-            match own(&path) {
+            match owned_record(&path) {
                 Ok(_) if unfinished => delete(&path).map_err(wrong)?,
                 Ok(record) if is_id(&name) => {
                     private_all(&path).map_err(wrong)?;
@@ -228,16 +228,16 @@ impl Folder {
     pub fn create<E: Engine>(
         &self,
         id: &str,
-        loaded: &Loaded<E>,
+        loaded: &LoadedModel<E>,
         record: &mut Record,
-        known: Option<&Known<E>>,
+        prefix: Option<&CachedPrefix<E>>,
     ) -> Result<()> {
         let new = self.unfinished(id);
         let error = |error: std::io::Error| error.to_string();
         std::fs::create_dir(&new).and_then(|()| private(&new, FOLDER_MODE)).map_err(error)?;
         // With a record, the folder is known to be ours if the process dies now.
         let saved = save(&new, loaded, record, None)
-            .and_then(|()| save(&new, loaded, record, known))
+            .and_then(|()| save(&new, loaded, record, prefix))
             .and_then(|()| std::fs::rename(&new, self.of(id)).map_err(error));
         if saved.is_err() {
             // Report the original error.
@@ -251,11 +251,11 @@ impl Folder {
     pub fn replace<E: Engine>(
         &self,
         id: &str,
-        loaded: &Loaded<E>,
+        loaded: &LoadedModel<E>,
         record: &mut Record,
-        known: Option<&Known<E>>,
+        prefix: Option<&CachedPrefix<E>>,
     ) -> Result<()> {
-        save(&self.of(id), loaded, record, known)
+        save(&self.of(id), loaded, record, prefix)
     }
 
     /// Deletes a conversation. The folder is renamed first, so that it is never half a conversation.
@@ -265,14 +265,19 @@ impl Folder {
             // Someone else deleted it.
             return Ok(());
         }
-        own(&path).map_err(RemoveError::Foreign)?;
+        owned_record(&path).map_err(RemoveError::Foreign)?;
         std::fs::rename(&path, &old)?;
         Ok(delete(&old)?)
     }
 
     /// Loads the state of a conversation. One that cannot be used is reported, and costs time only.
-    pub fn load<E: Engine>(&self, id: &str, loaded: &Loaded<E>, record: &Record) -> Option<Known<E>> {
-        let Saved { file, tokens, identity } = record.state.as_ref()?;
+    pub fn load<E: Engine>(
+        &self,
+        id: &str,
+        loaded: &LoadedModel<E>,
+        record: &Record,
+    ) -> Option<CachedPrefix<E>> {
+        let SavedState { file, tokens, identity } = record.state.as_ref()?;
         let (tokens, path) = (*tokens, self.of(id).join(STATES.get(*file)?));
         let load = || -> march::Result<Option<Text<_>>> {
             let file = BankFile::open(&path)?;
@@ -280,14 +285,14 @@ impl Folder {
             if file.identity() != identity {
                 return Ok(None);
             }
-            let Loaded { engine, model, .. } = loaded;
+            let LoadedModel { engine, model, .. } = loaded;
             let text = Text::load(engine, model, &file, &loaded.tag, None)?;
             Ok((text.tokens() == tokens && tokens <= record.ids.len()).then_some(text))
         };
         match load() {
             Ok(Some(text)) => {
                 let ids = record.ids[..tokens].to_vec();
-                Some(Known { text: text.with_recent(&ids), ids })
+                Some(CachedPrefix { text: text.with_recent(&ids), ids })
             }
             Ok(None) => {
                 tracing::warn!("session {id}: its state is that of another text; its text is read again");
@@ -323,7 +328,7 @@ fn mark(path: &Path, is_id: impl Fn(&str) -> bool) -> Result<()> {
     for entry in std::fs::read_dir(path).map_err(|error| error.to_string())? {
         let entry = entry.map_err(|error| error.to_string())?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_ours = (is_id(&name) || name.starts_with(UNFINISHED)) && own(&entry.path()).is_ok();
+        let is_ours = (is_id(&name) || name.starts_with(UNFINISHED)) && owned_record(&entry.path()).is_ok();
         if !is_ours && ![LOCK, &format!(".{MARK}.partial")].contains(&name.as_str()) {
             return Err(format!(
                 "is not a folder of conversations: it has `{name}`; give --sessions a new or empty folder"
@@ -346,7 +351,7 @@ fn is_file_of_ours(name: &str) -> bool {
 }
 
 /// The record of a folder that is a conversation of ours and nothing else; or what it is instead.
-fn own(folder: &Path) -> Result<Record> {
+fn owned_record(folder: &Path) -> Result<Record> {
     let metadata = folder.symlink_metadata().map_err(|error| error.to_string())?;
     if !metadata.is_dir() {
         return Err("it is not a folder, so it is not a conversation".into());
@@ -392,21 +397,21 @@ fn private_all(folder: &Path) -> std::io::Result<()> {
 /// Writes a conversation to its folder: the state to the file that the old record does not name, then the record.
 fn save<E: Engine>(
     folder: &Path,
-    loaded: &Loaded<E>,
+    loaded: &LoadedModel<E>,
     record: &mut Record,
-    known: Option<&Known<E>>,
+    prefix: Option<&CachedPrefix<E>>,
 ) -> Result<()> {
     let used = record.state.take().map(|state| state.file);
-    if let Some(known) = known {
+    if let Some(prefix) = prefix {
         let file = if used == Some(0) { 1 } else { 0 };
         let path = folder.join(STATES[file]);
-        let save = || known.text.save(&loaded.engine, &path, &loaded.tag).map_err(|error| error.to_string());
+        let save = || prefix.text.save(&loaded.engine, &path, &loaded.tag).map_err(|error| error.to_string());
         // A damaged file is not continued, but written again.
         save().or_else(|error| std::fs::remove_file(&path).map_err(|_| error).and_then(|()| save()))?;
         private(&path, FILE_MODE).map_err(|error| error.to_string())?;
         let identity = BankFile::open(&path).map_err(|error| error.to_string())?.identity().into();
-        let tokens = known.text.tokens() - known.text.unread().len();
-        record.state = Some(Saved { file, tokens, identity });
+        let tokens = prefix.text.tokens() - prefix.text.unread().len();
+        record.state = Some(SavedState { file, tokens, identity });
     }
     let text = serde_json::to_string(record).map_err(|error| error.to_string())?;
     let path = folder.join(RECORD);

@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::body::{self, Keys, ListError};
-use crate::chat::{self, Next, Template};
+use crate::chat::{self, Continuation, Template};
 use crate::error::ApiError;
 use crate::record::{Kind, Message};
-use crate::sessions::{NewTurn, Open, Sessions, Wanted};
+use crate::sessions::{NewTurn, OpenSession, SessionRequest, Sessions};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -55,7 +55,7 @@ fn has_no_effect(key: &str, value: &Value) -> Option<bool> {
 
 /// A request, as the scheduler needs it.
 #[derive(Debug)]
-pub struct Asked<E: Engine> {
+pub struct ParsedRequest<E: Engine> {
     /// The model's name, as the client gave it.
     pub model: Option<String>,
     /// The prompts.
@@ -77,12 +77,12 @@ pub struct Asked<E: Engine> {
     /// Whether it is wanted which anchors the answer read.
     pub recall: bool,
     /// The conversation that the request continues.
-    pub conversation: Option<(Open<E>, NewTurn)>,
+    pub conversation: Option<(OpenSession<E>, NewTurn)>,
 }
 
 /// What a server allows.
 #[derive(Clone, Debug)]
-pub struct Allowed {
+pub struct RequestLimits {
     /// The most tokens of a prompt and its answer together.
     pub context: usize,
     /// The most prompts of one request.
@@ -138,7 +138,7 @@ fn common<E: Engine>(
     keys: &mut Keys<'_>,
     max_tokens: usize,
     context: &Context<'_, E>,
-    open: Option<&Open<E>>,
+    open: Option<&OpenSession<E>>,
 ) -> Result<Common> {
     let n = keys.whole("n", Some((MOST_CHOICES, "")))?.unwrap_or(1);
     if n == 0 {
@@ -252,7 +252,7 @@ pub struct Context<'a, E: Engine> {
     /// The memory policy of requests that name none.
     pub policy: &'a Policy,
     /// What the server allows.
-    pub allowed: &'a Allowed,
+    pub allowed: &'a RequestLimits,
     /// The conversations.
     pub sessions: &'a Arc<Sessions<E>>,
 }
@@ -268,7 +268,7 @@ impl<E: Engine> Context<'_, E> {
     }
 
     /// Opens the conversation that a request continues, if it names one.
-    fn conversation(&self, keys: &mut Keys<'_>, kind: Kind) -> Result<Option<Open<E>>> {
+    fn conversation(&self, keys: &mut Keys<'_>, kind: Kind) -> Result<Option<OpenSession<E>>> {
         let Some(id) = keys.string("session")? else { return Ok(None) };
         let open = self.sessions.begin(&id)?;
         match (open.record.kind, kind) {
@@ -283,7 +283,7 @@ impl<E: Engine> Context<'_, E> {
     }
 }
 
-impl<E: Engine> Asked<E> {
+impl<E: Engine> ParsedRequest<E> {
     /// Reads the body of `/v1/completions`.
     pub fn completion(body: &[u8], context: &Context<'_, E>) -> Result<Self> {
         let mut keys = Keys::of_body(body)?;
@@ -333,11 +333,11 @@ impl<E: Engine> Asked<E> {
                 let next = context.template.continued(&open.record, &messages)?;
                 let record = &open.record;
                 let (ids, text, rewritten) = match next {
-                    Next::After(rest) => {
+                    Continuation::After(rest) => {
                         let new = context.encode(&rest, "messages")?;
                         ([&record.ids[..], &new].concat(), format!("{}{rest}", record.text), false)
                     }
-                    Next::Instead(whole) => (context.encode(&whole, "messages")?, whole, true),
+                    Continuation::Instead(whole) => (context.encode(&whole, "messages")?, whole, true),
                 };
                 (ids, Some((open, NewTurn { kind: Kind::Chat, messages, text, rewritten })))
             }
@@ -369,7 +369,7 @@ impl<E: Engine> Asked<E> {
         common: Common,
         echo: bool,
         logprobs: Option<usize>,
-        conversation: Option<(Open<E>, NewTurn)>,
+        conversation: Option<(OpenSession<E>, NewTurn)>,
         context: &Context<'_, E>,
     ) -> Result<Self> {
         let Common { model, choices, limits, stream, stream_usage, policy, recall } = common;
@@ -399,7 +399,7 @@ impl<E: Engine> Asked<E> {
 }
 
 /// Reads the body of a `PUT` of a conversation.
-pub fn wanted(body: &[u8], own: &Policy) -> Result<Wanted> {
+pub fn session_request(body: &[u8], own: &Policy) -> Result<SessionRequest> {
     let mut keys = Keys::of_body(body)?;
     let policy = match keys.string("memory")? {
         None => None,
@@ -407,9 +407,9 @@ pub fn wanted(body: &[u8], own: &Policy) -> Result<Wanted> {
             Some(own.with(&changes).map_err(|error| ApiError::key("memory", error.to_string()))?)
         }
     };
-    let wanted = Wanted { policy, from: keys.string("from")?, turns: keys.whole("turns", None)? };
+    let request = SessionRequest { policy, from: keys.string("from")?, turns: keys.whole("turns", None)? };
     keys.end(|_, _| Ok(false))?;
-    Ok(wanted)
+    Ok(request)
 }
 
 /// Rejects a prompt that is too long or has tokens that the model does not have; an empty one begins after the end of
@@ -419,7 +419,7 @@ fn check_prompt(
     limits: &Limits,
     tokenizer: &Tokenizer,
     vocabulary: usize,
-    allowed: &Allowed,
+    allowed: &RequestLimits,
 ) -> Result<()> {
     if prompt.is_empty() {
         match tokenizer.end_of_text().filter(|&id| (id as usize) < vocabulary) {

@@ -19,12 +19,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::answer::{Answer, Form, Head};
 use crate::error::ApiError;
-use crate::http::{App, Options, apart, broken, not_here, seconds};
-use crate::job::{Event, Events, Happened, Job};
+use crate::http::{App, Options, broken, model_not_found, seconds, spawn_blocking};
+use crate::job::{Event, Events, Job, PromptEvents};
 use crate::recall;
-use crate::request::{Asked, Context};
-use crate::scheduler::Loaded;
-use crate::sessions::{NewTurn, Open};
+use crate::request::{Context, ParsedRequest};
+use crate::scheduler::LoadedModel;
+use crate::sessions::{NewTurn, OpenSession};
 
 /// The most bytes of a stream that wait for its client to read them; a client that is further behind is disconnected.
 const MOST_UNREAD: usize = 16 << 20;
@@ -43,36 +43,36 @@ async fn respond<E: Engine>(app: Arc<App<E>>, body: Body, form: Form) -> Result<
     let deadline = Instant::now() + app.options.request_time;
     let body = app.body(body).await?;
     let parsing = Arc::clone(&app);
-    let mut asked = apart(move || {
+    let mut request = spawn_blocking(move || {
         let App { loaded, template, sessions, options: Options { allowed, .. }, .. } = &*parsing;
-        let Loaded { tokenizer, policy, model, .. } = &**loaded;
+        let LoadedModel { tokenizer, policy, model, .. } = &**loaded;
         let vocabulary = parsing.vocabulary();
         let context = Context { tokenizer, template, vocabulary, policy, allowed, sessions };
-        let asked = match form {
-            Form::Completion => Asked::completion(&body, &context)?,
-            Form::Chat => Asked::chat(&body, &context)?,
+        let request = match form {
+            Form::Completion => ParsedRequest::completion(&body, &context)?,
+            Form::Chat => ParsedRequest::chat(&body, &context)?,
         };
-        model.check_policy(&asked.policy).map_err(|error| ApiError::key("memory", error.to_string()))?;
-        Ok(asked)
+        model.check_policy(&request.policy).map_err(|error| ApiError::key("memory", error.to_string()))?;
+        Ok(request)
     })
     .await?;
-    if let Some(other) = asked.model.as_ref().filter(|model| **model != app.options.name) {
-        return Err(not_here(other, &app.options.name));
+    if let Some(other) = request.model.as_ref().filter(|model| **model != app.options.name) {
+        return Err(model_not_found(other, &app.options.name));
     }
-    let mut known = asked.conversation.as_mut().and_then(|(open, _)| open.known.take());
+    let mut prefix = request.conversation.as_mut().and_then(|(open, _)| open.prefix.take());
     let (sender, mut receiver) = unbounded_channel();
-    let jobs = asked.prompts.iter().enumerate().map(|(number, prompt)| Job {
+    let jobs = request.prompts.iter().enumerate().map(|(number, prompt)| Job {
         prompt: prompt.clone(),
-        policy: asked.policy.clone(),
-        known: known.take(),
-        choices: asked.choices.clone(),
-        limits: asked.limits.clone(),
-        score_prompt: asked.echo && asked.logprobs.is_some(),
-        top: asked.logprobs,
-        whole: asked.conversation.is_some(),
-        recall: asked.recall,
+        policy: request.policy.clone(),
+        prefix: prefix.take(),
+        choices: request.choices.clone(),
+        limits: request.limits.clone(),
+        score_prompt: request.echo && request.logprobs.is_some(),
+        top: request.logprobs,
+        whole: request.conversation.is_some(),
+        recall: request.recall,
         deadline,
-        events: Events::new(sender.clone(), number, asked.stream),
+        events: Events::new(sender.clone(), number, request.stream),
     });
     app.jobs.add(jobs.collect())?;
     drop(sender);
@@ -84,7 +84,7 @@ async fn respond<E: Engine>(app: Arc<App<E>>, body: Body, form: Form) -> Result<
         created: seconds(),
         model: app.options.name.clone(),
     };
-    if asked.stream {
+    if request.stream {
         let mut first = receiver.recv().await;
         if let Some((_, events)) = &mut first
             && let Some(at) = events.iter().position(|event| matches!(event, Event::Failed(_)))
@@ -92,17 +92,17 @@ async fn respond<E: Engine>(app: Arc<App<E>>, body: Body, form: Form) -> Result<
         {
             return Err(failure.into());
         }
-        return Ok(streamed(app, asked, head, first, receiver));
+        return Ok(streamed(app, request, head, first, receiver));
     }
-    let mut conversation = asked.conversation.take();
-    let mut answer = Answer::new(head, &asked, &app.loaded.tokenizer);
+    let mut conversation = request.conversation.take();
+    let mut answer = Answer::new(head, &request, &app.loaded.tokenizer);
     while let Some((prompt, events)) = receiver.recv().await {
         add(&mut answer, prompt, events, &mut Vec::new())?;
     }
     if !answer.is_complete() {
         return Err(incomplete());
     }
-    end(&app, &asked, &mut answer, conversation.take()).await?;
+    end(&app, &request, &mut answer, conversation.take()).await?;
     Ok(Json(answer.whole()).into_response())
 }
 
@@ -113,25 +113,25 @@ fn incomplete() -> ApiError {
 /// Keeps the turn of a conversation, and adds to the answer what OpenAI's interface has no place for.
 async fn end<E: Engine>(
     app: &Arc<App<E>>,
-    asked: &Asked<E>,
+    request: &ParsedRequest<E>,
     answer: &mut Answer<'_, E>,
-    conversation: Option<(Open<E>, NewTurn)>,
+    conversation: Option<(OpenSession<E>, NewTurn)>,
 ) -> Result<(), ApiError> {
-    let Some(kept) = answer.kept.take() else { return Ok(()) };
-    let (policy, said, recall) = (asked.policy.clone(), answer.text().to_string(), asked.recall);
+    let Some(finished) = answer.finished.take() else { return Ok(()) };
+    let (policy, said, recall) = (request.policy.clone(), answer.text().to_string(), request.recall);
     let app = Arc::clone(app);
-    let more = apart(move || {
+    let more = spawn_blocking(move || {
         let tokenizer = &app.loaded.tokenizer;
-        let recall = if recall { recall::json(&kept, tokenizer).map_err(broken)? } else { Value::Null };
+        let recall = if recall { recall::json(&finished, tokenizer).map_err(broken)? } else { Value::Null };
         let (mut session, mut turn) = (None, None);
         if let Some((mut open, new)) = conversation {
-            open.finish(&new, &said, &policy, &kept)?;
+            open.finish(&new, &said, &policy, &finished)?;
             (session, turn) = (Some(open.id.clone()), Some(open.record.turns.len()));
         }
-        let anchors = kept.known.text.bank().timeline().kept.len();
+        let anchors = finished.prefix.text.bank().timeline().kept.len();
         Ok(json!({
-            "session": session, "turn": turn, "tokens": kept.known.ids.len(),
-            "memory": { "policy": policy.to_string(), "bytes": kept.bytes, "anchors": anchors },
+            "session": session, "turn": turn, "tokens": finished.prefix.ids.len(),
+            "memory": { "policy": policy.to_string(), "bytes": finished.bytes, "anchors": anchors },
             "recall": recall,
         }))
     });
@@ -142,10 +142,10 @@ async fn end<E: Engine>(
 /// Sends an answer as it is written. When the client goes away, the receiver is dropped, which cancels the jobs.
 fn streamed<E: Engine>(
     app: Arc<App<E>>,
-    mut asked: Asked<E>,
+    mut request: ParsedRequest<E>,
     head: Head,
-    first: Option<Happened<E>>,
-    mut receiver: UnboundedReceiver<Happened<E>>,
+    first: Option<PromptEvents<E>>,
+    mut receiver: UnboundedReceiver<PromptEvents<E>>,
 ) -> Response {
     let (sender, sent) = unbounded_channel::<Vec<String>>();
     let waiting = Arc::new(AtomicUsize::new(0));
@@ -160,13 +160,13 @@ fn streamed<E: Engine>(
     };
     tokio::spawn(async move {
         let tokenizer: &Tokenizer = &app.loaded.tokenizer;
-        let conversation = asked.conversation.take();
-        let mut answer = Answer::new(head, &asked, tokenizer);
+        let conversation = request.conversation.take();
+        let mut answer = Answer::new(head, &request, tokenizer);
         let mut next = first;
-        while let Some(happened) = next {
+        while let Some(message) = next {
             // What is ready goes out together, so that a busy machine is not woken for every token.
             let mut parts = Vec::new();
-            let mut ready = Some(happened);
+            let mut ready = Some(message);
             while let Some((prompt, events)) = ready {
                 if let Err(error) = add(&mut answer, prompt, events, &mut parts) {
                     // A stream has begun: its status can no longer be changed.
@@ -185,12 +185,12 @@ fn streamed<E: Engine>(
             };
         }
         let ended = match answer.is_complete() {
-            true => end(&app, &asked, &mut answer, conversation).await,
+            true => end(&app, &request, &mut answer, conversation).await,
             false => Err(incomplete()),
         };
         let last = match ended {
             Err(error) => vec![error.body()],
-            Ok(()) if asked.stream_usage || answer.more.is_some() => vec![answer.usage_part(), Value::Null],
+            Ok(()) if request.stream_usage || answer.more.is_some() => vec![answer.usage_part(), Value::Null],
             Ok(()) => vec![Value::Null],
         };
         send(&sender, last);

@@ -19,13 +19,13 @@ use march::tokenizer::Tokenizer;
 use march::{Error, Result};
 
 use crate::choice::Choice;
-use crate::job::{Event, Failure, Job, Jobs, Next, Scored};
+use crate::job::{Event, Failure, Job, Jobs, NextJob, ScoredToken};
 use crate::metrics::Metrics;
-use crate::prefix::{Found, PrefixCache};
+use crate::prefix::{PrefixCache, PrefixMatch};
 use crate::slices::Slices;
 
 /// A model that is ready to run, with its tokenizer.
-pub struct Loaded<E: Engine> {
+pub struct LoadedModel<E: Engine> {
     /// The engine. Its products must be batch-invariant.
     pub engine: E,
     /// The model.
@@ -51,7 +51,7 @@ const SPARE: usize = 512 << 20;
 
 /// How the model's time and memory are shared.
 #[derive(Clone, Debug)]
-pub struct Share {
+pub struct SchedulerLimits {
     /// The maximum number of texts in one step.
     pub texts: usize,
     /// The maximum number of requests that wait for a place.
@@ -64,11 +64,11 @@ pub struct Share {
 
 /// Runs a model on a thread of its own, until the [`Jobs`] are closed and the last one has ended.
 pub fn start<E: Engine>(
-    loaded: Arc<Loaded<E>>,
-    share: Share,
+    loaded: Arc<LoadedModel<E>>,
+    limits: SchedulerLimits,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<(Arc<Jobs<E>>, std::thread::JoinHandle<()>)> {
-    let jobs = Arc::new(Jobs::new(share.queue, Arc::clone(&metrics)));
+    let jobs = Arc::new(Jobs::new(limits.queue, Arc::clone(&metrics)));
     let queue = Arc::clone(&jobs);
     let thread = std::thread::Builder::new().name("model".into()).spawn(move || {
         let inference = Inference::new(&loaded.engine, &loaded.model, &loaded.parameters);
@@ -76,12 +76,12 @@ pub fn start<E: Engine>(
         let any_calls = loaded.model.config().mixer.has_same_bits_in_any_calls();
         Scheduler {
             loaded: &loaded,
-            slices: Slices::new(&inference, share.slice.min(wide), any_calls),
+            slices: Slices::new(&inference, limits.slice.min(wide), any_calls),
             wide: inference.with_call_tokens(wide),
-            cache: PrefixCache::new(share.cache_bytes),
+            cache: PrefixCache::new(limits.cache_bytes),
             any_calls,
             active: VecDeque::new(),
-            share,
+            limits,
             metrics: &metrics,
         }
         .run(&queue);
@@ -90,10 +90,10 @@ pub fn start<E: Engine>(
 }
 
 /// A job that has a place.
-struct Active<E: Engine> {
+struct ActiveJob<E: Engine> {
     job: Job<E>,
     cached: usize,
-    scores: Vec<Scored>,
+    scores: Vec<ScoredToken>,
     /// Whether the state has the bits of any other way to read the prompt, so that other requests may continue from it.
     exact: bool,
     state: State<E>,
@@ -110,14 +110,14 @@ enum State<E: Engine> {
 }
 
 struct Scheduler<'a, E: Engine> {
-    loaded: &'a Loaded<E>,
+    loaded: &'a LoadedModel<E>,
     wide: Inference<'a, E>,
     slices: Slices<'a, E>,
     cache: PrefixCache<E>,
     /// Whether a text has the same bits however it is divided into calls.
     any_calls: bool,
-    active: VecDeque<Active<E>>,
-    share: Share,
+    active: VecDeque<ActiveJob<E>>,
+    limits: SchedulerLimits,
     metrics: &'a Metrics,
 }
 
@@ -159,7 +159,7 @@ impl<E: Engine> Scheduler<'_, E> {
 
     /// Number of texts that take part in steps.
     fn texts(&self) -> usize {
-        self.active.iter().map(Active::texts).sum()
+        self.active.iter().map(ActiveJob::texts).sum()
     }
 
     /// Takes waiting jobs as long as there are places; waits if there is nothing else to do. Returns whether more jobs
@@ -167,18 +167,18 @@ impl<E: Engine> Scheduler<'_, E> {
     fn admit(&mut self, jobs: &Jobs<E>) -> bool {
         loop {
             let texts = self.texts();
-            if texts >= self.share.texts {
+            if texts >= self.limits.texts {
                 return true;
             }
             let wait = if self.active.is_empty() { PAUSE } else { Duration::ZERO };
             let mut job = match jobs.next(wait) {
-                Next::Job(job) => *job,
-                Next::Later => return true,
-                Next::Never => return false,
+                NextJob::Job(job) => *job,
+                NextJob::Later => return true,
+                NextJob::Never => return false,
             };
             match self.begin(&mut job) {
                 Ok((cached, state)) => {
-                    self.active.push_back(Active { job, cached, scores: Vec::new(), exact: true, state });
+                    self.active.push_back(ActiveJob { job, cached, scores: Vec::new(), exact: true, state });
                 }
                 Err(error) => job.fail(Failure::Refused(error.to_string())),
             }
@@ -187,15 +187,16 @@ impl<E: Engine> Scheduler<'_, E> {
 
     /// Finds how much of a prompt is known already: the number of tokens, and the state to begin with.
     fn begin(&mut self, job: &mut Job<E>) -> Result<(usize, State<E>)> {
-        let Loaded { engine, model, .. } = self.loaded;
+        let LoadedModel { engine, model, .. } = self.loaded;
         if job.score_prompt {
             return Ok((0, State::Scoring(Box::new(model.bank(job.policy.clone())?), 0)));
         }
-        let Found { mut text, mut tokens, mut branch } = self.cache.find(engine, &job.prompt, &job.policy);
-        if let Some(known) = job.known.take().filter(|known| known.text.bank().policy() == &job.policy) {
-            let usable = known.usable(known.common(&job.prompt), job.prompt.len());
+        let PrefixMatch { mut text, mut tokens, mut branch } =
+            self.cache.find(engine, &job.prompt, &job.policy);
+        if let Some(prefix) = job.prefix.take().filter(|prefix| prefix.text.bank().policy() == &job.policy) {
+            let usable = prefix.usable(prefix.common(&job.prompt), job.prompt.len());
             if usable > tokens
-                && let Some(own) = known.at(engine, usable)
+                && let Some(own) = prefix.at(engine, usable)
             {
                 (text, tokens) = (Some(own), usable);
                 branch = branch.filter(|&at| at > usable);
@@ -218,7 +219,7 @@ impl<E: Engine> Scheduler<'_, E> {
 
     fn drop_cancelled(&mut self) {
         let now = Instant::now();
-        let late: Vec<Active<E>> = {
+        let late: Vec<ActiveJob<E>> = {
             let (keep, late) = self.active.drain(..).partition(|active| active.job.deadline > now);
             self.active = keep;
             late.into()
@@ -232,7 +233,7 @@ impl<E: Engine> Scheduler<'_, E> {
     /// One step: a token of every text that is being written, and slices of prompts.
     fn step(&mut self) -> Result<()> {
         let writing = self.active.iter().any(|active| matches!(active.state, State::Writing(_)));
-        let reading = self.active.iter().any(Active::is_reading);
+        let reading = self.active.iter().any(ActiveJob::is_reading);
         let began = Instant::now();
         let (inference, mut room) = match (writing, reading) {
             (true, true) => self.slices.next(),
@@ -241,7 +242,7 @@ impl<E: Engine> Scheduler<'_, E> {
         let with_prompts = reading && room > 0;
         let mut now: Vec<&mut Session<E>> = Vec::new();
         let mut read = 0;
-        let mut scoring: Vec<(&mut Active<E>, usize)> = Vec::new();
+        let mut scoring: Vec<(&mut ActiveJob<E>, usize)> = Vec::new();
         for active in &mut self.active {
             if let State::Scoring(_, at) = active.state {
                 let last = active.job.prompt.len() - 1;
@@ -276,7 +277,7 @@ impl<E: Engine> Scheduler<'_, E> {
         score(inference, &mut several)?;
         drop((one, several));
         if writing {
-            self.slices.took(began.elapsed(), with_prompts);
+            self.slices.record_step_time(began.elapsed(), with_prompts);
         }
         self.metrics.steps.fetch_add(1, Ordering::Relaxed);
         self.metrics.prompt_tokens.fetch_add(read as u64, Ordering::Relaxed);
@@ -289,7 +290,7 @@ impl<E: Engine> Scheduler<'_, E> {
         let mut turned = VecDeque::new();
         for active in std::mem::take(&mut self.active) {
             let reading = !matches!(active.state, State::Writing(_));
-            match self.go_on(active)? {
+            match self.advance_job(active)? {
                 Some(active) if reading && active.is_reading() => turned.push_back(active),
                 Some(active) => still.push_back(active),
                 None => {}
@@ -302,7 +303,7 @@ impl<E: Engine> Scheduler<'_, E> {
         Ok(())
     }
 
-    fn go_on(&mut self, mut active: Active<E>) -> Result<Option<Active<E>>> {
+    fn advance_job(&mut self, mut active: ActiveJob<E>) -> Result<Option<ActiveJob<E>>> {
         let engine = &self.loaded.engine;
         active.state = match active.state {
             State::Scoring(bank, read) if read + 1 == active.job.prompt.len() => {
@@ -323,13 +324,13 @@ impl<E: Engine> Scheduler<'_, E> {
                     State::Reading(session, prompt.len())
                 } else {
                     let scores = std::mem::take(&mut active.scores);
-                    active.job.events.add(Event::Read { cached: active.cached, scores });
+                    active.job.events.add(Event::PromptRead { cached: active.cached, scores });
                     State::Writing(Choice::all(&active.job, &self.loaded.tokenizer, &session)?)
                 }
             }
             other => other,
         };
-        let Active { job, state, .. } = &mut active;
+        let ActiveJob { job, state, .. } = &mut active;
         let State::Writing(choices) = state else { return Ok(Some(active)) };
         let mut over = Vec::new();
         for (i, choice) in choices.iter_mut().enumerate().filter(|(_, choice)| choice.session.is_ready()) {
@@ -339,13 +340,13 @@ impl<E: Engine> Scheduler<'_, E> {
         }
         for i in over.into_iter().rev() {
             let choice = choices.swap_remove(i);
-            let known = choice.known(&job.prompt);
+            let prefix = choice.prefix(&job.prompt);
             if self.any_calls {
-                self.cache.keep(engine, &known.ids, &known.text);
+                self.cache.keep(engine, &prefix.ids, &prefix.text);
             }
             if job.whole || job.recall {
-                let kept = Box::new(choice.kept(engine, known, self.any_calls));
-                job.events.add(Event::Kept(kept));
+                let finished = Box::new(choice.finish(engine, prefix, self.any_calls));
+                job.events.add(Event::Finished(finished));
             }
         }
         self.metrics.cache_bytes.store(self.cache.bytes(), Ordering::Relaxed);
@@ -356,11 +357,11 @@ impl<E: Engine> Scheduler<'_, E> {
 }
 
 /// Reads slices of prompts and scores their tokens.
-fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut Active<E>, usize)]) -> Result<()> {
+fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut ActiveJob<E>, usize)]) -> Result<()> {
     let top = scoring.iter().filter_map(|(active, _)| active.job.top).max().unwrap_or(1);
     let (mut parts, mut targets) = (Vec::new(), Vec::new());
     for (active, count) in scoring.iter_mut().filter(|(_, count)| *count > 0) {
-        let Active { job, state: State::Scoring(bank, at), .. } = &mut **active else { continue };
+        let ActiveJob { job, state: State::Scoring(bank, at), .. } = &mut **active else { continue };
         let span = *at..*at + *count;
         targets.extend_from_slice(&job.prompt[span.start + 1..span.end + 1]);
         parts.push(Part::new(&job.prompt[span], bank));
@@ -372,14 +373,14 @@ fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut Active<E>
     drop(parts);
     let mut next = 0;
     for (active, count) in scoring {
-        let Active { job, scores, state: State::Scoring(_, at), .. } = &mut **active else { continue };
+        let ActiveJob { job, scores, state: State::Scoring(_, at), .. } = &mut **active else { continue };
         let count_top = job.top.unwrap_or(0).max(1);
         for i in next..next + *count {
             if !found.nll[i].is_finite() {
                 return Err(Error::Diverged("the model's logits are not finite".into()));
             }
             let top = found.top[i].iter().take(count_top).map(|&(id, nll)| (id, -nll)).collect();
-            scores.push(Scored { id: targets[i], logprob: -found.nll[i], top });
+            scores.push(ScoredToken { id: targets[i], logprob: -found.nll[i], top });
         }
         next += *count;
         *at += *count;
@@ -387,7 +388,7 @@ fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut Active<E>
     Ok(())
 }
 
-impl<E: Engine> Active<E> {
+impl<E: Engine> ActiveJob<E> {
     fn texts(&self) -> usize {
         match &self.state {
             State::Writing(choices) => choices.len(),

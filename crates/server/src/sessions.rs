@@ -12,10 +12,10 @@ use march::memory::BankTag;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
-use crate::job::Kept;
-use crate::prefix::Known;
+use crate::job::FinishedChoice;
+use crate::prefix::CachedPrefix;
 use crate::record::{Folder, Kind, Message, Record, RemoveError, Turn};
-use crate::scheduler::Loaded;
+use crate::scheduler::LoadedModel;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -32,7 +32,7 @@ const IDLE: Duration = Duration::from_secs(600);
 struct Slot<E: Engine> {
     record: Arc<Record>,
     /// The state after the last turn, unless it was idle for long.
-    known: Option<Known<E>>,
+    prefix: Option<CachedPrefix<E>>,
     bytes: usize,
     used: Instant,
     busy: bool,
@@ -40,7 +40,7 @@ struct Slot<E: Engine> {
 
 /// What a client wants of a conversation: the body of a `PUT`.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct SessionRequest {
     /// The memory policy of the next turn.
     pub policy: Option<Policy>,
     /// The conversation to fork.
@@ -52,7 +52,7 @@ pub struct Wanted {
 /// All conversations.
 pub struct Sessions<E: Engine> {
     folder: Option<Folder>,
-    loaded: Arc<Loaded<E>>,
+    loaded: Arc<LoadedModel<E>>,
     name: String,
     /// The most bytes of states in memory.
     limit: usize,
@@ -76,23 +76,23 @@ impl<E: Engine> Drop for Turnstile<'_, E> {
 }
 
 /// A conversation that a request continues. No other request can use it until this is dropped.
-pub struct Open<E: Engine> {
+pub struct OpenSession<E: Engine> {
     sessions: Arc<Sessions<E>>,
     /// Its id.
     pub id: String,
     /// The conversation before the request.
     pub record: Arc<Record>,
     /// Its state, if there is one.
-    pub known: Option<Known<E>>,
+    pub prefix: Option<CachedPrefix<E>>,
 }
 
-impl<E: Engine> std::fmt::Debug for Open<E> {
+impl<E: Engine> std::fmt::Debug for OpenSession<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Open").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("OpenSession").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-impl<E: Engine> Drop for Open<E> {
+impl<E: Engine> Drop for OpenSession<E> {
     fn drop(&mut self) {
         if let Some(slot) = self.sessions.lock().get_mut(&self.id) {
             (slot.busy, slot.used) = (false, Instant::now());
@@ -132,7 +132,7 @@ impl<E: Engine> Sessions<E> {
     /// `limit` bytes of memory. Fails with a message if another server uses the folder.
     pub fn open(
         folder: Option<PathBuf>,
-        loaded: Arc<Loaded<E>>,
+        loaded: Arc<LoadedModel<E>>,
         name: &str,
         limit: usize,
     ) -> std::result::Result<Self, String> {
@@ -166,7 +166,7 @@ impl<E: Engine> Sessions<E> {
     }
 
     /// Waits until no other request makes, changes or deletes this conversation.
-    fn alone(&self, id: &str) -> Turnstile<'_, E> {
+    fn wait_for_turn(&self, id: &str) -> Turnstile<'_, E> {
         let mut changing = self.changing();
         while !changing.insert(id.into()) {
             changing = self.changed.wait(changing).unwrap_or_else(PoisonError::into_inner);
@@ -244,14 +244,14 @@ impl<E: Engine> Sessions<E> {
     }
 
     /// Creates a conversation, or changes one. Returns whether it is new, and its description.
-    pub fn put(self: &Arc<Self>, id: &str, wanted: Wanted) -> Result<(bool, Value)> {
+    pub fn put(self: &Arc<Self>, id: &str, request: SessionRequest) -> Result<(bool, Value)> {
         check_id(id)?;
-        let _alone = self.alone(id);
+        let _turnstile = self.wait_for_turn(id);
         let exists = self.lock().contains_key(id);
         if !exists && self.is_damaged(id) {
             return Err(self.missing(id));
         }
-        let (record, known) = match (exists, &wanted.from) {
+        let (record, prefix) = match (exists, &request.from) {
             (true, Some(_)) => {
                 let message = format!("session `{id}` exists; fork into a new id, or delete it first");
                 return Err(conflict(message));
@@ -259,10 +259,10 @@ impl<E: Engine> Sessions<E> {
             (true, None) => {
                 let mut open = self.begin(id)?;
                 let mut record = Record::clone(&open.record);
-                let known = self.change(&mut record, open.known.take(), &wanted)?;
+                let prefix = self.change(&mut record, open.prefix.take(), &request)?;
                 if record != *open.record {
                     record.updated = seconds();
-                    open.replace(record, known)?;
+                    open.replace(record, prefix)?;
                 }
                 return Ok((false, self.describe(id, &open.record)));
             }
@@ -271,33 +271,35 @@ impl<E: Engine> Sessions<E> {
                 let mut record = Record::clone(&open.record);
                 record.created = seconds();
                 record.updated = record.created;
-                let known = self.change(&mut record, open.known.take(), &wanted)?;
-                (record, known)
+                let prefix = self.change(&mut record, open.prefix.take(), &request)?;
+                (record, prefix)
             }
-            (false, None) if wanted.turns.is_some() => {
+            (false, None) if request.turns.is_some() => {
                 let message = format!("session `{id}` is new; `turns` needs `from`, the session to fork");
                 return Err(ApiError::key("turns", message));
             }
             (false, None) => {
                 let mut record = Record::empty(&self.loaded, &self.name, seconds());
-                let known = self.change(&mut record, None, &wanted)?;
-                (record, known)
+                let prefix = self.change(&mut record, None, &request)?;
+                (record, prefix)
             }
         };
-        self.create(id, record, known)
+        self.create(id, record, prefix)
     }
 
     /// Applies what a client wants to a record; returns the state that still belongs to it.
     fn change(
         &self,
         record: &mut Record,
-        known: Option<Known<E>>,
-        wanted: &Wanted,
-    ) -> Result<Option<Known<E>>> {
-        if let Some(policy) = &wanted.policy {
+        prefix: Option<CachedPrefix<E>>,
+        request: &SessionRequest,
+    ) -> Result<Option<CachedPrefix<E>>> {
+        if let Some(policy) = &request.policy {
             record.policy = policy.clone();
         }
-        let Some(turns) = wanted.turns.filter(|&turns| turns != record.turns.len()) else { return Ok(known) };
+        let Some(turns) = request.turns.filter(|&turns| turns != record.turns.len()) else {
+            return Ok(prefix);
+        };
         let Some(last) = record.turns.get(..turns) else {
             let message = format!("`turns` is {turns}; the session has {} turns", record.turns.len());
             return Err(ApiError::key("turns", message));
@@ -310,29 +312,29 @@ impl<E: Engine> Sessions<E> {
             record.kind = None;
         }
         // A model with anchors returns to the last one before the end; others read the rest again.
-        let known = known.and_then(|known| {
-            let usable = known.usable(known.common(&record.ids), record.ids.len() + 1);
-            let text = known.at(&self.loaded.engine, usable).filter(|_| usable > 0)?;
-            Some(Known { ids: record.ids[..usable].to_vec(), text })
+        let prefix = prefix.and_then(|prefix| {
+            let usable = prefix.usable(prefix.common(&record.ids), record.ids.len() + 1);
+            let text = prefix.at(&self.loaded.engine, usable).filter(|_| usable > 0)?;
+            Some(CachedPrefix { ids: record.ids[..usable].to_vec(), text })
         });
         record.state = None;
-        Ok(known)
+        Ok(prefix)
     }
 
     /// Adds a new conversation.
-    fn create(&self, id: &str, mut record: Record, known: Option<Known<E>>) -> Result<(bool, Value)> {
+    fn create(&self, id: &str, mut record: Record, prefix: Option<CachedPrefix<E>>) -> Result<(bool, Value)> {
         if self.lock().len() >= MOST {
             let message = format!("there are already {MOST} sessions; delete some");
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message));
         }
         record.state = None;
         if let Some(folder) = &self.folder {
-            let created = folder.create(id, &self.loaded, &mut record, known.as_ref());
+            let created = folder.create(id, &self.loaded, &mut record, prefix.as_ref());
             created.map_err(|error| failed(id, "saving", &error))?;
         }
         let described = self.describe(id, &record);
-        let bytes = known.as_ref().map_or(0, |known| known.text.bank().bytes(&self.loaded.engine));
-        self.lock().insert(id.into(), Slot::new(record, known, bytes));
+        let bytes = prefix.as_ref().map_or(0, |prefix| prefix.text.bank().bytes(&self.loaded.engine));
+        self.lock().insert(id.into(), Slot::new(record, prefix, bytes));
         self.shrink();
         Ok((true, described))
     }
@@ -340,7 +342,7 @@ impl<E: Engine> Sessions<E> {
     /// Deletes a conversation.
     pub fn delete(self: &Arc<Self>, id: &str) -> Result<Value> {
         check_id(id)?;
-        let _alone = self.alone(id);
+        let _turnstile = self.wait_for_turn(id);
         match self.lock().get_mut(id) {
             Some(slot) if slot.busy => return Err(busy(id)),
             Some(slot) => slot.busy = true,
@@ -369,7 +371,7 @@ impl<E: Engine> Sessions<E> {
     }
 
     /// Opens a conversation for a request that continues it.
-    pub fn begin(self: &Arc<Self>, id: &str) -> Result<Open<E>> {
+    pub fn begin(self: &Arc<Self>, id: &str) -> Result<OpenSession<E>> {
         check_id(id)?;
         let mut open = {
             let mut slots = self.lock();
@@ -382,11 +384,11 @@ impl<E: Engine> Sessions<E> {
             }
             self.check_model(id, &slot.record)?;
             slot.busy = true;
-            let (record, known) = (Arc::clone(&slot.record), slot.known.clone());
-            Open { sessions: Arc::clone(self), id: id.into(), record, known }
+            let (record, prefix) = (Arc::clone(&slot.record), slot.prefix.clone());
+            OpenSession { sessions: Arc::clone(self), id: id.into(), record, prefix }
         };
-        if open.known.is_none() {
-            open.known = self.folder.as_ref().and_then(|folder| folder.load(id, &self.loaded, &open.record));
+        if open.prefix.is_none() {
+            open.prefix = self.folder.as_ref().and_then(|folder| folder.load(id, &self.loaded, &open.record));
         }
         Ok(open)
     }
@@ -396,9 +398,9 @@ impl<E: Engine> Sessions<E> {
         let mut slots = self.lock();
         let now = Instant::now();
         let mut held: Vec<(Instant, String, usize)> = Vec::new();
-        for (id, slot) in slots.iter_mut().filter(|(_, slot)| slot.known.is_some()) {
+        for (id, slot) in slots.iter_mut().filter(|(_, slot)| slot.prefix.is_some()) {
             match now.duration_since(slot.used) > IDLE && !slot.busy {
-                true => (slot.known, slot.bytes) = (None, 0),
+                true => (slot.prefix, slot.bytes) = (None, 0),
                 false => held.push((slot.used, id.clone(), slot.bytes)),
             }
         }
@@ -409,7 +411,7 @@ impl<E: Engine> Sessions<E> {
                 break;
             }
             if let Some(slot) = slots.get_mut(&id) {
-                (slot.known, slot.bytes) = (None, 0);
+                (slot.prefix, slot.bytes) = (None, 0);
                 bytes -= own;
             }
         }
@@ -427,8 +429,8 @@ fn busy(id: &str) -> ApiError {
 }
 
 impl<E: Engine> Slot<E> {
-    fn new(record: Record, known: Option<Known<E>>, bytes: usize) -> Self {
-        Self { record: Arc::new(record), known, bytes, used: Instant::now(), busy: false }
+    fn new(record: Record, prefix: Option<CachedPrefix<E>>, bytes: usize) -> Self {
+        Self { record: Arc::new(record), prefix, bytes, used: Instant::now(), busy: false }
     }
 }
 
@@ -445,9 +447,15 @@ pub struct NewTurn {
     pub rewritten: bool,
 }
 
-impl<E: Engine> Open<E> {
+impl<E: Engine> OpenSession<E> {
     /// Adds a turn with its answer. When this returns, the turn is on the disk, if the server has a folder.
-    pub fn finish(&mut self, turn: &NewTurn, answer: &str, policy: &Policy, kept: &Kept<E>) -> Result<()> {
+    pub fn finish(
+        &mut self,
+        turn: &NewTurn,
+        answer: &str,
+        policy: &Policy,
+        finished: &FinishedChoice<E>,
+    ) -> Result<()> {
         let mut record = Record::clone(&self.record);
         if turn.rewritten {
             for turn in &mut record.turns {
@@ -457,31 +465,31 @@ impl<E: Engine> Open<E> {
         record.kind = Some(turn.kind);
         record.policy = policy.clone();
         record.updated = seconds();
-        record.ids.clone_from(&kept.known.ids);
+        record.ids.clone_from(&finished.prefix.ids);
         record.text = format!("{}{answer}", turn.text);
         record.turns.push(Turn {
             messages: turn.messages.clone(),
             answer: answer.into(),
             tokens: record.ids.len(),
             text_bytes: record.text.len(),
-            bytes: kept.bytes,
-            anchors: kept.known.text.bank().timeline().kept.len(),
+            bytes: finished.bytes,
+            anchors: finished.prefix.text.bank().timeline().kept.len(),
         });
-        self.replace(record, kept.exact.then(|| kept.known.clone()))
+        self.replace(record, finished.exact.then(|| finished.prefix.clone()))
     }
 
     /// Replaces the conversation, first on the disk, then in memory.
-    fn replace(&mut self, mut record: Record, known: Option<Known<E>>) -> Result<()> {
+    fn replace(&mut self, mut record: Record, prefix: Option<CachedPrefix<E>>) -> Result<()> {
         let Self { sessions, id, .. } = self;
         if let Some(folder) = &sessions.folder {
             record.state = self.record.state.clone();
-            let saved = folder.replace(id, &sessions.loaded, &mut record, known.as_ref());
+            let saved = folder.replace(id, &sessions.loaded, &mut record, prefix.as_ref());
             saved.map_err(|error| failed(id, "saving", &error))?;
         }
-        let bytes = known.as_ref().map_or(0, |known| known.text.bank().bytes(&sessions.loaded.engine));
+        let bytes = prefix.as_ref().map_or(0, |prefix| prefix.text.bank().bytes(&sessions.loaded.engine));
         self.record = Arc::new(record);
         if let Some(slot) = sessions.lock().get_mut(id) {
-            (slot.record, slot.known, slot.bytes) = (Arc::clone(&self.record), known, bytes);
+            (slot.record, slot.prefix, slot.bytes) = (Arc::clone(&self.record), prefix, bytes);
             slot.used = Instant::now();
         }
         sessions.shrink();

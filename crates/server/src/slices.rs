@@ -57,7 +57,7 @@ impl<'a, E: Engine> Slices<'a, E> {
     }
 
     /// Notes how long a step took in which texts were written.
-    pub fn took(&mut self, time: Duration, with_prompts: bool) {
+    pub fn record_step_time(&mut self, time: Duration, with_prompts: bool) {
         let time = time.as_secs_f64();
         let Some(plain) = self.plain.filter(|_| with_prompts) else {
             let before = self.plain.unwrap_or(time);

@@ -10,23 +10,23 @@ use march::engine::Engine;
 use march::generate::{Generator, Text};
 use march::memory::{BankFile, BankTag, Rollback, StateBank};
 
-use super::open::Opened;
+use super::open::OpenedModel;
 use crate::display::{bytes, thousands};
 
 /// The bank of an empty text.
-pub fn empty<E: Engine>(opened: &Opened<'_, E>) -> anyhow::Result<StateBank<E>> {
+pub fn empty<E: Engine>(opened: &OpenedModel<'_, E>) -> anyhow::Result<StateBank<E>> {
     Ok(opened.model.bank(opened.policy.clone())?)
 }
 
 /// Loads the text of a file, with the bank's own policy except for what the flags change.
-pub fn load<E: Engine>(opened: &Opened<'_, E>, file: &BankFile) -> anyhow::Result<Text<E>> {
+pub fn load<E: Engine>(opened: &OpenedModel<'_, E>, file: &BankFile) -> anyhow::Result<Text<E>> {
     let policy = opened.flags.over(file.policy().clone());
     Ok(Text::load(opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
 }
 
 /// What a command suggests if a file holds the bank of another text.
 pub struct Advice {
-    pub go_on: &'static str,
+    pub continue_with: &'static str,
     pub replace: &'static str,
 }
 
@@ -88,7 +88,7 @@ impl Place {
     /// Writes the text's bank; if the file holds its beginning, only the new part.
     pub fn save<E: Engine>(
         &self,
-        opened: &Opened<'_, E>,
+        opened: &OpenedModel<'_, E>,
         generator: &mut Generator<'_, E>,
     ) -> anyhow::Result<()> {
         Ok(generator.save(&self.path, &tag(opened)?)?)
@@ -105,7 +105,7 @@ fn other_text(file: &BankFile, advice: &Advice) -> String {
     let model: String = tag.model.chars().take(12).collect();
     format!(
         "holds the bank of another text ({tokens} tokens, model {} {model}…); {}, choose another path, or {} to replace it",
-        tag.model_type, advice.go_on, advice.replace
+        tag.model_type, advice.continue_with, advice.replace
     )
 }
 
@@ -146,12 +146,12 @@ pub fn rollback<E: Engine>(generator: &mut Generator<'_, E>, tokens: usize) -> a
 }
 
 /// The tag of the model's banks.
-pub fn tag<E: Engine>(opened: &Opened<'_, E>) -> anyhow::Result<BankTag> {
+pub fn tag<E: Engine>(opened: &OpenedModel<'_, E>) -> anyhow::Result<BankTag> {
     Ok(BankTag::new(opened.model.config().mixer.model_type(), opened.fingerprint()?, &opened.tokenizer))
 }
 
 /// A one-line description of a bank.
-pub fn line<E: Engine>(opened: &Opened<'_, E>, bank: &StateBank<E>) -> String {
+pub fn line<E: Engine>(opened: &OpenedModel<'_, E>, bank: &StateBank<E>) -> String {
     let timeline = bank.timeline();
     let anchors = match bank.policy().interval {
         Some(_) => {

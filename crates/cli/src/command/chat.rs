@@ -7,11 +7,11 @@ use std::path::Path;
 
 use clap::Args;
 use march::engine::{Engine, Products};
-use march::generate::{Ended, Generator, Limits, Text};
+use march::generate::{Generator, Limits, StopReason, Text};
 use march::memory::BankFile;
 
 use super::bank::{self, Advice, Place};
-use super::open::{ModelArgs, Opened};
+use super::open::{ModelArgs, OpenedModel};
 use super::writing::{WritingArgs, show, unescape};
 use crate::device::on_device;
 use crate::display::Progress;
@@ -54,7 +54,7 @@ const HELP: &str = "\
 /load FILE            continue from a saved memory
 /quit                 quit; the end of the input does the same";
 
-const ADVICE: Advice = Advice { go_on: "continue it with /load", replace: "/save --force FILE" };
+const ADVICE: Advice = Advice { continue_with: "continue it with /load", replace: "/save --force FILE" };
 
 /// Number of turns that can be undone; each keeps a state of every layer.
 const UNDO_TURNS: usize = 8;
@@ -75,14 +75,14 @@ impl Chat {
         limits.stop.push(self.user_prefix.trim_end().to_string());
         let generator = opened.generator(bank::empty(&opened)?, sampling)?;
         let (forks, own) = (VecDeque::new(), Vec::new());
-        Talk { chat: self, opened: &opened, limits, generator, forks, own }.run()
+        Conversation { chat: self, opened: &opened, limits, generator, forks, own }.run()
     }
 }
 
 /// A conversation.
-struct Talk<'a, E: Engine> {
+struct Conversation<'a, E: Engine> {
     chat: &'a Chat,
-    opened: &'a Opened<'a, E>,
+    opened: &'a OpenedModel<'a, E>,
     limits: Limits,
     generator: Generator<'a, E>,
     /// The text before each of the last turns.
@@ -91,7 +91,7 @@ struct Talk<'a, E: Engine> {
     own: Vec<String>,
 }
 
-impl<E: Engine> Talk<'_, E> {
+impl<E: Engine> Conversation<'_, E> {
     fn run(mut self) -> anyhow::Result<()> {
         let mut stdin = std::io::stdin().lock();
         let terminal = stdin.is_terminal();
@@ -121,7 +121,7 @@ impl<E: Engine> Talk<'_, E> {
                 None if text.is_empty() => {}
                 None => match self.turn(text) {
                     // The reader of the answers is gone.
-                    Ok(Ended::Asked) if !interrupt::asked() => return Ok(()),
+                    Ok(StopReason::Requested) if !interrupt::asked() => return Ok(()),
                     Ok(_) => {}
                     // Such a model cannot answer any turn.
                     Err(error @ march::Error::Diverged(_)) => return Err(error.into()),
@@ -132,7 +132,7 @@ impl<E: Engine> Talk<'_, E> {
     }
 
     /// Reads a turn and answers. After an error the text is unchanged.
-    fn turn(&mut self, said: &str) -> march::Result<Ended> {
+    fn turn(&mut self, said: &str) -> march::Result<StopReason> {
         let before = self.generator.text().clone();
         match self.read_and_answer(said) {
             Ok(Some(ended)) => {
@@ -142,7 +142,7 @@ impl<E: Engine> Talk<'_, E> {
             Ok(None) => {
                 self.generator.set_text(before);
                 note!("interrupted while reading the turn; the turn was undone");
-                Ok(Ended::Asked)
+                Ok(StopReason::Requested)
             }
             Err(error) => {
                 self.generator.set_text(before);
@@ -152,7 +152,7 @@ impl<E: Engine> Talk<'_, E> {
     }
 
     /// Returns why the answer ended; `None` if reading was interrupted before it.
-    fn read_and_answer(&mut self, said: &str) -> march::Result<Option<Ended>> {
+    fn read_and_answer(&mut self, said: &str) -> march::Result<Option<StopReason>> {
         let Chat { user_prefix, assistant_prefix, .. } = self.chat;
         let ids = self.opened.tokenizer.encode(&format!("{user_prefix}{said}{assistant_prefix}"))?;
         let mut progress = Progress::new("read", "tokens", ids.len());

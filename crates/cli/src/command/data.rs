@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use march::data::{Meta, Options, Prepared, Status, prepare, train_tokenizer};
+use march::data::{Meta, Options, PrepareOutcome, Status, prepare, train_tokenizer};
 use march::tokenizer::Tokenizer;
 
 use crate::display::out::{note, say};
@@ -16,11 +16,11 @@ use crate::{interrupt, number};
 #[derive(Args)]
 pub struct Data {
     #[command(subcommand)]
-    what: What,
+    command: DataCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum DataCommand {
     Prepare(Prepare),
     TrainTokenizer(TrainTokenizer),
 }
@@ -91,9 +91,9 @@ struct TrainTokenizer {
 impl Data {
     /// Runs the subcommand.
     pub fn run(self) -> anyhow::Result<()> {
-        match self.what {
-            What::Prepare(prepare) => prepare.run(),
-            What::TrainTokenizer(train) => train.run(),
+        match self.command {
+            DataCommand::Prepare(prepare) => prepare.run(),
+            DataCommand::TrainTokenizer(train) => train.run(),
         }
     }
 }
@@ -119,11 +119,11 @@ impl Prepare {
         let seconds = progress.finish().as_secs_f64();
         let folder = self.output.display();
         match result? {
-            Prepared::Finished(meta, status) => {
+            PrepareOutcome::Finished(meta, status) => {
                 say!("{folder}: {}", summary(&meta, &status, seconds));
                 Ok(())
             }
-            Prepared::Stopped(status) => {
+            PrepareOutcome::Stopped(status) => {
                 note!(
                     "{folder}: stopped after {} documents, {} tokens; run the same command again{} to resume",
                     thousands(status.documents as usize),

@@ -14,7 +14,8 @@ use march::eval::TaskReport;
 use march::report::demo as page;
 
 use super::demo_learn::{
-    DOCUMENTS, Learned, Note, Pupil, ROWS, STEPS, facts, most_in_training, run_folder, stages, task_text,
+    DOCUMENTS, Pupil, ROWS, STEPS, TrainedModel, TrainingNote, facts, most_in_training, run_folder, stages,
+    task_text,
 };
 use super::demo_table::{table, verdict};
 use super::train::free_folder;
@@ -85,7 +86,7 @@ impl Demo {
         all: &[Vec<Config>],
         folder: &Path,
         stop: &AtomicBool,
-    ) -> anyhow::Result<Option<Vec<Learned>>> {
+    ) -> anyhow::Result<Option<Vec<TrainedModel>>> {
         let samples = if self.quick { 8 } else { 128 };
         let pupils: Vec<Pupil<'_>> = MODELS
             .iter()
@@ -98,7 +99,7 @@ impl Demo {
         let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (send, receive) = channel();
         // Takes one model after the other, until none is left.
-        let work = |send: Sender<(usize, Note)>| {
+        let work = |send: Sender<(usize, TrainingNote)>| {
             let mut done = Vec::new();
             while !failed.load(Ordering::Relaxed) {
                 let Some(pupil) = pupils.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
@@ -118,8 +119,8 @@ impl Demo {
             drop(send);
             for (number, note) in receive {
                 match note {
-                    Note::Step(step, loss) => shown.step(number, step, loss),
-                    Note::Asked(step, accuracy) => shown.asked(number, step, accuracy),
+                    TrainingNote::Step(step, loss) => shown.step(number, step, loss),
+                    TrainingNote::Accuracy(step, accuracy) => shown.asked(number, step, accuracy),
                 }
             }
             shown.finish();
@@ -138,7 +139,7 @@ impl Demo {
         folder: &Path,
         files: &Files,
         most: &Task,
-        learned: Vec<Learned>,
+        learned: Vec<TrainedModel>,
         stages: &[Config],
         conclusion: &str,
     ) -> anyhow::Result<()> {
@@ -181,7 +182,13 @@ impl Demo {
     }
 
     /// The paragraphs of the page.
-    fn about(&self, most: &Task, learned: &[Learned], stages: &[Config], conclusion: &str) -> Vec<String> {
+    fn about(
+        &self,
+        most: &Task,
+        learned: &[TrainedModel],
+        stages: &[Config],
+        conclusion: &str,
+    ) -> Vec<String> {
         let samples =
             learned.first().and_then(|model| model.results.first()).map_or(0, |result| result.samples);
         vec![

@@ -12,13 +12,13 @@ use march::anchors::Policy;
 use march::checkpoint::Checkpoint;
 use march::data::recall::{QUESTION_SEED, Task};
 use march::engine::{Cpu, CpuOptions, Precision, Products};
-use march::eval::{Asking, Reader, TaskReport, ask};
+use march::eval::{Reader, RecallOptions, TaskReport, ask};
 use march::generate::{Generator, Sampling};
 use march::model::{Model, TraceCell};
 use march::report::routing::Routing;
 use march::run::{Event, Run, RunOptions};
 use march::tokenizer::Tokenizer;
-use march::train::ranks::Alone;
+use march::train::ranks::SingleProcess;
 
 use crate::display::out::note;
 use crate::machine;
@@ -89,13 +89,13 @@ pub fn run_folder(all: &Path, name: &str, stage: usize) -> PathBuf {
 }
 
 /// A message from a model in training. Steps are counted over all stages.
-pub enum Note {
+pub enum TrainingNote {
     Step(u64, f64),
-    Asked(u64, f64),
+    Accuracy(u64, f64),
 }
 
 /// A trained model.
-pub struct Learned {
+pub struct TrainedModel {
     pub parameters: usize,
     pub learning_rate: f64,
     pub seconds: f64,
@@ -108,7 +108,7 @@ pub struct Learned {
     pub routing: Option<Routing>,
 }
 
-impl Learned {
+impl TrainedModel {
     /// The result with this many documents.
     pub fn result(&self, documents: usize) -> Option<&TaskReport> {
         find(&self.results, documents)
@@ -138,7 +138,7 @@ pub struct Pupil<'a> {
 }
 
 /// A model after its last stage.
-struct Trained {
+struct TrainingResult {
     parameters: usize,
     seconds: f64,
     curve: Vec<(u64, f64)>,
@@ -148,7 +148,11 @@ struct Trained {
 impl Pupil<'_> {
     /// Trains the model, saves it, and evaluates the saved one. `None` if `stop` was set in the meantime; the state so
     /// far is saved.
-    pub fn learn(&self, stop: &AtomicBool, tell: &Sender<(usize, Note)>) -> anyhow::Result<Option<Learned>> {
+    pub fn learn(
+        &self,
+        stop: &AtomicBool,
+        tell: &Sender<(usize, TrainingNote)>,
+    ) -> anyhow::Result<Option<TrainedModel>> {
         match self.train(stop, tell)? {
             Some(trained) => self.ask(trained, stop),
             None => Ok(None),
@@ -157,7 +161,11 @@ impl Pupil<'_> {
 
     /// Trains all stages, each from the weights of the one before, on one thread: so results do not depend on the
     /// machine's number of cores.
-    fn train(&self, stop: &AtomicBool, tell: &Sender<(usize, Note)>) -> anyhow::Result<Option<Trained>> {
+    fn train(
+        &self,
+        stop: &AtomicBool,
+        tell: &Sender<(usize, TrainingNote)>,
+    ) -> anyhow::Result<Option<TrainingResult>> {
         let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() })
             .context("the engine could not start")?;
         let began = Instant::now();
@@ -169,16 +177,17 @@ impl Pupil<'_> {
             }
             let folder = run_folder(self.folder, self.name, stage);
             let options = RunOptions { init_from: checkpoint.take(), ..RunOptions::default() };
-            let mut run = Run::create(&engine, config.clone(), &folder, options, Box::<Alone>::default())?;
+            let mut run =
+                Run::create(&engine, config.clone(), &folder, options, Box::<SingleProcess>::default())?;
             if let Err(error) = machine::session(&engine, 0, 1).record(&folder) {
                 note!("note          {error}"); // no reason not to train
             }
             let send = |note| drop(tell.send((self.number, note)));
             let complete = run.train(stop, &mut |event| match event {
-                Event::Step(line) => send(Note::Step(before + line.step, line.report.loss)),
+                Event::Step(line) => send(TrainingNote::Step(before + line.step, line.report.loss)),
                 Event::Validated(step, validation, _) => {
                     curve.push((before + step, validation.accuracy));
-                    send(Note::Asked(before + step, validation.accuracy));
+                    send(TrainingNote::Accuracy(before + step, validation.accuracy));
                 }
                 Event::Saved(folder) => checkpoint = Some(folder),
                 _ => {}
@@ -190,12 +199,12 @@ impl Pupil<'_> {
             before += config.train.steps;
         }
         let checkpoint = checkpoint.context("no checkpoint was written")?;
-        Ok(Some(Trained { parameters, seconds: began.elapsed().as_secs_f64(), curve, checkpoint }))
+        Ok(Some(TrainingResult { parameters, seconds: began.elapsed().as_secs_f64(), curve, checkpoint }))
     }
 
     /// Asks a saved model, which reads one token at a time.
-    fn ask(&self, trained: Trained, stop: &AtomicBool) -> anyhow::Result<Option<Learned>> {
-        let Trained { parameters, seconds, curve, checkpoint } = trained;
+    fn ask(&self, trained: TrainingResult, stop: &AtomicBool) -> anyhow::Result<Option<TrainedModel>> {
+        let TrainingResult { parameters, seconds, curve, checkpoint } = trained;
         // As in `march eval`: decoding is bit-identical to reading the whole sequence.
         let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
         let engine = Cpu::new(options).context("the engine could not start")?;
@@ -227,12 +236,12 @@ impl Pupil<'_> {
             return Ok(None);
         }
         let learning_rate = self.stages.last().map_or(f64::NAN, |stage| stage.train.learning_rate);
-        Ok(Some(Learned { parameters, learning_rate, seconds, curve, results, without, routing }))
+        Ok(Some(TrainedModel { parameters, learning_rate, seconds, curve, results, without, routing }))
     }
 
     /// The results with each number of documents; incomplete if `stop` was set in the meantime.
     fn results(&self, reader: &Reader<'_, Cpu>, stop: &AtomicBool) -> anyhow::Result<Vec<TaskReport>> {
-        let asking = Asking { samples: self.samples, decode: true, seed: QUESTION_SEED };
+        let asking = RecallOptions { samples: self.samples, decode: true, seed: QUESTION_SEED };
         let stopped = || stop.load(Ordering::Relaxed);
         let mut watch = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let mut results = Vec::new();

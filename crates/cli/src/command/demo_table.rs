@@ -3,14 +3,14 @@
 use march::eval::TaskReport;
 
 use super::demo::MODELS;
-use super::demo_learn::{DOCUMENTS, Learned, facts, most_in_training};
+use super::demo_learn::{DOCUMENTS, TrainedModel, facts, most_in_training};
 use super::eval::percent;
 use crate::display::out::say;
 use crate::display::{bytes, lines, thousands};
 
 /// Prints the results, one column per model.
-pub fn table(learned: &[Learned]) {
-    let line = |label: &str, cell: &dyn Fn(&Learned) -> String| {
+pub fn table(learned: &[TrainedModel]) {
+    let line = |label: &str, cell: &dyn Fn(&TrainedModel) -> String| {
         let cells: Vec<String> = learned.iter().map(|model| format!("{:>19}", cell(model))).collect();
         say!("{label:<30}{}", cells.concat());
     };
@@ -38,7 +38,7 @@ pub fn table(learned: &[Learned]) {
 }
 
 /// A conclusion from the numbers, whichever model is ahead.
-pub fn verdict(learned: &[Learned], quick: bool) -> String {
+pub fn verdict(learned: &[TrainedModel], quick: bool) -> String {
     if quick {
         return "A quick run learns almost nothing; without --quick the models train for several minutes."
             .into();

@@ -10,7 +10,7 @@ use crate::device::gpu::OnGpu;
 use crate::display::bytes;
 use crate::display::out::say;
 use crate::machine;
-use crate::proof::{Passed, Proof, Shown, Tested};
+use crate::proof::{ModelTest, PassedRecord, Proof, TestResult};
 
 /// Prints a line for each GPU.
 pub fn list() {
@@ -35,7 +35,7 @@ pub fn test(engine: &OnGpu, as_json: bool) -> anyhow::Result<()> {
         say!("{}", serde_json::to_string_pretty(&report.to_json())?);
     }
     let device = engine.device.description();
-    let passed = Passed::of(engine);
+    let passed = PassedRecord::of(engine);
     if !report.failures.is_empty() {
         if let Some(passed) = passed {
             passed.forget();
@@ -75,8 +75,8 @@ impl Report {
         let mut models = 0;
         let proof = Proof::of(&engine.device, engine, &mut |shown| match shown {
             _ if quiet => {}
-            Shown::Operation(line) => show_operation(line),
-            Shown::Model(tested) => {
+            TestResult::Operation(line) => show_operation(line),
+            TestResult::Model(tested) => {
                 show_model(tested, models == 0);
                 models += 1;
             }
@@ -183,7 +183,7 @@ fn show_operation(line: &Line) {
     say!("{operation:<28} {forward_error:>10.1e} {gradient_error:>10.1e}{}{note}", end(*passed));
 }
 
-fn show_model(tested: &Tested, first: bool) {
+fn show_model(tested: &ModelTest, first: bool) {
     let checks = tested.checks.as_deref().unwrap_or_default();
     if first {
         let kinds: String = checks.iter().map(|check| format!(" {:>9}", check.kind)).collect();

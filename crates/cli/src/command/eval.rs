@@ -7,7 +7,7 @@ use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use march::data::recall::{QUESTION_SEED, TASKS, Task};
 use march::engine::{Engine, Products};
-use march::eval::{Asking, Reader, Report, TaskReport, ask, compare};
+use march::eval::{Reader, RecallOptions, Report, TaskReport, ask, compare};
 
 use super::eval_policies::EvalPolicies;
 use super::eval_requests::EvalRequests;
@@ -38,13 +38,13 @@ document is recorded at once: after an interruption the same command resumes."
 )]
 pub struct Eval {
     #[command(subcommand)]
-    what: Option<What>,
+    command: Option<EvalCommand>,
     #[command(flatten)]
-    asked: Maybe,
+    args: OptionalEvalArgs,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum EvalCommand {
     Compare(Compare),
     Policies(Box<EvalPolicies>),
     Requests(Box<EvalRequests>),
@@ -53,21 +53,21 @@ enum What {
 }
 
 /// The evaluation arguments, if no subcommand is given.
-struct Maybe(Option<Asked>);
+struct OptionalEvalArgs(Option<EvalArgs>);
 
-impl Args for Maybe {
+impl Args for OptionalEvalArgs {
     fn augment_args(command: Command) -> Command {
-        Asked::augment_args(command)
+        EvalArgs::augment_args(command)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        Asked::augment_args_for_update(command)
+        EvalArgs::augment_args_for_update(command)
     }
 }
 
-impl FromArgMatches for Maybe {
+impl FromArgMatches for OptionalEvalArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(matches.contains_id("tasks").then(|| Asked::from_arg_matches(matches)).transpose()?))
+        Ok(Self(matches.contains_id("tasks").then(|| EvalArgs::from_arg_matches(matches)).transpose()?))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -77,7 +77,7 @@ impl FromArgMatches for Maybe {
 }
 
 #[derive(Args)]
-struct Asked {
+struct EvalArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -156,12 +156,12 @@ struct Compare {
 impl Eval {
     /// Evaluates, compares or lists.
     pub fn run(self) -> anyhow::Result<()> {
-        match (self.what, self.asked.0) {
-            (Some(What::Compare(files)), _) => files.run(),
-            (Some(What::Policies(policies)), _) => policies.run(),
-            (Some(What::Requests(requests)), _) => requests.run(),
-            (Some(What::Tasks), _) => list(),
-            (None, Some(asked)) => asked.run(),
+        match (self.command, self.args.0) {
+            (Some(EvalCommand::Compare(files)), _) => files.run(),
+            (Some(EvalCommand::Policies(policies)), _) => policies.run(),
+            (Some(EvalCommand::Requests(requests)), _) => requests.run(),
+            (Some(EvalCommand::Tasks), _) => list(),
+            (None, Some(args)) => args.run(),
             (None, None) => bail!(
                 "give tasks, and a model unless it is the newest run: march eval --model DIR --tasks mqar"
             ),
@@ -169,7 +169,7 @@ impl Eval {
     }
 }
 
-impl Asked {
+impl EvalArgs {
     fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
         on_device!(self.model.engine, Products::BatchInvariant, |engine| self.evaluate(&engine))
@@ -232,7 +232,7 @@ impl Asked {
         heading(width);
         for task in &tasks {
             let mut progress = Progress::new("evaluated", "sequences", samples as usize);
-            let asking = Asking { samples, decode: self.decode, seed: QUESTION_SEED };
+            let asking = RecallOptions { samples, decode: self.decode, seed: QUESTION_SEED };
             let answers = ask(&reader, task, asking, &mut |done| {
                 progress.at(done as usize);
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

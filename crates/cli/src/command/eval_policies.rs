@@ -8,11 +8,11 @@ use clap::Args;
 use march::anchors::{Placement, Policy, Retention};
 use march::data::recall::{QUESTION_SEED, Task};
 use march::engine::{Engine, Products};
-use march::eval::{Asking, Reader, ask};
+use march::eval::{Reader, RecallOptions, ask};
 use march::report::recall::{Point, recall_by_bytes};
 
 use super::eval::Questions;
-use super::open::{ModelArgs, Opened};
+use super::open::{ModelArgs, OpenedModel};
 use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
@@ -106,7 +106,7 @@ impl EvalPolicies {
     /// Prints the table of one task; returns the bytes and the mean accuracy of each policy.
     fn table<E: Engine>(
         &self,
-        models: &[Opened<'_, E>],
+        models: &[OpenedModel<'_, E>],
         policies: &[Policy],
         task: &Task,
     ) -> anyhow::Result<Vec<(usize, f64)>> {
@@ -140,7 +140,7 @@ impl EvalPolicies {
     /// One model's fraction of correct answers and its bytes.
     fn ask<E: Engine>(
         &self,
-        opened: &Opened<'_, E>,
+        opened: &OpenedModel<'_, E>,
         policy: &Policy,
         task: &Task,
         tell: &mut dyn FnMut(u64),
@@ -152,7 +152,7 @@ impl EvalPolicies {
             tokenizer: &opened.tokenizer,
             policy,
         };
-        let asking = Asking { samples: self.questions.samples, decode: false, seed: QUESTION_SEED };
+        let asking = RecallOptions { samples: self.questions.samples, decode: false, seed: QUESTION_SEED };
         let answers = ask(&reader, task, asking, &mut |done| {
             tell(done);
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

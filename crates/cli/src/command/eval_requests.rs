@@ -70,7 +70,7 @@ impl EvalRequests {
                 Ok((request, encoded)) => lines.push(Ok((request, encoded))),
                 Err(error) if self.skip_bad => lines.push(Err(format!("line {}: {error:#}", number + 1))),
                 Err(error) => {
-                    bail!("{shown}: line {}: {error:#}; mend it, or use --skip-bad", number + 1);
+                    bail!("{shown}: line {}: {error:#}; fix it, or use --skip-bad", number + 1);
                 }
             }
         }

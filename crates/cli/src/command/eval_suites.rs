@@ -14,7 +14,7 @@ use march::eval::{
 use march::generate::Inference;
 use march::report::Heat;
 
-use super::open::{ModelArgs, Opened};
+use super::open::{ModelArgs, OpenedModel};
 use crate::display::out::{note, say};
 use crate::display::{Progress, thousands};
 use crate::interrupt;
@@ -162,14 +162,14 @@ impl SuiteArgs {
     fn answer<E: Engine>(
         &self,
         args: &ModelArgs,
-        opened: &Opened<'_, E>,
+        opened: &OpenedModel<'_, E>,
         jobs: Vec<Job>,
         sources: &Sources,
         keep_samples: bool,
         output: Option<&Output>,
         heat_map: Option<&Output>,
     ) -> anyhow::Result<()> {
-        let Opened { model, parameters, tokenizer, policy, .. } = opened;
+        let OpenedModel { model, parameters, tokenizer, policy, .. } = opened;
         let model_type = model.config().mixer.model_type();
         let mut results = Results::new(
             args.model.display().to_string(),

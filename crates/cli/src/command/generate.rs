@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Args;
 use march::engine::{Engine, Products};
-use march::generate::{Ended, Generator};
+use march::generate::{Generator, StopReason};
 use march::memory::BankFile;
 use march::tokenizer::Tokenizer;
 
@@ -62,7 +62,7 @@ pub struct Generate {
     writing: WritingArgs,
 }
 
-const ADVICE: Advice = Advice { go_on: "continue it with --bank", replace: "pass --force" };
+const ADVICE: Advice = Advice { continue_with: "continue it with --bank", replace: "pass --force" };
 
 impl Generate {
     /// Generates until something ends the text.
@@ -91,7 +91,7 @@ impl Generate {
         let vocabulary = opened.model.config().vocab_size;
         let beginning = || self.beginning(&opened.tokenizer, vocabulary, file.as_ref());
         let (read, whole) = read(&mut generator, &opened.tokenizer, &prompt, &mut lines, beginning)?;
-        let mut ended = Ended::Asked;
+        let mut ended = StopReason::Requested;
         if whole {
             let started = Instant::now();
             let written = generator.write(&opened.tokenizer, &self.writing.limits(), &mut show)?;
@@ -114,7 +114,7 @@ impl Generate {
         }
         lines.iter().for_each(|line| note!("{line}"));
         drop(place);
-        if ended == Ended::Asked && interrupt::asked() {
+        if ended == StopReason::Requested && interrupt::asked() {
             std::process::exit(interrupt::EXIT);
         }
         Ok(())

@@ -36,7 +36,7 @@ impl Init {
         let config = Config::load(&self.config)?.model;
         let model: Model<Cpu> = Model::new(&config);
         let count = model.parameter_count();
-        let mut progress = Progress::new("writing", "numbers", count);
+        let mut progress = Progress::new("writing", "weights", count);
         let mut done = 0;
         save(&self.output, &config, model.layout(), SHARD_BYTES, |i| {
             let values = model.initial(i, self.seed);

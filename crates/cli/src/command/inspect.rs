@@ -24,11 +24,11 @@ use crate::display::{bytes, thousands};
 #[derive(Args)]
 pub struct Inspect {
     #[command(subcommand)]
-    what: What,
+    command: InspectCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum InspectCommand {
     Bank(InspectBank),
     Model(InspectModel),
     Routing(InspectRouting),
@@ -57,15 +57,17 @@ struct InspectModel {
 impl Inspect {
     /// Runs the subcommand.
     pub fn run(self) -> anyhow::Result<()> {
-        match self.what {
-            What::Bank(bank) => bank.run(),
-            What::Model(InspectModel { list: true, .. }) => list(),
-            What::Model(InspectModel { model: Some(model), policy, .. }) => inspect(&model, &policy),
-            What::Routing(routing) => routing.run(),
-            What::Training(training) => training.run(),
-            What::Precision(precision) => precision.run(),
-            What::Policies(policies) => policies.run(),
-            What::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
+        match self.command {
+            InspectCommand::Bank(bank) => bank.run(),
+            InspectCommand::Model(InspectModel { list: true, .. }) => list(),
+            InspectCommand::Model(InspectModel { model: Some(model), policy, .. }) => {
+                inspect(&model, &policy)
+            }
+            InspectCommand::Routing(routing) => routing.run(),
+            InspectCommand::Training(training) => training.run(),
+            InspectCommand::Precision(precision) => precision.run(),
+            InspectCommand::Policies(policies) => policies.run(),
+            InspectCommand::Model(_) => bail!("name a preset, a TOML file or a checkpoint folder"),
         }
     }
 }

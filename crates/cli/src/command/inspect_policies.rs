@@ -12,7 +12,7 @@ use march::eval::{Measure, Measured};
 use march::generate::PIECE_TOKENS;
 use serde_json::{Value, json};
 
-use super::open::{self, ModelArgs, Opened};
+use super::open::{self, ModelArgs, OpenedModel};
 use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
@@ -89,7 +89,7 @@ impl InspectPolicies {
     }
 
     /// The policies of the rows.
-    fn policies<E: Engine>(&self, opened: &Opened<'_, E>) -> anyhow::Result<Vec<Policy>> {
+    fn policies<E: Engine>(&self, opened: &OpenedModel<'_, E>) -> anyhow::Result<Vec<Policy>> {
         let own = &opened.policy;
         if self.policy.is_empty() {
             return Ok(own.interval.map_or(vec![own.clone()], |interval| built_in(opened, interval)));
@@ -105,14 +105,14 @@ impl InspectPolicies {
 
     fn measure<E: Engine>(
         &self,
-        opened: &Opened<'_, E>,
+        opened: &OpenedModel<'_, E>,
         policies: &[Policy],
         measure: Measure<'_>,
         text: &str,
         output: Option<&Output>,
     ) -> anyhow::Result<()> {
         interrupt::listen("stopping")?;
-        let Opened { model, parameters, .. } = opened;
+        let OpenedModel { model, parameters, .. } = opened;
         let engine = opened.engine;
         let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
         let table = Table::new(&self.lengths, &names, self.markdown);
@@ -157,7 +157,7 @@ impl InspectPolicies {
 
 /// The policy of the checkpoint, each setting alone, and some together; without duplicates, and without those that
 /// contradict the checkpoint's own settings.
-fn built_in<E: Engine>(opened: &Opened<'_, E>, interval: usize) -> Vec<Policy> {
+fn built_in<E: Engine>(opened: &OpenedModel<'_, E>, interval: usize) -> Vec<Policy> {
     let (own, model) = (&opened.policy, &opened.model);
     let anchor = model.anchor_bytes(own);
     let (small, large) = (round(16 * anchor), round(64 * anchor));

@@ -54,7 +54,7 @@ pub fn precision(text: &str) -> Result<Precision, String> {
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
 /// The results of a model on a text.
-struct Said {
+struct PrecisionResult {
     logits: Vec<f32>,
     loss: f64,
     tokens_per_second: f64,
@@ -113,12 +113,12 @@ fn say(
     parameters: &InferenceParameters<Cpu>,
     ids: &[u32],
     policy: Policy,
-) -> anyhow::Result<Said> {
+) -> anyhow::Result<PrecisionResult> {
     let tape = Tape::inference(engine);
     let weights = model.bind(&tape, parameters);
     let mut bank = model.bank(policy)?;
     let targets = ids.len() - 1;
-    let mut said = Said { logits: Vec::new(), loss: 0.0, tokens_per_second: 0.0, bank_bytes: 0 };
+    let mut said = PrecisionResult { logits: Vec::new(), loss: 0.0, tokens_per_second: 0.0, bank_bytes: 0 };
     let mut time = Duration::ZERO;
     for (piece, at) in ids.chunks(PIECE_TOKENS).zip((0..).step_by(PIECE_TOKENS)) {
         let started = Instant::now();
@@ -143,7 +143,7 @@ fn say(
 
 /// Rows, each compared with the first.
 struct Table {
-    exact: Option<Said>,
+    exact: Option<PrecisionResult>,
 }
 
 impl Table {
@@ -160,7 +160,7 @@ impl Table {
         Self { exact: None }
     }
 
-    fn row(&mut self, precision: Precision, size: usize, said: Said) {
+    fn row(&mut self, precision: Precision, size: usize, said: PrecisionResult) {
         let exact = self.exact.as_ref().unwrap_or(&said);
         let pairs = said.logits.iter().zip(&exact.logits);
         say!(

@@ -11,7 +11,7 @@ use march::model::TraceCell;
 use march::report::routing::{Routing, Summary};
 
 use super::bank;
-use super::open::{self, ModelArgs, Opened};
+use super::open::{self, ModelArgs, OpenedModel};
 use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
@@ -101,7 +101,7 @@ impl InspectRouting {
     }
 
     /// Reads the text; `None` if interrupted.
-    fn read<E: Engine>(&self, opened: &Opened<'_, E>, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
+    fn read<E: Engine>(&self, opened: &OpenedModel<'_, E>, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
         let layers = opened.model.config().num_hidden_layers;
         let interval = opened.policy.interval.unwrap_or(usize::MAX);
         let weights = ids.len() * (ids.len() / interval) / 2 * layers;
@@ -148,7 +148,7 @@ impl InspectRouting {
 }
 
 /// A one-line summary of what was read.
-fn facts<E: Engine>(opened: &Opened<'_, E>, routing: &Routing, all: usize) -> String {
+fn facts<E: Engine>(opened: &OpenedModel<'_, E>, routing: &Routing, all: usize) -> String {
     let (tokens, policy) = (routing.tokens(), &opened.policy);
     let of = if tokens < all { format!(" of {}", thousands(all)) } else { String::new() };
     format!(

@@ -39,7 +39,7 @@ pub struct ModelArgs {
 }
 
 /// A model that is ready to run.
-pub struct Opened<'e, E: Engine> {
+pub struct OpenedModel<'e, E: Engine> {
     pub engine: &'e E,
     pub model: Model<E>,
     pub parameters: InferenceParameters<E>,
@@ -71,7 +71,7 @@ impl ModelArgs {
 
     /// Opens the checkpoint. The engine's products must be batch-invariant, so that decoding is bit-identical to reading
     /// in long calls.
-    pub fn open<'e, E: Engine>(&self, engine: &'e E) -> anyhow::Result<Opened<'e, E>> {
+    pub fn open<'e, E: Engine>(&self, engine: &'e E) -> anyhow::Result<OpenedModel<'e, E>> {
         let folder = newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
         let vocabulary = checkpoint.config().vocab_size;
@@ -80,7 +80,7 @@ impl ModelArgs {
         let policy = self.policy.over(model.policy());
         model.check_policy(&policy)?;
         let (flags, weights) = (self.policy.clone(), self.weights);
-        Ok(Opened { engine, model, parameters, tokenizer, policy, flags, checkpoint, weights })
+        Ok(OpenedModel { engine, model, parameters, tokenizer, policy, flags, checkpoint, weights })
     }
 }
 
@@ -140,7 +140,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-impl<E: Engine> Opened<'_, E> {
+impl<E: Engine> OpenedModel<'_, E> {
     /// Identifies the model, including the precision of its weights.
     pub fn fingerprint(&self) -> anyhow::Result<String> {
         let own = self.model.checkpoint_fingerprint(&self.checkpoint)?;

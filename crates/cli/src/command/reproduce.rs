@@ -43,7 +43,7 @@ pub struct Reproduce {
     /// `quick`: a few steps, to see that it works; `laptop`: up to half an hour on two cores; `paper`: print the
     /// commands and the cost of the paper's own experiment, and start nothing
     #[arg(long, value_name = "SIZE", default_value = "laptop")]
-    size: Chosen,
+    size: ExperimentSize,
     /// Seeds per result [default: 5; quick: 2]
     #[arg(long, value_name = "N", value_parser = number::seeds)]
     seeds: Option<u64>,
@@ -62,7 +62,7 @@ pub struct Reproduce {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Chosen {
+enum ExperimentSize {
     Quick,
     Laptop,
     Paper,
@@ -72,10 +72,10 @@ impl Reproduce {
     /// Plans, trains, measures and reports.
     pub fn run(self) -> anyhow::Result<()> {
         let Some(name) = self.experiment.clone() else { return list() };
-        if self.size == Chosen::Paper {
+        if self.size == ExperimentSize::Paper {
             return paper(&name);
         }
-        let size = if self.size == Chosen::Quick { Size::Quick } else { Size::Laptop };
+        let size = if self.size == ExperimentSize::Quick { Size::Quick } else { Size::Laptop };
         let output = self.output.clone().unwrap_or_else(|| match size {
             Size::Quick => "runs/reproduce-quick".into(),
             Size::Laptop => "runs/reproduce".into(),
@@ -107,7 +107,7 @@ impl Reproduce {
         fs::create_dir_all(folder.join("images"))
             .with_context(|| format!("{}: could not create", folder.display()))?;
         let began = Instant::now();
-        let mut shown = Shown::default();
+        let mut shown = ExperimentProgress::default();
         let results = carry_out_all(plan, output, workers, stop, &mut |progress| shown.show(progress))?;
         let took = time_in_all(&folder, began.elapsed().as_secs_f64())?;
         let Some(results) = results else {
@@ -115,7 +115,7 @@ impl Reproduce {
             interrupt::leave();
         };
         let mut command = format!("march reproduce {}", plan.experiment.name);
-        if self.size == Chosen::Quick {
+        if self.size == ExperimentSize::Quick {
             command += " --size quick";
         }
         if let Some(seeds) = self.seeds {
@@ -192,7 +192,7 @@ pub fn print_table(table: &Table) {
 
 /// Progress lines of an experiment.
 #[derive(Default)]
-struct Shown {
+struct ExperimentProgress {
     began: Option<Instant>,
     part: &'static str,
     runs: usize,
@@ -204,7 +204,7 @@ struct Shown {
     existed: usize,
 }
 
-impl Shown {
+impl ExperimentProgress {
     fn show(&mut self, progress: Progress) {
         match progress {
             Progress::Begun(part, runs, tokens) => {

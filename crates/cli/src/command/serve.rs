@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use march::engine::{Engine, Products};
-use march_server::{Access, Allowed, ConnectionLimits, Loaded, Options, Origin, Share};
+use march_server::{Access, ConnectionLimits, LoadedModel, Options, Origin, RequestLimits, SchedulerLimits};
 
 use super::bank;
-use super::open::{ModelArgs, Opened, newest};
+use super::open::{ModelArgs, OpenedModel, newest};
 use crate::address::{Address, address};
 use crate::device::on_device;
 use crate::display::out::{self, note};
@@ -124,10 +124,14 @@ impl Serve {
         let opened = model.open(&engine)?;
         let stop = interrupt::listen("finishing the running requests")?;
         let tag = bank::tag(&opened)?;
-        let Opened { model, parameters, tokenizer, policy, .. } = opened;
-        let loaded = Loaded { engine, model, parameters, tokenizer, policy, tag };
-        let share =
-            Share { texts: self.batch, queue: self.queue, slice: self.slice, cache_bytes: self.cache_bytes };
+        let OpenedModel { model, parameters, tokenizer, policy, .. } = opened;
+        let loaded = LoadedModel { engine, model, parameters, tokenizer, policy, tag };
+        let scheduler = SchedulerLimits {
+            texts: self.batch,
+            queue: self.queue,
+            slice: self.slice,
+            cache_bytes: self.cache_bytes,
+        };
         let host = self.addr.host;
         let options = Options {
             addr: self.addr.addr,
@@ -147,8 +151,8 @@ impl Serve {
             sessions: self.sessions,
             body_bytes: self.body_bytes,
             request_time: Duration::from_secs(self.request_seconds),
-            allowed: Allowed { context: self.context, prompts: self.queue },
-            share,
+            allowed: RequestLimits { context: self.context, prompts: self.queue },
+            scheduler,
         };
         let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
         let ready = |addr: SocketAddr| {

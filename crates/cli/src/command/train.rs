@@ -10,14 +10,14 @@ use march::Config;
 use march::engine::{Cpu, Engine, Products};
 use march::model::{Model, Settings};
 use march::run::{Event, Run, RunOptions, Session};
-use march::train::ranks::{Alone, Ranks};
+use march::train::ranks::{Ranks, SingleProcess};
 use march::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
 
 use super::open::newest;
-use super::train_text::{Fresh, Request};
+use super::train_text::{NewFolders, Request};
 use crate::device::{CPU, EngineArgs, Runs, on_device};
 use crate::display::out::{note, say};
-use crate::display::{About, Dashboard, bytes, lines, thousands};
+use crate::display::{Dashboard, RunInfo, bytes, lines, thousands};
 use crate::{interrupt, job, machine, number};
 
 /// Train a model, or continue a run that was stopped.
@@ -82,7 +82,7 @@ impl Train {
         if job::launched() {
             return job::together(stop, |ranks, threads| self.train(ranks, threads, stop));
         }
-        self.train(Box::<Alone>::default(), 0, stop)
+        self.train(Box::<SingleProcess>::default(), 0, stop)
     }
 
     fn train(&self, ranks: Box<dyn Ranks>, threads: usize, stop: &AtomicBool) -> anyhow::Result<()> {
@@ -130,7 +130,7 @@ impl Train {
                 engine.self_test()?;
                 let fresh = request.prepare(&mut config, &folder, &settings, &mut *ranks)?;
                 let run = Run::create(engine, config, &folder, options, ranks)?;
-                fresh.into_iter().for_each(Fresh::keep);
+                fresh.into_iter().for_each(NewFolders::keep);
                 run
             }
         };
@@ -294,7 +294,7 @@ fn open_dashboard<E: Engine>(run: &Run<'_, E>, past: Vec<Event>) -> Option<Dashb
         return None;
     }
     let model = run.trainer().model();
-    let about = About {
+    let about = RunInfo {
         folder: run.folder().to_path_buf(),
         model: model.config().mixer.model_type().to_string(),
         parameters: model.parameter_count(),

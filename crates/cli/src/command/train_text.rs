@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use march::Config;
 use march::data::shards::META_FILE;
 use march::data::text::Format;
-use march::data::{DataKind, Options, Prepared, Shards, prepare, split};
+use march::data::{DataKind, Options, PrepareOutcome, Shards, prepare, split};
 use march::run::DATA_FOLDER;
 use march::tokenizer::Tokenizer;
 use march::train::ranks::Ranks;
@@ -84,7 +84,7 @@ impl Request {
         run: &Path,
         settings: &[String],
         ranks: &mut dyn Ranks,
-    ) -> anyhow::Result<Option<Fresh>> {
+    ) -> anyhow::Result<Option<NewFolders>> {
         let Some(data) = &self.data else { return Ok(None) };
         let tokens = run.join(DATA_FOLDER);
         let mut fresh = None;
@@ -126,21 +126,21 @@ fn stem(data: &Path) -> String {
 }
 
 /// Folders that were created for a run, and are removed again unless the run starts.
-pub struct Fresh {
+pub struct NewFolders {
     tokens: PathBuf,
     /// The innermost first.
     folders: Vec<PathBuf>,
     started: bool,
 }
 
-impl Fresh {
+impl NewFolders {
     /// Keeps the folders.
     pub fn keep(mut self) {
         self.started = true;
     }
 }
 
-impl Drop for Fresh {
+impl Drop for NewFolders {
     fn drop(&mut self) {
         if self.started {
             return;
@@ -154,7 +154,7 @@ impl Drop for Fresh {
 }
 
 /// Writes the tokens of a text.
-fn write(tokenizer: &str, data: &Path, run: &Path, tokens: &Path) -> anyhow::Result<Fresh> {
+fn write(tokenizer: &str, data: &Path, run: &Path, tokens: &Path) -> anyhow::Result<NewFolders> {
     if is_run(run) {
         bail!(
             "{}: already holds a run; continue it with --resume, or choose another folder with --run",
@@ -168,7 +168,7 @@ fn write(tokenizer: &str, data: &Path, run: &Path, tokens: &Path) -> anyhow::Res
     let tokenizer = Tokenizer::load(tokenizer)?;
     let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     let folders = run.ancestors().take_while(missing).map(Path::to_path_buf).collect();
-    let fresh = Fresh { tokens: tokens.into(), folders, started: false };
+    let fresh = NewFolders { tokens: tokens.into(), folders, started: false };
     let mut progress = Progress::new("preparing", "bytes", 0);
     let result = prepare(&tokenizer, &files, tokens, &Options::default(), &mut |status| {
         progress.show(|seconds| progress_line(status, seconds));
@@ -176,7 +176,7 @@ fn write(tokenizer: &str, data: &Path, run: &Path, tokens: &Path) -> anyhow::Res
     });
     progress.finish();
     match result? {
-        Prepared::Finished(meta, _) => {
+        PrepareOutcome::Finished(meta, _) => {
             say!(
                 "data          {}: {} tokens ({})",
                 data.display(),
@@ -185,7 +185,7 @@ fn write(tokenizer: &str, data: &Path, run: &Path, tokens: &Path) -> anyhow::Res
             );
             Ok(fresh)
         }
-        Prepared::Stopped(_) => {
+        PrepareOutcome::Stopped(_) => {
             drop(fresh);
             interrupt::leave()
         }

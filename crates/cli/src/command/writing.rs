@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::ops::ControlFlow;
 
 use clap::Args;
-use march::generate::{Ended, Limits, Sampling};
+use march::generate::{Limits, Sampling, StopReason};
 
 use crate::display::out;
 use crate::{interrupt, number};
@@ -99,14 +99,14 @@ fn visible(text: &str) -> Cow<'_, str> {
 }
 
 /// A description of why a text ended.
-pub fn reason(ended: Ended) -> &'static str {
+pub fn reason(ended: StopReason) -> &'static str {
     match ended {
-        Ended::EndOfText => "end of text",
-        Ended::Stop => "stop string",
-        Ended::MaxTokens => "--max-tokens",
-        Ended::Asked if out::is_closed() => "the output was closed",
-        Ended::Asked if !out::is_open() => "the output could not be written",
-        Ended::Asked => "stopped",
+        StopReason::EndOfText => "end of text",
+        StopReason::Stop => "stop string",
+        StopReason::MaxTokens => "--max-tokens",
+        StopReason::Requested if out::is_closed() => "the output was closed",
+        StopReason::Requested if !out::is_open() => "the output could not be written",
+        StopReason::Requested => "stopped",
     }
 }
 

@@ -15,7 +15,7 @@ use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 
 use super::out::note;
-use super::view::{About, View};
+use super::view::{RunInfo, View};
 use super::{lines, screen};
 use crate::interrupt;
 
@@ -34,7 +34,7 @@ pub struct Dashboard {
 
 impl Dashboard {
     /// Takes over the terminal. `past` are events that were already printed as lines.
-    pub fn open(about: About, past: Vec<Event>) -> io::Result<Self> {
+    pub fn open(about: RunInfo, past: Vec<Event>) -> io::Result<Self> {
         let (events, received) = channel();
         let mut view = View::new(about);
         past.into_iter().for_each(|event| view.take(event));

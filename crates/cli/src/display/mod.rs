@@ -11,7 +11,7 @@ mod view;
 pub use dashboard::Dashboard;
 pub use progress::{Progress, left};
 pub use pupils::Pupils;
-pub use view::About;
+pub use view::RunInfo;
 
 /// 1234567 as 1,234,567.
 pub fn thousands(number: usize) -> String {

@@ -79,9 +79,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Standard error for messages that can occur at any time: held back while the terminal is taken over. Writing never
 /// fails, because the logger would report that on standard error, and panic if that is closed or full.
-pub struct Aside;
+pub struct HeldStderr;
 
-impl Write for Aside {
+impl Write for HeldStderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut aside = lock(&ASIDE);
         if taken() && io::stderr().is_terminal() {

@@ -25,7 +25,7 @@ const TRAINING: Color = Color::Cyan;
 const VALIDATION: Color = Color::Yellow;
 
 /// Constant information about a run.
-pub struct About {
+pub struct RunInfo {
     /// The run's folder.
     pub folder: PathBuf,
     /// The model's type.
@@ -40,7 +40,7 @@ pub struct About {
 
 /// The state of the dashboard.
 pub struct View {
-    about: About,
+    about: RunInfo,
     follow: Follow,
     step: u64,
     seconds_left: Option<f64>,
@@ -54,7 +54,7 @@ pub struct View {
 
 impl View {
     /// The view before anything happened.
-    pub fn new(about: About) -> Self {
+    pub fn new(about: RunInfo) -> Self {
         Self {
             follow: Follow::new(&about.folder),
             step: about.step,
@@ -120,7 +120,7 @@ impl View {
         let rows = [&rows[..2], &[Constraint::Fill(1)], &rows[3..]].concat();
         let rows = Layout::vertical(rows).split(area);
         let [title, gauge, middle, sample, messages, hint] = rows[..] else { return };
-        let About { folder, model, parameters, .. } = &self.about;
+        let RunInfo { folder, model, parameters, .. } = &self.about;
         let about = format!("  {model}, {} parameters", thousands(*parameters));
         let run = Span::from(folder.display().to_string()).bold();
         frame.render_widget(Line::from(vec![run, Span::from(about)]), title);
@@ -277,7 +277,7 @@ mod tests {
 
     fn view(folder: &Path) -> View {
         let folder = folder.to_path_buf();
-        View::new(About { folder, model: "march".into(), parameters: 1_234_567, step: 40, steps: 120 })
+        View::new(RunInfo { folder, model: "march".into(), parameters: 1_234_567, step: 40, steps: 120 })
     }
 
     fn screen(view: &View, width: u16, height: u16) -> String {

@@ -9,7 +9,7 @@ use march::{Error, Result};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use super::loaded::Loaded;
+use super::loaded::LoadedExample;
 use super::{Example, Expected, OWN, Training, policies};
 
 /// The files of a golden checkpoint; `crates/march/tests/golden/README.md` describes them.
@@ -135,10 +135,10 @@ impl Example {
         let parameters = (0..model.layout().len()).map(|i| model.initial(i, 1)).collect();
         let mut example =
             Self { name: "memory_caching", config, parameters, floor: 1e-3, ..Self::read(&FILES[0])? };
-        let (_, gradients) = Loaded::new(&Reference, &example)?.gradients(false)?;
-        let (losses, norms) = Loaded::new(&Reference, &example)?.train()?;
+        let (_, gradients) = LoadedExample::new(&Reference, &example)?.gradients(false)?;
+        let (losses, norms) = LoadedExample::new(&Reference, &example)?.train()?;
         let policy = model.policy();
-        let logits = Loaded::new(&Reference, &example)?.forward(&policy)?;
+        let logits = LoadedExample::new(&Reference, &example)?.forward(&policy)?;
         let numbers =
             |gradient: Option<_>| gradient.map(|found| Reference.to_f64(&found)).unwrap_or_default();
         example.expected = Expected {

@@ -11,7 +11,7 @@ use march::model::{Batch, Model, Settings, Trace};
 use super::Example;
 
 /// An example on an engine.
-pub(super) struct Loaded<'e, E: Engine> {
+pub(super) struct LoadedExample<'e, E: Engine> {
     engine: &'e E,
     example: &'e Example,
     /// The model.
@@ -19,7 +19,7 @@ pub(super) struct Loaded<'e, E: Engine> {
     parameters: Vec<E::Tensor>,
 }
 
-impl<'e, E: Engine> Loaded<'e, E> {
+impl<'e, E: Engine> LoadedExample<'e, E> {
     /// Puts the parameters on the engine.
     pub fn new(engine: &'e E, example: &'e Example) -> Result<Self> {
         let model: Model<E> = Model::new(&example.config);

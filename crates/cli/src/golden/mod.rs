@@ -13,7 +13,7 @@ use march::anchors::{Policy, Retention};
 use march::engine::Engine;
 use march::model::ModelConfig;
 
-use self::loaded::Loaded;
+use self::loaded::LoadedExample;
 
 /// A kind of results: their name, and the largest difference that is allowed, as a share of the largest value; of a loss
 /// as it is.
@@ -130,7 +130,7 @@ impl Example {
     /// Logits under the model's own policy and the others that results are known for, from the forward pass and from a
     /// bank that gets the tokens in calls of the given sizes.
     pub fn logits<E: Engine>(&self, engine: &E, calls: &[&[usize]]) -> Result<Check> {
-        let loaded = Loaded::new(engine, self)?;
+        let loaded = LoadedExample::new(engine, self)?;
         let mut check = Check::new(LOGITS);
         for (name, policy) in policies(&loaded.model.policy()) {
             let Some(want) = self.expected.logits.get(name) else { continue };
@@ -147,7 +147,7 @@ impl Example {
 
     /// Routing weights, from the forward pass (`None`) and from a bank that gets the tokens in calls of a given size.
     pub fn routing<E: Engine>(&self, engine: &E, calls: &[Option<usize>]) -> Result<Check> {
-        let loaded = Loaded::new(engine, self)?;
+        let loaded = LoadedExample::new(engine, self)?;
         let mut check = Check::new(ROUTING);
         let (anchors, layers) = &self.expected.routing;
         for calls in calls.iter().filter(|_| *anchors > 0) {
@@ -165,7 +165,7 @@ impl Example {
 
     /// The gradient of every parameter, with and without recomputation.
     pub fn gradients<E: Engine>(&self, engine: &E) -> Result<Check> {
-        let loaded = Loaded::new(engine, self)?;
+        let loaded = LoadedExample::new(engine, self)?;
         let mut check = Check::new(GRADIENTS);
         let wanted = &self.expected.gradients;
         let floor = self.floor * wanted.iter().map(|want| peak(want)).fold(0.0, f64::max);
@@ -183,7 +183,7 @@ impl Example {
 
     /// The losses and the gradient norms of six steps of AdamW.
     pub fn training<E: Engine>(&self, engine: &E) -> Result<[Check; 2]> {
-        let (losses, norms) = Loaded::new(engine, self)?.train()?;
+        let (losses, norms) = LoadedExample::new(engine, self)?.train()?;
         let [mut loss, mut norm] = [LOSSES, NORMS].map(Check::new);
         let Expected { losses: wanted, norms: wanted_norms, .. } = &self.expected;
         for step in 0..wanted.len() {
@@ -200,7 +200,7 @@ impl Example {
 
     /// Tokens that come one by one give the logits of all at once, closer than either need be to the known ones.
     pub fn decoding<E: Engine>(&self, engine: &E) -> Result<Check> {
-        let loaded = Loaded::new(engine, self)?;
+        let loaded = LoadedExample::new(engine, self)?;
         let policy = loaded.model.policy();
         let whole = loaded.forward(&policy)?;
         let mut check = Check::new(DECODING);

@@ -159,14 +159,14 @@ pub(super) fn file_checksum(blocks: &[u64]) -> u64 {
 }
 
 /// Forwards bytes to a writer and computes their checksum.
-pub(super) struct Summing<W> {
+pub(super) struct ChecksumWriter<W> {
     inner: W,
     block: Vec<u8>,
     blocks: Vec<u64>,
     bytes: u64,
 }
 
-impl<W: Write> Summing<W> {
+impl<W: Write> ChecksumWriter<W> {
     pub fn new(inner: W) -> Self {
         Self { inner, block: Vec::with_capacity(BLOCK), blocks: Vec::new(), bytes: 0 }
     }
@@ -182,7 +182,7 @@ impl<W: Write> Summing<W> {
     }
 }
 
-impl<W: Write> Write for Summing<W> {
+impl<W: Write> Write for ChecksumWriter<W> {
     /// Writes whole blocks to the file, so that no other buffer is needed.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(BLOCK - self.block.len());

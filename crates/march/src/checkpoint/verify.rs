@@ -25,7 +25,7 @@ const AHEAD: usize = 64 << 20;
 
 /// Progress of the copying thread.
 #[derive(Default)]
-struct Copied {
+struct CopyProgress {
     bytes: AtomicUsize,
     /// Set when nothing more will be copied.
     finished: AtomicBool,
@@ -39,7 +39,7 @@ impl Checkpoint {
         parameters: &[ParameterSpec],
         mut give: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let copied = Copied::default();
+        let copied = CopyProgress::default();
         let copy = || {
             for (i, parameter) in parameters.iter().enumerate() {
                 give(i, &self.tensor(parameter)?)?;
@@ -70,7 +70,7 @@ impl Checkpoint {
         self.check_files(None)
     }
 
-    fn check_files(&self, copied: Option<&Copied>) -> Result<()> {
+    fn check_files(&self, copied: Option<&CopyProgress>) -> Result<()> {
         let mut done = 0;
         for (place, file) in self.files.iter().enumerate() {
             let mut tensors: Vec<(&str, &Entry)> = self
@@ -126,7 +126,7 @@ impl Checkpoint {
 
 /// Waits until the copying thread is close or has ended. If it failed, the check continues, because damage may be the
 /// cause.
-fn keep_pace(copied: &Copied, done: usize) {
+fn keep_pace(copied: &CopyProgress, done: usize) {
     let near = || done <= copied.bytes.load(Ordering::Relaxed) + AHEAD;
     while !near() && !copied.finished.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_micros(200));

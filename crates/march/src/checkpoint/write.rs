@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::checksums::{CHECKSUMS_FILE, Checksums, FileSum, Summing};
+use super::checksums::{CHECKSUMS_FILE, ChecksumWriter, Checksums, FileSum};
 use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE};
 use crate::disk::{file_bytes, parent, sync_folder};
 use crate::error::{Error, Result};
@@ -101,9 +101,13 @@ impl NewFolder {
     }
 
     /// Writes a new file, records its checksum, and waits until it is on the disk.
-    fn write(&self, name: &str, write: impl FnOnce(&Path, &mut Summing<File>) -> Result<()>) -> Result<()> {
+    fn write(
+        &self,
+        name: &str,
+        write: impl FnOnce(&Path, &mut ChecksumWriter<File>) -> Result<()>,
+    ) -> Result<()> {
         let path = self.partial.path.join(name);
-        let mut file = Summing::new(File::create_new(&path).map_err(Error::io(&path, "create"))?);
+        let mut file = ChecksumWriter::new(File::create_new(&path).map_err(Error::io(&path, "create"))?);
         write(&path, &mut file)?;
         let (file, sum) = file.finish().map_err(Error::io(&path, "write"))?;
         file.sync_all().map_err(Error::io(&path, "write to the disk"))?;

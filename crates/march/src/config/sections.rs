@@ -60,7 +60,7 @@ impl Source {
     /// The sections of a file that is extended by the files of `chain` (identity and origin).
     fn extending(&self, examples: Examples, chain: &mut Vec<(PathBuf, String)>) -> Result<Sections> {
         chain.push((self.identity.clone(), self.origin.clone()));
-        let Parsed { sections, extends } = self.parse(examples)?;
+        let ParsedFile { sections, extends } = self.parse(examples)?;
         let Some((name, place)) = extends else { return Ok(sections) };
         let base = self.base(&name, &place)?;
         if chain.iter().any(|(identity, _)| *identity == base.identity) {
@@ -98,12 +98,12 @@ impl Source {
         Self::file(&path)
     }
 
-    fn parse(&self, examples: Examples) -> Result<Parsed> {
+    fn parse(&self, examples: Examples) -> Result<ParsedFile> {
         let table = DeTable::parse(&self.text).map_err(|error| {
             let place = error.span().map(|span| self.line_and_column(&span) + ": ").unwrap_or_default();
             Error::file(self.origin.as_ref(), format!("{place}not TOML: {}", error.message().trim()))
         })?;
-        let mut parsed = Parsed::default();
+        let mut parsed = ParsedFile::default();
         for (name, value) in table.get_ref() {
             let place = self.place(&name.span());
             match (name.get_ref().as_ref(), value.get_ref()) {
@@ -147,7 +147,7 @@ impl Source {
 
 /// The contents of one file.
 #[derive(Default)]
-struct Parsed {
+struct ParsedFile {
     sections: Sections,
     /// The name and its location.
     extends: Option<(String, String)>,

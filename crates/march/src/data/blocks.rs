@@ -68,13 +68,13 @@ pub(super) fn of_file(path: &Path, bytes: u64) -> Result<String> {
 /// A file in which each block is verified against its checksum before it is first used. It is read without a memory
 /// map, so a file that is truncated while in use causes an error instead of ending the process.
 #[derive(Debug)]
-pub(super) struct Checked {
+pub(super) struct CheckedFile {
     file: File,
     /// One bit for each verified block.
     compared: Vec<AtomicU64>,
 }
 
-impl Checked {
+impl CheckedFile {
     pub fn open(path: &Path, bytes: u64) -> Result<Self> {
         let file = File::open(path).map_err(Error::io(path, "open"))?;
         let words = bytes.div_ceil(BLOCK).div_ceil(u64::BITS.into());

@@ -22,7 +22,7 @@ use std::ops::Range;
 pub(crate) use self::config::LONGEST_SEQUENCE;
 pub use self::config::{DataConfig, DataKind};
 pub use self::loader::{Loader, Source};
-pub use self::prepare::{Options, Prepared, Status, prepare};
+pub use self::prepare::{Options, PrepareOutcome, Status, prepare};
 pub use self::shards::{Meta, Shards};
 pub use self::source::{BatchFile, ShardSource, TextSource};
 pub(crate) use self::sources::Sources;

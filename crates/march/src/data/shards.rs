@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
-use super::blocks::{self, Checked};
+use super::blocks::{self, CheckedFile};
 use super::prepare::PROGRESS_FILE;
 use crate::disk;
 use crate::error::{Error, Result};
@@ -133,7 +133,7 @@ pub struct Shards {
     meta: Meta,
     shards: Vec<Shard>,
     /// The open shards by index, the most recently used last.
-    open: Mutex<VecDeque<(usize, Arc<Checked>)>>,
+    open: Mutex<VecDeque<(usize, Arc<CheckedFile>)>>,
 }
 
 #[derive(Debug)]
@@ -232,12 +232,12 @@ impl Shards {
     }
 
     /// The open file of a shard. If it has to be reopened, it is verified again, because it may have been replaced.
-    fn opened(&self, number: usize, shard: &Shard) -> Result<Arc<Checked>> {
+    fn opened(&self, number: usize, shard: &Shard) -> Result<Arc<CheckedFile>> {
         let mut open = self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let place = open.iter().rposition(|(other, _)| *other == number);
         let file = match place.and_then(|place| open.remove(place)) {
             Some((_, file)) => file,
-            None => Arc::new(Checked::open(&shard.path, shard.bytes)?),
+            None => Arc::new(CheckedFile::open(&shard.path, shard.bytes)?),
         };
         if open.len() >= MOST_OPEN {
             open.pop_front();

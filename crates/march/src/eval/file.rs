@@ -221,7 +221,7 @@ pub fn is_report(text: &str) -> bool {
 
 /// A paired difference, B − A, on the same sequences.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compared {
+pub struct PairedComparison {
     /// The task with its sizes.
     pub task: String,
     /// Tokens per sequence.
@@ -239,7 +239,7 @@ pub struct Compared {
 }
 
 /// The paired differences for all tasks and lengths that two reports share. Rejects reports that share none.
-pub fn compare(a: &Report, b: &Report) -> Result<Vec<Compared>> {
+pub fn compare(a: &Report, b: &Report) -> Result<Vec<PairedComparison>> {
     let mut list = Vec::new();
     for one in &a.results {
         let Some(other) = b.results.iter().find(|r| r.task == one.task && r.length == one.length) else {
@@ -257,7 +257,7 @@ pub fn compare(a: &Report, b: &Report) -> Result<Vec<Compared>> {
         let squares: f64 = pairs().map(|(a, b)| (b - a - difference).powi(2)).sum();
         let error = (squares / (n - 1.0) / n).sqrt();
         let reach = student(samples - 1) * error;
-        list.push(Compared {
+        list.push(PairedComparison {
             task: one.task.clone(),
             length: one.length,
             samples,

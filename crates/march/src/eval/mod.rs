@@ -19,12 +19,12 @@ mod schedule;
 pub mod suite;
 
 pub use encode::Encoded;
-pub use file::{AgeReport, Compared, Report, TaskReport, compare, is_report};
+pub use file::{AgeReport, PairedComparison, Report, TaskReport, compare, is_report};
 pub use journal::{Entry, Journal};
 pub use measure::{Measure, Measured};
 pub use paired::{Difference, paired_bootstrap};
 pub use recall::Answer as RecallAnswer;
-pub use recall::{Age, Answers, Asking, Reader, Share, ask};
+pub use recall::{Age, Answers, Reader, RecallOptions, Share, ask};
 pub use request::{Answer, Request, Scored};
 pub use results::{MetricResult, Results, SampleRecord, TaskResult, is_results};
 pub use run::{Document, Job, NEEDLE_DOCUMENTS, Outcome, Sources, documents, evaluate};

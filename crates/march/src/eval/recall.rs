@@ -23,7 +23,7 @@ const ROWS: usize = 32;
 
 /// How a task is evaluated.
 #[derive(Clone, Copy, Debug)]
-pub struct Asking {
+pub struct RecallOptions {
     /// Number of sequences.
     pub samples: u64,
     /// Whether to read one token at a time, as generation does, instead of the whole sequence at once.
@@ -139,7 +139,7 @@ impl Answers {
 pub fn ask<E: Engine>(
     reader: &Reader<'_, E>,
     task: &Task,
-    asking: Asking,
+    asking: RecallOptions,
     watch: &mut dyn FnMut(u64) -> std::ops::ControlFlow<()>,
 ) -> Result<Answers> {
     let ids = own_ids(reader, task)?;
@@ -201,7 +201,7 @@ pub fn ask<E: Engine>(
 }
 
 /// Rejects sequences that take more memory than the machine has, because the system would kill the process.
-fn check_memory<E: Engine>(reader: &Reader<'_, E>, task: &Task, asking: Asking) -> Result<()> {
+fn check_memory<E: Engine>(reader: &Reader<'_, E>, task: &Task, asking: RecallOptions) -> Result<()> {
     let Some([machine, _]) = machine_memory() else { return Ok(()) };
     let (rows, length) = (ROWS.min(asking.samples as usize), task.length());
     // Approximate number of values per token in one layer, as measured: its input, what the mixer computes from it, and

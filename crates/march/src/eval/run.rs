@@ -152,7 +152,7 @@ fn with_advice(error: Error) -> Error {
     match error {
         Error::File { path, message } => Error::File {
             path,
-            message: format!("{message}; mend it, or skip such documents with --skip-bad"),
+            message: format!("{message}; fix it, or skip such documents with --skip-bad"),
         },
         other => other,
     }

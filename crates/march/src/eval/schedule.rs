@@ -207,7 +207,7 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         take: &mut Take<'_>,
     ) -> Result<ControlFlow<()>> {
         let mut waiting = requests.iter().peekable();
-        let mut active: Vec<Writing<E>> = Vec::new();
+        let mut active: Vec<GeneratingText<E>> = Vec::new();
         loop {
             let unread: usize = active.iter().map(|writing| writing.session.unread()).sum();
             let mut room = CALL_TOKENS.saturating_sub(unread);
@@ -221,7 +221,7 @@ impl<'a, E: Engine> Scheduler<'a, E> {
                 let mut session = Session::new(Text::new(self.bank()?), Sampling::greedy())?;
                 session.push(prompt);
                 session.begin(self.tokenizer, Limits { max_tokens, stop: until.clone() })?;
-                active.push(Writing { number, session, text: String::new() });
+                active.push(GeneratingText { number, session, text: String::new() });
                 room = room.saturating_sub(prompt.len());
             }
             if active.is_empty() {
@@ -313,7 +313,7 @@ impl<E: Engine> Sequence<E> {
 }
 
 /// A text that is being generated.
-struct Writing<E: Engine> {
+struct GeneratingText<E: Engine> {
     number: usize,
     session: Session<E>,
     text: String,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use march_engine::{Engine, Weight};
 
-use super::{Ended, Inference, Limits, Sampling, Session, Text, Written};
+use super::{GenerationSummary, Inference, Limits, Sampling, Session, StopReason, Text};
 use crate::anchors::{Anchor, Policy};
 use crate::error::{Error, Result};
 use crate::memory::{BankTag, Rollback, StateBank};
@@ -120,23 +120,23 @@ impl<'e, E: Engine> Generator<'e, E> {
         tokenizer: &Tokenizer,
         limits: &Limits,
         show: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Written> {
+    ) -> Result<GenerationSummary> {
         self.session.begin(tokenizer, limits.clone())?;
         loop {
             if self.session.written() < limits.max_tokens {
                 self.settle()?;
             }
-            let wrote = self.session.advance(tokenizer)?;
-            let asked = show(&wrote.text).is_break();
-            let ended = match wrote.ended {
+            let piece = self.session.advance(tokenizer)?;
+            let asked = show(&piece.text).is_break();
+            let ended = match piece.ended {
                 None if asked => {
                     let _ = show(&self.session.finish(tokenizer)?);
-                    Ended::Asked
+                    StopReason::Requested
                 }
                 None => continue,
                 Some(ended) => ended,
             };
-            return Ok(Written { tokens: self.session.written(), ended });
+            return Ok(GenerationSummary { tokens: self.session.written(), ended });
         }
     }
 

@@ -13,7 +13,7 @@ mod stream;
 pub use generator::{Generator, continue_text};
 pub use inference::{Inference, Scores};
 pub use sampling::Sampling;
-pub use session::{Ended, Limits, Session, Text, Written, Wrote};
+pub use session::{GeneratedPiece, GenerationSummary, Limits, Session, StopReason, Text};
 pub use stream::{Stops, TextStream};
 
 /// The maximum number of prompt tokens per call of the model.

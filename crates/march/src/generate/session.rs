@@ -110,7 +110,7 @@ pub struct Limits {
 
 /// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum StopReason {
     /// The tokenizer's end-of-text token was sampled.
     EndOfText,
     /// A stop string was found.
@@ -118,31 +118,31 @@ pub enum Ended {
     /// The maximum number of tokens was reached.
     MaxTokens,
     /// The caller requested it.
-    Asked,
+    Requested,
 }
 
 /// A summary of what was generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct GenerationSummary {
     /// Number of tokens sampled, including those of a stop string.
     pub tokens: usize,
     /// Why it ended.
-    pub ended: Ended,
+    pub ended: StopReason,
 }
 
 /// The result of one generation step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrote {
+pub struct GeneratedPiece {
     /// The sampled token; `None` if generation ended before one was sampled.
     pub token: Option<u32>,
     /// The text that has become final, which may be empty.
     pub text: String,
     /// The reason, if generation has ended.
-    pub ended: Option<Ended>,
+    pub ended: Option<StopReason>,
 }
 
 /// The state of a text being generated.
-struct Writing<E: Engine> {
+struct GenerationState<E: Engine> {
     limits: Limits,
     stream: TextStream,
     stops: Stops,
@@ -156,7 +156,7 @@ pub struct Session<E: Engine> {
     pub(super) text: Text<E>,
     sampling: Sampling,
     random: ChaCha8Rng,
-    writing: Option<Writing<E>>,
+    writing: Option<GenerationState<E>>,
     pub(super) trace: Option<TraceCell<E>>,
 }
 
@@ -239,7 +239,7 @@ impl<E: Engine> Session<E> {
         let context: Vec<u32> = self.text.recent.iter().copied().collect();
         let context = &context[context.len().saturating_sub(CONTEXT_TOKENS)..];
         let (stream, stops) = (TextStream::new(tokenizer, context)?, Stops::new(limits.stop.clone()));
-        self.writing = Some(Writing { limits, stream, stops, tokens: 0, fork: None });
+        self.writing = Some(GenerationState { limits, stream, stops, tokens: 0, fork: None });
         Ok(())
     }
 
@@ -250,18 +250,18 @@ impl<E: Engine> Session<E> {
 
     /// Samples the next token and appends it to the text, unless it ends generation. At the end, the text is exactly
     /// what was there before plus what was returned: a stop string or end-of-text token is not part of it.
-    pub fn advance(&mut self, tokenizer: &Tokenizer) -> Result<Wrote> {
+    pub fn advance(&mut self, tokenizer: &Tokenizer) -> Result<GeneratedPiece> {
         let Some(writing) = &self.writing else {
             return Err(Error::Request("generation has not begun: call `begin` first".into()));
         };
         if writing.tokens == writing.limits.max_tokens {
-            return self.end(tokenizer, None, Ended::MaxTokens);
+            return self.end(tokenizer, None, StopReason::MaxTokens);
         }
         let token = self.draw()?;
         let Some(writing) = &mut self.writing else { unreachable!("it was there above") };
         writing.tokens += 1;
         if tokenizer.end_of_text() == Some(token) {
-            return self.end(tokenizer, Some(token), Ended::EndOfText);
+            return self.end(tokenizer, Some(token), StopReason::EndOfText);
         }
         let (text, stopped) = writing.stops.push(&writing.stream.push(tokenizer, token)?);
         if stopped {
@@ -270,7 +270,7 @@ impl<E: Engine> Session<E> {
             since += &text;
             self.text = before;
             self.push(&tokenizer.encode(&since)?);
-            return Ok(Wrote { token: Some(token), text, ended: Some(Ended::Stop) });
+            return Ok(GeneratedPiece { token: Some(token), text, ended: Some(StopReason::Stop) });
         }
         if !writing.stream.holds() && !writing.stops.holds() {
             writing.fork = None;
@@ -278,20 +278,25 @@ impl<E: Engine> Session<E> {
             writing.fork.get_or_insert_with(|| (self.text.clone(), String::new())).1 += &text;
         }
         self.push(&[token]);
-        Ok(Wrote { token: Some(token), text, ended: None })
+        Ok(GeneratedPiece { token: Some(token), text, ended: None })
     }
 
     /// Ends generation at the caller's request; returns the text that was held back.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
-        Ok(self.end(tokenizer, None, Ended::Asked)?.text)
+        Ok(self.end(tokenizer, None, StopReason::Requested)?.text)
     }
 
-    fn end(&mut self, tokenizer: &Tokenizer, token: Option<u32>, ended: Ended) -> Result<Wrote> {
+    fn end(
+        &mut self,
+        tokenizer: &Tokenizer,
+        token: Option<u32>,
+        ended: StopReason,
+    ) -> Result<GeneratedPiece> {
         let mut text = String::new();
         if let Some(writing) = &mut self.writing {
             let (shown, _) = writing.stops.push(&writing.stream.clone().finish(tokenizer)?);
             text = shown + &writing.stops.clone().finish();
         }
-        Ok(Wrote { token, text, ended: Some(ended) })
+        Ok(GeneratedPiece { token, text, ended: Some(ended) })
     }
 }

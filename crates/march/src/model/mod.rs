@@ -29,7 +29,7 @@ use mixer::{AnyMixer, Layer, Streams};
 
 pub use config::ModelConfig;
 pub use parameters::{Builder, Init, Parameter, ParameterSpec};
-pub use pass::{Mixed, Pass, Row, Weights};
+pub use pass::{MixerOutput, Pass, Row, Weights};
 pub use trace::{MeanRouting, Trace};
 
 use pass::{Context, RowPlan};

@@ -51,7 +51,7 @@ pub struct Row<'p> {
 }
 
 /// What a mixer computes along the text of one sequence.
-pub struct Mixed<T> {
+pub struct MixerOutput<T> {
     /// One vector per token, [B, n, ..].
     pub readout: Var<T>,
     /// One state for each of the call's new anchors, [N, ..], if the mixer has anchors.
@@ -182,9 +182,14 @@ impl<E: Engine> Pass<'_, '_, E> {
         &self,
         inputs: [&Var<E::Tensor>; N],
         memory: &mut [&mut M],
-        mix: impl Fn(&Pass<'_, '_, E>, [&Var<E::Tensor>; N], Row<'_>, Option<&mut M>) -> Result<Mixed<E::Tensor>>
+        mix: impl Fn(
+            &Pass<'_, '_, E>,
+            [&Var<E::Tensor>; N],
+            Row<'_>,
+            Option<&mut M>,
+        ) -> Result<MixerOutput<E::Tensor>>
         + Sync,
-    ) -> Result<Mixed<E::Tensor>> {
+    ) -> Result<MixerOutput<E::Tensor>> {
         let rows = &self.context.rows;
         match memory {
             [] => return mix(self, inputs, rows[0].row(0), None),
@@ -233,7 +238,7 @@ impl<E: Engine> Pass<'_, '_, E> {
         }
         let join = |parts: &[Var<E::Tensor>], axis| self.tape.concat(&parts.iter().collect::<Vec<_>>(), axis);
         let states = if states.is_empty() { None } else { Some(join(&states, 0)?) };
-        Ok(Mixed { readout: join(&readouts, 1)?, states })
+        Ok(MixerOutput { readout: join(&readouts, 1)?, states })
     }
 }
 

@@ -120,7 +120,7 @@ impl Frame<'_> {
 }
 
 /// The names below a chart, each in its lines.
-struct Below {
+struct AxisNames {
     names: Vec<Vec<String>>,
     slanted: bool,
 }
@@ -224,9 +224,9 @@ impl<'a> Chart<'a> {
     }
 
     /// The names below the chart, if all are shown: over several lines, or slanted if a word is too long for that.
-    fn below(&self) -> Below {
+    fn below(&self) -> AxisNames {
         if !self.x.all || self.is_empty() {
-            return Below { names: Vec::new(), slanted: false };
+            return AxisNames { names: Vec::new(), slanted: false };
         }
         let room = (WIDTH - LEFT - RIGHT) / self.x.names.len().max(1) as f64 - 0.8 * CHARACTER;
         let room = (room / CHARACTER).max(0.0) as usize;
@@ -235,9 +235,9 @@ impl<'a> Chart<'a> {
         let over = |most: usize| self.x.names.iter().map(|name| wrapped(name, most)).collect::<Vec<_>>();
         let names = over(room);
         if fits && names.iter().all(|lines| lines.len() <= 3) {
-            return Below { names, slanted: false };
+            return AxisNames { names, slanted: false };
         }
-        Below { names: over(SLANTED), slanted: true }
+        AxisNames { names: over(SLANTED), slanted: true }
     }
 
     fn titles(&self) -> Vec<String> {

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::run::{Event, Run, RunOptions, read_metrics};
 use crate::tokenizer::Tokenizer;
-use crate::train::ranks::Alone;
+use crate::train::ranks::SingleProcess;
 
 /// What to do about a damaged file of measurements.
 const ADVICE: &str = "delete it; the measurements will be repeated";
@@ -154,10 +154,10 @@ pub fn carry_out(
             let policy = policy(&model.policy(), row.policy)?;
             model.check_policy(&policy)?;
             let key = key(ask, scale, row.policy);
-            let go_on = || {
+            let keep_going = || {
                 if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            let Some(measured) = subject.measure(ask, &policy, key, &go_on)? else { return Ok(None) };
+            let Some(measured) = subject.measure(ask, &policy, key, &keep_going)? else { return Ok(None) };
             outcome.measured.push(measured);
             write(&path, &outcome)?;
         }
@@ -187,9 +187,9 @@ fn checkpoint(job: &Job, stage: usize, output: &Path) -> Result<PathBuf> {
 static HELD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// A folder that no other thread trains in.
-struct Held(PathBuf);
+struct FolderClaim(PathBuf);
 
-impl Held {
+impl FolderClaim {
     /// Waits until no other thread has the folder.
     fn take(folder: &Path) -> Self {
         loop {
@@ -201,7 +201,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for FolderClaim {
     fn drop(&mut self) {
         if let Ok(mut held) = HELD.lock() {
             held.remove(&self.0);
@@ -218,7 +218,7 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
     for (number, config) in job.stages.iter().enumerate() {
         let folder = job.folder(&runs, number);
         // Runs that share their first stages may be carried out side by side.
-        let _held = Held::take(&folder);
+        let _held = FolderClaim::take(&folder);
         let end = folder.join("checkpoints").join(format!("step-{}", config.train.steps));
         // The last step's checkpoint is written after everything else.
         if !end.is_dir() || number + 1 == job.stages.len() {
@@ -228,10 +228,12 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
                     &engine,
                     &folder,
                     RunOptions::default(),
-                    Box::<Alone>::default(),
+                    Box::<SingleProcess>::default(),
                     &mut |_: Event| {},
                 )?,
-                false => Run::create(&engine, config.clone(), &folder, options, Box::<Alone>::default())?,
+                false => {
+                    Run::create(&engine, config.clone(), &folder, options, Box::<SingleProcess>::default())?
+                }
             };
             parameters = run.trainer().model().parameter_count();
             if !run.train(stop, &mut |_| {})? {

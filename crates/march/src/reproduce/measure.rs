@@ -12,7 +12,7 @@ use crate::data::recall::{REPORT_SEED, Task};
 use crate::data::{DataConfig, DataKind, Shards, builtin, split};
 use crate::error::{Error, Result};
 use crate::eval::suite::suites;
-use crate::eval::{Asking, Outcome, Reader, Scheduler, Sources, ask, documents, evaluate};
+use crate::eval::{Outcome, Reader, RecallOptions, Scheduler, Sources, ask, documents, evaluate};
 use crate::generate::Inference;
 use crate::model::{InferenceParameters, Model, Part};
 use crate::tokenizer::Tokenizer;
@@ -37,18 +37,18 @@ pub struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Measures one thing; `None` if `go_on` said to stop.
+    /// Measures one thing; `None` if `keep_going` said to stop.
     pub fn measure(
         &self,
         ask: &Ask,
         policy: &Policy,
         key: String,
-        go_on: &dyn Fn() -> ControlFlow<()>,
+        keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
         match (&ask.task, &ask.needles, &ask.text) {
-            (Some(task), ..) => self.recall(task, ask, policy, key, go_on),
-            (_, Some(task), _) => self.needles(task, ask, policy, key, go_on),
-            _ => self.loss(ask, policy, key, go_on),
+            (Some(task), ..) => self.recall(task, ask, policy, key, keep_going),
+            (_, Some(task), _) => self.needles(task, ask, policy, key, keep_going),
+            _ => self.loss(ask, policy, key, keep_going),
         }
     }
 
@@ -62,13 +62,14 @@ impl Subject<'_> {
         what: &Ask,
         policy: &Policy,
         key: String,
-        go_on: &dyn Fn() -> ControlFlow<()>,
+        keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
         let task = Task::open(task, what.length)?;
         let Self { engine, model, parameters, tokenizer, .. } = *self;
         let reader = Reader { engine, model, parameters, tokenizer, policy };
-        let asking = Asking { samples: self.scale.samples(what.samples), decode: false, seed: REPORT_SEED };
-        let answers = ask(&reader, &task, asking, &mut |_| go_on())?;
+        let asking =
+            RecallOptions { samples: self.scale.samples(what.samples), decode: false, seed: REPORT_SEED };
+        let answers = ask(&reader, &task, asking, &mut |_| keep_going())?;
         if (answers.samples.len() as u64) < asking.samples {
             return Ok(None);
         }
@@ -88,7 +89,7 @@ impl Subject<'_> {
         ask: &Ask,
         policy: &Policy,
         key: String,
-        go_on: &dyn Fn() -> ControlFlow<()>,
+        keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
         let length = self.scale.length(ask.length.unwrap_or(1024));
         let limit = Some(self.scale.samples(ask.samples) as usize);
@@ -101,7 +102,7 @@ impl Subject<'_> {
                 return Err(Error::Request(format!("`{task}` is not a needle task")));
             };
             let job = documents(suite, Some(length), &sources, self.tokenizer)?;
-            let outcome = evaluate(&scheduler, job, &sources, None, false, &mut |_, _| go_on())?;
+            let outcome = evaluate(&scheduler, job, &sources, None, false, &mut |_, _| keep_going())?;
             let Outcome::Done(result) = outcome else { return Ok(None) };
             sum += result.metrics.first().map_or(0.0, |metric| metric.value);
             count += 1;
@@ -121,7 +122,7 @@ impl Subject<'_> {
         ask: &Ask,
         policy: &Policy,
         key: String,
-        go_on: &dyn Fn() -> ControlFlow<()>,
+        keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
         let ids = self.held_out()?;
         let ids = &ids[ids.len() / 2..];
@@ -150,7 +151,7 @@ impl Subject<'_> {
                 sums[i % length] += f64::from(loss);
             }
             bytes = banks.first().map_or(0, |bank| bank.bytes(self.engine));
-            if go_on().is_break() {
+            if keep_going().is_break() {
                 return Ok(None);
             }
         }

@@ -112,14 +112,14 @@ pub struct Run<'e, E: Engine> {
 }
 
 /// Everything that a run needs before it has a folder.
-struct Opened<'e, E: Engine> {
+struct RunParts<'e, E: Engine> {
     trainer: Trainer<'e, E>,
     loader: Loader,
     validation: Option<Loader>,
     tokenizer: Tokenizer,
 }
 
-impl<'e, E: Engine> Opened<'e, E> {
+impl<'e, E: Engine> RunParts<'e, E> {
     /// Opens the data and creates a trainer before its first step.
     fn new(engine: &'e E, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
         let Config { model, data, train } = config;
@@ -194,7 +194,7 @@ impl<'e, E: Engine> Run<'e, E> {
         if let Some(from) = &options.init_from {
             start::adapt(&mut config, from, options.upcycle_null_bias)?;
         }
-        let opened = Opened::new(engine, &config, &options, ranks)?;
+        let parts = RunParts::new(engine, &config, &options, ranks)?;
         let own = Folder::create(folder, writes)?;
         // Another process may have started one in the meantime.
         refuse_run()?;
@@ -209,7 +209,7 @@ impl<'e, E: Engine> Run<'e, E> {
                 }
             }
         }
-        let mut run = Self::new(engine, config, own, options, opened);
+        let mut run = Self::new(engine, config, own, options, parts);
         if writes {
             let init_from = run.options.init_from.clone();
             if init_from.is_some() {
@@ -240,8 +240,8 @@ impl<'e, E: Engine> Run<'e, E> {
         let mut config = Record::config(folder, record.as_ref(), &options.settings)?;
         follow_data(&mut config.data, folder);
         config.data.make_absolute()?;
-        let opened = Opened::new(engine, &config, &options, ranks)?;
-        let mut run = Self::new(engine, config, own, options, opened);
+        let parts = RunParts::new(engine, &config, &options, ranks)?;
+        let mut run = Self::new(engine, config, own, options, parts);
         let (data, validation) = run.fingerprints()?;
         if let Some(record) = &record {
             record.check_data(&run.config.data, &data, validation.as_deref())?;
@@ -343,9 +343,9 @@ impl<'e, E: Engine> Run<'e, E> {
         config: Config,
         folder: Folder,
         options: RunOptions,
-        opened: Opened<'e, E>,
+        parts: RunParts<'e, E>,
     ) -> Self {
-        let Opened { trainer, loader, validation, tokenizer } = opened;
+        let RunParts { trainer, loader, validation, tokenizer } = parts;
         let progress = Progress::default();
         Self {
             engine,
@@ -406,7 +406,7 @@ impl<'e, E: Engine> Run<'e, E> {
             let due = |every: u64| complete || (every > 0 && step.is_multiple_of(every));
             if done.replace(step) != Some(step) {
                 let due = (due(train.validate_every), due(train.sample_every) && writes);
-                self.progress.pending = !self.look(due, stop, watch)?;
+                self.progress.pending = !self.validate_and_sample(due, stop, watch)?;
             }
             let asked = stop.load(Ordering::Relaxed) || self.options.stop_at.is_some_and(|at| step >= at);
             // All processes stop after the same step.
@@ -456,7 +456,7 @@ impl<'e, E: Engine> Run<'e, E> {
 
     /// Validates and samples, if due, and logs both. Returns whether that was done; otherwise `stop` was set in the
     /// meantime, and nothing was logged.
-    fn look(
+    fn validate_and_sample(
         &mut self,
         (validate, sample): (bool, bool),
         stop: &AtomicBool,
@@ -515,8 +515,8 @@ impl<'e, E: Engine> Run<'e, E> {
             let bank = model.bank(self.trainer.settings().policy.clone())?;
             let mut generator =
                 Generator::new(self.engine, model, self.trainer.parameters(), bank, sampling)?;
-            let go_on = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-            generator.read(&ids, &mut { go_on })?;
+            let keep_going = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            generator.read(&ids, &mut { keep_going })?;
             let mut tokens = Vec::new();
             for _ in 0..train.sample_tokens {
                 if stopped() {

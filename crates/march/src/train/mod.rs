@@ -18,7 +18,7 @@ use march_engine::{Engine, Tape};
 use crate::data::Loader;
 use crate::error::{Error, Result};
 use crate::model::{Batch, Model, Parameters, Settings};
-use ranks::{Alone, Overlap, Ranks};
+use ranks::{Overlap, Ranks, SingleProcess};
 
 pub use config::{Recompute, Schedule, TrainConfig};
 pub use estimate::{MemoryPlan, StepMemory, machine_memory};
@@ -84,7 +84,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
             settings,
             config,
             rows,
-            ranks: RefCell::new(Box::<Alone>::default()),
+            ranks: RefCell::new(Box::<SingleProcess>::default()),
             step: 0,
         })
     }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use march::Result;
-use march::data::{Options, Prepared, Status, builtin, prepare};
+use march::data::{Options, PrepareOutcome, Status, builtin, prepare};
 use march::tokenizer::Tokenizer;
 use parquet::basic::Compression;
 
@@ -41,8 +41,8 @@ fn run(
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     match prepare(tokenizer, files, output, options, &mut watch)? {
-        Prepared::Finished(..) => Ok(true),
-        Prepared::Stopped(status) => {
+        PrepareOutcome::Finished(..) => Ok(true),
+        PrepareOutcome::Stopped(status) => {
             assert!(output.join("progress.json").exists() && !output.join("meta.json").exists());
             assert!(status.tokens >= status.resumed_tokens);
             Ok(false)

@@ -24,7 +24,7 @@ pub(super) struct Outputs<'a> {
 
 /// Inputs of the backward pass in addition to the call's tensors.
 #[derive(Clone, Copy)]
-pub(super) struct Given<'a> {
+pub(super) struct BackwardInputs<'a> {
     pub readout: &'a [f32],
     pub gradient: &'a [f32],
     pub log_sum: &'a [f32],
@@ -36,7 +36,7 @@ pub(super) struct Given<'a> {
 /// Backward task of one head and one group of segments.
 pub(super) struct Backward<'a> {
     pub call: &'a Call<'a>,
-    pub given: Given<'a>,
+    pub given: BackwardInputs<'a>,
     pub head: usize,
     pub segments: &'a [Segment],
     /// Indices of segments that read all their visible anchors.
@@ -141,7 +141,7 @@ impl Kernel for Backward<'_> {
             }
         }
         for block in self.blocks {
-            let Given { top_k, chosen, .. } = self.given;
+            let BackwardInputs { top_k, chosen, .. } = self.given;
             let groups = Groups::new(self.call, block, self.head, top_k, chosen);
             self.block(s, block, &groups, &mut work);
         }

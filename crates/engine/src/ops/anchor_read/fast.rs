@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::dense::DenseTile;
-use super::dense_backward::{Backward, Given, Outputs};
+use super::dense_backward::{Backward, BackwardInputs, Outputs};
 use super::one::{ChooseOne, DenseOne, ReadOne};
 use super::sparse::{Choose, Groups, ReadBlock, blocks};
 use super::stored::StoredStates;
@@ -364,7 +364,7 @@ pub(crate) fn backward(
             states: Shared::new(states.data_mut()),
             null_score: d.null_score.as_mut().map(|t| Shared::new(t.data_mut())),
         };
-        let given = Given {
+        let given = BackwardInputs {
             readout: readout.data(),
             gradient: gradient.data(),
             log_sum: log_sum.data(),

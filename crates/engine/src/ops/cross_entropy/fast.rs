@@ -144,7 +144,7 @@ fn gather(cpu: &Cpu, x: &Tensor<f32>, width: usize, rows: &[usize]) -> Tensor<f3
 
 /// Result of one row of logits for its target.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct RowLoss {
     nll: f64,
     greedy: u32,
 }
@@ -158,9 +158,9 @@ fn softmax_rows(
     targets: &[u32],
     scale: Option<f32>,
     greedy: bool,
-) -> Vec<Seen> {
+) -> Vec<RowLoss> {
     let width = logits.width();
-    let seen: Vec<std::sync::OnceLock<Seen>> = vec![std::sync::OnceLock::new(); rows.len()];
+    let seen: Vec<std::sync::OnceLock<RowLoss>> = vec![std::sync::OnceLock::new(); rows.len()];
     let out = Shared::new(logits.data_mut());
     cpu.for_rows(cpu.row_parts(rows.len(), width), |_, range| {
         for i in range {
@@ -181,9 +181,9 @@ struct SoftmaxRow<'a> {
 }
 
 impl Kernel for SoftmaxRow<'_> {
-    type Output = Seen;
+    type Output = RowLoss;
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Seen {
+    fn run<S: Simd>(self, s: S) -> RowLoss {
         let Self { logits, target, scale, greedy } = self;
         let top = simd::largest(s, logits);
         let hit = logits[target];
@@ -208,7 +208,7 @@ impl Kernel for SoftmaxRow<'_> {
             logits[target] = (-f64::from(scale) * (others / total)) as f32;
         }
         let nll = if own > 0.5 { (others / own).ln_1p() } else { total.ln() - below };
-        Seen { nll, greedy: best as u32 }
+        RowLoss { nll, greedy: best as u32 }
     }
 }
 

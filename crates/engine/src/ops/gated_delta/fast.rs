@@ -172,16 +172,16 @@ impl Kernel for Head<'_> {
         for chunk in &plan.chunks[b] {
             self.save_state(chunk, work.state);
             let gates = gates(s, self.gates, chunk.start * sizes.value_heads, chunk.len);
-            let here = Here::new(&self, chunk, &gates);
-            self.load(s, here, &mut work);
-            self.read_state(s, here, lying, &mut work);
-            self.writes(s, here, &mut work);
-            self.readout(s, here, &mut work);
-            self.write_rows(s, here, &work);
+            let view = ChunkView::new(&self, chunk, &gates);
+            self.load(s, view, &mut work);
+            self.read_state(s, view, lying, &mut work);
+            self.writes(s, view, &mut work);
+            self.readout(s, view, &mut work);
+            self.write_rows(s, view, &work);
             if self.is_last(chunk) {
                 return;
             }
-            self.update_state(s, here, &mut work);
+            self.update_state(s, view, &mut work);
             if let Some(m) = chunk.boundary {
                 let which = (plan.first_boundary[b] + m) * sizes.value_heads + h;
                 self.write_state(&outputs.boundary_states, which, work.state);
@@ -247,7 +247,7 @@ impl<'a> Work<'a> {
 /// Only the chunk's tokens from `first` on have a query. Query and readout rows exclude the tokens without a
 /// query, `sizes.silent()` per batch row, so their row index is smaller by `silent`.
 #[derive(Clone, Copy)]
-struct Here<'a> {
+struct ChunkView<'a> {
     gates: &'a Gates,
     len: usize,
     first: usize,
@@ -262,7 +262,7 @@ struct Here<'a> {
     value_at: usize,
 }
 
-impl<'a> Here<'a> {
+impl<'a> ChunkView<'a> {
     #[inline(always)]
     fn new(head: &Head<'_>, chunk: &Chunk, gates: &'a Gates) -> Self {
         let Head { sizes, b, h, .. } = *head;
@@ -335,52 +335,52 @@ impl<'a> Head<'a> {
 
     /// [K; Q], normalised, and from them Γ, N and P.
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
+    fn load<S: Simd>(&self, s: S, view: ChunkView<'_>, work: &mut Work<'_>) {
         let (input, key_dim) = (self.input, self.sizes.key_dim);
-        let Here { len, asking, key_stride, key_at, .. } = here;
+        let ChunkView { len, asking, key_stride, key_at, .. } = view;
         load_normalised(s, len, key_dim, &input.key.data()[key_at..], key_stride, work.kq);
         let queries = &mut work.kq[len * self.pad.key..];
         if asking > 0 {
-            let from = key_at + (here.first * key_stride) - here.silent * key_stride;
+            let from = key_at + (view.first * key_stride) - view.silent * key_stride;
             load_normalised(s, asking, key_dim, &input.query.data()[from..], key_stride, queries);
         }
-        simd::prefetch_rows(s, input.key.data(), here.next_key(), key_stride, CHUNK, key_dim);
-        work.prepared.fill(s, here.gates, [len, asking], key_dim, work.kq, self.scale());
+        simd::prefetch_rows(s, input.key.data(), view.next_key(), key_stride, CHUNK, key_dim);
+        work.prepared.fill(s, view.gates, [len, asking], key_dim, work.kq, self.scale());
     }
 
     /// [K; Q] S, with the state in place if it is given as `lying`.
     #[inline(always)]
-    fn read_state<S: Simd>(&self, s: S, here: Here<'_>, lying: Option<Block<'_>>, work: &mut Work<'_>) {
+    fn read_state<S: Simd>(&self, s: S, view: ChunkView<'_>, lying: Option<Block<'_>>, work: &mut Work<'_>) {
         let (pad, key_dim) = (self.pad, self.sizes.key_dim);
         gemm(
             s,
-            [here.len + here.asking, pad.value, key_dim],
+            [view.len + view.asking, pad.value, key_dim],
             Band::Full,
             Strided::rows(work.kq, pad.key),
             lying.unwrap_or(Block::panels(work.state, pad.key)),
             BlockMut::rows(work.read, pad.value),
             Epilogue::Set,
         );
-        let next = here.next_key().saturating_sub(here.silent * here.key_stride);
-        simd::prefetch_rows(s, self.input.query.data(), next, here.key_stride, CHUNK, key_dim);
+        let next = view.next_key().saturating_sub(view.silent * view.key_stride);
+        simd::prefetch_rows(s, self.input.query.data(), next, view.key_stride, CHUNK, key_dim);
     }
 
     /// Vn = N diag(β) (V − diag(e) K S)
     #[inline(always)]
-    fn writes<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
-        let (pad, value_dim, g) = (self.pad, self.sizes.value_dim, here.gates);
+    fn writes<S: Simd>(&self, s: S, view: ChunkView<'_>, work: &mut Work<'_>) {
+        let (pad, value_dim, g) = (self.pad, self.sizes.value_dim, view.gates);
         let values = self.input.value.data();
-        for t in 0..here.len {
+        for t in 0..view.len {
             let row = t * pad.value..(t + 1) * pad.value;
-            let value = &values[here.value_at + t * here.value_stride..][..value_dim];
+            let value = &values[view.value_at + t * view.value_stride..][..value_dim];
             let (b, e) = (g.write[t], g.since_start[t]);
             let held = &work.read[row.clone()];
             simd::blend(s, &mut work.rhs[row], false, (b, value), (-b * e, held));
         }
-        simd::prefetch_rows(s, values, here.next_value(), here.value_stride, CHUNK, value_dim);
+        simd::prefetch_rows(s, values, view.next_value(), view.value_stride, CHUNK, value_dim);
         gemm(
             s,
-            [here.len, pad.value, here.len],
+            [view.len, pad.value, view.len],
             Band::Lower,
             Strided::rows(work.prepared.inverse, CHUNK),
             Block::rows(work.rhs, pad.value),
@@ -391,16 +391,16 @@ impl<'a> Head<'a> {
 
     /// O = s diag(e) Q S + P Vn, for the tokens that have a query.
     #[inline(always)]
-    fn readout<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
-        let (pad, scale, first) = (self.pad, self.scale(), here.first);
-        let faded = here.gates.since_start.map(|e| scale * e);
+    fn readout<S: Simd>(&self, s: S, view: ChunkView<'_>, work: &mut Work<'_>) {
+        let (pad, scale, first) = (self.pad, self.scale(), view.first);
+        let faded = view.gates.since_start.map(|e| scale * e);
         gemm(
             s,
-            [here.asking, pad.value, here.len],
+            [view.asking, pad.value, view.len],
             if first == 0 { Band::Lower } else { Band::Full },
             Strided::rows(&work.prepared.scores[first * CHUNK..], CHUNK),
             Block::rows(work.vn, pad.value),
-            BlockMut::rows(&mut work.read[here.len * pad.value..], pad.value),
+            BlockMut::rows(&mut work.read[view.len * pad.value..], pad.value),
             Epilogue::Rescaled(&faded[first..]),
         );
     }
@@ -408,10 +408,10 @@ impl<'a> Head<'a> {
     /// Writes O and, for the backward pass, Vn.
     #[inline(always)]
     #[allow(unsafe_code)]
-    fn write_rows<S: Simd>(&self, s: S, here: Here<'_>, work: &Work<'_>) {
+    fn write_rows<S: Simd>(&self, s: S, view: ChunkView<'_>, work: &Work<'_>) {
         let Self { pad, outputs, .. } = *self;
-        let Here { len, first, value_stride, value_at, .. } = here;
-        let (value_dim, silent) = (self.sizes.value_dim, here.silent * value_stride);
+        let ChunkView { len, first, value_stride, value_at, .. } = view;
+        let (value_dim, silent) = (self.sizes.value_dim, view.silent * value_stride);
         let current = &work.read[len * pad.value..];
         for t in first..len {
             let to = value_at + t * value_stride;
@@ -424,7 +424,7 @@ impl<'a> Head<'a> {
                 simd::copy(s, out, &work.vn[t * pad.value..][..value_dim]);
             }
         }
-        let next = here.next_value();
+        let next = view.next_value();
         let next_readout = next.saturating_sub(silent);
         simd::prefetch_at(s, outputs.readout.pointer(0), next_readout, value_stride, CHUNK, value_dim);
         if let Some(writes) = &outputs.writes {
@@ -434,8 +434,8 @@ impl<'a> Head<'a> {
 
     /// S' = tot S + (diag(d) K)ᵀ Vn, which replaces S.
     #[inline(always)]
-    fn update_state<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
-        let (pad, len, g) = (self.pad, here.len, here.gates);
+    fn update_state<S: Simd>(&self, s: S, view: ChunkView<'_>, work: &mut Work<'_>) {
+        let (pad, len, g) = (self.pad, view.len, view.gates);
         for t in 0..len {
             simd::scale(s, &mut work.kq[t * pad.key..(t + 1) * pad.key], g.until_end[t]);
         }

@@ -264,7 +264,7 @@ struct Work<'a> {
 
 /// What the backward step of a chunk reads.
 #[derive(Clone, Copy)]
-struct Here<'a> {
+struct ChunkInputs<'a> {
     gates: &'a Gates,
     len: usize,
     /// First token, counted over all batch rows.
@@ -280,7 +280,7 @@ struct Here<'a> {
     state_t: &'a [f32],
 }
 
-impl Here<'_> {
+impl ChunkInputs<'_> {
     /// Prefetch position: the previous chunk.
     #[inline(always)]
     fn before(self) -> usize {
@@ -376,13 +376,13 @@ impl Head<'_> {
         let (keys, queries) = kq.split_at(len * self.pad.key);
         let row = self.b * self.sizes.tokens + chunk.start;
         let scale = 1.0 / (self.sizes.key_dim as f32).sqrt();
-        let here = Here { gates, len, row, scale, keys, queries, vn, state_t };
+        let inputs = ChunkInputs { gates, len, row, scale, keys, queries, vn, state_t };
         self.add_boundary(s, chunk, work);
-        self.ask_values(s, self.input.value.data().as_ptr(), here.before(), CHUNK);
+        self.ask_values(s, self.input.value.data().as_ptr(), inputs.before(), CHUNK);
         work.prepared.fill(s, gates, [len, len], self.sizes.key_dim, kq, scale);
-        let through = self.load(s, here, work);
-        self.write_gradients(s, here, work);
-        self.h_products(s, here, work);
+        let through = self.load(s, inputs, work);
+        self.write_gradients(s, inputs, work);
+        self.h_products(s, inputs, work);
         let mut terms =
             Terms { dlog: [0.0; CHUNK], dwrite: [0.0; CHUNK], suffix: [0.0; CHUNK], prefix: [0.0; CHUNK] };
         triangle_gradients(
@@ -398,13 +398,13 @@ impl Head<'_> {
             &mut terms.dwrite,
         );
         self.ask_values(s, self.out.value.pointer(0), row, len);
-        self.token_gradients(s, here, work, &mut terms);
-        self.pair_gradients(s, here, work);
-        self.state_gradient(s, here, work);
+        self.token_gradients(s, inputs, work, &mut terms);
+        self.pair_gradients(s, inputs, work);
+        self.state_gradient(s, inputs, work);
         terms.add_states_and_rows(len, gates.whole * through);
         self.write_gates(s, gates, chunk, &terms.dlog, &terms.dwrite, work);
         self.write_rows(s, step, kq, work);
-        self.write_values(s, here, work);
+        self.write_values(s, inputs, work);
     }
 
     /// dS' += dA_m, if the chunk ends on boundary m.
@@ -419,15 +419,15 @@ impl Head<'_> {
 
     /// Loads V and dO (zero without a gradient of the readout) and transposes dS'; returns <S, dS'>.
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) -> f32 {
+    fn load<S: Simd>(&self, s: S, inputs: ChunkInputs<'_>, work: &mut Work<'_>) -> f32 {
         let Self { sizes, pad, .. } = *self;
         let Sizes { value_dim, value_heads, .. } = sizes;
-        let len = here.len;
+        let len = inputs.len;
         let stride = value_heads * value_dim;
-        let at = here.row * stride + self.h * value_dim;
+        let at = inputs.row * stride + self.h * value_dim;
         load_rows(s, len, value_dim, &self.input.value.data()[at..], stride, work.value);
         simd::transpose_panels(s, pad.key, pad.value, work.dstate, work.dstate_t);
-        let through = simd::dot(s, here.state_t, work.dstate_t);
+        let through = simd::dot(s, inputs.state_t, work.dstate_t);
         let dout = &mut work.h_do[len * pad.value..];
         match self.gradient.readout {
             Some(g) => load_rows(s, len, value_dim, &g.data()[at..], stride, dout),
@@ -438,21 +438,21 @@ impl Head<'_> {
 
     /// dVn = diag(d) K dS' + Pᵀ dO;   H = Nᵀ dVn
     #[inline(always)]
-    fn write_gradients<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
-        let (pad, len) = (self.pad, here.len);
+    fn write_gradients<S: Simd>(&self, s: S, inputs: ChunkInputs<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.pad, inputs.len);
         let (h_rows, dout) = work.h_do.split_at_mut(len * pad.value);
         gemm(
             s,
             [len, pad.value, self.sizes.key_dim],
             Band::Full,
-            Strided::rows(here.keys, pad.key),
+            Strided::rows(inputs.keys, pad.key),
             Block::panels(work.dstate, pad.key),
             BlockMut::rows(work.dvn, pad.value),
             Epilogue::Set,
         );
         for t in 0..len {
             let row = t * pad.value..(t + 1) * pad.value;
-            simd::scale(s, &mut work.dvn[row], here.gates.until_end[t]);
+            simd::scale(s, &mut work.dvn[row], inputs.gates.until_end[t]);
         }
         let triangle = [len, pad.value, len];
         gemm(
@@ -465,7 +465,7 @@ impl Head<'_> {
             Epilogue::Add,
         );
         if let Some(g) = self.gradient.readout {
-            self.ask_values(s, g.data().as_ptr(), here.before(), CHUNK);
+            self.ask_values(s, g.data().as_ptr(), inputs.before(), CHUNK);
         }
         gemm(
             s,
@@ -480,20 +480,20 @@ impl Head<'_> {
 
     /// [H; dO] Sᵀ = [−dKbe; dO Sᵀ] and [H; dO] Vnᵀ, from which [`triangle_gradients`] forms X and R.
     #[inline(always)]
-    fn h_products<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
-        let (pad, len, value_dim) = (self.pad, here.len, self.sizes.value_dim);
-        self.ask_keys(s, self.out.key.pointer(0), here.row, len);
+    fn h_products<S: Simd>(&self, s: S, inputs: ChunkInputs<'_>, work: &mut Work<'_>) {
+        let (pad, len, value_dim) = (self.pad, inputs.len, self.sizes.value_dim);
+        self.ask_keys(s, self.out.key.pointer(0), inputs.row, len);
         gemm(
             s,
             [2 * len, pad.key, value_dim],
             Band::Full,
             Strided::rows(work.h_do, pad.value),
-            Block::panels(here.state_t, pad.value),
+            Block::panels(inputs.state_t, pad.value),
             BlockMut::rows(work.hs, pad.key),
             Epilogue::Set,
         );
-        self.ask_keys(s, self.out.query.pointer(0), here.row, len);
-        transpose(s, CHUNK, pad.value, here.vn, pad.value, work.vn_t, PANEL);
+        self.ask_keys(s, self.out.query.pointer(0), inputs.row, len);
+        transpose(s, CHUNK, pad.value, inputs.vn, pad.value, work.vn_t, PANEL);
         gemm(
             s,
             [2 * len, CHUNK, value_dim],
@@ -513,13 +513,19 @@ impl Head<'_> {
     /// a_i = s e_i <(dO Sᵀ)_i, Q_i> + β_i e_i <dKbe_i, K_i>;   b_j = <dKs_j, K_j>
     /// ```
     #[inline(always)]
-    fn token_gradients<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>, terms: &mut Terms) {
-        let (pad, gates, len, scale) = (self.pad, here.gates, here.len, here.scale);
+    fn token_gradients<S: Simd>(
+        &self,
+        s: S,
+        inputs: ChunkInputs<'_>,
+        work: &mut Work<'_>,
+        terms: &mut Terms,
+    ) {
+        let (pad, gates, len, scale) = (self.pad, inputs.gates, inputs.len, inputs.scale);
         gemm(
             s,
             [len, pad.key, self.sizes.value_dim],
             Band::Full,
-            Strided::rows(here.vn, pad.value),
+            Strided::rows(inputs.vn, pad.value),
             Block::panels(work.dstate_t, pad.value),
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Set,
@@ -529,8 +535,8 @@ impl Head<'_> {
             let span = t * pad.key..(t + 1) * pad.key;
             let (beta, e, d) = (gates.write[t], gates.since_start[t], gates.until_end[t]);
             let row = Row {
-                key: &here.keys[span.clone()],
-                query: &here.queries[span.clone()],
+                key: &inputs.keys[span.clone()],
+                query: &inputs.queries[span.clone()],
                 h_state: &work.hs[span.clone()],
                 do_state: &work.hs[(len + t) * pad.key..(len + t + 1) * pad.key],
                 dkey: &mut work.dk[span.clone()],
@@ -548,17 +554,17 @@ impl Head<'_> {
 
     /// The terms of pairs of tokens: dQ += R K;   dK += Rᵀ Q + (βX + (βX)ᵀ) K
     #[inline(always)]
-    fn pair_gradients<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
-        let (pad, len) = (self.pad, here.len);
+    fn pair_gradients<S: Simd>(&self, s: S, inputs: ChunkInputs<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.pad, inputs.len);
         let r = &work.hv[len * CHUNK..];
         let square = [len, pad.key, len];
-        self.ask_keys(s, self.input.key.data().as_ptr(), here.block_before(), len);
+        self.ask_keys(s, self.input.key.data().as_ptr(), inputs.block_before(), len);
         gemm(
             s,
             square,
             Band::Lower,
             Strided::rows(r, CHUNK),
-            Block::rows(here.keys, pad.key),
+            Block::rows(inputs.keys, pad.key),
             BlockMut::rows(work.dq, pad.key),
             Epilogue::Add,
         );
@@ -567,17 +573,17 @@ impl Head<'_> {
             square,
             Band::Upper,
             Strided::transposed(r, CHUNK),
-            Block::rows(here.queries, pad.key),
+            Block::rows(inputs.queries, pad.key),
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Add,
         );
-        self.ask_keys(s, self.input.query.data().as_ptr(), here.block_before(), len);
+        self.ask_keys(s, self.input.query.data().as_ptr(), inputs.block_before(), len);
         gemm(
             s,
             square,
             Band::Full,
             Strided::rows(work.mixed, CHUNK),
-            Block::rows(here.keys, pad.key),
+            Block::rows(inputs.keys, pad.key),
             BlockMut::rows(work.dk, pad.key),
             Epilogue::Add,
         );
@@ -585,9 +591,9 @@ impl Head<'_> {
 
     /// dS = tot dS' + [−diag(βe) K; s diag(e) Q]ᵀ [H; dO], which replaces dS'.
     #[inline(always)]
-    fn state_gradient<S: Simd>(&self, s: S, here: Here<'_>, work: &mut Work<'_>) {
-        let (pad, len) = (self.pad, here.len);
-        self.ask_values(s, self.writes.as_ptr(), here.block_before(), len);
+    fn state_gradient<S: Simd>(&self, s: S, inputs: ChunkInputs<'_>, work: &mut Work<'_>) {
+        let (pad, len) = (self.pad, inputs.len);
+        self.ask_values(s, self.writes.as_ptr(), inputs.block_before(), len);
         gemm(
             s,
             [self.sizes.key_dim, pad.value, 2 * len],
@@ -595,21 +601,21 @@ impl Head<'_> {
             Strided::transposed(work.scaled, pad.key),
             Block::rows(work.h_do, pad.value),
             BlockMut::panels(work.dstate, pad.key),
-            Epilogue::Decay(here.gates.whole),
+            Epilogue::Decay(inputs.gates.whole),
         );
     }
 
     /// dV = diag(β) H
     #[inline(always)]
     #[allow(unsafe_code)]
-    fn write_values<S: Simd>(&self, s: S, here: Here<'_>, work: &Work<'_>) {
+    fn write_values<S: Simd>(&self, s: S, inputs: ChunkInputs<'_>, work: &Work<'_>) {
         let Sizes { value_heads, value_dim, .. } = self.sizes;
         let stride = value_heads * value_dim;
-        let at = here.row * stride + self.h * value_dim;
-        for t in 0..here.len {
+        let at = inputs.row * stride + self.h * value_dim;
+        for t in 0..inputs.len {
             // SAFETY: this head's columns of this token are written by this task only.
             let dv = unsafe { self.out.value.part(at + t * stride, value_dim) };
-            simd::scale_to(s, dv, here.gates.write[t], &work.h_do[t * self.pad.value..][..value_dim]);
+            simd::scale_to(s, dv, inputs.gates.write[t], &work.h_do[t * self.pad.value..][..value_dim]);
         }
     }
 

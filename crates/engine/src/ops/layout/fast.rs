@@ -4,14 +4,14 @@
 
 use std::ops::Range;
 
-use super::{Around, check_concat, check_permute, check_place, check_reshape, check_slice, resized};
+use super::{AxisView, check_concat, check_permute, check_place, check_reshape, check_slice, resized};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::tensor::Tensor;
 
 pub(crate) fn slice(cpu: &Cpu, x: &Tensor<f32>, axis: usize, range: Range<usize>) -> Result<Tensor<f32>> {
-    let Around { outer, size, inner } = check_slice(x.shape(), axis, &range)?;
+    let AxisView { outer, size, inner } = check_slice(x.shape(), axis, &range)?;
     let shape = resized(x.shape(), axis, range.len());
     if shape == x.shape() {
         return Ok(x.clone());
@@ -30,7 +30,7 @@ pub(crate) fn place(
     start: usize,
     size: usize,
 ) -> Result<Tensor<f32>> {
-    let Around { outer, inner, .. } = check_place(x.shape(), axis, start, size)?;
+    let AxisView { outer, inner, .. } = check_place(x.shape(), axis, start, size)?;
     if size == x.shape()[axis] {
         return Ok(x.clone());
     }
@@ -44,7 +44,7 @@ pub(crate) fn place(
 pub(crate) fn concat(cpu: &Cpu, parts: &[&Tensor<f32>], axis: usize) -> Result<Tensor<f32>> {
     let shapes: Vec<&[usize]> = parts.iter().map(|p| p.shape()).collect();
     let shape = check_concat(&shapes, axis)?;
-    let Around { outer, size, inner } = Around::new("concat", &shape, axis)?;
+    let AxisView { outer, size, inner } = AxisView::new("concat", &shape, axis)?;
     let mut y = cpu.uninit(&shape);
     let out = Shared::new(y.data_mut());
     let mut start = 0;

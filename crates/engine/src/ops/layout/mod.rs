@@ -20,13 +20,13 @@ use crate::tensor::element_count;
 
 /// View of a shape around one of its dimensions: [outer, size, inner].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Around {
+pub(crate) struct AxisView {
     pub outer: usize,
     pub size: usize,
     pub inner: usize,
 }
 
-impl Around {
+impl AxisView {
     pub(crate) fn new(operation: &'static str, shape: &[usize], axis: usize) -> Result<Self> {
         let Some(&size) = shape.get(axis) else {
             return bad_value(
@@ -47,7 +47,7 @@ pub(crate) fn resized(shape: &[usize], axis: usize, size: usize) -> Vec<usize> {
 
 /// Shape of `whole` after appending `rows` along `axis`.
 pub(crate) fn appended(whole: &[usize], rows: &[usize], axis: usize) -> Result<Vec<usize>> {
-    let around = Around::new("append", whole, axis)?;
+    let around = AxisView::new("append", whole, axis)?;
     let size = rows.get(axis).copied().unwrap_or(0);
     if around.outer != 1 || rows.len() != whole.len() || resized(rows, axis, around.size) != whole {
         let expected = format!("{whole:?} except for dimension {axis}, and only 1 in dimensions before it");
@@ -56,8 +56,8 @@ pub(crate) fn appended(whole: &[usize], rows: &[usize], axis: usize) -> Result<V
     Ok(resized(whole, axis, around.size + size))
 }
 
-pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) -> Result<Around> {
-    let around = Around::new("slice", shape, axis)?;
+pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) -> Result<AxisView> {
+    let around = AxisView::new("slice", shape, axis)?;
     if range.start > range.end || range.end > around.size {
         return bad_value(
             "slice",
@@ -67,9 +67,9 @@ pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) ->
     Ok(around)
 }
 
-/// Validates a `place`; the returned [`Around`] describes the result.
-pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usize) -> Result<Around> {
-    let around = Around::new("place", shape, axis)?;
+/// Validates a `place`; the returned [`AxisView`] describes the result.
+pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usize) -> Result<AxisView> {
+    let around = AxisView::new("place", shape, axis)?;
     if start.checked_add(around.size).is_none_or(|end| end > size) {
         return bad_value(
             "place",
@@ -77,7 +77,7 @@ pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usiz
         );
     }
     element_count("place", &resized(shape, axis, size))?;
-    Ok(Around { size, ..around })
+    Ok(AxisView { size, ..around })
 }
 
 /// Validates a `concat` and returns the shape of the result.
@@ -85,7 +85,7 @@ pub(crate) fn check_concat(shapes: &[&[usize]], axis: usize) -> Result<Vec<usize
     let Some(&first) = shapes.first() else {
         return bad_value("concat", "at least one tensor is required");
     };
-    Around::new("concat", first, axis)?;
+    AxisView::new("concat", first, axis)?;
     let mut total = 0usize;
     for shape in shapes {
         if shape.len() != first.len() || resized(shape, axis, first[axis]) != first {

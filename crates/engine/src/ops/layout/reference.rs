@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Around, check_concat, check_permute, check_place, check_reshape, check_slice, resized};
+use super::{AxisView, check_concat, check_permute, check_place, check_reshape, check_slice, resized};
 use crate::error::Result;
 use crate::tensor::{Real, Tensor};
 
 pub(crate) fn slice<R: Real>(x: &Tensor<R>, axis: usize, range: Range<usize>) -> Result<Tensor<R>> {
-    let Around { outer, size, inner } = check_slice(x.shape(), axis, &range)?;
+    let AxisView { outer, size, inner } = check_slice(x.shape(), axis, &range)?;
     let mut y = Vec::new();
     for o in 0..outer {
         y.extend_from_slice(&x.data()[(o * size + range.start) * inner..(o * size + range.end) * inner]);
@@ -16,7 +16,7 @@ pub(crate) fn slice<R: Real>(x: &Tensor<R>, axis: usize, range: Range<usize>) ->
 }
 
 pub(crate) fn place<R: Real>(x: &Tensor<R>, axis: usize, start: usize, size: usize) -> Result<Tensor<R>> {
-    let Around { outer, inner, .. } = check_place(x.shape(), axis, start, size)?;
+    let AxisView { outer, inner, .. } = check_place(x.shape(), axis, start, size)?;
     let len = x.shape()[axis] * inner;
     let mut y = vec![R::zero(); outer * size * inner];
     for o in 0..outer {
@@ -28,7 +28,7 @@ pub(crate) fn place<R: Real>(x: &Tensor<R>, axis: usize, start: usize, size: usi
 pub(crate) fn concat<R: Real>(parts: &[&Tensor<R>], axis: usize) -> Result<Tensor<R>> {
     let shapes: Vec<&[usize]> = parts.iter().map(|p| p.shape()).collect();
     let shape = check_concat(&shapes, axis)?;
-    let Around { outer, inner, .. } = Around::new("concat", &shape, axis)?;
+    let AxisView { outer, inner, .. } = AxisView::new("concat", &shape, axis)?;
     let mut y = Vec::new();
     for o in 0..outer {
         for part in parts {

@@ -111,7 +111,7 @@ impl Call<'_> {
     fn run<S: Simd, W: Source>(self, s: S, w: W, scratch: &mut [f32]) {
         match self.sizes.rows {
             rows @ 0..=PASS if rows * self.sizes.inner <= PASS * PIECE => {
-                self.pass(s, w, 0, self.columns.clone(), 0..self.sizes.inner, Ahead::InOrder, &mut []);
+                self.pass(s, w, 0, self.columns.clone(), 0..self.sizes.inner, Prefetch::InOrder, &mut []);
             }
             rows @ 0..=FEW if rows * self.sizes.inner <= NEAR => self.near_passes(s, w),
             0..=FEW => self.passes(s, w, scratch),
@@ -127,7 +127,7 @@ impl Call<'_> {
         for c in self.columns.clone().step_by(TILES) {
             let columns = c..(c + TILES).min(self.columns.end);
             for r in (0..rows).step_by(PASS) {
-                let ahead = if r == 0 { Ahead::InOrder } else { Ahead::Nothing };
+                let ahead = if r == 0 { Prefetch::InOrder } else { Prefetch::Nothing };
                 self.pass(s, w, r, columns.clone(), 0..inner, ahead, &mut []);
             }
         }
@@ -148,7 +148,7 @@ impl Call<'_> {
                     let piece = from..(from + PIECE).min(inner);
                     // The same piece of the rows of the next group, of which each pass takes an equal part.
                     let distance = group * inner + pass * (piece.len() / passes);
-                    let ahead = Ahead::NextGroup { distance, every: passes };
+                    let ahead = Prefetch::NextGroup { distance, every: passes };
                     self.pass(s, w, pass * PASS, columns.clone(), piece, ahead, sums);
                 }
             }
@@ -164,7 +164,7 @@ impl Call<'_> {
         r: usize,
         columns: Range<usize>,
         piece: Range<usize>,
-        ahead: Ahead,
+        ahead: Prefetch,
         sums: &mut [f32],
     ) {
         match self.sizes.rows - r {
@@ -187,7 +187,7 @@ impl Call<'_> {
         r: usize,
         columns: Range<usize>,
         piece: Range<usize>,
-        ahead: Ahead,
+        ahead: Prefetch,
         sums: &mut [f32],
     ) {
         let (mut c, mut sums) = (columns.start, sums);
@@ -215,7 +215,7 @@ impl Call<'_> {
         r: usize,
         c: usize,
         piece: Range<usize>,
-        ahead: Ahead,
+        ahead: Prefetch,
         sums: &mut [f32],
     ) {
         let inner = self.sizes.inner;
@@ -232,20 +232,20 @@ impl Call<'_> {
         let whole = piece.end / LANES * LANES;
         let (mut l, mut wait) = (piece.start, 0);
         let mut next = match ahead {
-            Ahead::Nothing => 0,
-            Ahead::InOrder => at[0] + N * inner + AHEAD * W::LINE,
-            Ahead::NextGroup { distance, .. } => distance + l,
+            Prefetch::Nothing => 0,
+            Prefetch::InOrder => at[0] + N * inner + AHEAD * W::LINE,
+            Prefetch::NextGroup { distance, .. } => distance + l,
         };
         while l + BLOCK <= whole {
             match ahead {
-                Ahead::Nothing => {}
-                Ahead::InOrder => {
+                Prefetch::Nothing => {}
+                Prefetch::InOrder => {
                     for line in (0..N * BLOCK).step_by(W::LINE) {
                         w.prefetch(s, next + line);
                     }
                     next += N * BLOCK;
                 }
-                Ahead::NextGroup { every, .. } => {
+                Prefetch::NextGroup { every, .. } => {
                     if wait == 0 {
                         for j in 0..N {
                             for line in (0..BLOCK).step_by(W::LINE) {
@@ -466,7 +466,7 @@ impl Call<'_> {
 
 /// What to prefetch while rows of W are read.
 #[derive(Clone, Copy)]
-enum Ahead {
+enum Prefetch {
     /// Nothing.
     Nothing,
     /// As much as is read, `AHEAD` cache lines past the current rows.

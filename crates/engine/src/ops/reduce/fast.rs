@@ -6,7 +6,7 @@ use super::{check_expand, check_mean, check_sum};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::ops::elementwise::broadcast::{check_broadcasts_to, dims};
-use crate::ops::layout::Around;
+use crate::ops::layout::AxisView;
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::tensor::Tensor;
 
@@ -34,7 +34,7 @@ pub(crate) fn sum_to(cpu: &Cpu, x: &Tensor<f32>, shape: &[usize]) -> Result<Tens
     let mut sizes: Vec<usize> = dims.iter().map(|d| d.size).collect();
     let mut rest = x.clone();
     for axis in (0..dims.len()).rev().filter(|&i| dims[i].b == 0) {
-        let around = Around::new("sum_to", &sizes, axis)?;
+        let around = AxisView::new("sum_to", &sizes, axis)?;
         sizes.remove(axis);
         let mut y = cpu.uninit(&sizes);
         sums(cpu, rest.data(), around, 1.0, y.data_mut());
@@ -45,9 +45,9 @@ pub(crate) fn sum_to(cpu: &Cpu, x: &Tensor<f32>, shape: &[usize]) -> Result<Tens
 
 /// y[o, i] = factor Σ_n x[o, n, i]
 #[allow(unsafe_code)]
-fn sums(cpu: &Cpu, x: &[f32], around: Around, factor: f32, y: &mut [f32]) {
+fn sums(cpu: &Cpu, x: &[f32], around: AxisView, factor: f32, y: &mut [f32]) {
     const PART: usize = 16 * 1024;
-    let Around { outer, size, inner } = around;
+    let AxisView { outer, size, inner } = around;
     if size == 0 || y.is_empty() {
         y.fill(0.0);
         return;
@@ -144,7 +144,7 @@ fn sum_row<S: Simd>(s: S, x: &[f32]) -> f32 {
 
 #[allow(unsafe_code)]
 pub(crate) fn expand(cpu: &Cpu, x: &Tensor<f32>, axis: usize, count: usize) -> Result<Tensor<f32>> {
-    let (shape, Around { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
+    let (shape, AxisView { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
     let mut y = cpu.uninit(&shape);
     if y.is_empty() {
         return Ok(y);

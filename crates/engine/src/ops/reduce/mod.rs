@@ -13,7 +13,7 @@ pub(crate) mod reference;
 use crate::engine::Engine;
 use crate::error::{Result, bad_value};
 use crate::ops::elementwise::Map;
-use crate::ops::layout::Around;
+use crate::ops::layout::AxisView;
 use crate::tape::{Tape, Var};
 use crate::tensor::element_count;
 
@@ -22,15 +22,15 @@ pub(crate) fn check_sum(
     operation: &'static str,
     shape: &[usize],
     axis: usize,
-) -> Result<(Vec<usize>, Around)> {
-    let around = Around::new(operation, shape, axis)?;
+) -> Result<(Vec<usize>, AxisView)> {
+    let around = AxisView::new(operation, shape, axis)?;
     let mut result = shape.to_vec();
     result.remove(axis);
     Ok((result, around))
 }
 
 /// Like [`check_sum`], but rejects an empty dimension.
-pub(crate) fn check_mean(shape: &[usize], axis: usize) -> Result<(Vec<usize>, Around)> {
+pub(crate) fn check_mean(shape: &[usize], axis: usize) -> Result<(Vec<usize>, AxisView)> {
     let found = check_sum("mean", shape, axis)?;
     if found.1.size == 0 {
         return bad_value("mean", format!("dimension {axis} of shape {shape:?} is empty and has no mean"));
@@ -40,7 +40,7 @@ pub(crate) fn check_mean(shape: &[usize], axis: usize) -> Result<(Vec<usize>, Ar
 
 /// Validates an `expand`; returns the shape with a new dimension of size `count` at `axis`, and the sizes around
 /// it.
-pub(crate) fn check_expand(shape: &[usize], axis: usize, count: usize) -> Result<(Vec<usize>, Around)> {
+pub(crate) fn check_expand(shape: &[usize], axis: usize, count: usize) -> Result<(Vec<usize>, AxisView)> {
     if axis > shape.len() {
         return bad_value(
             "expand",
@@ -50,7 +50,7 @@ pub(crate) fn check_expand(shape: &[usize], axis: usize, count: usize) -> Result
     let mut result = shape.to_vec();
     result.insert(axis, count);
     element_count("expand", &result)?;
-    let around = Around::new("expand", &result, axis)?;
+    let around = AxisView::new("expand", &result, axis)?;
     Ok((result, around))
 }
 

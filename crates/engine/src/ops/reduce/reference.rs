@@ -3,11 +3,11 @@
 use super::{check_expand, check_mean, check_sum};
 use crate::error::Result;
 use crate::ops::elementwise::broadcast::{check_broadcasts_to, dims, offsets};
-use crate::ops::layout::Around;
+use crate::ops::layout::AxisView;
 use crate::tensor::{Real, Tensor};
 
-fn sums<R: Real>(x: &[R], around: Around) -> Vec<R> {
-    let Around { outer, size, inner } = around;
+fn sums<R: Real>(x: &[R], around: AxisView) -> Vec<R> {
+    let AxisView { outer, size, inner } = around;
     let mut y = Vec::with_capacity(outer * inner);
     for o in 0..outer {
         for i in 0..inner {
@@ -29,7 +29,7 @@ pub(crate) fn mean<R: Real>(x: &Tensor<R>, axis: usize) -> Result<Tensor<R>> {
 }
 
 pub(crate) fn expand<R: Real>(x: &Tensor<R>, axis: usize, count: usize) -> Result<Tensor<R>> {
-    let (shape, Around { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
+    let (shape, AxisView { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
     let mut y = Vec::with_capacity(outer * size * inner);
     for o in 0..outer {
         for _ in 0..size {

@@ -70,12 +70,12 @@ struct Slots {
 
 /// Slots of an arena that are in use; dropping it frees them. The device runs commands in the order of their
 /// recording, so a slot may be reused at once.
-pub(crate) struct Taken {
+pub(crate) struct SlotLease {
     pub arena: Arc<Arena>,
     pub slots: Vec<u32>,
 }
 
-impl Drop for Taken {
+impl Drop for SlotLease {
     fn drop(&mut self) {
         let mut slots = self.arena.lock();
         slots.free.extend(&self.slots);
@@ -93,7 +93,7 @@ impl Arenas {
         layout: Layout,
         count: usize,
         write: impl FnOnce(&Tensor, &[u32]) -> Result<()>,
-    ) -> Result<Taken> {
+    ) -> Result<SlotLease> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let list = all.entry(layout).or_default();
         for arena in list.iter() {
@@ -123,7 +123,7 @@ impl Arena {
     }
 
     /// Reserves slots; `None` if a buffer for them would be larger than the device allows.
-    fn take(self: &Arc<Self>, gpu: &Gpu, count: usize) -> Result<Option<Taken>> {
+    fn take(self: &Arc<Self>, gpu: &Gpu, count: usize) -> Result<Option<SlotLease>> {
         let mut slots = self.lock();
         let words = self.layout.slot_words().max(1);
         let reused = count.min(slots.free.len());
@@ -147,15 +147,15 @@ impl Arena {
         list.extend(slots.used as u32..needed as u32);
         slots.used = needed;
         drop(slots);
-        Ok(Some(Taken { arena: Arc::clone(self), slots: list }))
+        Ok(Some(SlotLease { arena: Arc::clone(self), slots: list }))
     }
 
     /// Fills slots while no one moves the buffer: [`Arenas::take`] holds the lock of all arenas.
     fn fill(
         self: &Arc<Self>,
-        taken: Taken,
+        taken: SlotLease,
         write: impl FnOnce(&Tensor, &[u32]) -> Result<()>,
-    ) -> Result<Taken> {
+    ) -> Result<SlotLease> {
         if let Some(tensor) = self.tensor() {
             write(&tensor, &taken.slots)?;
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use march_engine::ops::anchor_read::{ReadPlan, Source, Storage, StoredStates};
 use march_engine::{Error, Result, checksum};
 
-use super::arena::{Layout, Taken};
+use super::arena::{Layout, SlotLease};
 use super::call::{Call, Sizes, States};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 #[derive(Clone)]
 pub struct Stored {
     shape: [usize; 4],
-    taken: Arc<Taken>,
+    taken: Arc<SlotLease>,
 }
 
 impl fmt::Debug for Stored {

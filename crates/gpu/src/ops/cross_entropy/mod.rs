@@ -9,7 +9,7 @@ use march_engine::{Result, WeightOf};
 
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::ops::product::{self, Added, Matrix, Rows};
+use crate::ops::product::{self, Addend, Matrix, Rows};
 use crate::ops::{elementwise, embedding};
 use crate::tensor::Tensor;
 
@@ -60,7 +60,7 @@ pub(crate) fn kernels() -> Vec<Kernel> {
 }
 
 /// The tokens of a call that have a target.
-struct Counted {
+struct TargetRows {
     /// Their rows of x.
     ids: Vec<u32>,
     targets: Vec<u32>,
@@ -68,7 +68,7 @@ struct Counted {
     all: usize,
 }
 
-impl Counted {
+impl TargetRows {
     fn new(targets: &[u32]) -> Self {
         let ids = (0..targets.len() as u32).filter(|&row| targets[row as usize] != IGNORE).collect();
         let own = targets.iter().copied().filter(|&target| target != IGNORE).collect();
@@ -89,7 +89,7 @@ impl Counted {
         embedding::rows(gpu, table, &self.ids, &[self.ids.len(), width])
     }
 
-    /// The gradient of x from that of [`Counted::gather`]: zero for tokens without a target.
+    /// The gradient of x from that of [`TargetRows::gather`]: zero for tokens without a target.
     fn scatter(&self, gpu: &Gpu, dx: Tensor, x: &Tensor) -> Result<Tensor> {
         if self.is_all() {
             return Ok(dx);
@@ -124,7 +124,7 @@ fn forward_in_blocks(
     block: usize,
 ) -> Result<CrossEntropy<Tensor>> {
     let LinearCrossEntropy { x, weight } = input;
-    let counted = Counted::new(targets);
+    let counted = TargetRows::new(targets);
     let count = counted.ids.len();
     let factor = (1.0 / normaliser.unwrap_or(count.max(1) as f64)) as f32;
     // Only a weight in full precision has gradients; the engine checks it.
@@ -182,7 +182,7 @@ impl Blocks<'_> {
             let count = block.min(targets.len() - first);
             let part = Rows { tensor: x, first, count, width: x.width() };
             let logits = gpu.empty(&[count, weight.rows])?;
-            product::each(gpu, part, &[(weight, Added::Nothing, &logits)])?;
+            product::each(gpu, part, &[(weight, Addend::Nothing, &logits)])?;
             let mut numbers = [count, weight.rows, first, targets.len()].map(|number| number as u32).to_vec();
             numbers.push(factor.to_bits());
             gpu.run(kernel, &[&logits, &all, result], &numbers, gpu.list(count))?;
@@ -222,7 +222,7 @@ pub(crate) fn token_losses(
     weight: WeightOf<'_, Gpu>,
     targets: &[u32],
 ) -> Result<TokenLosses> {
-    let counted = Counted::new(targets);
+    let counted = TargetRows::new(targets);
     let count = counted.ids.len();
     let mut losses = TokenLosses { nll: vec![0.0; targets.len()], greedy: vec![IGNORE; targets.len()] };
     if count == 0 {

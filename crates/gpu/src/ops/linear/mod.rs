@@ -6,7 +6,7 @@ use march_engine::{Result, WeightOf};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::ops::elementwise;
-use crate::ops::product::{self, Added, Each, Matrix, Rows};
+use crate::ops::product::{self, Addend, Each, Matrix, Rows};
 use crate::tensor::Tensor;
 
 mod packed;
@@ -16,7 +16,7 @@ pub use packed::Packed;
 pub(crate) fn forward(gpu: &Gpu, input: Linear<&Tensor, WeightOf<'_, Gpu>>) -> Result<Tensor> {
     let weight = Matrix::from(input.weight);
     let y = gpu.empty(&output_shape(input.x, weight))?;
-    let added = input.bias.map_or(Added::Nothing, Added::Bias);
+    let added = input.bias.map_or(Addend::Nothing, Addend::Bias);
     product::each(gpu, Rows::all(input.x), &[(weight, added, &y)])?;
     Ok(y)
 }
@@ -49,9 +49,9 @@ pub(crate) fn forward_list(
             .iter()
             .map(|(product, y)| {
                 let added = match (product.bias, product.residual) {
-                    (Some(bias), _) => Added::Bias(bias),
-                    (None, Some(residual)) => Added::Residual(residual),
-                    (None, None) => Added::Nothing,
+                    (Some(bias), _) => Addend::Bias(bias),
+                    (None, Some(residual)) => Addend::Residual(residual),
+                    (None, None) => Addend::Nothing,
                 };
                 (weights[product.weight], added, *y)
             })

@@ -208,7 +208,7 @@ fn unused(gpu: &Gpu, count: usize) -> Result<Vec<Tensor>> {
 
 /// What is added to a product.
 #[derive(Clone, Copy)]
-pub(crate) enum Added<'a> {
+pub(crate) enum Addend<'a> {
     Nothing,
     /// [rows of W].
     Bias(&'a Tensor),
@@ -216,7 +216,7 @@ pub(crate) enum Added<'a> {
     Residual(&'a Tensor),
 }
 
-impl<'a> Added<'a> {
+impl<'a> Addend<'a> {
     fn tensor(self) -> Option<&'a Tensor> {
         match self {
             Self::Nothing => None,
@@ -226,7 +226,7 @@ impl<'a> Added<'a> {
 }
 
 /// A product with rows that others share: its weight, what is added, and its result [rows of x, rows of W].
-pub(crate) type Each<'a> = (Matrix<'a>, Added<'a>, &'a Tensor);
+pub(crate) type Each<'a> = (Matrix<'a>, Addend<'a>, &'a Tensor);
 
 /// y_q = x W_qᵀ (+ what is added) for each of the products.
 pub(crate) fn each(gpu: &Gpu, x: Rows<'_>, products: &[Each<'_>]) -> Result<()> {
@@ -250,8 +250,8 @@ pub(crate) fn each(gpu: &Gpu, x: Rows<'_>, products: &[Each<'_>]) -> Result<()> 
             tensors.extend(part.iter().map(|&(.., y)| y).chain(&spare));
             let mut numbers = four(part.iter().map(|(w, ..)| w.rows), 0).to_vec();
             numbers.extend(first);
-            let bias = part.iter().position(|(_, added, _)| matches!(added, Added::Bias(_)));
-            let residual = part.iter().position(|(_, added, _)| matches!(added, Added::Residual(_)));
+            let bias = part.iter().position(|(_, added, _)| matches!(added, Addend::Bias(_)));
+            let residual = part.iter().position(|(_, added, _)| matches!(added, Addend::Residual(_)));
             let [bias, residual] = [bias, residual].map(|q| q.map_or(0, |q| q + 1));
             let more = [x.count, x.width, x.first * x.width, part[0].0.stride, bias, residual, tiles];
             numbers.extend(more.map(|number| number as u32));

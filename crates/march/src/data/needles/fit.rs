@@ -11,7 +11,7 @@ use crate::tokenizer::Tokenizer;
 pub const GENERATED: usize = 128;
 
 /// A task at one length for one tokenizer.
-pub struct Fitted<'a> {
+pub struct FittedTask<'a> {
     needles: Needles,
     place: Place<'a>,
     length: usize,
@@ -32,7 +32,7 @@ impl Needles {
         length: usize,
         seed: u64,
         samples: u64,
-    ) -> Result<Fitted<'a>> {
+    ) -> Result<FittedTask<'a>> {
         self.check()?;
         if length as u64 > LONGEST_SEQUENCE {
             return Err(Error::Request(format!(
@@ -40,7 +40,7 @@ impl Needles {
             )));
         }
         let least = self.count();
-        let mut fitted = Fitted {
+        let mut fitted = FittedTask {
             needles: *self,
             place: Place { tokenizer, essay, first: 0 },
             length,
@@ -80,7 +80,7 @@ impl Needles {
     }
 }
 
-impl Fitted<'_> {
+impl FittedTask<'_> {
     /// The size of the haystack: words of a text, or lines. A sample with long keys may have fewer.
     pub fn units(&self) -> usize {
         self.units

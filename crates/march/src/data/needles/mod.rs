@@ -16,7 +16,7 @@ mod words;
 use sha2::{Digest, Sha256};
 
 pub use self::essay::Essay;
-pub use self::fit::{Fitted, GENERATED};
+pub use self::fit::{FittedTask, GENERATED};
 pub use self::lessons::{LessonOptions, NeedleSource};
 pub use self::words::Item;
 use self::words::Items;

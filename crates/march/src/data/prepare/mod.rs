@@ -81,7 +81,7 @@ pub struct Status {
 
 /// How [`prepare`] ended.
 #[derive(Clone, Debug)]
-pub enum Prepared {
+pub enum PrepareOutcome {
     /// The folder is complete.
     Finished(Meta, Status),
     /// It was asked to stop; the same call resumes.
@@ -96,7 +96,7 @@ pub fn prepare(
     output: &Path,
     options: &Options,
     watch: &mut dyn FnMut(&Status) -> ControlFlow<()>,
-) -> Result<Prepared> {
+) -> Result<PrepareOutcome> {
     if files.is_empty() {
         return Err(Error::Request("no input files; name at least one text file".into()));
     }
@@ -187,7 +187,7 @@ impl Run<'_> {
         &self,
         mut progress: Progress,
         watch: &mut dyn FnMut(&Status) -> ControlFlow<()>,
-    ) -> Result<Prepared> {
+    ) -> Result<PrepareOutcome> {
         let token_type = TokenType::of(self.tokenizer.vocabulary() as u64);
         let resumed_tokens = progress.tokens();
         let checksums = std::mem::take(&mut progress.checksums);
@@ -221,10 +221,10 @@ impl Run<'_> {
         let saved = self.save(&mut progress, &mut writer);
         result.and(saved)?;
         if stopped && !progress.finished() {
-            return Ok(Prepared::Stopped(status));
+            return Ok(PrepareOutcome::Stopped(status));
         }
         let meta = self.finish(&progress, writer, token_type)?;
-        Ok(Prepared::Finished(meta, status))
+        Ok(PrepareOutcome::Finished(meta, status))
     }
 
     /// Writes `progress.json` once the shards are on the disk.

@@ -174,7 +174,7 @@ struct Reader<'p> {
 }
 
 /// The receiver of batches is gone.
-struct Ended;
+struct ReceiverGone;
 
 impl Reader<'_> {
     fn run(mut self) {
@@ -182,9 +182,9 @@ impl Reader<'_> {
         for (source, (path, place)) in pipeline.files.iter().zip(&pipeline.places).enumerate() {
             let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
             if let Some(place) = place {
-                let mut batch = Filling::new(source, *place);
+                let mut batch = PartialBatch::new(source, *place);
                 match self.read(path, *place, &mut batch) {
-                    Err(Ended) | Ok(ControlFlow::Break(())) => return,
+                    Err(ReceiverGone) | Ok(ControlFlow::Break(())) => return,
                     Ok(ControlFlow::Continue(())) => {}
                 }
             }
@@ -197,8 +197,8 @@ impl Reader<'_> {
         &mut self,
         path: &std::path::Path,
         place: Place,
-        batch: &mut Filling,
-    ) -> std::result::Result<ControlFlow<()>, Ended> {
+        batch: &mut PartialBatch,
+    ) -> std::result::Result<ControlFlow<()>, ReceiverGone> {
         let options = self.pipeline.options;
         let documents = Documents::open(path, &options.text_column).and_then(|mut documents| {
             documents.skip_to(place.records)?;
@@ -250,11 +250,11 @@ impl Reader<'_> {
     /// Adds a document, in parts if it is long; the first `done` parts are already in the shards.
     fn add(
         &mut self,
-        batch: &mut Filling,
+        batch: &mut PartialBatch,
         text: String,
         done: u64,
         bytes: u64,
-    ) -> std::result::Result<(), Ended> {
+    ) -> std::result::Result<(), ReceiverGone> {
         batch.bytes = bytes;
         if text.len() <= BATCH_BYTES {
             batch.push(text, true);
@@ -275,13 +275,21 @@ impl Reader<'_> {
     }
 
     /// Sends what was read before an error, and the error.
-    fn fail(&mut self, batch: &mut Filling, error: Error) -> std::result::Result<ControlFlow<()>, Ended> {
+    fn fail(
+        &mut self,
+        batch: &mut PartialBatch,
+        error: Error,
+    ) -> std::result::Result<ControlFlow<()>, ReceiverGone> {
         self.send(batch, Some(error))?;
         Ok(ControlFlow::Break(()))
     }
 
     /// Sends a batch.
-    fn send(&mut self, batch: &mut Filling, failed: Option<Error>) -> std::result::Result<(), Ended> {
+    fn send(
+        &mut self,
+        batch: &mut PartialBatch,
+        failed: Option<Error>,
+    ) -> std::result::Result<(), ReceiverGone> {
         let (source, bytes) = (batch.source, self.bytes + batch.bytes);
         let sent = Batch {
             number: self.number,
@@ -293,13 +301,13 @@ impl Reader<'_> {
         };
         (batch.step.documents, batch.step.skipped) = (0, 0);
         self.number += 1;
-        self.coins.send(()).map_err(|_| Ended)?;
-        self.batches.send(sent).map_err(|_| Ended)
+        self.coins.send(()).map_err(|_| ReceiverGone)?;
+        self.batches.send(sent).map_err(|_| ReceiverGone)
     }
 }
 
 /// A batch that is being filled.
-struct Filling {
+struct PartialBatch {
     source: usize,
     parts: Vec<Part>,
     /// Total bytes of its texts.
@@ -310,7 +318,7 @@ struct Filling {
     bytes: u64,
 }
 
-impl Filling {
+impl PartialBatch {
     fn new(source: usize, place: Place) -> Self {
         let step = Step { records: place.records, parts: place.parts, ..Step::default() };
         Self { source, parts: Vec::new(), size: 0, step, bytes: 0 }

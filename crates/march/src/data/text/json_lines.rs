@@ -42,7 +42,7 @@ pub(super) struct JsonLines {
 impl JsonLines {
     pub fn open(path: &Path, compression: Compression, key: &str) -> Result<Self> {
         let read = Arc::new(AtomicU64::new(0));
-        let file = Counted { inner: super::open(path)?, read: read.clone() };
+        let file = CountingReader { inner: super::open(path)?, read: read.clone() };
         let input = decompressed(path, file, compression)?;
         Ok(Self { path: path.into(), key: key.into(), input, line: 0, read, buffer: Vec::new() })
     }
@@ -199,7 +199,7 @@ impl<'de> Visitor<'de> for Key<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let mut value = None;
-        while let Some(found) = map.next_key_seed(Is(self.0))? {
+        while let Some(found) = map.next_key_seed(StringEquals(self.0))? {
             if found {
                 value = Some(map.next_value()?);
             } else {
@@ -211,9 +211,9 @@ impl<'de> Visitor<'de> for Key<'_> {
 }
 
 /// Tests whether a string is the expected one.
-struct Is<'k>(&'k str);
+struct StringEquals<'k>(&'k str);
 
-impl<'de> DeserializeSeed<'de> for Is<'_> {
+impl<'de> DeserializeSeed<'de> for StringEquals<'_> {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<bool, D::Error> {
@@ -221,7 +221,7 @@ impl<'de> DeserializeSeed<'de> for Is<'_> {
     }
 }
 
-impl Visitor<'_> for Is<'_> {
+impl Visitor<'_> for StringEquals<'_> {
     type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -234,12 +234,12 @@ impl Visitor<'_> for Is<'_> {
 }
 
 /// Counts the bytes that are read.
-struct Counted<R> {
+struct CountingReader<R> {
     inner: R,
     read: Arc<AtomicU64>,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.read.fetch_add(count as u64, Ordering::Relaxed);

@@ -74,7 +74,7 @@ impl Documents {
     pub fn open(path: &Path, text_column: &str) -> Result<Self> {
         check(path)?;
         let records: Box<dyn Records> = match Format::of(path)? {
-            Format::Text => Box::new(Whole { path: path.into(), place: 0, bytes: 0 }),
+            Format::Text => Box::new(WholeFile { path: path.into(), place: 0, bytes: 0 }),
             Format::JsonLines(compression) => Box::new(JsonLines::open(path, compression, text_column)?),
             Format::Parquet => Box::new(Table::open(path, text_column)?),
         };
@@ -118,13 +118,13 @@ pub fn check(path: &Path) -> Result<u64> {
 }
 
 /// A file that is one document.
-struct Whole {
+struct WholeFile {
     path: PathBuf,
     place: u64,
     bytes: u64,
 }
 
-impl Records for Whole {
+impl Records for WholeFile {
     fn next(&mut self) -> Result<Option<Record>> {
         if self.place > 0 {
             return Ok(None);

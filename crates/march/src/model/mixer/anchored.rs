@@ -29,44 +29,48 @@ pub struct AnchoredMemory<E: Engine> {
     /// The kept anchors.
     pub(super) anchors: Anchors<E>,
     /// The state of adaptive placement, in the first layer.
-    followed: Followed<E>,
+    placement: PlacementState<E>,
 }
 
 impl<E: Engine> Clone for AnchoredMemory<E> {
     fn clone(&self) -> Self {
-        Self { base: self.base.clone(), anchors: self.anchors.clone(), followed: self.followed.clone() }
+        Self { base: self.base.clone(), anchors: self.anchors.clone(), placement: self.placement.clone() }
     }
 }
 
 impl<E: Engine> Default for AnchoredMemory<E> {
     fn default() -> Self {
-        Self { base: DeltaMemory::default(), anchors: Anchors::default(), followed: Followed::default() }
+        Self {
+            base: DeltaMemory::default(),
+            anchors: Anchors::default(),
+            placement: PlacementState::default(),
+        }
     }
 }
 
 /// The first layer's state as adaptive placement follows it. It is cut at every candidate for an anchor, whereas the
 /// mixer's own state is cut only at the anchors; the two differ by rounding.
-struct Followed<E: Engine> {
+struct PlacementState<E: Engine> {
     /// The state at the last point of the chunk grid; `None` stands for zero.
     state: Option<E::Tensor>,
     /// The state at the last anchor, from which movement is measured.
     anchor: Option<E::Tensor>,
 }
 
-impl<E: Engine> Clone for Followed<E> {
+impl<E: Engine> Clone for PlacementState<E> {
     fn clone(&self) -> Self {
         Self { state: self.state.clone(), anchor: self.anchor.clone() }
     }
 }
 
-impl<E: Engine> Default for Followed<E> {
+impl<E: Engine> Default for PlacementState<E> {
     fn default() -> Self {
         Self { state: None, anchor: None }
     }
 }
 
 /// Names in a file: the state of adaptive placement, and the anchors' routing keys.
-const FOLLOWED: [&str; 2] = ["placement_state", "placement_anchor"];
+const PLACEMENT: [&str; 2] = ["placement_state", "placement_anchor"];
 const ROUTING_KEYS: &str = "routing_keys";
 
 impl<E: Engine> Memory<E> for AnchoredMemory<E> {
@@ -75,14 +79,14 @@ impl<E: Engine> Memory<E> for AnchoredMemory<E> {
     }
 
     fn bytes(&self, engine: &E) -> usize {
-        let followed = self.followed.state.iter().chain(&self.followed.anchor);
-        let followed = followed.map(|tensor| tensor_bytes(engine, tensor)).sum::<usize>();
-        self.base.bytes(engine) + followed + self.anchors.bytes(engine)
+        let placement = self.placement.state.iter().chain(&self.placement.anchor);
+        let placement = placement.map(|tensor| tensor_bytes(engine, tensor)).sum::<usize>();
+        self.base.bytes(engine) + placement + self.anchors.bytes(engine)
     }
 
     fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
         self.base.save(engine, file)?;
-        for (name, tensor) in FOLLOWED.into_iter().zip([&self.followed.state, &self.followed.anchor]) {
+        for (name, tensor) in PLACEMENT.into_iter().zip([&self.placement.state, &self.placement.anchor]) {
             if let Some(tensor) = tensor {
                 file.tensor(engine, name, tensor);
             }
@@ -100,8 +104,8 @@ impl<E: Engine> Memory<E> for AnchoredMemory<E> {
 
     fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
         self.base.load(engine, file)?;
-        let [state, anchor] = FOLLOWED.map(|name| file.tensor(engine, name));
-        self.followed = Followed { state: state?, anchor: anchor? };
+        let [state, anchor] = PLACEMENT.map(|name| file.tensor(engine, name));
+        self.placement = PlacementState { state: state?, anchor: anchor? };
         self.anchors.ledger = file.ledger().clone();
         if file.anchors() > 0 {
             self.anchors.routing_keys = Some(file.anchor_rows(engine, ROUTING_KEYS)?);
@@ -134,8 +138,8 @@ impl<E: Engine> Memory<E> for AnchoredMemory<E> {
         self.anchors.keep(engine, &(0..=place).collect::<Vec<_>>())?;
         self.anchors.ledger.entries.truncate(place + 1);
         self.anchors.ledger.evictions.retain(|(at, _)| *at <= anchor.ordinal);
-        if self.followed.state.is_some() {
-            self.followed = Followed { state: Some(state.clone()), anchor: Some(state.clone()) };
+        if self.placement.state.is_some() {
+            self.placement = PlacementState { state: Some(state.clone()), anchor: Some(state.clone()) };
         }
         self.base.recurrence = Recurrence::at(state);
         Ok(storage)
@@ -498,14 +502,14 @@ pub(super) fn memory_bytes<E: Engine>(
     policy: &Policy,
 ) -> usize {
     let anchor = anchor_bytes(base, routing_dim, policy.storage);
-    let followed = match policy.placement {
+    let placement = match policy.placement {
         Placement::Adaptive(min) if layer.first() => {
             usize::from(tokens >= E::CHUNK_TOKENS) + usize::from(tokens >= min)
         }
         _ => 0,
     };
     let kept = policy.kept_after(tokens, anchor * layer.count);
-    base.live_bytes::<E>(tokens) + followed * base.state_bytes() + kept * anchor
+    base.live_bytes::<E>(tokens) + placement * base.state_bytes() + kept * anchor
 }
 
 /// Size of one anchor in one layer, in bytes.
@@ -538,10 +542,10 @@ pub(super) fn place<E: Engine>(
     }
     let engine = pass.engine();
     let mut ahead = memory.base.clone();
-    ahead.recurrence.state = memory.followed.state.clone();
+    ahead.recurrence.state = memory.placement.state.clone();
     let mut placed = timeline.clone();
     let mut boundaries = Vec::new();
-    let mut last = memory.followed.anchor.as_ref().map(|state| engine.to_f32(state));
+    let mut last = memory.placement.anchor.as_ref().map(|state| engine.to_f32(state));
     // Process pieces that end with a chunk, so that only a few candidates' states are held at once.
     let piece = chunk * min;
     let mut position = begin;
@@ -567,13 +571,13 @@ pub(super) fn place<E: Engine>(
                 boundaries.push(position);
             }
             if is_placed || last.is_none() {
-                memory.followed.anchor = Some(tensor);
+                memory.placement.anchor = Some(tensor);
                 last = Some(state);
             }
         }
         position += tokens;
     }
-    memory.followed.state = ahead.recurrence.state;
+    memory.placement.state = ahead.recurrence.state;
     timeline.usual_movement = placed.usual_movement;
     Ok(boundaries)
 }

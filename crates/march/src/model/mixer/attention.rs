@@ -16,7 +16,7 @@ use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
-use crate::model::{Builder, Mixed, Parameter, Pass};
+use crate::model::{Builder, MixerOutput, Parameter, Pass};
 
 /// Configuration of the Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -178,7 +178,7 @@ impl<E: Engine> Mixer<E> for Attention {
                         pass.tape.attention(input, self.heads)?
                     }
                 };
-                Ok(Mixed { readout, states: None })
+                Ok(MixerOutput { readout, states: None })
             })?;
         Ok(Streams { text: mixed.readout, anchors: None })
     }

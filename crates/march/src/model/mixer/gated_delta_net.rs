@@ -22,7 +22,7 @@ use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::{Error, Result};
 use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
-use crate::model::{Builder, Init, Mixed, Parameter, Pass, Row};
+use crate::model::{Builder, Init, MixerOutput, Parameter, Pass, Row};
 
 /// Configuration of Gated DeltaNet, and of the recurrence in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ pub(super) struct GatedDeltaNet {
 }
 
 /// The result of the recurrence.
-pub(super) struct Recurred<T> {
+pub(super) struct RecurrenceOutput<T> {
     /// o, [B, n, value_heads·d_v].
     pub readout: Var<T>,
     /// The states at the plan's boundaries, [N, value_heads, d_k, d_v].
@@ -290,7 +290,7 @@ impl<T: Clone> Rule<'_, T> {
         boundaries: &Arc<Vec<Vec<usize>>>,
         recent: &[usize],
         memory: Option<&mut Recurrence<E>>,
-    ) -> Result<Recurred<T>> {
+    ) -> Result<RecurrenceOutput<T>> {
         let options = GatedDeltaOptions {
             key_heads: self.key_heads,
             value_heads: self.value_heads,
@@ -301,7 +301,7 @@ impl<T: Clone> Rule<'_, T> {
         };
         let Some(memory) = memory else {
             let out = pass.tape.gated_delta(self.input(query, writes, None), &options)?;
-            return Ok(Recurred { readout: out.readout, boundary_states: out.boundary_states });
+            return Ok(RecurrenceOutput { readout: out.readout, boundary_states: out.boundary_states });
         };
         let (tape, engine, chunk) = (pass.tape, pass.engine(), E::CHUNK_TOKENS);
         let again = memory.open_tokens(engine);
@@ -347,7 +347,7 @@ impl<T: Clone> Rule<'_, T> {
             true => pass.slice_rows(all, at + 1..end)?,
             false => pass.slice_rows(all, old..end)?,
         };
-        Ok(Recurred { readout: out.readout, boundary_states })
+        Ok(RecurrenceOutput { readout: out.readout, boundary_states })
     }
 }
 
@@ -430,7 +430,7 @@ impl GatedDeltaNet {
         inputs: [&Var<E::Tensor>; 5],
         row: Row<'_>,
         memory: Option<&mut Recurrence<E>>,
-    ) -> Result<Recurred<E::Tensor>> {
+    ) -> Result<RecurrenceOutput<E::Tensor>> {
         let rule = Rule {
             key_heads: self.key_heads,
             value_heads: self.value_heads,
@@ -500,7 +500,7 @@ impl<E: Engine> Mixer<E> for GatedDeltaNet {
                 let ([q, k, v], _) = self.convolve(pass, [q, k, v], &[], memory.as_deref_mut())?;
                 let recurrence = memory.map(|memory| &mut memory.recurrence);
                 let out = self.recur(pass, [&q, &k, &v, a, b], row, recurrence)?;
-                Ok(Mixed { readout: out.readout, states: None })
+                Ok(MixerOutput { readout: out.readout, states: None })
             })?;
         self.gated(pass, &[&mixed.readout], &[&gate])
     }

@@ -18,7 +18,7 @@ use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
-use crate::model::{Builder, Init, Mixed, Parameter, Pass};
+use crate::model::{Builder, Init, MixerOutput, Parameter, Pass};
 
 /// Configuration of Log-Linear Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq)]
@@ -188,7 +188,7 @@ impl<E: Engine> Mixer<E> for LogLinear {
                 if let Some(memory) = memory {
                     memory.levels = levels;
                 }
-                Ok(Mixed { readout, states: None })
+                Ok(MixerOutput { readout, states: None })
             })?;
         base.gated(pass, &[&mixed.readout], &[&gate])
     }

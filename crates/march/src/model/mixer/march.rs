@@ -22,7 +22,7 @@ use super::{AnyMixer, Contradiction, Extension, FirstInput, Layer, Mixer, MixerC
 use crate::anchors::{Policy, Storage, Timeline};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::model::{Builder, Init, Mixed, Parameter, Pass};
+use crate::model::{Builder, Init, MixerOutput, Parameter, Pass};
 
 /// Configuration of MARCH.
 #[derive(Clone, Debug, PartialEq)]
@@ -172,7 +172,7 @@ struct March {
 }
 
 /// The projections of a layer.
-struct Projected<T> {
+struct LayerProjections<T> {
     /// Queries, keys, values, retention and write inputs of the text, before the convolutions.
     recurrence: [Var<T>; 5],
     routing_query: Var<T>,
@@ -190,7 +190,7 @@ impl March {
         &self,
         pass: &Pass<'_, '_, E>,
         input: &Streams<E::Tensor>,
-    ) -> Result<Projected<E::Tensor>> {
+    ) -> Result<LayerProjections<E::Tensor>> {
         let mut weights = self.base.projections().to_vec();
         weights.push(self.routing_query_proj);
         let mut products: Vec<_> = (0..weights.len()).map(|i| Product::new(0, i)).collect();
@@ -215,7 +215,7 @@ impl March {
             let Some(product) = found.next() else { unreachable!("one for each product") };
             product
         };
-        Ok(Projected {
+        Ok(LayerProjections {
             recurrence: std::array::from_fn(|_| next()),
             routing_query: next(),
             null_score: self.null_proj.map(|_| next()),
@@ -286,7 +286,7 @@ impl<E: Engine> Mixer<E> for March {
                     Some(history) => pass.tape.add(&out.readout, &history.readout)?,
                     None => out.readout,
                 };
-            Ok(Mixed { readout, states: Some(out.boundary_states) })
+            Ok(MixerOutput { readout, states: Some(out.boundary_states) })
         })?;
         let (Some([query, gate]), Some(states)) = (&p.anchors, &mixed.states) else {
             return base.gated(pass, &[&mixed.readout], &[&p.gate]);

@@ -23,13 +23,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::anchored::{self, AnchoredMemory, Reader, Routing, UNIT};
-use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig, Recurred, Recurrence, Rule};
+use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig, Recurrence, RecurrenceOutput, Rule};
 use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::{Anchor, Policy, Storage, Timeline};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Ledger, Memory};
-use crate::model::{Builder, Mixed, Parameter, Pass, Row};
+use crate::model::{Builder, MixerOutput, Parameter, Pass, Row};
 
 /// Configuration of Memory Caching.
 #[derive(Clone, Debug, PartialEq)]
@@ -188,7 +188,7 @@ impl MemoryCaching {
         keys: &Var<E::Tensor>,
         row: Row<'_>,
         memory: Option<&mut Recurrence<E>>,
-    ) -> Result<Recurred<E::Tensor>> {
+    ) -> Result<RecurrenceOutput<E::Tensor>> {
         let (engine, heads) = (pass.engine(), self.base.value_heads);
         let &[batch, tokens, _] = engine.shape(keys.value()) else { unreachable!("[B, n, width]") };
         let constant =
@@ -281,7 +281,9 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
                 let routing = Routing { query: q, routing_query: queries, null_score: Some(&open_score) };
                 let history =
                     reader.historical_readout(pass, routing, &out.boundary_states, keys, row, anchors)?;
-                let Some(history) = history else { return Ok(Mixed { readout: out.readout, states: None }) };
+                let Some(history) = history else {
+                    return Ok(MixerOutput { readout: out.readout, states: None });
+                };
                 // g_ts = 1 − Σ_{i<s} g_ti is the weight of the current state.
                 let by_head = |width| [shape[0], shape[1], heads, width];
                 let closed = match history.mass {
@@ -291,7 +293,7 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
                 let current = tape.reshape(&out.readout, &by_head(base.value_dim))?;
                 let current = tape.sub(&current, &tape.mul(&current, &closed)?)?;
                 let current = tape.reshape(&current, &[shape[0], shape[1], heads * base.value_dim])?;
-                Ok(Mixed { readout: tape.add(&current, &history.readout)?, states: None })
+                Ok(MixerOutput { readout: tape.add(&current, &history.readout)?, states: None })
             })?;
         base.gated(pass, &[&mixed.readout], &[&gate])
     }

@@ -151,7 +151,7 @@ pub trait AnyMixer<E: Engine>: Send + Sync {
 }
 
 /// Downcasts a memory to the type that its mixer created.
-fn own<E: Engine, M: Memory<E>>(memory: &mut dyn Memory<E>) -> Result<&mut M> {
+fn downcast_memory<E: Engine, M: Memory<E>>(memory: &mut dyn Memory<E>) -> Result<&mut M> {
     let any: &mut dyn Any = memory;
     any.downcast_mut().ok_or_else(|| Error::Request("the bank belongs to a model with other mixers".into()))
 }
@@ -171,7 +171,7 @@ impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
     ) -> Result<Streams<E::Tensor>> {
         let mut typed = Vec::with_capacity(memory.len());
         for memory in memory {
-            typed.push(own(&mut **memory)?);
+            typed.push(downcast_memory(&mut **memory)?);
         }
         self.forward(pass, input, &mut typed)
     }
@@ -193,7 +193,7 @@ impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
         timeline: &mut Timeline,
         memory: &mut dyn Memory<E>,
     ) -> Result<Vec<usize>> {
-        self.place(pass, tokens, input, policy, timeline, own(memory)?)
+        self.place(pass, tokens, input, policy, timeline, downcast_memory(memory)?)
     }
 }
 

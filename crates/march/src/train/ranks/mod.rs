@@ -58,11 +58,11 @@ impl Overlap {
 
 /// A single process.
 #[derive(Debug, Default)]
-pub struct Alone {
+pub struct SingleProcess {
     numbers: Vec<f32>,
 }
 
-impl Ranks for Alone {
+impl Ranks for SingleProcess {
     fn rank(&self) -> usize {
         0
     }
