@@ -14,7 +14,7 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
                 .into(),
         );
     } else {
-        summary.extend(experiment.reading.iter().cloned());
+        summary.extend(verdict(results));
     }
     let mut sections = vec![outcome(results), differences(results)];
     sections.extend(experiment.published.as_ref().map(|published| beside_paper(results, published)));
@@ -227,6 +227,7 @@ fn differences(results: &Results) -> Section {
          difference counts as decided (bold) only if the interval excludes 0."
             .into(),
     );
+    section.list = decisions(results);
     for course in &experiment.courses {
         let asks: Vec<&Ask> = experiment.asks_of(course).collect();
         let mut columns = vec!["first – second".to_string()];
@@ -244,6 +245,55 @@ fn differences(results: &Results) -> Section {
         }
     }
     section
+}
+
+/// How many of the differences these seeds decide; `None` if nothing was compared.
+fn verdict(results: &Results) -> Option<String> {
+    let all: Vec<Sign> = compared(results).flat_map(|(.., signs)| signs).map(|(_, sign)| sign).collect();
+    let decided = all.iter().filter(|sign| **sign != Sign::Undecided).count();
+    let line = format!(
+        "**Of {} differences between models, {decided} {} decided with the seeds of this run.** The section on \
+         differences lists them.",
+        all.len(),
+        if decided == 1 { "is" } else { "are" }
+    );
+    (!all.is_empty()).then_some(line)
+}
+
+/// The compared pairs of all courses: course, pair, and the measured differences.
+fn compared(results: &Results) -> impl Iterator<Item = (&String, &[String; 2], Vec<(&Ask, Sign)>)> {
+    let experiment = &results.plan.experiment;
+    experiment.courses.iter().flat_map(move |course| {
+        experiment.compare.iter().filter_map(move |pair| {
+            let sign = |ask| Some((ask, difference(results, &pair[0], &pair[1], ask)?.sign()));
+            let signs: Vec<_> = experiment.asks_of(course).filter_map(sign).collect();
+            (!signs.is_empty()).then_some((course, pair, signs))
+        })
+    })
+}
+
+/// One line per pair: where the first is better, where it is worse, and where these seeds do not decide.
+fn decisions(results: &Results) -> Vec<String> {
+    let one_course = results.plan.experiment.courses.len() == 1;
+    compared(results)
+        .map(|(course, [first, second], signs)| {
+            // A lower loss is better.
+            let better = |ask: &Ask| if ask.text.is_some() { Sign::Below } else { Sign::Above };
+            let mut parts =
+                [("better at", Vec::new()), ("worse at", Vec::new()), ("not decided at", Vec::new())];
+            for (ask, sign) in signs {
+                let part = match sign {
+                    Sign::Undecided => 2,
+                    sign => usize::from(sign != better(ask)),
+                };
+                parts[part].1.push(ask.name.as_str());
+            }
+            let said = parts.iter().filter(|part| !part.1.is_empty());
+            let said: Vec<String> = said.map(|(what, asks)| format!("{what} {}", asks.join(", "))).collect();
+            let place = if one_course { String::new() } else { format!("{course}: ") };
+            format!("{place}{first} against {second}: {}.", said.join("; "))
+        })
+        .collect()
 }
 
 /// The paired difference of two rows.
@@ -414,5 +464,64 @@ pub(super) fn in_bytes(bytes: f64) -> String {
         _ if bytes < 1024.0 => format!("{bytes:.0} B"),
         _ if bytes < 1024.0 * 1024.0 => format!("{:.1} KiB", bytes / 1024.0),
         _ => format!("{:.1} MiB", bytes / 1024.0 / 1024.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::{Arm, Experiment, Outcome, Plan, Scale as Sizes, Size, key};
+
+    /// The experiment `capacity` with made-up answers: each arm's value by seed, the same at every ask.
+    fn made_up(values: impl Fn(&str) -> Vec<f64>) -> Results {
+        let plan = Plan::new(Experiment::open("capacity").unwrap(), Sizes::new(Size::Laptop)).unwrap();
+        let arm = |name: &String| {
+            let run = |value: f64| {
+                let measured = plan.experiment.ask.iter().map(|ask| Measured {
+                    key: key(ask, &plan.scale, ""),
+                    value,
+                    memory_bytes: 1024,
+                    flop_per_token: 1e6,
+                    positions: Vec::new(),
+                });
+                Outcome { parameters: 1, measured: measured.collect(), ..Outcome::default() }
+            };
+            Arm {
+                arm: name.clone(),
+                course: "versioned".into(),
+                rate: 1e-3,
+                tried: Vec::new(),
+                runs: values(name).into_iter().map(run).collect(),
+            }
+        };
+        let arms = plan.experiment.arms.iter().map(arm).collect();
+        Results { plan, arms }
+    }
+
+    fn text(page: &Page) -> String {
+        let lists = page.sections.iter().flat_map(|section| section.list.clone());
+        page.summary.iter().cloned().chain(lists).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn verdicts_follow_the_results() {
+        // MARCH loses against everything: nothing on the page may say that it wins.
+        let lost = text(&page(
+            &made_up(|arm| if arm == "MARCH" { vec![0.1, 0.11, 0.12] } else { vec![0.9, 0.91, 0.93] }),
+            Vec::new(),
+        ));
+        assert!(lost.contains("MARCH against GDN, equal memory: worse at 4 facts, 8 facts"), "{lost}");
+        assert!(lost.contains("MARCH, top-2 against MARCH: better at 4 facts"), "{lost}");
+        assert!(lost.contains("Of 36 differences between models, 36 are decided"), "{lost}");
+        assert!(!lost.contains("MARCH wins") && !lost.contains("MARCH against GDN: better"), "{lost}");
+        let same = text(&page(&made_up(|_| vec![0.1, 0.5, 0.9]), Vec::new()));
+        assert!(same.contains("MARCH against GDN: not decided at 4 facts"), "{same}");
+        assert!(same.contains("Of 36 differences between models, 0 are decided"), "{same}");
+    }
+
+    #[test]
+    fn nothing_measured_gives_no_verdict() {
+        let none = text(&page(&made_up(|_| Vec::new()), Vec::new()));
+        assert!(!none.contains("decided") && !none.contains("against"), "{none}");
     }
 }
