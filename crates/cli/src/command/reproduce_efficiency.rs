@@ -20,7 +20,7 @@ pub const QUESTION: &str = "Efficiency: time by length of the text, for attentio
 
 /// What the page says of its shapes.
 const NOTES: [&str; 3] = [
-    "Two cores of a CPU instead of a GPU, in f32.",
+    "A CPU instead of a GPU, in f32.",
     "A width of 128 instead of 1536, with the paper's proportions: d_k 0.75 and d_v 1.5 of the width over all heads; the \
      interval of 512 tokens and so the number of anchors are the paper's. States shrink with the square of the width, but \
      attention's keys and values only linearly, so attention costs more here, in proportion, than in the paper.",

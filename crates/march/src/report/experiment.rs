@@ -379,7 +379,8 @@ fn costs(results: &Results) -> Section {
     let experiment = &results.plan.experiment;
     let mut section = Section { heading: "Costs".into(), ..Section::default() };
     section.text.push(
-        "Memory: bytes that a sequence's bank holds after the shortest and the longest of the asks. Work: FLOP per token \
+        "Memory: bytes that a sequence's bank holds after the shortest and the longest of the asks. For rollback: those of \
+         these bytes that no token reads; they are kept to continue the text at an anchor. Work: FLOP per token \
          of the forward pass there. Training: tokens per second on one thread, median of the last stage, with other runs \
          on the other cores."
             .into(),
@@ -390,7 +391,9 @@ fn costs(results: &Results) -> Section {
         let ends: Vec<&Ask> = if asks.len() > 1 { vec![first, last] } else { vec![first] };
         let mut columns: Vec<String> = ["model", "parameters"].map(String::from).to_vec();
         for ask in &ends {
-            columns.extend([format!("memory, {}", ask.name), format!("MFLOP per token, {}", ask.name)]);
+            columns.extend(
+                ["memory", "for rollback", "MFLOP per token"].map(|of| format!("{of}, {}", ask.name)),
+            );
         }
         columns.push("training tokens/s".into());
         let rows = rows_of(results, course).into_iter().map(|row| {
@@ -400,10 +403,14 @@ fn costs(results: &Results) -> Section {
             cells.push(cell(run.map_or("–".into(), |run| thousands(run.parameters as f64))));
             for ask in &ends {
                 let found = results.measured(row, ask);
-                let (bytes, flop) =
-                    found.first().map_or((None, None), |m| (Some(m.memory_bytes), Some(m.flop_per_token)));
-                cells.push(cell(bytes.map_or("–".into(), |bytes| in_bytes(bytes as f64))));
-                cells.push(cell(flop.map_or("–".into(), |flop| format!("{:.3}", flop / 1e6))));
+                let shown = |show: &dyn Fn(&Measured) -> String| {
+                    cell(found.first().map_or("–".into(), |measured| show(measured)))
+                };
+                cells.push(shown(&|measured| in_bytes(measured.memory_bytes as f64)));
+                cells.push(shown(&|measured| {
+                    measured.rollback_bytes.map_or("–".into(), |bytes| in_bytes(bytes as f64))
+                }));
+                cells.push(shown(&|measured| format!("{:.3}", measured.flop_per_token / 1e6)));
             }
             let speeds: Vec<f64> =
                 arm.iter().flat_map(|arm| &arm.runs).map(|run| run.tokens_per_second).collect();
@@ -480,7 +487,8 @@ mod tests {
                 let measured = plan.experiment.ask.iter().map(|ask| Measured {
                     key: key(ask, &plan.scale, ""),
                     value,
-                    memory_bytes: 1024,
+                    memory_bytes: 3072,
+                    rollback_bytes: (name == "MARCH").then_some(1024),
                     flop_per_token: 1e6,
                     positions: Vec::new(),
                 });
@@ -517,6 +525,20 @@ mod tests {
         let same = text(&page(&made_up(|_| vec![0.1, 0.5, 0.9]), Vec::new()));
         assert!(same.contains("MARCH against GDN: not decided at 4 facts"), "{same}");
         assert!(same.contains("Of 36 differences between models, 0 are decided"), "{same}");
+    }
+
+    #[test]
+    fn bytes_for_rollback_are_listed_apart() {
+        let page = page(&made_up(|_| vec![0.5, 0.5]), Vec::new());
+        let costs = page.sections.iter().find(|section| section.heading == "Costs").unwrap();
+        let table = &costs.tables[0];
+        assert_eq!(table.columns[2..4], ["memory, 4 facts", "for rollback, 4 facts"]);
+        let row = |name: &str| {
+            let row = table.rows.iter().find(|row| row[0].text == name).unwrap();
+            [row[2].text.clone(), row[3].text.clone()]
+        };
+        assert_eq!(row("MARCH"), ["3.0 KiB", "1.0 KiB"]);
+        assert_eq!(row("GDN"), ["3.0 KiB", "–"]);
     }
 
     #[test]
