@@ -151,6 +151,7 @@ fn a_checkpoint_from_nothing() {
     assert!(text.contains("2,627,108 parameters"), "{text}");
     let text = ok(&["inspect", "model", model, "--interval", "128"]);
     assert!(text.contains("2,627,108") && text.contains("every 128 tokens"), "{text}");
+    assert!(text.contains("of it only for rollback"), "{text}");
     let again = folder.path().join("again");
     ok(&["init", "--config", "tiny/march", "--seed", "3", "--output", again.to_str().unwrap()]);
     let file = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
@@ -262,6 +263,13 @@ fn a_bank_is_shown() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    // What only a rollback uses, listed apart: the same bytes as those of the bank in memory.
+    let line = text.lines().find(|line| line.contains("of it only for rollback")).expect("no such line");
+    let words: Vec<&str> = line.split_whitespace().rev().take(2).collect();
+    let unit = ["B", "KiB", "MiB"].iter().position(|unit| *unit == words[0]).unwrap();
+    let shown = words[1].parse::<f64>().unwrap() * 1024f64.powi(unit as i32);
+    let kept = bank.rollback_bytes(&engine) as f64;
+    assert!(kept > 0.0 && (shown / kept - 1.0).abs() < 0.01, "{kept}: {text}");
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, &bytes).unwrap();

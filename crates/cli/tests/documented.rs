@@ -41,7 +41,11 @@ macro_rules! pages {
 
 pages! {
     readme "README.md",
+    changelog "CHANGELOG.md",
+    contributing "CONTRIBUTING.md",
+    security "SECURITY.md",
     add_a_mixer "docs/add-a-mixer.md",
+    architecture "docs/architecture.md",
     cluster "docs/cluster.md",
     data "docs/data.md",
     engine "docs/engine.md",

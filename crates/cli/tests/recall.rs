@@ -224,6 +224,7 @@ fn the_demo_leaves_what_it_says() {
         "  32 facts (most in training)",
         "  128 facts ",
         "memory after 128 facts",
+        "  of it only for rollback",
         "GDN, equal memory",
         "A quick run learns almost nothing",
         "report.html",

@@ -3,11 +3,10 @@
 use std::ops::ControlFlow;
 
 use march::anchors::{Placement, Policy, Recording, Retention, Storage};
-use march::engine::{Engine, Reference, Tape};
+use march::engine::{Cpu, Engine, Reference, Tape};
 use march::eval::{Measure, Measured};
 use march::memory::StateBank;
-use march::model::ModelConfig;
-use march::model::{Batch, Settings};
+use march::model::{Batch, Model, ModelConfig, Settings};
 
 use crate::common::{Case, assert_close, cpu, error, invariant, small, tokens};
 
@@ -187,6 +186,7 @@ fn stored_precision_is_what_every_token_reads() {
             }
             if placement == Placement::Periodic {
                 assert_eq!(bank.bytes(&engine), case.model.memory_bytes(150, &policy));
+                assert_eq!(bank.rollback_bytes(&engine), case.model.rollback_bytes(150, &policy));
             }
         }
         assert!(bytes.windows(2).all(|pair| pair[0] > pair[1]), "{bytes:?}");
@@ -224,6 +224,7 @@ fn a_budget_is_never_exceeded() {
         assert_eq!(largest, room * case.model.anchor_bytes(&policy), "all of the room is used");
         if placement == Placement::Periodic {
             assert_eq!(bank.bytes(&engine), case.model.memory_bytes(ids.len(), &policy));
+            assert_eq!(bank.rollback_bytes(&engine), case.model.rollback_bytes(ids.len(), &policy));
         }
         // What the timeline lists is in every layer.
         let timeline = bank.timeline();
@@ -419,4 +420,13 @@ fn policies_are_measured() {
     let stopped = Measure { ids: &ids, lengths: &[], decode: 9 };
     let stop = &mut |_| ControlFlow::Break(());
     assert_eq!(stopped.run(&engine, &case.model, &case.parameters, &own, stop).unwrap(), None);
+}
+
+/// The figures of README.md: after 32 and 128 facts of the demo's task.
+#[test]
+fn the_demos_bytes_for_rollback() {
+    let model: Model<Cpu> = Model::new(&march::Config::load("demo/march").unwrap().model);
+    let sizes = [104, 320]
+        .map(|n| (model.memory_bytes(n, &model.policy()), model.rollback_bytes(n, &model.policy())));
+    assert_eq!(sizes, [(83_968, 25_344), (239_360, 80_640)]);
 }

@@ -322,6 +322,7 @@ fn amount(documents: usize, result: &TaskReport) -> page::Amount {
         asked,
         error: result.standard_error,
         memory_bytes: result.memory_bytes,
+        rollback_bytes: result.rollback_bytes.unwrap_or(0),
     }
 }
 

@@ -31,6 +31,10 @@ pub fn table(learned: &[TrainedModel]) {
         line(&format!("memory after {} facts", facts(documents)), &|model| {
             model.result(documents).map_or("–".into(), |result| bytes(result.memory_bytes))
         });
+        line("  of it only for rollback", &|model| {
+            let rollback = model.result(documents).and_then(|result| result.rollback_bytes);
+            rollback.map_or("–".into(), bytes)
+        });
     }
     line("parameters", &|model| thousands(model.parameters));
     line("learning rate", &|model| format!("{}", model.learning_rate));

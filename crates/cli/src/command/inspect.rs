@@ -104,6 +104,9 @@ fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
     say!();
     row(precision, lengths.map(|n| format!("{} tokens", thousands(n))));
     line("this model", lengths.map(|n| bytes(model.memory_bytes(n, &policy))));
+    if policy.interval.is_some() {
+        line("of it only for rollback", lengths.map(|n| bytes(model.rollback_bytes(n, &policy))));
+    }
     let cache = |n: usize| 2 * 4 * config.num_hidden_layers * config.hidden_size * n;
     line("a Transformer's cache", lengths.map(|n| bytes(cache(n))));
     line("share of that", lengths.map(|n| share(model.memory_bytes(n, &policy), cache(n))));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use march::anchors::Anchor;
-use march::memory::BankFile;
+use march::memory::{BankFile, FilePart};
 use serde_json::Value;
 
 use crate::display::out::say;
@@ -54,7 +54,11 @@ impl InspectBank {
             say!("  {name:<24} {dtype:<5} {count:>7} {:>10}", bytes(*size));
         }
         let total = list.iter().map(|part| part.bytes).sum();
-        say!("  {:<38} {:>10}\n", "total", bytes(total));
+        say!("  {:<38} {:>10}", "total", bytes(total));
+        // The tails of anchors: no token reads them.
+        let only = |part: &&FilePart| part.name.contains(".anchors.") && part.name.contains("_tail");
+        let rollback = list.iter().filter(only).map(|part| part.bytes).sum();
+        say!("  {:<38} {:>10}\n", "of it only for rollback", bytes(rollback));
         let times = match file.appended() {
             0 => "written at once".into(),
             1 => "appended to once".into(),

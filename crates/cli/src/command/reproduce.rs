@@ -124,8 +124,10 @@ impl Reproduce {
         let names = self.text.iter().filter_map(|path| path.file_name());
         command.extend(names.map(|name| format!(" --text {}", name.to_string_lossy())));
         let page = experiment::page(&results, facts(&command, &took, workers));
-        let results = page.sections.iter().take(2).flat_map(|section| &section.tables);
-        results.for_each(print_table);
+        let shown = &page.sections[..page.sections.len().min(2)];
+        shown.iter().flat_map(|section| &section.tables).for_each(print_table);
+        say!();
+        shown.iter().flat_map(|section| &section.list).for_each(|line| say!("{line}"));
         write(&page, &folder)
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
-use march::report::efficiency::page;
+use march::report::efficiency::{page, verdict};
 use march::reproduce::efficiency::{EfficiencyPlan, Kind, Timing, find_python, peers};
 use march::reproduce::{Full, Size};
 
@@ -20,27 +20,11 @@ pub const QUESTION: &str = "Efficiency: time by length of the text, for attentio
 
 /// What the page says of its shapes.
 const NOTES: [&str; 3] = [
-    "Two cores of a CPU instead of a GPU, in f32.",
+    "A CPU instead of a GPU, in f32.",
     "A width of 128 instead of 1536, with the paper's proportions: d_k 0.75 and d_v 1.5 of the width over all heads; the \
      interval of 512 tokens and so the number of anchors are the paper's. States shrink with the square of the width, but \
      attention's keys and values only linearly, so attention costs more here, in proportion, than in the paper.",
     "Attention is this project's streaming attention on the CPU, not FlashAttention-2.",
-];
-
-/// What the figures show; written after the run that docs/results shows.
-const READING: [&str; 4] = [
-    "**All four of the paper's claims hold on this machine.** Reading all anchors takes less time than attention at \
-     every length, and 15 times less at 32K tokens. Top-4 takes a ninth of the dense core's time at 128K tokens, \
-     trains four times as fast as dense there, and 44 times as fast as attention.",
-    "**Where the time goes.** The dense core runs at 60 % of the machine's AVX2 peak (121 of 200 GFLOP/s at 128K), so \
-     its time is its work, which grows with the square of the length. Top-4 does 55 GFLOP instead of 959. Of its 896 \
-     ms the recurrence alone takes 431 (the row GDN); the rest is the reader, which still scores all visible anchors \
-     before it multiplies by the chosen ones. In a training step of two layers at 128K, top-4 takes 1.3 times as long \
-     as GDN.",
-    "**Beside PyTorch**, in the same run: attention takes 0.98 to 1.9 times our time in PyTorch, and its chunked \
-     gated delta rule 7 to 11 times.",
-    "Between runs, times on this machine differ by 10 to 20 %: at 1K to 8K tokens the order of GDN and MARCH in \
-     training is noise.",
 ];
 
 /// The paper's own experiment, as `--size paper` prints it.
@@ -95,10 +79,10 @@ pub fn run(size: Size, output: &Path, only_plan: bool) -> anyhow::Result<()> {
     if let Some(fact) = facts.iter_mut().find(|fact| fact.0 == "side by side") {
         *fact = ("threads".into(), machine::cores().to_string());
     }
-    let reading = READING.map(String::from);
-    let page = page(&timings, facts, &notes, if size == Size::Quick { &[] } else { &reading });
+    let page = page(&timings, facts, &notes);
     march::disk::replace(&folder.join("timings.json"), &serde_json::to_vec_pretty(&timings)?)?;
     page.sections.iter().flat_map(|section| &section.tables).for_each(print_table);
+    verdict(&timings).iter().for_each(|line| say!("\n{}", line.replace("**", "")));
     write(&page, &folder)
 }
 

@@ -61,6 +61,9 @@ pub struct TaskReport {
     pub by_age: Vec<AgeReport>,
     /// Average size of a sequence's bank after the sequence, in bytes.
     pub memory_bytes: usize,
+    /// Of these bytes, those that only a rollback uses; `None` in files of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback_bytes: Option<usize>,
     /// Tokens per second, over all sequences in parallel.
     pub tokens_per_second: f64,
     /// One string per sequence: `1` for a correct answer, `0` for a wrong one, in the order of the questions.
@@ -104,6 +107,7 @@ impl TaskReport {
             chance: 1.0 / task.answers() as f64,
             by_age: answers.by_age(task.length()).into_iter().map(one).collect(),
             memory_bytes: answers.memory_bytes,
+            rollback_bytes: Some(answers.rollback_bytes),
             tokens_per_second: answers.tokens_per_second,
             answers: answers
                 .samples
@@ -307,7 +311,7 @@ mod tests {
         let task = Task::open("mqar:pairs=4:vocabulary=16", None).unwrap();
         let sample = |text: &&str| text.chars().map(|c| Answer { age: 1, right: c == '1' }).collect();
         let samples = rights.iter().map(sample).collect();
-        let answers = Answers { samples, memory_bytes: 10, tokens_per_second: 1.0 };
+        let answers = Answers { samples, memory_bytes: 10, rollback_bytes: 4, tokens_per_second: 1.0 };
         let mut report = Report::new("m".into(), "march", 1, "f32".into(), Policy::default(), false);
         report.results.push(TaskReport::new(&task, &answers));
         report

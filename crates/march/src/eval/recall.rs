@@ -62,6 +62,8 @@ pub struct Answers {
     pub samples: Vec<Vec<Answer>>,
     /// Average size of a sequence's bank after the sequence, in bytes.
     pub memory_bytes: usize,
+    /// Of these bytes, those that only a rollback uses.
+    pub rollback_bytes: usize,
     /// Tokens per second, over all sequences in parallel.
     pub tokens_per_second: f64,
 }
@@ -146,7 +148,7 @@ pub fn ask<E: Engine>(
     check_memory(reader, task, asking)?;
     let inference = Inference::new(reader.engine, reader.model, reader.parameters);
     let length = task.length();
-    let (mut samples, mut bytes, mut seconds) = (Vec::new(), 0, 0.0);
+    let (mut samples, mut bytes, mut rollback, mut seconds) = (Vec::new(), 0, 0, 0.0);
     let mut done = 0;
     while done < asking.samples {
         let rows = ROWS.min((asking.samples - done) as usize);
@@ -183,6 +185,7 @@ pub fn ask<E: Engine>(
         }
         seconds += began.elapsed().as_secs_f64();
         bytes += banks.iter().map(|bank| bank.bytes(reader.engine)).sum::<usize>();
+        rollback += banks.iter().map(|bank| bank.rollback_bytes(reader.engine)).sum::<usize>();
         for (row, example) in examples.iter().enumerate() {
             let answer = |question: &crate::data::recall::Question| Answer {
                 age: question.age(),
@@ -197,7 +200,7 @@ pub fn ask<E: Engine>(
     }
     let count = samples.len().max(1);
     let tokens_per_second = (samples.len() * length) as f64 / seconds.max(1e-9);
-    Ok(Answers { samples, memory_bytes: bytes / count, tokens_per_second })
+    Ok(Answers { samples, memory_bytes: bytes / count, rollback_bytes: rollback / count, tokens_per_second })
 }
 
 /// Rejects sequences that take more memory than the machine has, because the system would kill the process.
@@ -262,7 +265,12 @@ mod tests {
     fn answers(samples: &[&[(usize, bool)]]) -> Answers {
         let one =
             |sample: &&[(usize, bool)]| sample.iter().map(|&(age, right)| Answer { age, right }).collect();
-        Answers { samples: samples.iter().map(one).collect(), memory_bytes: 0, tokens_per_second: 0.0 }
+        Answers {
+            samples: samples.iter().map(one).collect(),
+            memory_bytes: 0,
+            rollback_bytes: 0,
+            tokens_per_second: 0.0,
+        }
     }
 
     #[test]

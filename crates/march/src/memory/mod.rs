@@ -43,6 +43,11 @@ pub trait Memory<E: Engine>: Any + Send + Sync {
         Err(Error::Request("this layer keeps no anchors, so it cannot be rolled back".into()))
     }
 
+    /// Of these bytes, those that only [`Memory::rollback`] uses: no token reads them.
+    fn rollback_bytes(&self, _: &E) -> usize {
+        0
+    }
+
     /// The number of kept anchors, and their bytes.
     fn anchors(&self, _: &E) -> (usize, usize) {
         (0, 0)
@@ -168,5 +173,10 @@ impl<E: Engine> StateBank<E> {
     /// Size of everything that is kept, in bytes.
     pub fn bytes(&self, engine: &E) -> usize {
         self.layers.iter().map(|layer| layer.bytes(engine)).sum()
+    }
+
+    /// Of these bytes, those that only a rollback uses: no token reads them.
+    pub fn rollback_bytes(&self, engine: &E) -> usize {
+        self.layers.iter().map(|layer| layer.rollback_bytes(engine)).sum()
     }
 }

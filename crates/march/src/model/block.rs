@@ -45,6 +45,10 @@ impl<E: Engine> Block<E> {
         self.mixer.count_memory(tokens, policy)
     }
 
+    pub fn rollback_bytes(&self, tokens: usize, policy: &Policy) -> usize {
+        self.mixer.count_rollback(tokens, policy)
+    }
+
     pub fn anchor_bytes(&self, storage: Storage) -> usize {
         self.mixer.count_anchor(storage)
     }

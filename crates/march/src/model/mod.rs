@@ -166,6 +166,11 @@ impl<E: Engine> Model<E> {
         self.blocks.iter().map(|block| block.memory_bytes(tokens, policy)).sum()
     }
 
+    /// Of [`Model::memory_bytes`], those that only a rollback uses: the anchors' convolution tails, which no token reads.
+    pub fn rollback_bytes(&self, tokens: usize, policy: &Policy) -> usize {
+        self.blocks.iter().map(|block| block.rollback_bytes(tokens, policy)).sum()
+    }
+
     /// Size of one anchor in all layers together, in bytes.
     pub fn anchor_bytes(&self, policy: &Policy) -> usize {
         self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()

@@ -57,6 +57,8 @@ pub struct Amount {
     pub error: Option<f64>,
     /// Bytes kept after one sequence.
     pub memory_bytes: usize,
+    /// Of these bytes, those that only a rollback uses.
+    pub rollback_bytes: usize,
 }
 
 impl Amount {
@@ -237,6 +239,13 @@ impl Demo {
                 let amount = find(&model.by_facts, facts);
                 plain(amount.map_or("–".into(), |it| format!("{} bytes", thousands(it.memory_bytes as u64))))
             });
+            row("of it only for rollback", &|model| {
+                let amount = find(&model.by_facts, facts);
+                plain(
+                    amount
+                        .map_or("–".into(), |it| format!("{} bytes", thousands(it.rollback_bytes as u64))),
+                )
+            });
         }
         row("Parameters", &|m| plain(thousands(m.parameters as u64)));
         row("Learning rate", &|m| {
@@ -293,6 +302,7 @@ pub(super) mod tests {
             asked,
             error: Some(0.01),
             memory_bytes: 1536 * facts,
+            rollback_bytes: 512 * facts,
         };
         DemoModel {
             name: name.into(),
@@ -399,7 +409,14 @@ pub(super) mod tests {
         let point = DemoModel { curve: vec![(0, 2.0)], ..model("point", 1.0) };
         let odd = DemoModel { curve: vec![(5, f64::NAN), (u64::MAX, -1.0)], ..model("odd", 0.0) };
         let many = (1..40)
-            .map(|i| Amount { facts: i * 1000, correct: 9, asked: 3, error: None, memory_bytes: 0 })
+            .map(|i| Amount {
+                facts: i * 1000,
+                correct: 9,
+                asked: 3,
+                error: None,
+                memory_bytes: 0,
+                rollback_bytes: 0,
+            })
             .collect();
         let many =
             DemoModel { by_facts: many, curve: (0..5000).map(|i| (i, 0.5)).collect(), ..model("", 1.0) };

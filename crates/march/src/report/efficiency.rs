@@ -3,11 +3,11 @@
 use super::evidence::{Cell, Figure, Look, Page, Plot, Point, Scale, Section, Series, Table};
 use crate::reproduce::efficiency::{Kind, Timing};
 
-/// What the paper's figure shows at 128K tokens, and what was measured: the claim, the ratio wanted, the ratio found.
+/// A claim of the paper's figure on training efficiency, as a ratio of two times.
 struct Target {
     claim: &'static str,
+    /// How many times as long as `faster` the arm `slower` must take, at least.
     wanted: f64,
-    /// Arms and kind whose times are divided: the first is expected to take `wanted` times as long, or more.
     slower: &'static str,
     faster: &'static str,
     kind: Kind,
@@ -49,15 +49,49 @@ const TARGETS: [Target; 4] = [
     },
 ];
 
+impl Target {
+    /// The time of the slower arm over that of the faster one; `None` if one of them was not measured.
+    fn ratio(&self, timings: &[Timing]) -> Option<f64> {
+        let of = |arm| find(timings, arm, self.kind, self.length);
+        // Steps may differ in their number of tokens.
+        let time = |timing: &Timing| 1.0 / timing.tokens_per_second;
+        of(self.slower).zip(of(self.faster)).map(|(slow, fast)| time(slow) / time(fast))
+    }
+}
+
+/// What the measured times say of the paper's claims, each with its ratio: those that hold, those that do not, and
+/// those that were not measured.
+pub fn verdict(timings: &[Timing]) -> Vec<String> {
+    let (mut holds, mut fails, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+    for target in &TARGETS {
+        match target.ratio(timings) {
+            Some(ratio) => {
+                let list = if ratio >= target.wanted { &mut holds } else { &mut fails };
+                let Target { claim, wanted, .. } = target;
+                list.push(format!("{claim} (ratio {ratio:.2}, at least {wanted} wanted)"));
+            }
+            None => missing.push(target.claim.to_string()),
+        }
+    }
+    let count = TARGETS.len();
+    let parts =
+        [(holds, "hold in this run"), (fails, "do not hold in this run"), (missing, "were not measured")];
+    let parts = parts.into_iter().filter(|(claims, _)| !claims.is_empty());
+    let line = |(claims, what): (Vec<String>, &str)| {
+        format!("**{} of the paper's {count} claims {what}**: {}.", claims.len(), claims.join("; "))
+    };
+    parts.map(line).collect()
+}
+
 /// The page of measured times. `notes` say what was scaled down, and whether PyTorch was found.
-pub fn page(timings: &[Timing], facts: Vec<(String, String)>, notes: &[String], reading: &[String]) -> Page {
+pub fn page(timings: &[Timing], facts: Vec<(String, String)>, notes: &[String]) -> Page {
     let mut summary = vec![
         "How does the cost of training grow with the length of the text, for attention, Gated DeltaNet (GDN), MARCH that \
          reads all anchors, and MARCH that reads the best four?"
             .to_string(),
         "In the paper: the figure on training efficiency.".to_string(),
     ];
-    summary.extend(reading.iter().cloned());
+    summary.extend(verdict(timings));
     let results = Section {
         heading: "Results".into(),
         tables: vec![table(timings, Kind::Core), table(timings, Kind::EndToEnd)],
@@ -183,10 +217,7 @@ fn figure(timings: &[Timing]) -> Figure {
 
 fn claims(timings: &[Timing]) -> Table {
     let rows = TARGETS.iter().map(|target| {
-        let of = |arm| find(timings, arm, target.kind, target.length);
-        // Steps may differ in their number of tokens.
-        let time = |timing: &Timing| 1.0 / timing.tokens_per_second;
-        let ratio = of(target.slower).zip(of(target.faster)).map(|(slow, fast)| time(slow) / time(fast));
+        let ratio = target.ratio(timings);
         let verdict = match ratio {
             Some(ratio) if ratio >= target.wanted => "holds",
             Some(_) => "does not hold",
@@ -201,4 +232,73 @@ fn claims(timings: &[Timing]) -> Table {
     });
     let columns = ["claim", "ratio wanted", "ratio here", ""].map(String::from).to_vec();
     Table { caption: String::new(), columns, rows: rows.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Made-up speeds: tokens per second by arm, the same for all kinds and lengths.
+    fn timings(speeds: &[(&str, f64)]) -> Vec<Timing> {
+        let mut all = Vec::new();
+        for length in [32_768, 131_072] {
+            for kind in [Kind::Core, Kind::EndToEnd] {
+                all.extend(speeds.iter().map(|&(arm, tokens_per_second)| Timing {
+                    arm: arm.into(),
+                    kind,
+                    length,
+                    seconds: length as f64 / tokens_per_second,
+                    tokens_per_second,
+                    flop: 1e9,
+                    repeats: 1,
+                }));
+            }
+        }
+        all
+    }
+
+    fn said(timings: &[Timing]) -> (Vec<String>, Vec<String>) {
+        let page = page(timings, Vec::new(), &[]);
+        let claims = &page.sections[1].tables[0];
+        let cells = claims.rows.iter().map(|row| row[3].text.clone()).collect();
+        (page.summary[2..].to_vec(), cells)
+    }
+
+    #[test]
+    fn claims_that_hold() {
+        let (summary, cells) =
+            said(&timings(&[("attention", 10.0), ("MARCH dense", 20.0), ("MARCH top-4", 200.0)]));
+        assert_eq!(cells, ["holds"; 4]);
+        assert_eq!(summary.len(), 1, "{summary:?}");
+        assert!(summary[0].starts_with("**4 of the paper's 4 claims hold in this run**"), "{summary:?}");
+        assert!(summary[0].contains("(ratio 10.00, at least 8 wanted)"), "{summary:?}");
+    }
+
+    #[test]
+    fn claims_that_do_not_hold_are_reported_as_such() {
+        // Top-4 is only four times as fast as dense, and dense slower than attention.
+        let (summary, cells) =
+            said(&timings(&[("attention", 30.0), ("MARCH dense", 20.0), ("MARCH top-4", 80.0)]));
+        assert_eq!(cells, ["does not hold", "does not hold", "holds", "holds"]);
+        assert_eq!(summary.len(), 2, "{summary:?}");
+        assert!(summary[0].starts_with("**2 of the paper's 4 claims hold in this run**"), "{summary:?}");
+        assert!(
+            summary[1].starts_with("**2 of the paper's 4 claims do not hold in this run**"),
+            "{summary:?}"
+        );
+        assert!(summary[1].contains("at 32K tokens (ratio 0.67, at least 1 wanted)"), "{summary:?}");
+        assert!(summary[1].contains("at 128K (ratio 4.00, at least 8 wanted)"), "{summary:?}");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        let mut some = timings(&[("attention", 10.0), ("MARCH dense", 20.0), ("MARCH top-4", 200.0)]);
+        // A skipped measurement has a predicted time, which is no measurement.
+        some.iter_mut().filter(|timing| timing.arm == "attention").for_each(|timing| timing.repeats = 0);
+        let (summary, cells) = said(&some);
+        assert_eq!(cells, ["not measured", "holds", "holds", "not measured"]);
+        assert!(summary[1].starts_with("**2 of the paper's 4 claims were not measured**"), "{summary:?}");
+        let (summary, _) = said(&[]);
+        assert!(summary.len() == 1 && summary[0].contains("4 claims were not measured"), "{summary:?}");
+    }
 }

@@ -1,4 +1,4 @@
-//! The page of an experiment: results with intervals over seeds, differences that are decided or not, costs, the
+//! The page of an experiment: results with intervals over seeds, differences that are significant or not, costs, the
 //! learning rates that were tried, and the paper's numbers beside ours.
 
 use super::evidence::{Cell, Figure, Look, Page, Plot, Point, Scale, Section, Series, Table};
@@ -14,7 +14,7 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
                 .into(),
         );
     } else {
-        summary.extend(experiment.reading.iter().cloned());
+        summary.extend(verdict(results));
     }
     let mut sections = vec![outcome(results), differences(results)];
     sections.extend(experiment.published.as_ref().map(|published| beside_paper(results, published)));
@@ -224,9 +224,10 @@ fn differences(results: &Results) -> Section {
     }
     section.text.push(
         "First minus second, paired by seed: both train on the same sequences. The mean and its 95 % interval; a \
-         difference counts as decided (bold) only if the interval excludes 0."
+         difference counts as significant at 95 % (bold) only if the interval excludes 0."
             .into(),
     );
+    section.list = decisions(results);
     for course in &experiment.courses {
         let asks: Vec<&Ask> = experiment.asks_of(course).collect();
         let mut columns = vec!["first – second".to_string()];
@@ -246,6 +247,55 @@ fn differences(results: &Results) -> Section {
     section
 }
 
+/// How many of the differences are significant with these seeds; `None` if nothing was compared.
+fn verdict(results: &Results) -> Option<String> {
+    let all: Vec<Sign> = compared(results).flat_map(|(.., signs)| signs).map(|(_, sign)| sign).collect();
+    let significant = all.iter().filter(|sign| **sign != Sign::NotSignificant).count();
+    let line = format!(
+        "**Of {} differences between models, {significant} {} significant at 95 % with the seeds of this run.** The section on \
+         differences lists them.",
+        all.len(),
+        if significant == 1 { "is" } else { "are" }
+    );
+    (!all.is_empty()).then_some(line)
+}
+
+/// The compared pairs of all courses: course, pair, and the measured differences.
+fn compared(results: &Results) -> impl Iterator<Item = (&String, &[String; 2], Vec<(&Ask, Sign)>)> {
+    let experiment = &results.plan.experiment;
+    experiment.courses.iter().flat_map(move |course| {
+        experiment.compare.iter().filter_map(move |pair| {
+            let sign = |ask| Some((ask, difference(results, &pair[0], &pair[1], ask)?.sign()));
+            let signs: Vec<_> = experiment.asks_of(course).filter_map(sign).collect();
+            (!signs.is_empty()).then_some((course, pair, signs))
+        })
+    })
+}
+
+/// One line per pair: where the first is better, where it is worse, and where the difference is not significant.
+fn decisions(results: &Results) -> Vec<String> {
+    let one_course = results.plan.experiment.courses.len() == 1;
+    compared(results)
+        .map(|(course, [first, second], signs)| {
+            // A lower loss is better.
+            let better = |ask: &Ask| if ask.text.is_some() { Sign::Below } else { Sign::Above };
+            let mut parts =
+                [("better at", Vec::new()), ("worse at", Vec::new()), ("not significant at", Vec::new())];
+            for (ask, sign) in signs {
+                let part = match sign {
+                    Sign::NotSignificant => 2,
+                    sign => usize::from(sign != better(ask)),
+                };
+                parts[part].1.push(ask.name.as_str());
+            }
+            let said = parts.iter().filter(|part| !part.1.is_empty());
+            let said: Vec<String> = said.map(|(what, asks)| format!("{what} {}", asks.join(", "))).collect();
+            let place = if one_course { String::new() } else { format!("{course}: ") };
+            format!("{place}{first} against {second}: {}.", said.join("; "))
+        })
+        .collect()
+}
+
 /// The paired difference of two rows.
 fn difference(results: &Results, first: &str, second: &str, ask: &Ask) -> Option<Mean> {
     let [a, b] = [first, second].map(|row| -> Vec<f64> {
@@ -262,8 +312,8 @@ fn difference_cell(results: &Results, first: &str, second: &str, ask: &Ask) -> C
         Some((low, high)) => format!("{} ({} to {})", sign(mean.value), sign(low), sign(high)),
         None => sign(mean.value),
     };
-    let strong = mean.sign() != Sign::Undecided;
-    Cell { text, strong, title: if strong { "decided" } else { "not decided" }.into() }
+    let strong = mean.sign() != Sign::NotSignificant;
+    Cell { text, strong, title: if strong { "significant" } else { "not significant" }.into() }
 }
 
 /// The paper's numbers, and where our order of two models differs from the paper's.
@@ -315,7 +365,7 @@ fn orders(results: &Results, published: &Published, ask: &Ask) -> Vec<String> {
             let better = if ask.text.is_some() { Sign::Below } else { Sign::Above };
             let (first, second) = if of_a > of_b { (a, b) } else { (b, a) };
             let ours = match mean.sign() {
-                Sign::Undecided => "is not decided here",
+                Sign::NotSignificant => "is not significant here",
                 sign if (sign == better) == (of_a > of_b) => "is the order here, too",
                 _ => "is **reversed here**",
             };
@@ -329,7 +379,8 @@ fn costs(results: &Results) -> Section {
     let experiment = &results.plan.experiment;
     let mut section = Section { heading: "Costs".into(), ..Section::default() };
     section.text.push(
-        "Memory: bytes that a sequence's bank holds after the shortest and the longest of the asks. Work: FLOP per token \
+        "Memory: bytes that a sequence's bank holds after the shortest and the longest of the asks. For rollback: those of \
+         these bytes that no token reads; they are kept to continue the text at an anchor. Work: FLOP per token \
          of the forward pass there. Training: tokens per second on one thread, median of the last stage, with other runs \
          on the other cores."
             .into(),
@@ -340,7 +391,9 @@ fn costs(results: &Results) -> Section {
         let ends: Vec<&Ask> = if asks.len() > 1 { vec![first, last] } else { vec![first] };
         let mut columns: Vec<String> = ["model", "parameters"].map(String::from).to_vec();
         for ask in &ends {
-            columns.extend([format!("memory, {}", ask.name), format!("MFLOP per token, {}", ask.name)]);
+            columns.extend(
+                ["memory", "for rollback", "MFLOP per token"].map(|of| format!("{of}, {}", ask.name)),
+            );
         }
         columns.push("training tokens/s".into());
         let rows = rows_of(results, course).into_iter().map(|row| {
@@ -350,10 +403,14 @@ fn costs(results: &Results) -> Section {
             cells.push(cell(run.map_or("–".into(), |run| thousands(run.parameters as f64))));
             for ask in &ends {
                 let found = results.measured(row, ask);
-                let (bytes, flop) =
-                    found.first().map_or((None, None), |m| (Some(m.memory_bytes), Some(m.flop_per_token)));
-                cells.push(cell(bytes.map_or("–".into(), |bytes| in_bytes(bytes as f64))));
-                cells.push(cell(flop.map_or("–".into(), |flop| format!("{:.3}", flop / 1e6))));
+                let shown = |show: &dyn Fn(&Measured) -> String| {
+                    cell(found.first().map_or("–".into(), |measured| show(measured)))
+                };
+                cells.push(shown(&|measured| in_bytes(measured.memory_bytes as f64)));
+                cells.push(shown(&|measured| {
+                    measured.rollback_bytes.map_or("–".into(), |bytes| in_bytes(bytes as f64))
+                }));
+                cells.push(shown(&|measured| format!("{:.3}", measured.flop_per_token / 1e6)));
             }
             let speeds: Vec<f64> =
                 arm.iter().flat_map(|arm| &arm.runs).map(|run| run.tokens_per_second).collect();
@@ -414,5 +471,79 @@ pub(super) fn in_bytes(bytes: f64) -> String {
         _ if bytes < 1024.0 => format!("{bytes:.0} B"),
         _ if bytes < 1024.0 * 1024.0 => format!("{:.1} KiB", bytes / 1024.0),
         _ => format!("{:.1} MiB", bytes / 1024.0 / 1024.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::{Arm, Experiment, Outcome, Plan, Scale as Sizes, Size, key};
+
+    /// The experiment `capacity` with made-up answers: each arm's value by seed, the same at every ask.
+    fn made_up(values: impl Fn(&str) -> Vec<f64>) -> Results {
+        let plan = Plan::new(Experiment::open("capacity").unwrap(), Sizes::new(Size::Laptop)).unwrap();
+        let arm = |name: &String| {
+            let run = |value: f64| {
+                let measured = plan.experiment.ask.iter().map(|ask| Measured {
+                    key: key(ask, &plan.scale, ""),
+                    value,
+                    memory_bytes: 3072,
+                    rollback_bytes: (name == "MARCH").then_some(1024),
+                    flop_per_token: 1e6,
+                    positions: Vec::new(),
+                });
+                Outcome { parameters: 1, measured: measured.collect(), ..Outcome::default() }
+            };
+            Arm {
+                arm: name.clone(),
+                course: "versioned".into(),
+                rate: 1e-3,
+                tried: Vec::new(),
+                runs: values(name).into_iter().map(run).collect(),
+            }
+        };
+        let arms = plan.experiment.arms.iter().map(arm).collect();
+        Results { plan, arms }
+    }
+
+    fn text(page: &Page) -> String {
+        let lists = page.sections.iter().flat_map(|section| section.list.clone());
+        page.summary.iter().cloned().chain(lists).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn verdicts_follow_the_results() {
+        // MARCH loses against everything: nothing on the page may say that it wins.
+        let lost = text(&page(
+            &made_up(|arm| if arm == "MARCH" { vec![0.1, 0.11, 0.12] } else { vec![0.9, 0.91, 0.93] }),
+            Vec::new(),
+        ));
+        assert!(lost.contains("MARCH against GDN, equal memory: worse at 4 facts, 8 facts"), "{lost}");
+        assert!(lost.contains("MARCH, top-2 against MARCH: better at 4 facts"), "{lost}");
+        assert!(lost.contains("Of 36 differences between models, 36 are significant at 95 %"), "{lost}");
+        assert!(!lost.contains("MARCH wins") && !lost.contains("MARCH against GDN: better"), "{lost}");
+        let same = text(&page(&made_up(|_| vec![0.1, 0.5, 0.9]), Vec::new()));
+        assert!(same.contains("MARCH against GDN: not significant at 4 facts"), "{same}");
+        assert!(same.contains("Of 36 differences between models, 0 are significant at 95 %"), "{same}");
+    }
+
+    #[test]
+    fn bytes_for_rollback_are_listed_apart() {
+        let page = page(&made_up(|_| vec![0.5, 0.5]), Vec::new());
+        let costs = page.sections.iter().find(|section| section.heading == "Costs").unwrap();
+        let table = &costs.tables[0];
+        assert_eq!(table.columns[2..4], ["memory, 4 facts", "for rollback, 4 facts"]);
+        let row = |name: &str| {
+            let row = table.rows.iter().find(|row| row[0].text == name).unwrap();
+            [row[2].text.clone(), row[3].text.clone()]
+        };
+        assert_eq!(row("MARCH"), ["3.0 KiB", "1.0 KiB"]);
+        assert_eq!(row("GDN"), ["3.0 KiB", "–"]);
+    }
+
+    #[test]
+    fn nothing_measured_gives_no_verdict() {
+        let none = text(&page(&made_up(|_| Vec::new()), Vec::new()));
+        assert!(!none.contains("significant") && !none.contains("against"), "{none}");
     }
 }

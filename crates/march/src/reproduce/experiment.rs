@@ -109,9 +109,6 @@ pub struct Experiment {
     /// What was tried before this setting was chosen.
     #[serde(default)]
     pub tried: Vec<String>,
-    /// What the numbers show; written after the laptop run, and marked as such on the page.
-    #[serde(default)]
-    pub reading: Vec<String>,
     /// The paper's experiment: presets to train, and commands to evaluate them.
     #[serde(default)]
     pub full: Full,

@@ -38,6 +38,9 @@ pub struct Measured {
     pub value: f64,
     /// Bytes of memory after a sequence.
     pub memory_bytes: usize,
+    /// Of these bytes, those that only a rollback uses; `None` in files of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback_bytes: Option<usize>,
     /// FLOP per token of the forward pass.
     pub flop_per_token: f64,
     /// For losses: the end of each range of positions, and the mean loss there.

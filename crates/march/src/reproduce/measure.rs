@@ -77,6 +77,7 @@ impl Subject<'_> {
             key,
             value: answers.accuracy().value(),
             memory_bytes: answers.memory_bytes,
+            rollback_bytes: Some(answers.rollback_bytes),
             flop_per_token: self.flop_per_token(task.length(), policy),
             positions: Vec::new(),
         }))
@@ -111,6 +112,7 @@ impl Subject<'_> {
             key,
             value: sum / f64::from(count),
             memory_bytes: self.model.memory_bytes(length, policy),
+            rollback_bytes: Some(self.model.rollback_bytes(length, policy)),
             flop_per_token: self.flop_per_token(length, policy),
             positions: Vec::new(),
         }))
@@ -134,7 +136,7 @@ impl Subject<'_> {
         let most = (ids.len() - 1) / length;
         let count = most.min(self.scale.samples(ask.samples) as usize);
         let inference = Inference::new(self.engine, self.model, self.parameters);
-        let (mut sums, mut bytes) = (vec![0.0f64; length], 0);
+        let (mut sums, mut bytes, mut rollback) = (vec![0.0f64; length], 0, None);
         for first in (0..count).step_by(ROWS) {
             let rows: Vec<usize> = (first..count.min(first + ROWS)).map(|row| row * length).collect();
             let mut banks =
@@ -151,6 +153,7 @@ impl Subject<'_> {
                 sums[i % length] += f64::from(loss);
             }
             bytes = banks.first().map_or(0, |bank| bank.bytes(self.engine));
+            rollback = banks.first().map(|bank| bank.rollback_bytes(self.engine));
             if keep_going().is_break() {
                 return Ok(None);
             }
@@ -168,7 +171,8 @@ impl Subject<'_> {
             return Err(Error::Diverged(format!("{key}: the loss is not finite; training diverged")));
         }
         let flop_per_token = self.flop_per_token(length, policy);
-        Ok(Some(Measured { key, value, memory_bytes: bytes, flop_per_token, positions }))
+        let rollback_bytes = rollback;
+        Ok(Some(Measured { key, value, memory_bytes: bytes, rollback_bytes, flop_per_token, positions }))
     }
 
     /// The part of the text that the model was not trained on.

@@ -15,6 +15,8 @@ mod statistics;
 pub use experiment::{
     Ask, EFFICIENCY, Experiment, FigureSpec, Full, PlotSpec, Published, Quantity, Size, Variant, names,
 };
+#[cfg(test)]
+pub(crate) use job::key;
 pub use job::{Measured, Outcome};
 pub use plan::{Entry, Job, Plan, Scale};
 pub use pool::{Arm, Finished, Progress, Results, carry_out_all};

@@ -50,7 +50,7 @@ impl Mean {
         match self.interval() {
             Some((low, _)) if low > 0.0 => Sign::Above,
             Some((_, high)) if high < 0.0 => Sign::Below,
-            _ => Sign::Undecided,
+            _ => Sign::NotSignificant,
         }
     }
 }
@@ -63,7 +63,7 @@ pub enum Sign {
     /// The whole interval is below 0.
     Below,
     /// The interval contains 0, or there is none.
-    Undecided,
+    NotSignificant,
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(mean.sign(), Sign::Above);
         assert_eq!(Mean::of(&[]), None);
         assert_eq!(Mean::of(&[2.0]).unwrap().half, None);
-        assert_eq!(Mean::of(&[2.0]).unwrap().sign(), Sign::Undecided);
+        assert_eq!(Mean::of(&[2.0]).unwrap().sign(), Sign::NotSignificant);
     }
 
     #[test]
@@ -88,7 +88,7 @@ mod tests {
         let paired = Mean::of_differences(&a, &b).unwrap();
         assert_eq!(paired.sign(), Sign::Above);
         assert_eq!(Mean::of_differences(&b, &a).unwrap().sign(), Sign::Below);
-        // Unpaired, these three seeds would decide nothing.
+        // Unpaired, these three seeds would show nothing.
         assert!(Mean::of(&a).unwrap().half.unwrap() > paired.value);
     }
 }

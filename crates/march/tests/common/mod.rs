@@ -131,6 +131,7 @@ impl<E: Engine, P: Clone + Into<Weight<E::Tensor, E::Packed>>> Case<'_, E, P> {
             at += part.len();
         }
         assert_eq!(bank.bytes(self.engine), self.model.memory_bytes(ids.len(), policy));
+        assert_eq!(bank.rollback_bytes(self.engine), self.model.rollback_bytes(ids.len(), policy));
         all
     }
 

@@ -145,6 +145,10 @@ impl<E: Engine> Memory<E> for AnchoredMemory<E> {
         Ok(storage)
     }
 
+    fn rollback_bytes(&self, engine: &E) -> usize {
+        self.anchors.tails.iter().flatten().map(|tail| engine.stored_bytes(tail)).sum()
+    }
+
     fn anchors(&self, engine: &E) -> (usize, usize) {
         (self.anchors.len(), self.anchors.bytes(engine))
     }
@@ -510,6 +514,18 @@ pub(super) fn memory_bytes<E: Engine>(
     };
     let kept = policy.kept_after(tokens, anchor * layer.count);
     base.live_bytes::<E>(tokens) + placement * base.state_bytes() + kept * anchor
+}
+
+/// The part of [`memory_bytes`] that only a rollback uses: the tails of the kept anchors.
+pub(super) fn rollback_bytes(
+    base: &GatedDeltaNet,
+    layer: Layer,
+    routing_dim: usize,
+    tokens: usize,
+    policy: &Policy,
+) -> usize {
+    let anchor = anchor_bytes(base, routing_dim, policy.storage);
+    policy.kept_after(tokens, anchor * layer.count) * base.tail_bytes()
 }
 
 /// Size of one anchor in one layer, in bytes.

@@ -306,6 +306,10 @@ impl<E: Engine> Mixer<E> for March {
         anchored::memory_bytes::<E>(&self.base, self.layer, self.routing_dim, tokens, policy)
     }
 
+    fn rollback_bytes(&self, tokens: usize, policy: &Policy) -> usize {
+        anchored::rollback_bytes(&self.base, self.layer, self.routing_dim, tokens, policy)
+    }
+
     fn anchor_bytes(&self, storage: Storage) -> usize {
         anchored::anchor_bytes(&self.base, self.routing_dim, storage)
     }

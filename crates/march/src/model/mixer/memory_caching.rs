@@ -134,6 +134,10 @@ impl<E: Engine> Memory<E> for SegmentMemory<E> {
         self.anchored.bytes(engine) + self.mean.bytes(engine)
     }
 
+    fn rollback_bytes(&self, engine: &E) -> usize {
+        self.anchored.rollback_bytes(engine)
+    }
+
     fn anchors(&self, engine: &E) -> (usize, usize) {
         self.anchored.anchors(engine)
     }
@@ -308,6 +312,10 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
         let kept = anchored::memory_bytes::<E>(&self.base, self.layer, self.routing_dim, tokens, policy);
         kept + self.mean_bytes::<E>(tokens)
+    }
+
+    fn rollback_bytes(&self, tokens: usize, policy: &Policy) -> usize {
+        anchored::rollback_bytes(&self.base, self.layer, self.routing_dim, tokens, policy)
     }
 
     fn anchor_bytes(&self, storage: Storage) -> usize {

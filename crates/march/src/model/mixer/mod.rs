@@ -98,6 +98,11 @@ pub trait Mixer<E: Engine>: Send + Sync {
     /// Size of one layer's memory after `tokens` tokens, in bytes.
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize;
 
+    /// Of [`Mixer::memory_bytes`], those that only a rollback uses: no token reads them.
+    fn rollback_bytes(&self, _tokens: usize, _: &Policy) -> usize {
+        0
+    }
+
     /// Size of an anchor in one layer, in bytes; 0 for a mixer without anchors.
     fn anchor_bytes(&self, _: Storage) -> usize {
         0
@@ -136,6 +141,8 @@ pub trait AnyMixer<E: Engine>: Send + Sync {
     fn count_work(&self, tokens: usize, policy: &Policy) -> f64;
     /// See [`Mixer::memory_bytes`].
     fn count_memory(&self, tokens: usize, policy: &Policy) -> usize;
+    /// See [`Mixer::rollback_bytes`].
+    fn count_rollback(&self, tokens: usize, policy: &Policy) -> usize;
     /// See [`Mixer::anchor_bytes`].
     fn count_anchor(&self, storage: Storage) -> usize;
     /// See [`Mixer::place`].
@@ -180,6 +187,9 @@ impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
     }
     fn count_memory(&self, tokens: usize, policy: &Policy) -> usize {
         self.memory_bytes(tokens, policy)
+    }
+    fn count_rollback(&self, tokens: usize, policy: &Policy) -> usize {
+        self.rollback_bytes(tokens, policy)
     }
     fn count_anchor(&self, storage: Storage) -> usize {
         self.anchor_bytes(storage)
