@@ -383,7 +383,9 @@ async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Resu
         let mut keys = Keys::of_body(&body)?;
         let text = keys.raw("prompt").and_then(|text| serde_json::from_str::<Cow<'_, str>>(text).ok());
         let text = text.ok_or_else(|| ApiError::key("prompt", "`prompt` must be a string"))?;
-        (keys.take("add_special_tokens")?, keys.take("model")?);
+        // Neither changes the answer.
+        keys.take("add_special_tokens")?;
+        keys.take("model")?;
         keys.end(|_, _| Ok(false))?;
         let ids =
             app.loaded.tokenizer.encode(&text).map_err(|error| ApiError::key("prompt", error.to_string()))?;
