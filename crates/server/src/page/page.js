@@ -265,7 +265,7 @@ async function resume() {
 }
 
 async function removeConversation(id) {
-  if (!await confirmed(`Delete the conversation ${id}? It cannot be brought back.`, "Delete")) return;
+  if (!await confirmed(`Delete the conversation ${id}? This cannot be undone.`, "Delete")) return;
   await act(async () => {
     await request("DELETE", place(id));
     extras.delete(id);
@@ -293,7 +293,7 @@ function fork(number) {
 /** Goes back to the first turns. */
 async function undo(number) {
   const lost = turns.length - number;
-  if (lost > 1 && !await confirmed(`Remove the last ${lost} turns? They cannot be brought back.`, "Remove")) return;
+  if (lost > 1 && !await confirmed(`Remove the last ${lost} turns? This cannot be undone.`, "Remove")) return;
   await act(async () => {
     const text = turns[number].messages.findLast((message) => message.role === "user")?.content;
     await request("PUT", place(session.id), { turns: number });
@@ -466,7 +466,7 @@ async function ask(turn, signal, wrote) {
     // The turn is kept once its last part was sent.
     if (!last) throw error;
   }
-  if (!last) throw new Failure("The connection ended before the answer was whole.");
+  if (!last) throw new Failure("The connection ended before the answer was complete.");
   const { march } = last;
   Object.assign(turn, { tokens: march.tokens, bytes: march.memory.bytes, anchors: march.memory.anchors });
   session.kind ??= "chat";
