@@ -3,7 +3,7 @@
 use march::Result;
 use march::anchors::Anchor;
 use march::engine::Engine;
-use march::generate::{Sampling, Session, StopReason};
+use march::generate::{Sampling, Session, StopReason, most_probable};
 use march::model::TraceCell;
 use march::tokenizer::Tokenizer;
 
@@ -88,11 +88,6 @@ fn scored(logits: &[f32], id: u32, top: usize) -> ScoredToken {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
     let logprob = |id: u32| (f64::from(logits[id as usize] - largest) - sum.ln()) as f32;
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let count = top.max(1).min(order.len());
-    let by = |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
-    order.select_nth_unstable_by(count - 1, by);
-    order.truncate(count);
-    order.sort_unstable_by(by);
-    ScoredToken { id, logprob: logprob(id), top: order.into_iter().map(|id| (id, logprob(id))).collect() }
+    let top = most_probable(logits, top).map(|id| (id, logprob(id))).collect();
+    ScoredToken { id, logprob: logprob(id), top }
 }

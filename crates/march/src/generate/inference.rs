@@ -168,10 +168,10 @@ impl<'e, E: Engine> Inference<'e, E> {
     }
 }
 
-/// The `count` tokens with the largest logits, the largest first.
-fn most_probable(logits: &[f32], count: usize) -> impl Iterator<Item = u32> {
+/// The `count` tokens with the largest logits, at least one, the largest first.
+pub fn most_probable(logits: &[f32], count: usize) -> impl Iterator<Item = u32> {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let count = count.min(order.len());
+    let count = count.clamp(1, order.len());
     let by = |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
     order.select_nth_unstable_by(count - 1, by);
     order.truncate(count);

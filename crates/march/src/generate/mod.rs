@@ -11,7 +11,7 @@ mod session;
 mod stream;
 
 pub use generator::{Generator, continue_text};
-pub use inference::{Inference, Scores};
+pub use inference::{Inference, Scores, most_probable};
 pub use sampling::Sampling;
 pub use session::{GeneratedPiece, GenerationSummary, Limits, Session, StopReason, Text};
 pub use stream::{Stops, TextStream};
