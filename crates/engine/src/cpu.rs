@@ -1,13 +1,17 @@
-//! The fast f32 engine's resources: threads, instruction set, buffer pool and options.
+//! The CPU in f32: threads, instruction set, buffer pool and options. Its operations are listed in `cpu_table`.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::array::{Array, Lines, Pool};
+use crate::cpu_table;
+use crate::device::{Backend, Device, Table};
 use crate::error::{Error, Result};
+use crate::ops::gated_delta;
 use crate::simd::Level;
 use crate::team::{CacheAligned, Team};
-use crate::tensor::{Lines, Pool, Tensor};
+use crate::tensor::Data;
 
 /// How products with weight matrices are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,7 +23,7 @@ pub enum Products {
     BatchInvariant,
 }
 
-/// Options of the fast engine.
+/// Options of the CPU device.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuOptions {
     /// Number of threads; 0 uses all that the machine has.
@@ -30,13 +34,60 @@ pub struct CpuOptions {
     pub products: Products,
 }
 
-/// The fast f32 engine.
+/// The CPU in f32, with SIMD and threads. [`Device::cpu`] makes a device of it.
 pub struct Cpu {
     team: Team,
     threads: usize,
     level: Level,
     buffers: Arc<Pool<f32>>,
     products: Products,
+    table: Table,
+}
+
+impl Device {
+    /// The CPU in f32, with SIMD and threads.
+    pub fn cpu(options: CpuOptions) -> Result<Self> {
+        Ok(Self::new(Cpu::new(options)?))
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+    fn table(&self) -> &Table {
+        &self.table
+    }
+    fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<Data> {
+        Ok(self.from_slice(data, shape)?.into())
+    }
+    fn full(&self, shape: &[usize], value: f64) -> Result<Data> {
+        let mut array = self.uninit(shape);
+        array.data_mut().fill(value as f32);
+        Ok(array.into())
+    }
+    fn to_f32(&self, data: &Data) -> Vec<f32> {
+        match data {
+            Data::F32(array) => array.data().to_vec(),
+            Data::Packed(packed) => packed.numbers(),
+            _ => unreachable!("a device reads only its own plain tensors"),
+        }
+    }
+    fn chunk_tokens(&self) -> usize {
+        gated_delta::CHUNK_TOKENS
+    }
+    fn side_by_side(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.parallel(count, task);
+    }
+    fn trim(&self) {
+        self.buffers.trim();
+    }
+    fn live_bytes(&self) -> usize {
+        self.buffers.live_bytes()
+    }
+    fn free_bytes(&self) -> usize {
+        self.buffers.free_bytes()
+    }
 }
 
 impl std::fmt::Debug for Cpu {
@@ -50,16 +101,16 @@ impl std::fmt::Debug for Cpu {
 }
 
 impl Cpu {
-    /// Creates an engine with the given options.
-    pub fn new(options: CpuOptions) -> Result<Self> {
+    fn new(options: CpuOptions) -> Result<Self> {
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if options.threads == 0 { available } else { options.threads };
         let team = Team::new(threads).map_err(|e| Error::Value {
-            operation: "Cpu::new",
+            operation: "Device::cpu",
             message: format!("{threads} threads could not be started: {e}"),
         })?;
         let level = if options.portable { Level::Portable } else { Level::detect() };
-        Ok(Self { team, threads, level, buffers: Arc::default(), products: options.products })
+        let table = cpu_table::table();
+        Ok(Self { team, threads, level, buffers: Arc::default(), products: options.products, table })
     }
 
     /// Number of threads in use.
@@ -77,49 +128,34 @@ impl Cpu {
         self.products
     }
 
-    /// Returns unused buffers to the system.
-    pub fn trim(&self) {
-        self.buffers.trim();
+    /// Array with unspecified contents; the caller must write every element.
+    pub(crate) fn uninit(&self, shape: &[usize]) -> Array<f32> {
+        Array::uninit(&self.buffers, shape)
     }
 
-    /// Bytes currently held by this engine's tensors.
-    pub fn live_bytes(&self) -> usize {
-        self.buffers.live_bytes()
+    /// Array with unspecified contents and 50 % spare capacity, so that it can grow in place.
+    pub(crate) fn uninit_with_room(&self, shape: &[usize]) -> Array<f32> {
+        Array::uninit_with_room(&self.buffers, shape)
     }
 
-    /// Bytes of unused buffers kept for reuse.
-    pub fn free_bytes(&self) -> usize {
-        self.buffers.free_bytes()
+    pub(crate) fn zeros(&self, shape: &[usize]) -> Array<f32> {
+        Array::zeros(&self.buffers, shape)
     }
 
-    /// Tensor with unspecified contents; the caller must write every element.
-    pub(crate) fn uninit(&self, shape: &[usize]) -> Tensor<f32> {
-        Tensor::uninit(&self.buffers, shape)
-    }
-
-    /// Tensor with unspecified contents and 50 % spare capacity, so that it can grow in place.
-    pub(crate) fn uninit_with_room(&self, shape: &[usize]) -> Tensor<f32> {
-        Tensor::uninit_with_room(&self.buffers, shape)
-    }
-
-    pub(crate) fn zeros(&self, shape: &[usize]) -> Tensor<f32> {
-        Tensor::zeros(&self.buffers, shape)
-    }
-
-    pub(crate) fn from_slice(&self, data: &[f32], shape: &[usize]) -> Result<Tensor<f32>> {
+    pub(crate) fn from_slice(&self, data: &[f32], shape: &[usize]) -> Result<Array<f32>> {
         const LARGE: usize = 1 << 20;
         if data.len() < LARGE || shape.iter().product::<usize>() != data.len() {
-            return Tensor::from_slice(&self.buffers, data, shape);
+            return Array::from_slice(&self.buffers, data, shape);
         }
-        let mut tensor = self.uninit(shape);
-        let to = Shared::new(tensor.data_mut());
+        let mut array = self.uninit(shape);
+        let to = Shared::new(array.data_mut());
         self.parallel(data.len().div_ceil(LARGE), |part| {
             let from = &data[part * LARGE..((part + 1) * LARGE).min(data.len())];
             #[allow(unsafe_code)]
             // SAFETY: parts are disjoint.
             unsafe { to.part(part * LARGE, from.len()) }.copy_from_slice(from);
         });
-        Ok(tensor)
+        Ok(array)
     }
 
     /// Runs `task(i)` once for each i in `0..count`, on all threads. Tasks must be independent, and results must

@@ -1,5 +1,7 @@
 //! Errors for invalid calls and failing devices, with messages that tell the caller what to fix.
 
+use crate::tensor::DType;
+
 /// An operation was called with invalid arguments, or could not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -23,11 +25,23 @@ pub enum Error {
         /// What is wrong and how to fix it.
         message: String,
     },
-    /// The engine does not implement the operation.
-    #[error("{operation}: this engine does not implement it; use `Fallback` with an engine that does")]
+    /// The device does not implement the operation.
+    #[error("{operation}: the device {device} does not implement it")]
     Unsupported {
         /// Operation that was called.
         operation: &'static str,
+        /// Name of the device.
+        device: String,
+    },
+    /// The tensors of a call are on different devices.
+    #[error("{operation}: tensors are on two devices, {left} and {right}")]
+    Devices {
+        /// Operation that was called.
+        operation: &'static str,
+        /// Device of the first tensor.
+        left: String,
+        /// Device of another tensor.
+        right: String,
     },
     /// The device is not there, does not support what is needed, or was lost.
     #[error("{message}")]
@@ -72,4 +86,19 @@ pub(crate) fn bad_shape<T>(
 /// Returns a value error.
 pub(crate) fn bad_value<T>(operation: &'static str, message: impl Into<String>) -> Result<T> {
     Err(Error::Value { operation, message: message.into() })
+}
+
+/// Returns an error unless all lists that belong to another have its length.
+pub(crate) fn expect_lengths(operation: &'static str, expected: usize, found: &[usize]) -> Result<()> {
+    match found.iter().find(|&&found| found != expected) {
+        Some(found) => {
+            bad_value(operation, format!("got lists of {expected} and {found} that belong to each other"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Error for a gradient of a packed weight.
+pub(crate) fn no_gradient<T>(operation: &'static str, dtype: DType) -> Result<T> {
+    bad_value(operation, format!("a weight in {dtype} has no gradient: train with f32 weights"))
 }

@@ -1,44 +1,40 @@
-//! Tensor engine on the CPU: a small reverse-mode tape over coarse fused operations, each with a hand-written
-//! backward pass.
+//! Tensor engine: coarse fused operations, each with a hand-written backward pass, on devices that are values.
 //!
-//! Model code holds a [`Tape`] and calls operations on it; the tape runs them on an [`Engine`]. There are two
-//! engines: [`Cpu`] (f32, SIMD, multithreaded) and [`Reference`] (f64, a direct transcription of the equations). A
-//! new device implements [`Kernels`]; it may start with a few operations and leave the others to another engine
-//! ([`Fallback`]).
+//! A [`Tensor`] knows its shape, its number type, its [`Device`] and, if it is recorded, its place on a [`Tape`]; operations
+//! are its methods. There are two devices here, [`Device::cpu`] (f32, SIMD, threads) and [`Device::reference`] (f64, a
+//! direct transcription of the equations); another crate can add one ([`Backend`]). An operation is defined once, in its
+//! folder under `ops` ([`Op`]); a device implements it with one line in its [`Table`].
 
+mod array;
 mod bytes;
 mod checksum;
 mod cpu;
-mod engine;
+mod cpu_table;
+mod device;
 mod error;
-mod fallback;
-mod fast_engine;
-mod kernels;
 mod machine;
+mod op;
 pub mod ops;
 mod peak;
 mod precision;
 mod product;
-mod reference_engine;
+mod reference;
 mod simd;
-mod tape;
+pub mod tape;
 mod team;
 mod tensor;
-mod weight;
 
+pub use array::{Array, Real};
 pub use bytes::{f32s_of_bytes, little_endian_bytes};
 pub use checksum::checksum;
 pub use cpu::{Cpu, CpuOptions, Products};
-pub use engine::{Engine, WeightRef};
+pub use device::{Backend, Device, Kernel, Table, TableBuilder};
 pub use error::{Error, Result};
-pub use fallback::{Fallback, FallbackPacked, FallbackStored};
-
-pub use kernels::{Kernels, WeightOf};
 pub use machine::Machine;
+pub use op::Op;
 pub use peak::Instructions;
 pub use precision::{Precision, from_bf16, to_bf16, to_int8};
-pub use reference_engine::Reference;
+pub use reference::Reference;
 pub use simd::Level;
-pub use tape::{Tape, Var};
-pub use tensor::{Real, Tensor};
-pub use weight::{PackedWeight, RoundedWeight, Weight, check_packable};
+pub use tape::Tape;
+pub use tensor::{DType, Data, Foreign, Tensor};

@@ -1,56 +1,39 @@
-//! Tape: records a forward pass for reverse-mode differentiation.
+//! Tape: reverse-mode differentiation.
 //!
-//! Parameters enter with [`Tape::parameter`], data with [`Tape::constant`]. Every operation computes its outputs
-//! immediately and, if an input needs a gradient, records a node: the ids of its inputs and outputs, and a closure
-//! that owns exactly the tensors its backward pass reads. [`Tape::backward`] pops the nodes from the end one by
-//! one. A closure is consumed when it runs, so its buffers return to the pool as soon as they are no longer needed.
-//! Once the first node that used a parameter has been processed, that parameter's gradient is final and is passed
-//! to the callback, while earlier layers are still to be processed.
+//! Parameters enter with [`Tape::parameter`]; whatever is computed from them is recorded by itself, so model code never
+//! mentions the tape. Every operation computes its outputs immediately and, if an input is recorded, records a node:
+//! the ids of its inputs and outputs, and a closure that owns exactly the tensors its backward pass reads.
+//! [`Tape::backward`] pops the nodes from the end one by one. A closure is consumed when it runs, so its buffers return
+//! to the pool as soon as they are no longer needed. Once the first node that used a parameter has been processed, that
+//! parameter's gradient is final and is passed to the callback, while earlier layers are still to be processed.
 //!
-//! A tape created with [`Tape::inference`] records no nodes and keeps no tensors.
+//! Tensors hold their tape weakly: nodes hold tensors, and a cycle would never be freed. Without a tape, or after it was
+//! dropped, nothing is recorded: that is inference.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::engine::{Engine, WeightRef, no_gradient};
 use crate::error::{Result, bad_value};
-use crate::weight::Weight;
+use crate::op::Op;
+use crate::ops::accumulate::Accumulate;
+use crate::tensor::Tensor;
 
-/// Value in a computation: a tensor, and its id on the tape if it needs a gradient.
-#[derive(Clone, Debug)]
-pub struct Var<T> {
-    value: T,
-    id: Option<u64>,
+/// The place of a recorded tensor.
+#[derive(Clone)]
+pub(crate) struct Record {
+    tape: Weak<Mutex<Inner>>,
+    id: u64,
 }
 
-impl<T> Var<T> {
-    /// Tensor of this variable.
-    pub fn value(&self) -> &T {
-        &self.value
-    }
+/// Gradients of inputs or of outputs, in their order; `None` means zero or not needed.
+pub type Gradients = Vec<Option<Tensor>>;
 
-    /// Converts into the tensor.
-    pub fn into_value(self) -> T {
-        self.value
-    }
+type Backward = Box<dyn FnOnce(&Tape, Gradients) -> Result<Gradients> + Send>;
 
-    /// Variable with the same tensor but detached from the tape: no gradient flows through it.
-    pub fn detach(&self) -> Self
-    where
-        T: Clone,
-    {
-        Self { value: self.value.clone(), id: None }
-    }
-}
-
-/// Takes the gradients of a node's outputs and returns those of its inputs; `None` means zero or not needed.
-type Gradients<E> = Vec<Option<<E as Engine>::Tensor>>;
-type Backward<'e, E> = Box<dyn FnOnce(&Tape<'e, E>, Gradients<E>) -> Result<Gradients<E>> + 'e>;
-
-struct Node<'e, E: Engine> {
+struct Node {
     inputs: Vec<Option<u64>>,
     outputs: Vec<u64>,
-    backward: Backward<'e, E>,
+    backward: Backward,
 }
 
 struct Parameter {
@@ -58,66 +41,37 @@ struct Parameter {
     first_use: Option<usize>,
 }
 
-struct Inner<'e, E: Engine> {
-    recording: bool,
+#[derive(Default)]
+struct Inner {
+    /// Whether new nodes are left out: inside a region that will be recomputed.
+    paused: bool,
     next_id: u64,
-    nodes: Vec<Node<'e, E>>,
-    gradients: HashMap<u64, E::Tensor>,
+    nodes: Vec<Node>,
+    gradients: HashMap<u64, Tensor>,
     parameters: HashMap<u64, Parameter>,
 }
 
-/// Records operations on an engine. Model code is written once against this type and runs on any engine.
-pub struct Tape<'e, E: Engine> {
-    engine: &'e E,
-    inner: RefCell<Inner<'e, E>>,
-}
+/// Records what is computed from its parameters. Cloning copies a handle.
+#[derive(Clone, Default)]
+pub struct Tape(Arc<Mutex<Inner>>);
 
-impl<'e, E: Engine> Tape<'e, E> {
-    /// Creates a recording tape.
-    pub fn new(engine: &'e E) -> Self {
-        Self::with(engine, true)
+impl Tape {
+    /// Creates an empty tape.
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    /// Creates a tape that computes without recording.
-    pub fn inference(engine: &'e E) -> Self {
-        Self::with(engine, false)
-    }
-
-    fn with(engine: &'e E, recording: bool) -> Self {
-        let inner = Inner {
-            recording,
-            next_id: 0,
-            nodes: Vec::new(),
-            gradients: HashMap::new(),
-            parameters: HashMap::new(),
-        };
-        Self { engine, inner: RefCell::new(inner) }
-    }
-
-    /// Engine that runs the operations.
-    pub fn engine(&self) -> &'e E {
-        self.engine
-    }
-
-    /// Value without a gradient.
-    pub fn constant(&self, value: E::Tensor) -> Var<E::Tensor> {
-        Var { value, id: None }
-    }
-
-    /// Value whose gradient [`Tape::backward`] passes to its callback together with `key`.
-    pub fn parameter(&self, key: usize, value: E::Tensor) -> Var<E::Tensor> {
-        let mut inner = self.inner.borrow_mut();
-        if !inner.recording {
-            return Var { value, id: None };
-        }
+    /// The tensor as a parameter, whose gradient [`Tape::backward`] passes to its callback together with `key`.
+    pub fn parameter(&self, key: usize, tensor: &Tensor) -> Tensor {
+        let mut inner = self.lock();
         let id = inner.fresh();
         inner.parameters.insert(id, Parameter { key, first_use: None });
-        Var { value, id: Some(id) }
+        tensor.clone().recorded(Record { tape: Arc::downgrade(&self.0), id })
     }
 
     /// Number of recorded nodes.
     pub fn len(&self) -> usize {
-        self.inner.borrow().nodes.len()
+        self.lock().nodes.len()
     }
 
     /// Whether no nodes are recorded.
@@ -125,165 +79,74 @@ impl<'e, E: Engine> Tape<'e, E> {
         self.len() == 0
     }
 
-    /// Whether an operation on these inputs will be recorded and must therefore save data for its backward pass.
-    pub(crate) fn records(&self, inputs: &[&Var<E::Tensor>]) -> bool {
-        self.inner.borrow().recording && inputs.iter().any(|v| v.id.is_some())
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether none of these inputs needs a gradient, so that nothing has to be saved or recorded.
-    pub(crate) fn is_constant(&self, inputs: &[&Var<E::Tensor>]) -> bool {
-        inputs.iter().all(|v| v.id.is_none())
-    }
-
-    /// Rejects packed weights on a recording tape, because they are not differentiable.
-    pub(crate) fn refuse_packed(&self, operation: &'static str, weights: &[WeightRef<'_, E>]) -> Result<()> {
-        if !self.inner.borrow().recording {
-            return Ok(());
-        }
-        weights.iter().try_for_each(|weight| match weight {
-            Weight::Full(_) => Ok(()),
-            Weight::Packed(packed) => no_gradient(operation, self.engine.packed_precision(packed)),
-        })
-    }
-
-    /// Records an operation and returns its outputs as variables. `backward` receives the gradients of the outputs
-    /// and returns those of the inputs, each in order.
-    pub(crate) fn record(
-        &self,
-        inputs: &[&Var<E::Tensor>],
-        outputs: Vec<E::Tensor>,
-        backward: impl FnOnce(&Tape<'e, E>, Gradients<E>) -> Result<Gradients<E>> + 'e,
-    ) -> Vec<Var<E::Tensor>> {
-        if self.is_constant(inputs) {
-            return outputs.into_iter().map(|value| Var { value, id: None }).collect();
-        }
-        let ids: Vec<Option<u64>> = inputs.iter().map(|v| v.id).collect();
-        let mut inner = self.inner.borrow_mut();
-        inner.note_use(&ids);
-        if !inner.recording {
-            return outputs.into_iter().map(|value| Var { value, id: None }).collect();
-        }
-        let out: Vec<u64> = outputs.iter().map(|_| inner.fresh()).collect();
-        inner.nodes.push(Node { inputs: ids, outputs: out.clone(), backward: Box::new(backward) });
-        outputs.into_iter().zip(out).map(|(value, id)| Var { value, id: Some(id) }).collect()
-    }
-
-    /// Variant of [`Tape::record`] for operations with a single output.
-    pub(crate) fn record_one(
-        &self,
-        inputs: &[&Var<E::Tensor>],
-        output: E::Tensor,
-        backward: impl FnOnce(&Tape<'e, E>, E::Tensor) -> Result<Gradients<E>> + 'e,
-    ) -> Var<E::Tensor> {
-        if self.is_constant(inputs) {
-            return Var { value: output, id: None };
-        }
-        let count = inputs.len();
-        let mut vars =
-            self.record(inputs, vec![output], move |tape, mut gradients| match gradients.pop().flatten() {
-                Some(gradient) => backward(tape, gradient),
-                None => Ok(vec![None; count]),
-            });
-        vars.remove(0)
-    }
-
-    /// Takes the gradient that a variable has received so far, for an operation that adds to it and returns the sum.
-    pub(crate) fn take_gradient(&self, var: &Var<E::Tensor>) -> Option<E::Tensor> {
-        self.inner.borrow_mut().gradients.remove(&var.id?)
-    }
-
-    /// Runs `region` without recording and keeps only its inputs; the backward pass recomputes it (gradient
-    /// checkpointing). Gradients are bit-identical to those without recomputation.
-    pub fn recompute(
-        &self,
-        inputs: &[&Var<E::Tensor>],
-        region: impl Fn(&Tape<'e, E>, &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> + 'e,
-    ) -> Result<Vec<Var<E::Tensor>>> {
-        let inputs: Vec<Var<E::Tensor>> = inputs.iter().map(|&v| v.clone()).collect();
-        if !self.inner.borrow().recording {
-            return region(self, &inputs);
-        }
-        self.inner.borrow_mut().recording = false;
-        let outputs = region(self, &inputs);
-        let mut inner = self.inner.borrow_mut();
-        inner.recording = true;
-        let outputs = outputs?;
-        let ids: Vec<u64> = outputs.iter().map(|_| inner.fresh()).collect();
-        let backward = move |tape: &Tape<'e, E>, gradients: Gradients<E>| {
-            let outputs = region(tape, &inputs)?;
-            let mut inner = tape.inner.borrow_mut();
-            for (output, gradient) in outputs.iter().zip(gradients) {
-                if let (Some(id), Some(gradient)) = (output.id, gradient) {
-                    inner.accumulate(tape.engine, id, gradient)?;
-                }
-            }
-            // The recomputed nodes are now at the end of the tape. The backward loop processes them next, and they
-            // pass gradients to the region's inputs themselves.
-            Ok(Vec::new())
-        };
-        inner.nodes.push(Node { inputs: Vec::new(), outputs: ids.clone(), backward: Box::new(backward) });
-        Ok(outputs.into_iter().zip(ids).map(|(v, id)| Var { value: v.value, id: Some(id) }).collect())
+    /// Takes the gradient that a tensor has received so far, for an operation that adds to it and returns the sum.
+    pub fn take_gradient(&self, tensor: &Tensor) -> Option<Tensor> {
+        self.lock().gradients.remove(&tensor.record()?.id)
     }
 
     /// Computes the gradients of a scalar with respect to all parameters it depends on. `ready(key, gradient)` is
     /// called once per parameter, as soon as its gradient is final.
-    pub fn backward(&self, loss: &Var<E::Tensor>, ready: impl FnMut(usize, E::Tensor)) -> Result<()> {
-        let shape = self.engine.shape(&loss.value).to_vec();
-        if shape.iter().product::<usize>() != 1 {
+    pub fn backward(&self, loss: &Tensor, ready: impl FnMut(usize, Tensor)) -> Result<()> {
+        let shape = loss.shape();
+        if loss.len() != 1 {
             return bad_value("backward", format!("the loss has shape {shape:?}; it must be a scalar"));
         }
-        let one = self.engine.full(&shape, 1.0)?;
+        let one = Tensor::full(shape, 1.0, loss.device())?;
         self.backward_from(&[(loss, one)], ready)
     }
 
     /// Variant of [`Tape::backward`] that starts from given gradients of several values.
     pub fn backward_from(
         &self,
-        seeds: &[(&Var<E::Tensor>, E::Tensor)],
-        mut ready: impl FnMut(usize, E::Tensor),
+        seeds: &[(&Tensor, Tensor)],
+        mut ready: impl FnMut(usize, Tensor),
     ) -> Result<()> {
-        for (var, gradient) in seeds {
-            let (want, came) = (self.engine.shape(&var.value), self.engine.shape(gradient));
+        for (tensor, gradient) in seeds {
+            let (want, came) = (tensor.shape(), gradient.shape());
             if want != came {
                 return bad_value("backward", format!("gradient has shape {came:?}, expected {want:?}"));
             }
-            if let Some(id) = var.id {
-                self.inner.borrow_mut().accumulate(self.engine, id, gradient.clone())?;
+            if let Some(record) = tensor.record() {
+                self.lock().accumulate(record.id, gradient.clone())?;
             }
         }
         loop {
-            let Some(node) = self.inner.borrow_mut().nodes.pop() else { break };
-            let gradients: Gradients<E> = {
-                let mut inner = self.inner.borrow_mut();
-                node.outputs.iter().map(|id| inner.gradients.remove(id)).collect()
-            };
+            let mut inner = self.lock();
+            let Some(node) = inner.nodes.pop() else { break };
+            let gradients: Gradients = node.outputs.iter().map(|id| inner.gradients.remove(id)).collect();
             if gradients.iter().any(Option::is_some) {
+                drop(inner);
                 let passed = (node.backward)(self, gradients)?;
-                let mut inner = self.inner.borrow_mut();
+                inner = self.lock();
                 for (id, gradient) in node.inputs.iter().zip(passed) {
                     if let (Some(id), Some(gradient)) = (id, gradient) {
-                        inner.accumulate(self.engine, *id, gradient)?;
+                        inner.accumulate(*id, gradient)?;
                     }
                 }
             }
-            let finished = self.inner.borrow_mut().finished_parameters();
+            let finished = inner.finished_parameters();
+            drop(inner);
             for (key, gradient) in finished {
                 ready(key, gradient);
             }
         }
-        self.inner.borrow_mut().gradients.clear();
+        self.lock().gradients.clear();
         Ok(())
     }
 }
 
-impl<E: Engine> Inner<'_, E> {
+impl Inner {
     fn fresh(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
 
-    /// Records the use of parameters by the next node. The first node that uses a parameter is the last to
-    /// contribute to its gradient; for uses inside a recomputed region, this is the region's node.
+    /// Records the use of parameters by the next node. The first node that uses a parameter is the last to contribute
+    /// to its gradient; for uses inside a recomputed region, this is the region's node.
     fn note_use(&mut self, ids: &[Option<u64>]) {
         let here = self.nodes.len();
         for id in ids.iter().flatten() {
@@ -293,17 +156,16 @@ impl<E: Engine> Inner<'_, E> {
         }
     }
 
-    fn accumulate(&mut self, engine: &E, id: u64, gradient: E::Tensor) -> Result<()> {
-        match self.gradients.get_mut(&id) {
-            Some(sum) => engine.accumulate(sum, &gradient),
-            None => {
-                self.gradients.insert(id, gradient);
-                Ok(())
-            }
-        }
+    fn accumulate(&mut self, id: u64, gradient: Tensor) -> Result<()> {
+        let sum = match self.gradients.remove(&id) {
+            Some(sum) => Accumulate { sum, term: gradient }.run()?,
+            None => gradient,
+        };
+        self.gradients.insert(id, sum);
+        Ok(())
     }
 
-    fn finished_parameters(&mut self) -> Vec<(usize, E::Tensor)> {
+    fn finished_parameters(&mut self) -> Vec<(usize, Tensor)> {
         let left = self.nodes.len();
         let mut ids: Vec<u64> = self
             .parameters
@@ -321,4 +183,90 @@ impl<E: Engine> Inner<'_, E> {
             })
             .collect()
     }
+}
+
+/// The tape of the first recorded input, if it is still there.
+fn tape_of(inputs: &[&Tensor]) -> Option<Tape> {
+    inputs.iter().find_map(|tensor| tensor.record()?.tape.upgrade()).map(Tape)
+}
+
+/// Whether an operation on these inputs will be recorded and must therefore keep data for its backward pass.
+pub fn records(inputs: &[&Tensor]) -> bool {
+    inputs.iter().any(|tensor| tensor.is_recorded()) && tape_of(inputs).is_some_and(|tape| !tape.lock().paused)
+}
+
+/// Records an operation if one of its inputs is recorded, and returns its outputs. `backward` receives the tape and the
+/// gradients of the outputs, and returns those of the inputs, each in order. Tensors that it keeps should be detached,
+/// so that nothing is recorded while the tape runs backwards.
+pub fn record(
+    inputs: &[&Tensor],
+    outputs: Vec<Tensor>,
+    backward: impl FnOnce(&Tape, Gradients) -> Result<Gradients> + Send + 'static,
+) -> Vec<Tensor> {
+    if !inputs.iter().any(|tensor| tensor.is_recorded()) {
+        return outputs;
+    }
+    let Some(tape) = tape_of(inputs) else { return outputs };
+    let ids: Vec<Option<u64>> = inputs.iter().map(|tensor| Some(tensor.record()?.id)).collect();
+    let mut inner = tape.lock();
+    inner.note_use(&ids);
+    if inner.paused {
+        return outputs;
+    }
+    let out: Vec<u64> = outputs.iter().map(|_| inner.fresh()).collect();
+    inner.nodes.push(Node { inputs: ids, outputs: out.clone(), backward: Box::new(backward) });
+    let record = |(tensor, id): (Tensor, u64)| tensor.recorded(Record { tape: Arc::downgrade(&tape.0), id });
+    outputs.into_iter().zip(out).map(record).collect()
+}
+
+/// Variant of [`record`] for operations with a single output.
+pub fn record_one(
+    inputs: &[&Tensor],
+    output: Tensor,
+    backward: impl FnOnce(Tensor) -> Result<Gradients> + Send + 'static,
+) -> Tensor {
+    if !inputs.iter().any(|tensor| tensor.is_recorded()) {
+        return output;
+    }
+    let count = inputs.len();
+    let mut outputs = record(inputs, vec![output], move |_, mut gradients| match gradients.pop().flatten() {
+        Some(gradient) => backward(gradient),
+        None => Ok(vec![None; count]),
+    });
+    outputs.remove(0)
+}
+
+/// Runs `region` without recording and keeps only its inputs; the backward pass recomputes it (gradient checkpointing).
+/// Gradients are bit-identical to those without recomputation. If no input is recorded, it just runs `region`.
+pub fn recompute<E: From<crate::Error>>(
+    inputs: &[&Tensor],
+    region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>, E> + Send + 'static,
+) -> Result<Vec<Tensor>, E>
+where
+    crate::Error: From<E>,
+{
+    let tape = tape_of(inputs);
+    let inputs: Vec<Tensor> = inputs.iter().map(|&tensor| tensor.clone()).collect();
+    let Some(tape) = tape.filter(|tape| !tape.lock().paused) else { return region(&inputs) };
+    tape.lock().paused = true;
+    let outputs = region(&inputs);
+    let mut inner = tape.lock();
+    inner.paused = false;
+    let outputs = outputs?;
+    let ids: Vec<u64> = outputs.iter().map(|_| inner.fresh()).collect();
+    let backward = move |tape: &Tape, gradients: Gradients| {
+        let outputs = region(&inputs)?;
+        let mut inner = tape.lock();
+        for (output, gradient) in outputs.iter().zip(gradients) {
+            if let (Some(record), Some(gradient)) = (output.record(), gradient) {
+                inner.accumulate(record.id, gradient)?;
+            }
+        }
+        // The recomputed nodes are now at the end of the tape. The backward loop processes them next, and they pass
+        // gradients to the region's inputs themselves.
+        Ok(Vec::new())
+    };
+    inner.nodes.push(Node { inputs: Vec::new(), outputs: ids.clone(), backward: Box::new(backward) });
+    let record = |(tensor, id): (Tensor, u64)| tensor.recorded(Record { tape: Arc::downgrade(&tape.0), id });
+    Ok(outputs.into_iter().zip(ids).map(record).collect())
 }

@@ -1,313 +1,133 @@
-//! Dense tensors, and the pool that recycles their buffers.
-//!
-//! A tensor is always contiguous and row-major. Cloning copies a pointer. When the last clone is dropped, the
-//! buffer returns to its pool, so a training step with the same shapes as the previous step allocates no memory
-//! from the system.
+//! A tensor: elements on a device and, if it is recorded, a place on a tape. Cloning copies a handle.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::collections::BTreeMap;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 
-use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
-
+use crate::array::{Array, element_count};
+use crate::device::Device;
 use crate::error::{Result, bad_value};
+use crate::ops::anchor_read::StoredStates;
+use crate::ops::pack::{PackedWeight, RoundedWeight};
+use crate::precision::Precision;
+use crate::tape::Record;
 
-/// Floating-point types that the reference kernels support: `f32` and `f64`.
-pub trait Real:
-    Float
-    + FloatConst
-    + FromPrimitive
-    + NumAssign
-    + std::iter::Sum
-    + std::fmt::Debug
-    + Default
-    + Send
-    + Sync
-    + 'static
-{
-    /// Converts to the nearest value of this type.
-    fn of(value: f64) -> Self;
-    /// Converts to `f64`.
-    fn as_f64(self) -> f64;
+/// Number type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DType {
+    /// 64 bits: the reference device.
+    F64,
+    /// 32 bits.
+    F32,
+    /// 8 significant bits; for weights and stored states.
+    Bf16,
+    /// One byte and one scale per row; for weights and stored states.
+    Int8,
 }
 
-impl Real for f32 {
-    fn of(value: f64) -> Self {
-        value as f32
-    }
-    fn as_f64(self) -> f64 {
-        f64::from(self)
-    }
-}
-
-impl Real for f64 {
-    fn of(value: f64) -> Self {
-        value
-    }
-    fn as_f64(self) -> f64 {
-        self
-    }
-}
-
-/// Owned memory aligned to a cache line. Large allocations use 2 MiB pages where the system supports them, because
-/// the rows of one head are spread over many small pages.
-pub(crate) struct Lines<R> {
-    /// First element, at `base` or slightly after it.
-    start: NonNull<R>,
-    bytes: usize,
-    base: NonNull<u8>,
-    layout: Layout,
-}
-
-const LINE: usize = 64;
-const LARGE_PAGE: usize = 2 << 20;
-
-#[allow(unsafe_code)]
-// SAFETY: the memory is owned, and its elements are `Send`.
-unsafe impl<R: Real> Send for Lines<R> {}
-#[allow(unsafe_code)]
-// SAFETY: shared access only reads.
-unsafe impl<R: Real> Sync for Lines<R> {}
-
-impl<R: Real> Lines<R> {
-    /// Allocates at least `len` zeros.
-    #[allow(unsafe_code)]
-    pub(crate) fn zeroed(len: usize) -> Self {
-        let bytes = (len * size_of::<R>()).next_multiple_of(LINE).max(LINE);
-        let large = bytes >= 2 * LARGE_PAGE;
-        let align = if large { LARGE_PAGE } else { LINE };
-        // Zeroed pages from the system cost nothing until touched, but the allocator provides them only for small
-        // alignments; so over-allocate and align manually.
-        let layout = Layout::from_size_align(bytes + align, 16).expect("a size that was checked");
-        // SAFETY: the size is not zero.
-        let memory = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(memory) else { handle_alloc_error(layout) };
-        let skip = memory.addr().next_multiple_of(align) - memory.addr();
-        // SAFETY: `skip` is below `align`, so `bytes` bytes from here are inside the allocation.
-        let start = unsafe { base.add(skip) };
-        #[cfg(target_os = "linux")]
-        if large {
-            let whole = bytes / LARGE_PAGE * LARGE_PAGE;
-            // SAFETY: advice on whole pages of owned memory; failure has no effect.
-            unsafe { libc::madvise(start.as_ptr().cast(), whole, libc::MADV_HUGEPAGE) };
-        }
-        Self { start: start.cast(), bytes, base, layout }
-    }
-
-    pub(crate) fn capacity(&self) -> usize {
-        self.bytes / size_of::<R>()
-    }
-
-    #[allow(unsafe_code)]
-    pub(crate) fn as_slice(&self) -> &[R] {
-        // SAFETY: the memory is initialised (all-zero bytes are the number zero), aligned and owned.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity()) }
-    }
-
-    #[allow(unsafe_code)]
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [R] {
-        // SAFETY: as above; the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity()) }
-    }
-}
-
-impl<R> Drop for Lines<R> {
-    #[allow(unsafe_code)]
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
-    }
-}
-
-/// Free buffers by capacity.
-#[derive(Default)]
-pub(crate) struct Pool<R: Real> {
-    free: Mutex<BTreeMap<usize, Vec<Lines<R>>>>,
-    /// Bytes held by live tensors.
-    live: AtomicUsize,
-}
-
-impl<R: Real> Pool<R> {
-    /// Returns a buffer of at least `len` elements with unspecified (but initialised) contents.
-    fn take(&self, len: usize) -> Lines<R> {
-        let class = size_class(len);
-        let found = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            free.get_mut(&class).and_then(Vec::pop)
-        };
-        let lines = found.unwrap_or_else(|| Lines::zeroed(class));
-        self.live.fetch_add(lines.bytes, Ordering::Relaxed);
-        lines
-    }
-
-    fn give(&self, lines: Lines<R>) {
-        self.live.fetch_sub(lines.bytes, Ordering::Relaxed);
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.entry(lines.capacity()).or_default().push(lines);
-    }
-
-    /// Returns all free buffers to the system.
-    #[allow(unsafe_code)]
-    pub(crate) fn trim(&self) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        // The allocator keeps what was freed between buffers that are in use, unless it is told.
-        #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        // SAFETY: it may be called at any time, from any thread.
-        unsafe {
-            libc::malloc_trim(0);
-        }
-    }
-
-    /// Bytes held by live tensors.
-    pub(crate) fn live_bytes(&self) -> usize {
-        self.live.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of free buffers in the pool.
-    pub(crate) fn free_bytes(&self) -> usize {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.iter().map(|(class, list)| class * size_of::<R>() * list.len()).sum()
-    }
-}
-
-/// Rounds a length up so that lengths within about an eighth of each other share buffers.
-fn size_class(len: usize) -> usize {
-    let step = (len.next_power_of_two() / 16).max(16);
-    len.div_ceil(step).max(1) * step
-}
-
-struct Buffer<R: Real> {
-    lines: Option<Lines<R>>,
-    pool: Option<Arc<Pool<R>>>,
-}
-
-impl<R: Real> Drop for Buffer<R> {
-    fn drop(&mut self) {
-        if let (Some(lines), Some(pool)) = (self.lines.take(), &self.pool) {
-            pool.give(lines);
+impl From<Precision> for DType {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+            Precision::Int8 => Self::Int8,
         }
     }
 }
 
-/// Dimensions, stored inline for ranks up to four.
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
+/// The elements of a tensor, in the form of its device.
+#[derive(Clone, Debug)]
+pub enum Data {
+    /// Elements on the CPU.
+    F32(Array<f32>),
+    /// Elements on the reference device.
+    F64(Array<f64>),
+    /// A weight matrix packed by the CPU.
+    Packed(PackedWeight),
+    /// A weight matrix rounded by the reference device.
+    Rounded(RoundedWeight),
+    /// Anchor states in storage precision, in host memory or in a file.
+    Stored(Arc<StoredStates>),
+    /// Data of a device that another crate implements.
+    Foreign(Arc<dyn Foreign>),
+}
+
+/// Data of a device that another crate implements.
+pub trait Foreign: Any + fmt::Debug + Send + Sync {
+    /// Dimensions.
+    fn shape(&self) -> &[usize];
+    /// Number type.
+    fn dtype(&self) -> DType;
+    /// Whether every operation can read it, unlike packed weights and stored states.
+    fn is_plain(&self) -> bool;
+    /// Size in bytes.
+    fn bytes(&self) -> usize;
+}
+
+/// Elements on a device. Every operation computes its result immediately; if one of its inputs is recorded on a
+/// [`crate::Tape`], so is the result.
 #[derive(Clone)]
-enum Shape {
-    Few([usize; 4], usize),
-    Many(Vec<usize>),
+pub struct Tensor {
+    data: Data,
+    device: Device,
+    record: Option<Record>,
 }
 
-impl From<&[usize]> for Shape {
-    fn from(dims: &[usize]) -> Self {
-        let mut few = [0; 4];
-        match few.get_mut(..dims.len()) {
-            Some(to) => {
-                to.copy_from_slice(dims);
-                Self::Few(few, dims.len())
-            }
-            None => Self::Many(dims.to_vec()),
-        }
-    }
-}
-
-impl std::ops::Deref for Shape {
-    type Target = [usize];
-    fn deref(&self) -> &[usize] {
-        match self {
-            Self::Few(dims, count) => &dims[..*count],
-            Self::Many(dims) => dims,
-        }
-    }
-}
-
-/// A contiguous row-major tensor.
-pub struct Tensor<R: Real> {
-    buffer: Arc<Buffer<R>>,
-    shape: Shape,
-}
-
-impl<R: Real> Clone for Tensor<R> {
-    fn clone(&self) -> Self {
-        Self { buffer: Arc::clone(&self.buffer), shape: self.shape.clone() }
-    }
-}
-
-impl<R: Real> std::fmt::Debug for Tensor<R> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tensor{:?}", self.shape())
-    }
-}
-
-impl<R: Real> Tensor<R> {
-    /// Tensor with unspecified contents; the caller must write every element.
-    pub(crate) fn uninit(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
-        Self::with_capacity(pool, shape.iter().product(), shape)
+impl Tensor {
+    /// Wraps data of a device.
+    pub fn new(data: impl Into<Data>, device: &Device) -> Self {
+        Self { data: data.into(), device: device.clone(), record: None }
     }
 
-    /// Tensor with unspecified contents and 50 % spare capacity.
-    pub(crate) fn uninit_with_room(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
-        let len: usize = shape.iter().product();
-        Self::with_capacity(pool, len + len / 2, shape)
+    /// Creates a tensor from values in row-major order.
+    pub fn from_slice(values: &[f32], shape: &[usize], device: &Device) -> Result<Self> {
+        check_count(values.len(), shape)?;
+        Ok(Self::new(device.from_f32(values, shape)?, device))
     }
 
-    fn with_capacity(pool: &Arc<Pool<R>>, capacity: usize, shape: &[usize]) -> Self {
-        let buffer = Buffer { lines: Some(pool.take(capacity)), pool: Some(Arc::clone(pool)) };
-        Self { buffer: Arc::new(buffer), shape: shape.into() }
+    /// Creates a tensor from values in row-major order, rounded to the device's number type.
+    pub fn from_f64(values: &[f64], shape: &[usize], device: &Device) -> Result<Self> {
+        check_count(values.len(), shape)?;
+        Ok(Self::new(device.from_f64(values, shape)?, device))
     }
 
-    /// Appends elements in place and sets the shape. Returns false if the buffer is shared or lacks capacity.
-    pub(crate) fn extend(&mut self, more: &Self, shape: &[usize]) -> bool {
-        let (old, new) = (self.len(), self.len() + more.len());
-        let Some(lines) = Arc::get_mut(&mut self.buffer).and_then(|buffer| buffer.lines.as_mut()) else {
-            return false;
-        };
-        if lines.capacity() < new {
-            return false;
-        }
-        lines.as_mut_slice()[old..new].copy_from_slice(more.data());
-        self.shape = shape.into();
-        true
+    /// Creates a tensor filled with `value`.
+    pub fn full(shape: &[usize], value: f64, device: &Device) -> Result<Self> {
+        element_count("full", shape)?;
+        Ok(Self::new(device.full(shape, value)?, device))
     }
 
-    /// Tensor of zeros.
-    pub(crate) fn zeros(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
-        let mut tensor = Self::uninit(pool, shape);
-        tensor.data_mut().fill(R::zero());
-        tensor
-    }
-
-    /// Tensor with the given contents.
-    pub(crate) fn from_slice(pool: &Arc<Pool<R>>, data: &[R], shape: &[usize]) -> Result<Self> {
-        let len = element_count("tensor", shape)?;
-        if len != data.len() {
-            return bad_value(
-                "tensor",
-                format!("got {} values for shape {shape:?}, expected {len}", data.len()),
-            );
-        }
-        let mut tensor = Self::uninit(pool, shape);
-        tensor.data_mut().copy_from_slice(data);
-        Ok(tensor)
-    }
-
-    /// Tensor without a pool; for reference kernels and tests.
-    pub(crate) fn detached(data: Vec<R>, shape: &[usize]) -> Self {
-        debug_assert_eq!(data.len(), shape.iter().product::<usize>());
-        let mut lines = Lines::zeroed(data.len());
-        lines.as_mut_slice()[..data.len()].copy_from_slice(&data);
-        let buffer = Buffer { lines: Some(lines), pool: None };
-        Self { buffer: Arc::new(buffer), shape: shape.into() }
+    /// Wraps the result of a kernel: data of the same device as this tensor.
+    pub fn like(&self, data: impl Into<Data>) -> Self {
+        Self::new(data, &self.device)
     }
 
     /// Dimensions.
     pub fn shape(&self) -> &[usize] {
-        &self.shape
+        match &self.data {
+            Data::F32(array) => array.shape(),
+            Data::F64(array) => array.shape(),
+            Data::Packed(weight) => weight.shape(),
+            Data::Rounded(weight) => weight.shape(),
+            Data::Stored(states) => states.shape(),
+            Data::Foreign(data) => data.shape(),
+        }
     }
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.shape.iter().product()
+        self.shape().iter().product()
     }
 
     /// Whether the tensor has no elements.
@@ -315,42 +135,146 @@ impl<R: Real> Tensor<R> {
         self.len() == 0
     }
 
-    /// Size of the last dimension (1 for a scalar).
-    pub(crate) fn width(&self) -> usize {
-        self.shape.last().copied().unwrap_or(1)
+    /// Number type of the elements.
+    pub fn dtype(&self) -> DType {
+        match &self.data {
+            Data::F32(_) => DType::F32,
+            Data::F64(_) => DType::F64,
+            Data::Packed(weight) => weight.precision().into(),
+            Data::Rounded(weight) => weight.precision().into(),
+            Data::Stored(states) => states.storage().into(),
+            Data::Foreign(data) => data.dtype(),
+        }
     }
 
-    /// Elements in row-major order.
-    pub fn data(&self) -> &[R] {
-        let len = self.len();
-        &self.buffer.lines.as_ref().map_or(&[][..], Lines::as_slice)[..len]
+    /// Whether every operation can read it, unlike packed weights ([`Tensor::pack`]) and stored states
+    /// ([`Tensor::store`]).
+    pub fn is_plain(&self) -> bool {
+        match &self.data {
+            Data::F32(_) | Data::F64(_) => true,
+            Data::Packed(_) | Data::Rounded(_) | Data::Stored(_) => false,
+            Data::Foreign(data) => data.is_plain(),
+        }
     }
 
-    /// Elements in row-major order, mutable. The buffer must not be shared.
-    pub(crate) fn data_mut(&mut self) -> &mut [R] {
-        let len = self.len();
-        let buffer =
-            Arc::get_mut(&mut self.buffer).expect("a tensor must not be shared while it is being written");
-        &mut buffer.lines.as_mut().map_or(&mut [][..], Lines::as_mut_slice)[..len]
+    /// Size in bytes. Elements of the reference device count as f32, so that sizes do not depend on the device.
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            Data::F32(_) | Data::F64(_) => self.len() * size_of::<f32>(),
+            Data::Packed(weight) => weight.bytes(),
+            Data::Rounded(weight) => weight.bytes(),
+            Data::Stored(states) => states.bytes(),
+            Data::Foreign(data) => data.bytes(),
+        }
     }
 
-    /// Whether this is the only handle to the buffer.
-    pub(crate) fn is_unique(&mut self) -> bool {
-        Arc::get_mut(&mut self.buffer).is_some()
+    /// The device that holds the elements.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
-    /// Handle to the same buffer with another shape of equal size.
-    pub(crate) fn with_shape(&self, shape: &[usize]) -> Self {
-        debug_assert_eq!(self.len(), shape.iter().product::<usize>());
-        Self { buffer: Arc::clone(&self.buffer), shape: shape.into() }
+    /// The elements, in the form of the device.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// Values of a plain tensor in row-major order, as f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.device.to_f32(&self.data)
+    }
+
+    /// Values of a plain tensor in row-major order, as f64.
+    pub fn to_f64(&self) -> Vec<f64> {
+        self.device.to_f64(&self.data)
+    }
+
+    /// The same elements without a place on a tape: no gradient flows through the result.
+    pub fn detach(&self) -> Self {
+        Self { record: None, ..self.clone() }
+    }
+
+    /// Whether a gradient flows through this tensor.
+    pub fn is_recorded(&self) -> bool {
+        self.record.is_some()
+    }
+
+    pub(crate) fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    pub(crate) fn recorded(self, record: Record) -> Self {
+        Self { record: Some(record), ..self }
+    }
+
+    /// Elements of a plain tensor on the CPU.
+    pub(crate) fn f32(&self) -> &Array<f32> {
+        match &self.data {
+            Data::F32(array) => array,
+            _ => unreachable!("the CPU runs only operations on its own plain tensors"),
+        }
+    }
+
+    /// Elements of a plain tensor on the reference device.
+    pub(crate) fn f64(&self) -> &Array<f64> {
+        match &self.data {
+            Data::F64(array) => array,
+            _ => unreachable!("the reference device runs only operations on its own plain tensors"),
+        }
+    }
+
+    /// Takes the elements of a plain tensor on the CPU, to change them in place if no other tensor shares them.
+    pub(crate) fn into_f32(self) -> Array<f32> {
+        match self.data {
+            Data::F32(array) => array,
+            _ => unreachable!("the CPU runs only operations on its own plain tensors"),
+        }
+    }
+
+    /// Data of type `T` of a device that another crate implements.
+    pub fn foreign<T: Foreign>(&self) -> Option<&T> {
+        match &self.data {
+            Data::Foreign(data) => (&**data as &dyn Any).downcast_ref(),
+            _ => None,
+        }
+    }
+
+    /// Takes the data of a device that another crate implements. They are cloned only if another tensor shares them.
+    pub fn into_foreign<T: Foreign + Clone>(self) -> Option<T> {
+        let Data::Foreign(data) = self.data else { return None };
+        let data: Arc<dyn Any + Send + Sync> = data;
+        Some(Arc::unwrap_or_clone(data.downcast().ok()?))
     }
 }
 
-/// Number of elements of a shape; an error if it overflows.
-pub(crate) fn element_count(operation: &'static str, shape: &[usize]) -> Result<usize> {
-    let count = shape.iter().try_fold(1usize, |acc, &dim| acc.checked_mul(dim));
-    match count {
-        Some(count) if count <= isize::MAX as usize / 8 => Ok(count),
-        _ => bad_value(operation, format!("shape {shape:?} is too large")),
+impl From<Array<f32>> for Data {
+    fn from(array: Array<f32>) -> Self {
+        Self::F32(array)
     }
+}
+
+impl From<Array<f64>> for Data {
+    fn from(array: Array<f64>) -> Self {
+        Self::F64(array)
+    }
+}
+
+impl From<StoredStates> for Data {
+    fn from(states: StoredStates) -> Self {
+        Self::Stored(Arc::new(states))
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor{:?} in {} on {}", self.shape(), self.dtype(), self.device)
+    }
+}
+
+/// Returns an error unless the number of values matches the shape.
+fn check_count(found: usize, shape: &[usize]) -> Result<()> {
+    let expected = element_count("tensor", shape)?;
+    if found == expected {
+        return Ok(());
+    }
+    bad_value("tensor", format!("got {found} values for shape {shape:?}, expected {expected}"))
 }

@@ -6,15 +6,15 @@ use super::{AdamW, Step, check};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 const BLOCK: usize = 4096;
 
 #[allow(unsafe_code)]
 pub(crate) fn step(
     cpu: &Cpu,
-    state: AdamW<&mut Tensor<f32>>,
-    gradient: &Tensor<f32>,
+    state: AdamW<&mut Array<f32>>,
+    gradient: &Array<f32>,
     step: &Step,
 ) -> Result<()> {
     let shapes = [state.parameter.shape(), state.first_moment.shape(), state.second_moment.shape()];
@@ -81,7 +81,7 @@ impl Kernel for Update<'_> {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn squared_norm(cpu: &Cpu, x: &Tensor<f32>) -> f64 {
+pub(crate) fn squared_norm(cpu: &Cpu, x: &Array<f32>) -> f64 {
     struct Sum<'a>(&'a [f32]);
     impl Kernel for Sum<'_> {
         type Output = f32;

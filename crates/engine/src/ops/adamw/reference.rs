@@ -2,9 +2,9 @@
 
 use super::{AdamW, Step, check};
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
-pub(crate) fn step<R: Real>(state: AdamW<&mut Tensor<R>>, gradient: &Tensor<R>, step: &Step) -> Result<()> {
+pub(crate) fn step<R: Real>(state: AdamW<&mut Array<R>>, gradient: &Array<R>, step: &Step) -> Result<()> {
     let shapes = [state.parameter.shape(), state.first_moment.shape(), state.second_moment.shape()];
     check(shapes, gradient.shape(), step)?;
     let [c1, c2] = step.corrections();
@@ -24,12 +24,12 @@ pub(crate) fn step<R: Real>(state: AdamW<&mut Tensor<R>>, gradient: &Tensor<R>, 
             - R::of(step.learning_rate) * direction;
     }
     let shape = state.parameter.shape().to_vec();
-    *state.parameter = Tensor::detached(p, &shape);
-    *state.first_moment = Tensor::detached(m, &shape);
-    *state.second_moment = Tensor::detached(v, &shape);
+    *state.parameter = Array::detached(p, &shape);
+    *state.first_moment = Array::detached(m, &shape);
+    *state.second_moment = Array::detached(v, &shape);
     Ok(())
 }
 
-pub(crate) fn squared_norm<R: Real>(x: &Tensor<R>) -> f64 {
+pub(crate) fn squared_norm<R: Real>(x: &Array<R>) -> f64 {
     x.data().iter().map(|v| v.as_f64() * v.as_f64()).sum()
 }

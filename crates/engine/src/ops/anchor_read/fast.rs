@@ -20,9 +20,9 @@ use super::{
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value, expect_shape};
 use crate::simd;
-use crate::tensor::Tensor;
+use crate::array::Array;
 
-type T = Tensor<f32>;
+type T = Array<f32>;
 
 pub(crate) fn forward(
     cpu: &Cpu,
@@ -30,7 +30,7 @@ pub(crate) fn forward(
     options: &AnchorReadOptions,
     keep: bool,
 ) -> Result<(T, Option<AnchorReadKept<T>>)> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
+    let sizes = check(&input.map(Array::shape), options)?;
     let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
     let (readout, kept, _) =
         read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), keep, false)?;
@@ -48,7 +48,7 @@ pub(crate) fn weights(
         routing_query: input.routing_query.shape(),
         routing_keys: input.routing_keys.shape(),
         anchor_states: input.anchor_states,
-        null_score: input.null_score.map(Tensor::shape),
+        null_score: input.null_score.map(Array::shape),
     };
     let sizes = check_weights(shapes, options)?;
     let call = Call::new(sizes, input, States::Absent, options);
@@ -81,7 +81,7 @@ pub(crate) fn forward_stored(
         routing_query: input.routing_query.shape(),
         routing_keys: input.routing_keys.shape(),
         anchor_states: &shape[..],
-        null_score: input.null_score.map(Tensor::shape),
+        null_score: input.null_score.map(Array::shape),
     };
     let sizes = check(&shapes, options)?;
     let from = if single { States::Single(states) } else { States::Stored(&list) };
@@ -329,7 +329,7 @@ pub(crate) fn backward(
     gradient: &T,
 ) -> Result<AnchorRead<T>> {
     const NAME: &str = "anchor_read";
-    let sizes = check(&input.map(Tensor::shape), options)?;
+    let sizes = check(&input.map(Array::shape), options)?;
     let shape = output_shape(input.query.shape(), &sizes);
     expect_shape(NAME, "gradient", gradient.shape(), &shape, "[.., value_heads·d_v]")?;
     expect_shape(NAME, "readout", readout.shape(), &shape, "[.., value_heads·d_v]")?;

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::error::{Result, expect_shape};
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 /// Anchors that a token reads with their weights, and the weight of the null entry.
 struct Routing<R> {
@@ -18,7 +18,7 @@ struct Routing<R> {
 /// Softmax over the selected anchors and the null, for one token and head.
 fn route<R: Real, A>(
     sizes: &Sizes,
-    input: &AnchorRead<&Tensor<R>, A>,
+    input: &AnchorRead<&Array<R>, A>,
     options: &AnchorReadOptions,
     visible: &[usize],
     row: usize,
@@ -64,7 +64,7 @@ fn for_tokens(options: &AnchorReadOptions, mut f: impl FnMut(usize, &[usize])) {
 /// Returns s q / |q|, q / |q| and 1 / |q|.
 fn query<R: Real>(
     sizes: &Sizes,
-    input: &AnchorRead<&Tensor<R>>,
+    input: &AnchorRead<&Array<R>>,
     row: usize,
     head: usize,
 ) -> (Vec<R>, Vec<R>, R) {
@@ -76,10 +76,10 @@ fn query<R: Real>(
 }
 
 pub(crate) fn forward<R: Real>(
-    input: AnchorRead<&Tensor<R>>,
+    input: AnchorRead<&Array<R>>,
     options: &AnchorReadOptions,
-) -> Result<Tensor<R>> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
+) -> Result<Array<R>> {
+    let sizes = check(&input.map(Array::shape), options)?;
     let (dk, dv, heads) = (sizes.key_dim, sizes.value_dim, sizes.value_heads);
     let mut out = vec![R::zero(); sizes.rows * heads * dv];
     for_tokens(options, |row, visible| {
@@ -94,16 +94,16 @@ pub(crate) fn forward<R: Real>(
             }
         }
     });
-    Ok(Tensor::detached(out, &output_shape(input.query.shape(), &sizes)))
+    Ok(Array::detached(out, &output_shape(input.query.shape(), &sizes)))
 }
 
 pub(crate) fn backward<R: Real>(
-    input: AnchorRead<&Tensor<R>>,
+    input: AnchorRead<&Array<R>>,
     options: &AnchorReadOptions,
-    output: &Tensor<R>,
-    gradient: &Tensor<R>,
-) -> Result<AnchorRead<Tensor<R>>> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
+    output: &Array<R>,
+    gradient: &Array<R>,
+) -> Result<AnchorRead<Array<R>>> {
+    let sizes = check(&input.map(Array::shape), options)?;
     let shape = output_shape(input.query.shape(), &sizes);
     expect_shape("anchor_read", "gradient", gradient.shape(), &shape, "[.., value_heads·d_v]")?;
     let (dk, dv, dr, heads) = (sizes.key_dim, sizes.value_dim, sizes.routing_dim, sizes.value_heads);
@@ -144,21 +144,21 @@ pub(crate) fn backward<R: Real>(
             l2_norm_backward(&unit, factor, &dunit, &mut d.query[at..at + dk]);
         }
     });
-    let shapes = input.map(Tensor::shape);
+    let shapes = input.map(Array::shape);
     Ok(AnchorRead {
-        query: Tensor::detached(d.query, shapes.query),
-        routing_query: Tensor::detached(d.routing_query, shapes.routing_query),
-        routing_keys: Tensor::detached(d.routing_keys, shapes.routing_keys),
-        anchor_states: Tensor::detached(d.anchor_states, shapes.anchor_states),
-        null_score: d.null_score.zip(shapes.null_score).map(|(v, s)| Tensor::detached(v, s)),
+        query: Array::detached(d.query, shapes.query),
+        routing_query: Array::detached(d.routing_query, shapes.routing_query),
+        routing_keys: Array::detached(d.routing_keys, shapes.routing_keys),
+        anchor_states: Array::detached(d.anchor_states, shapes.anchor_states),
+        null_score: d.null_score.zip(shapes.null_score).map(|(v, s)| Array::detached(v, s)),
     })
 }
 
 /// Variant of [`forward`] for stored states, which it dequantises first.
 pub(crate) fn forward_stored<R: Real>(
-    input: AnchorRead<&Tensor<R>, &[Arc<StoredStates>]>,
+    input: AnchorRead<&Array<R>, &[Arc<StoredStates>]>,
     options: &AnchorReadOptions,
-) -> Result<Tensor<R>> {
+) -> Result<Array<R>> {
     let list = input.anchor_states;
     let [_, rest @ ..] = list.first().map_or([0; 4], |s| s.shape());
     let mut states = Vec::new();
@@ -167,22 +167,22 @@ pub(crate) fn forward_stored<R: Real>(
         states.extend(stored.to_f32()?.into_iter().map(|v| R::of(f64::from(v))));
     }
     let count = list.iter().map(|s| s.shape()[0]).sum();
-    let states = Tensor::detached(states, &[count, rest[0], rest[1], rest[2]]);
+    let states = Array::detached(states, &[count, rest[0], rest[1], rest[2]]);
     let AnchorRead { query, routing_query, routing_keys, null_score, .. } = input;
     forward(AnchorRead { query, routing_query, routing_keys, anchor_states: &states, null_score }, options)
 }
 
 /// Softmax weights π for every token, head and anchor, [rows, value_heads, N]; zero if not visible or not selected.
 pub(crate) fn weights<R: Real>(
-    input: AnchorRead<&Tensor<R>, [usize; 2]>,
+    input: AnchorRead<&Array<R>, [usize; 2]>,
     options: &AnchorReadOptions,
-) -> Result<Tensor<R>> {
+) -> Result<Array<R>> {
     let shapes = AnchorRead {
         query: input.query.shape(),
         routing_query: input.routing_query.shape(),
         routing_keys: input.routing_keys.shape(),
         anchor_states: input.anchor_states,
-        null_score: input.null_score.map(Tensor::shape),
+        null_score: input.null_score.map(Array::shape),
     };
     let sizes = check_weights(shapes, options)?;
     let mut out = vec![R::zero(); sizes.rows * sizes.value_heads * sizes.anchors];
@@ -193,5 +193,5 @@ pub(crate) fn weights<R: Real>(
             }
         }
     });
-    Ok(Tensor::detached(out, &[sizes.rows, sizes.value_heads, sizes.anchors]))
+    Ok(Array::detached(out, &[sizes.rows, sizes.value_heads, sizes.anchors]))
 }

@@ -132,8 +132,8 @@ impl StoredStates {
     }
 
     /// Shape, [n, value_heads, d_k, d_v].
-    pub fn shape(&self) -> [usize; 4] {
-        self.shape
+    pub fn shape(&self) -> &[usize; 4] {
+        &self.shape
     }
 
     /// Storage precision.

@@ -11,7 +11,7 @@ use super::stored::{Codes, StoredStates};
 use super::{AnchorRead, AnchorReadOptions, Sizes, Visible};
 use crate::ops::gated_delta::L2_EPS;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, PANEL, Simd, Strided, gemm, transpose};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 /// Maximum tokens per tile, chosen so that the working set of a backward tile fits in the L2 cache.
 pub(super) const TOKENS: usize = 96;
@@ -69,7 +69,7 @@ pub(super) struct Call<'a> {
 impl<'a> Call<'a> {
     pub(super) fn new<A>(
         sizes: Sizes,
-        input: AnchorRead<&'a Tensor<f32>, A>,
+        input: AnchorRead<&'a Array<f32>, A>,
         states: States<'a>,
         options: &AnchorReadOptions,
     ) -> Self {
@@ -79,7 +79,7 @@ impl<'a> Call<'a> {
             query: input.query.data(),
             routing_query: input.routing_query.data(),
             routing_keys: input.routing_keys.data(),
-            null_score: input.null_score.map(Tensor::data),
+            null_score: input.null_score.map(Array::data),
             states,
             routing_scale: options.routing_scale as f32,
         }

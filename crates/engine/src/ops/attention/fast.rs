@@ -18,7 +18,7 @@ use super::{Attention, BLOCK_TOKENS, KeyValues, Sizes, check, check_blocks, fast
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 /// Number of keys per tile.
 pub(crate) const TILE: usize = 128;
@@ -31,17 +31,17 @@ const CHUNK: usize = 8 * BLOCK;
 /// Columns per panel.
 pub(super) const PANEL: usize = 16;
 
-pub(super) fn shapes(input: Attention<&Tensor<f32>>) -> Attention<&[usize]> {
+pub(super) fn shapes(input: Attention<&Array<f32>>) -> Attention<&[usize]> {
     Attention { query: input.query.shape(), key: input.key.shape(), value: input.value.shape() }
 }
 
 /// Returns the output and, with `keep`, what the backward pass needs: the output and L [B, Tq, H].
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: Attention<&Tensor<f32>>,
+    input: Attention<&Array<f32>>,
     heads: usize,
     keep: bool,
-) -> Result<(Tensor<f32>, Vec<Tensor<f32>>)> {
+) -> Result<(Array<f32>, Vec<Array<f32>>)> {
     let z = check(shapes(input), heads)?;
     let mut output = cpu.uninit(&z.output());
     let mut sums = keep.then(|| cpu.uninit(&[z.batch, z.queries, heads]));
@@ -69,15 +69,15 @@ pub(crate) fn forward(
 /// [`forward`], so results are bit-identical.
 pub(crate) fn forward_blocks(
     cpu: &Cpu,
-    query: &Tensor<f32>,
-    blocks: &[KeyValues<Tensor<f32>>],
+    query: &Array<f32>,
+    blocks: &[KeyValues<Array<f32>>],
     heads: usize,
-) -> Result<Tensor<f32>> {
+) -> Result<Array<f32>> {
     let shapes: Vec<_> =
         blocks.iter().map(|block| KeyValues { key: block.key.shape(), value: block.value.shape() }).collect();
     let z = check_blocks(query.shape(), &shapes, heads)?;
-    let keys: Vec<&Tensor<f32>> = blocks.iter().map(|block| &block.key).collect();
-    let values: Vec<&Tensor<f32>> = blocks.iter().map(|block| &block.value).collect();
+    let keys: Vec<&Array<f32>> = blocks.iter().map(|block| &block.key).collect();
+    let values: Vec<&Array<f32>> = blocks.iter().map(|block| &block.value).collect();
     let input = Inputs {
         query,
         key: Source { blocks: &keys, per_block: BLOCK_TOKENS },
@@ -96,7 +96,7 @@ pub(crate) fn forward_blocks(
 /// Queries, and keys and values that may be split over several blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
-    pub query: &'a Tensor<f32>,
+    pub query: &'a Array<f32>,
     pub key: Source<'a>,
     pub value: Source<'a>,
 }
@@ -105,7 +105,7 @@ pub(super) struct Inputs<'a> {
 /// several.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
-    blocks: &'a [&'a Tensor<f32>],
+    blocks: &'a [&'a Array<f32>],
     per_block: usize,
 }
 
@@ -169,7 +169,7 @@ pub(super) struct Head<'a> {
 
 impl<'a> Head<'a> {
     #[inline(always)]
-    pub(super) fn new(x: &'a Tensor<f32>, tokens: usize, heads: usize, b: usize, h: usize) -> Self {
+    pub(super) fn new(x: &'a Array<f32>, tokens: usize, heads: usize, b: usize, h: usize) -> Self {
         let (stride, width) = (x.width(), x.width() / heads);
         Self { data: &x.data()[b * tokens * stride + h * width..], width, stride }
     }

@@ -16,18 +16,18 @@ use super::{Attention, Sizes, check};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value, expect_shape};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 /// Maximum number of positions per span.
 const SPAN: usize = 4 * TILE;
 
 pub(crate) fn backward(
     cpu: &Cpu,
-    input: Attention<&Tensor<f32>>,
+    input: Attention<&Array<f32>>,
     heads: usize,
-    saved: &[Tensor<f32>],
-    gradient: &Tensor<f32>,
-) -> Result<Attention<Tensor<f32>>> {
+    saved: &[Array<f32>],
+    gradient: &Array<f32>,
+) -> Result<Attention<Array<f32>>> {
     let z = check(shapes(input), heads)?;
     expect_shape("attention", "gradient", gradient.shape(), &z.output(), "[B, Tq, H·e]")?;
     let [output, sums] = saved else {
@@ -86,7 +86,7 @@ pub(crate) fn backward(
 
 /// D = Σ dO ∘ O for every query and head, [B, Tq, H].
 #[allow(unsafe_code)]
-fn overlap(cpu: &Cpu, z: Sizes, gradient: &Tensor<f32>, output: &Tensor<f32>) -> Tensor<f32> {
+fn overlap(cpu: &Cpu, z: Sizes, gradient: &Array<f32>, output: &Array<f32>) -> Array<f32> {
     let mut overlap = cpu.uninit(&[z.batch, z.queries, z.heads]);
     let rows = overlap.len();
     let out = Shared::new(overlap.data_mut());
@@ -121,8 +121,8 @@ impl Kernel for Dots<'_> {
 /// Task for one key span and one query span: adds their contributions to dK and dV, and to dQ.
 struct Pair<'a> {
     z: Sizes,
-    input: Attention<&'a Tensor<f32>>,
-    gradient: &'a Tensor<f32>,
+    input: Attention<&'a Array<f32>>,
+    gradient: &'a Array<f32>,
     sums: &'a [f32],
     overlap: &'a [f32],
     b: usize,

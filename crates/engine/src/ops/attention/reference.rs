@@ -2,9 +2,9 @@
 
 use super::{Attention, Sizes, check};
 use crate::error::{Result, expect_shape};
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
-fn shapes<R: Real>(input: Attention<&Tensor<R>>) -> Attention<&[usize]> {
+fn shapes<R: Real>(input: Attention<&Array<R>>) -> Attention<&[usize]> {
     Attention { query: input.query.shape(), key: input.key.shape(), value: input.value.shape() }
 }
 
@@ -13,7 +13,7 @@ fn dot<R: Real>(a: &[R], b: &[R]) -> R {
 }
 
 /// Attention weights P_i of the keys visible to query `i`.
-fn probabilities<R: Real>(input: Attention<&Tensor<R>>, z: Sizes, b: usize, h: usize, i: usize) -> Vec<R> {
+fn probabilities<R: Real>(input: Attention<&Array<R>>, z: Sizes, b: usize, h: usize, i: usize) -> Vec<R> {
     let q = row(input.query, z.queries, z.heads, b, i, h);
     let scores: Vec<R> = (0..=z.offset() + i)
         .map(|j| dot(q, row(input.key, z.keys, z.heads, b, j, h)) * R::of(z.scale()))
@@ -24,12 +24,12 @@ fn probabilities<R: Real>(input: Attention<&Tensor<R>>, z: Sizes, b: usize, h: u
 }
 
 /// Head `h` of token `t` of batch entry `b` of x [B, T, H·width].
-fn row<R: Real>(x: &Tensor<R>, tokens: usize, heads: usize, b: usize, t: usize, h: usize) -> &[R] {
+fn row<R: Real>(x: &Array<R>, tokens: usize, heads: usize, b: usize, t: usize, h: usize) -> &[R] {
     let width = x.width() / heads;
     &x.data()[((b * tokens + t) * heads + h) * width..][..width]
 }
 
-pub(crate) fn forward<R: Real>(input: Attention<&Tensor<R>>, heads: usize) -> Result<Tensor<R>> {
+pub(crate) fn forward<R: Real>(input: Attention<&Array<R>>, heads: usize) -> Result<Array<R>> {
     let z = check(shapes(input), heads)?;
     let mut out = vec![R::zero(); z.output().iter().product()];
     for (at, o) in out.chunks_exact_mut(z.dv).enumerate() {
@@ -39,14 +39,14 @@ pub(crate) fn forward<R: Real>(input: Attention<&Tensor<R>>, heads: usize) -> Re
             o.iter_mut().zip(v).for_each(|(o, &v)| *o += p * v);
         }
     }
-    Ok(Tensor::detached(out, &z.output()))
+    Ok(Array::detached(out, &z.output()))
 }
 
 pub(crate) fn backward<R: Real>(
-    input: Attention<&Tensor<R>>,
+    input: Attention<&Array<R>>,
     heads: usize,
-    gradient: &Tensor<R>,
-) -> Result<Attention<Tensor<R>>> {
+    gradient: &Array<R>,
+) -> Result<Attention<Array<R>>> {
     let z = check(shapes(input), heads)?;
     expect_shape("attention", "gradient", gradient.shape(), &z.output(), "[B, Tq, H·e]")?;
     let scale = R::of(z.scale());
@@ -75,8 +75,8 @@ pub(crate) fn backward<R: Real>(
         }
     }
     Ok(Attention {
-        query: Tensor::detached(dq, input.query.shape()),
-        key: Tensor::detached(dk, input.key.shape()),
-        value: Tensor::detached(dv, input.value.shape()),
+        query: Array::detached(dq, input.query.shape()),
+        key: Array::detached(dk, input.key.shape()),
+        value: Array::detached(dv, input.value.shape()),
     })
 }

@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::ops::linear::{self, Linear};
 use crate::product::{Accum, Matrix, product};
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
-use crate::tensor::Tensor;
+use crate::array::Array;
 use crate::weight::{PackedWeight, Weight};
 
-type AnyWeight<'a> = Weight<&'a Tensor<f32>, &'a PackedWeight>;
+type AnyWeight<'a> = Weight<&'a Array<f32>, &'a PackedWeight>;
 
 /// Maximum number of logits per block: 16 MB.
 const BLOCK: usize = 4 * 1024 * 1024;
@@ -30,11 +30,11 @@ fn block_tokens(call: &Call) -> usize {
 
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: LinearCrossEntropy<&Tensor<f32>, AnyWeight<'_>>,
+    input: LinearCrossEntropy<&Array<f32>, AnyWeight<'_>>,
     targets: &[u32],
     normaliser: Option<f64>,
     needs: [bool; 2],
-) -> Result<CrossEntropy<Tensor<f32>>> {
+) -> Result<CrossEntropy<Array<f32>>> {
     let call = check("linear_cross_entropy", input.x.shape(), input.weight.shape(), targets)?;
     let factor = factor(&call, normaliser)?;
     let Call { width, vocabulary, .. } = call;
@@ -76,9 +76,9 @@ pub(crate) fn forward(
 
 pub(crate) fn backward(
     cpu: &Cpu,
-    kept: [Option<Tensor<f32>>; 2],
-    gradient: &Tensor<f32>,
-) -> Result<[Option<Tensor<f32>>; 2]> {
+    kept: [Option<Array<f32>>; 2],
+    gradient: &Array<f32>,
+) -> Result<[Option<Array<f32>>; 2]> {
     check_gradient(gradient.shape())?;
     let factor = gradient.data()[0];
     if factor == 1.0 {
@@ -89,7 +89,7 @@ pub(crate) fn backward(
 }
 
 #[allow(unsafe_code)]
-fn scale(cpu: &Cpu, tensor: Option<Tensor<f32>>, factor: f32) -> Result<Option<Tensor<f32>>> {
+fn scale(cpu: &Cpu, tensor: Option<Array<f32>>, factor: f32) -> Result<Option<Array<f32>>> {
     let Some(mut tensor) = tensor else { return Ok(None) };
     if !tensor.is_unique() {
         tensor = cpu.from_slice(tensor.data(), tensor.shape())?;
@@ -114,7 +114,7 @@ impl Kernel for Scale<'_> {
 
 pub(crate) fn token_losses(
     cpu: &Cpu,
-    x: &Tensor<f32>,
+    x: &Array<f32>,
     weight: AnyWeight<'_>,
     targets: &[u32],
 ) -> Result<TokenLosses> {
@@ -133,7 +133,7 @@ pub(crate) fn token_losses(
 }
 
 /// Copies the selected rows of x into a contiguous tensor.
-fn gather(cpu: &Cpu, x: &Tensor<f32>, width: usize, rows: &[usize]) -> Tensor<f32> {
+fn gather(cpu: &Cpu, x: &Array<f32>, width: usize, rows: &[usize]) -> Array<f32> {
     let mut block = cpu.uninit(&[rows.len(), width]);
     let out = block.data_mut();
     for (i, &row) in rows.iter().enumerate() {
@@ -153,7 +153,7 @@ struct RowLoss {
 #[allow(unsafe_code)]
 fn softmax_rows(
     cpu: &Cpu,
-    logits: &mut Tensor<f32>,
+    logits: &mut Array<f32>,
     rows: &[usize],
     targets: &[u32],
     scale: Option<f32>,

@@ -2,7 +2,7 @@
 
 use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 /// Logits of one row.
 fn logits<R: Real>(call: &Call, x: &[R], weight: &[R], row: usize) -> Vec<R> {
@@ -18,11 +18,11 @@ fn log_sum<R: Real>(logits: &[R]) -> R {
 }
 
 pub(crate) fn forward<R: Real>(
-    input: LinearCrossEntropy<&Tensor<R>>,
+    input: LinearCrossEntropy<&Array<R>>,
     targets: &[u32],
     normaliser: Option<f64>,
     needs: [bool; 2],
-) -> Result<CrossEntropy<Tensor<R>>> {
+) -> Result<CrossEntropy<Array<R>>> {
     let call = check("linear_cross_entropy", input.x.shape(), input.weight.shape(), targets)?;
     let factor = R::of(factor(&call, normaliser)?);
     let (x, w) = (input.x.data(), input.weight.data());
@@ -44,25 +44,25 @@ pub(crate) fn forward<R: Real>(
         }
     }
     let gradients = [
-        needs[0].then(|| Tensor::detached(dx, input.x.shape())),
-        needs[1].then(|| Tensor::detached(dw, input.weight.shape())),
+        needs[0].then(|| Array::detached(dx, input.x.shape())),
+        needs[1].then(|| Array::detached(dw, input.weight.shape())),
     ];
-    Ok(CrossEntropy { loss: Tensor::detached(vec![loss * factor], &[]), gradients })
+    Ok(CrossEntropy { loss: Array::detached(vec![loss * factor], &[]), gradients })
 }
 
 pub(crate) fn backward<R: Real>(
-    kept: [Option<Tensor<R>>; 2],
-    gradient: &Tensor<R>,
-) -> Result<[Option<Tensor<R>>; 2]> {
+    kept: [Option<Array<R>>; 2],
+    gradient: &Array<R>,
+) -> Result<[Option<Array<R>>; 2]> {
     check_gradient(gradient.shape())?;
     let factor = gradient.data()[0];
-    let scale = |t: Tensor<R>| Tensor::detached(t.data().iter().map(|&v| v * factor).collect(), t.shape());
+    let scale = |t: Array<R>| Array::detached(t.data().iter().map(|&v| v * factor).collect(), t.shape());
     Ok(kept.map(|t| t.map(scale)))
 }
 
 pub(crate) fn token_losses<R: Real>(
-    x: &Tensor<R>,
-    weight: &Tensor<R>,
+    x: &Array<R>,
+    weight: &Array<R>,
     targets: &[u32],
 ) -> Result<TokenLosses> {
     let call = check("token_losses", x.shape(), weight.shape(), targets)?;

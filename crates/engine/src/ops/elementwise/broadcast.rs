@@ -2,7 +2,7 @@
 //! is repeated.
 
 use crate::error::{Result, bad_shape};
-use crate::tensor::element_count;
+use crate::array::element_count;
 
 /// Common shape of two broadcast shapes.
 pub(crate) fn broadcast(operation: &'static str, a: &[usize], b: &[usize]) -> Result<Vec<usize>> {

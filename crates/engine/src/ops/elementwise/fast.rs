@@ -10,10 +10,10 @@ use crate::cpu::{Cpu, Shared};
 use crate::error::{Result, expect_shape};
 use crate::ops::reduce;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 #[allow(unsafe_code)]
-pub(crate) fn map(cpu: &Cpu, kind: Map, x: &Tensor<f32>) -> Tensor<f32> {
+pub(crate) fn map(cpu: &Cpu, kind: Map, x: &Array<f32>) -> Array<f32> {
     let mut y = cpu.uninit(x.shape());
     let out = Shared::new(y.data_mut());
     cpu.for_rows(cpu.row_parts(x.len(), 1), |_, range| {
@@ -109,10 +109,10 @@ fn scalar<S: Simd>(s: S, x: S::V, f: fn(f32) -> f32) -> S::V {
 pub(crate) fn map_backward(
     cpu: &Cpu,
     kind: Map,
-    x: &Tensor<f32>,
-    y: &Tensor<f32>,
-    gradient: &Tensor<f32>,
-) -> Result<Tensor<f32>> {
+    x: &Array<f32>,
+    y: &Array<f32>,
+    gradient: &Array<f32>,
+) -> Result<Array<f32>> {
     expect_shape("map", "y", y.shape(), x.shape(), "the shape of x")?;
     expect_shape("map", "gradient", gradient.shape(), x.shape(), "the shape of x")?;
     Ok(match kind.reads() {
@@ -124,7 +124,7 @@ pub(crate) fn map_backward(
 }
 
 #[allow(unsafe_code)]
-fn slopes(cpu: &Cpu, kind: Map, kept: &Tensor<f32>, gradient: &Tensor<f32>) -> Tensor<f32> {
+fn slopes(cpu: &Cpu, kind: Map, kept: &Array<f32>, gradient: &Array<f32>) -> Array<f32> {
     let mut dx = cpu.uninit(gradient.shape());
     let out = Shared::new(dx.data_mut());
     cpu.for_rows(cpu.row_parts(gradient.len(), 1), |_, range| {
@@ -187,7 +187,7 @@ fn slope<S: Simd>(s: S, kind: Map, kept: S::V, dy: S::V) -> S::V {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn zip(cpu: &Cpu, kind: Zip, a: &Tensor<f32>, b: &Tensor<f32>) -> Result<Tensor<f32>> {
+pub(crate) fn zip(cpu: &Cpu, kind: Zip, a: &Array<f32>, b: &Array<f32>) -> Result<Array<f32>> {
     let shape = broadcast(kind.name(), a.shape(), b.shape())?;
     let dims = dims(&shape, a.shape(), b.shape());
     let mut y = cpu.uninit(&shape);
@@ -299,11 +299,11 @@ fn left<S: Simd>(s: S, kind: Zip, a: f32, b: &[f32], y: &mut [f32]) {
 pub(crate) fn zip_backward(
     cpu: &Cpu,
     kind: Zip,
-    a: &Tensor<f32>,
-    b: &Tensor<f32>,
-    gradient: &Tensor<f32>,
+    a: &Array<f32>,
+    b: &Array<f32>,
+    gradient: &Array<f32>,
     needs: [bool; 2],
-) -> Result<[Option<Tensor<f32>>; 2]> {
+) -> Result<[Option<Array<f32>>; 2]> {
     let shape = broadcast(kind.name(), a.shape(), b.shape())?;
     expect_shape(kind.name(), "gradient", gradient.shape(), &shape, "the shape of the result")?;
     let mut found = [None, None];

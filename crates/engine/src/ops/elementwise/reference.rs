@@ -4,7 +4,7 @@ use super::broadcast::{broadcast, dims, offsets};
 use super::{Map, Zip};
 use crate::error::{Result, expect_shape};
 use crate::ops::reduce;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 fn sigmoid<R: Real>(x: R) -> R {
     R::one() / (R::one() + (-x).exp())
@@ -61,24 +61,24 @@ fn slope<R: Real>(kind: Map, x: R, y: R) -> R {
     }
 }
 
-pub(crate) fn map<R: Real>(kind: Map, x: &Tensor<R>) -> Tensor<R> {
-    Tensor::detached(x.data().iter().map(|&x| value(kind, x)).collect(), x.shape())
+pub(crate) fn map<R: Real>(kind: Map, x: &Array<R>) -> Array<R> {
+    Array::detached(x.data().iter().map(|&x| value(kind, x)).collect(), x.shape())
 }
 
 pub(crate) fn map_backward<R: Real>(
     kind: Map,
-    x: &Tensor<R>,
-    y: &Tensor<R>,
-    gradient: &Tensor<R>,
-) -> Result<Tensor<R>> {
+    x: &Array<R>,
+    y: &Array<R>,
+    gradient: &Array<R>,
+) -> Result<Array<R>> {
     expect_shape("map", "y", y.shape(), x.shape(), "the shape of x")?;
     expect_shape("map", "gradient", gradient.shape(), x.shape(), "the shape of x")?;
     let (x, y, dy) = (x.data(), y.data(), gradient.data());
     let dx = (0..dy.len()).map(|i| dy[i] * slope(kind, x[i], y[i])).collect();
-    Ok(Tensor::detached(dx, gradient.shape()))
+    Ok(Array::detached(dx, gradient.shape()))
 }
 
-pub(crate) fn zip<R: Real>(kind: Zip, a: &Tensor<R>, b: &Tensor<R>) -> Result<Tensor<R>> {
+pub(crate) fn zip<R: Real>(kind: Zip, a: &Array<R>, b: &Array<R>) -> Result<Array<R>> {
     pairs(kind, a, b, |a, b| match kind {
         Zip::Add => a + b,
         Zip::Sub => a - b,
@@ -88,23 +88,23 @@ pub(crate) fn zip<R: Real>(kind: Zip, a: &Tensor<R>, b: &Tensor<R>) -> Result<Te
 }
 
 /// Applies f to every pair of broadcast elements.
-fn pairs<R: Real>(kind: Zip, a: &Tensor<R>, b: &Tensor<R>, f: impl Fn(R, R) -> R) -> Result<Tensor<R>> {
+fn pairs<R: Real>(kind: Zip, a: &Array<R>, b: &Array<R>, f: impl Fn(R, R) -> R) -> Result<Array<R>> {
     let shape = broadcast(kind.name(), a.shape(), b.shape())?;
     let dims = dims(&shape, a.shape(), b.shape());
     let y = (0..shape.iter().product()).map(|i| {
         let [at_a, at_b] = offsets(&dims, i);
         f(a.data()[at_a], b.data()[at_b])
     });
-    Ok(Tensor::detached(y.collect(), &shape))
+    Ok(Array::detached(y.collect(), &shape))
 }
 
 pub(crate) fn zip_backward<R: Real>(
     kind: Zip,
-    a: &Tensor<R>,
-    b: &Tensor<R>,
-    gradient: &Tensor<R>,
+    a: &Array<R>,
+    b: &Array<R>,
+    gradient: &Array<R>,
     needs: [bool; 2],
-) -> Result<[Option<Tensor<R>>; 2]> {
+) -> Result<[Option<Array<R>>; 2]> {
     let shape = broadcast(kind.name(), a.shape(), b.shape())?;
     expect_shape(kind.name(), "gradient", gradient.shape(), &shape, "the shape of the result")?;
     let one = R::one();

@@ -10,14 +10,14 @@ use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::precision::from_bf16;
 use crate::simd::{self, Kernel, Simd};
-use crate::tensor::Tensor;
+use crate::array::Array;
 use crate::weight::{PackedWeight, RawWeight, Weight, place};
 
 #[allow(unsafe_code)]
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: Embedding<'_, Weight<&Tensor<f32>, &PackedWeight>>,
-) -> Result<Tensor<f32>> {
+    input: Embedding<'_, Weight<&Array<f32>, &PackedWeight>>,
+) -> Result<Array<f32>> {
     let Embedding { table, ids, shape } = input;
     let mut y = cpu.uninit(&check(table.shape(), ids, shape)?);
     let width = y.width();
@@ -46,7 +46,7 @@ pub(crate) fn forward(
     Ok(y)
 }
 
-pub(crate) fn backward(cpu: &Cpu, ids: &[u32], rows: usize, gradient: &Tensor<f32>) -> Result<Tensor<f32>> {
+pub(crate) fn backward(cpu: &Cpu, ids: &[u32], rows: usize, gradient: &Array<f32>) -> Result<Array<f32>> {
     /// Columns per strip; splitting columns distributes the work of a very frequent id over several threads.
     const STRIP: usize = 512;
     let width = check_backward(ids, rows, gradient.shape())?;

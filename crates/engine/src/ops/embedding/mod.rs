@@ -11,7 +11,7 @@ pub(crate) mod reference;
 use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::tape::{Tape, Var};
-use crate::tensor::element_count;
+use crate::array::element_count;
 use crate::weight::Weight;
 
 /// Inputs of [`Tape::embedding`].

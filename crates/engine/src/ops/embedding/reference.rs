@@ -2,16 +2,16 @@
 
 use super::{Embedding, check, check_backward};
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
-pub(crate) fn forward<R: Real>(input: Embedding<'_, &Tensor<R>>) -> Result<Tensor<R>> {
+pub(crate) fn forward<R: Real>(input: Embedding<'_, &Array<R>>) -> Result<Array<R>> {
     let shape = check(input.table.shape(), input.ids, input.shape)?;
     let width = input.table.width();
     let rows = input.ids.iter().map(|&id| &input.table.data()[id as usize * width..][..width]);
-    Ok(Tensor::detached(rows.flatten().copied().collect(), &shape))
+    Ok(Array::detached(rows.flatten().copied().collect(), &shape))
 }
 
-pub(crate) fn backward<R: Real>(ids: &[u32], rows: usize, gradient: &Tensor<R>) -> Result<Tensor<R>> {
+pub(crate) fn backward<R: Real>(ids: &[u32], rows: usize, gradient: &Array<R>) -> Result<Array<R>> {
     let width = check_backward(ids, rows, gradient.shape())?;
     let mut sums = vec![R::zero(); rows * width];
     for (i, &id) in ids.iter().enumerate() {
@@ -19,5 +19,5 @@ pub(crate) fn backward<R: Real>(ids: &[u32], rows: usize, gradient: &Tensor<R>) 
             sums[id as usize * width + j] += gradient.data()[i * width + j];
         }
     }
-    Ok(Tensor::detached(sums, &[rows, width]))
+    Ok(Array::detached(sums, &[rows, width]))
 }

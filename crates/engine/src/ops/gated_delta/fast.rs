@@ -11,7 +11,8 @@
 //! threads. For the backward pass, Vn and the state at every 64th token are saved.
 
 use super::chunk::{CHUNK, Chunk, GateInput, Gates, Prepared, SQUARE, chunks, gates, load_normalised};
-use super::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput, Sizes, check, check_differentiable};
+use super::{GatedDelta, GatedDeltaForward, GatedDeltaOptions, GatedDeltaOutput, Sizes};
+use crate::array::Array;
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm};
@@ -61,7 +62,7 @@ impl Plan {
 /// Gate inputs of head `h` in batch row `b`, starting at that row's first token.
 pub(crate) fn gate_input<'a>(
     sizes: &Sizes,
-    input: &GatedDelta<&'a Tensor<f32>>,
+    input: &GatedDelta<&'a Array<f32>>,
     neg: bool,
     b: usize,
     h: usize,
@@ -79,14 +80,10 @@ pub(crate) fn gate_input<'a>(
 
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: GatedDelta<&Tensor<f32>>,
-    options: &GatedDeltaOptions,
-    keep: bool,
-) -> Result<(GatedDeltaOutput<Tensor<f32>>, Vec<Tensor<f32>>)> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
-    if keep {
-        check_differentiable(&sizes)?;
-    }
+    op: GatedDeltaForward,
+    sizes: Sizes,
+) -> Result<(GatedDeltaOutput<Tensor>, Vec<Tensor>)> {
+    let (input, options, keep) = (op.input.as_ref().map(Tensor::f32), &op.options, op.keep);
     let heads = sizes.value_heads;
     let pad = Padded::of(&sizes);
     let plan = Plan::new(&sizes, options);
@@ -114,8 +111,10 @@ pub(crate) fn forward(
             });
         });
     }
-    let saved = if keep { vec![writes, states] } else { Vec::new() };
-    Ok((GatedDeltaOutput { readout, final_state, boundary_states }, saved))
+    let kept = if keep { vec![writes, states] } else { Vec::new() };
+    let like = |array| op.input.key.like(array);
+    let output = GatedDeltaOutput { readout, final_state, boundary_states }.map(like);
+    Ok((output, kept.into_iter().map(like).collect()))
 }
 
 struct Outputs<'a> {
@@ -130,7 +129,7 @@ struct Outputs<'a> {
 struct Head<'a> {
     sizes: Sizes,
     pad: Padded,
-    input: &'a GatedDelta<&'a Tensor<f32>>,
+    input: &'a GatedDelta<&'a Array<f32>>,
     gates: GateInput<'a>,
     plan: &'a Plan,
     b: usize,

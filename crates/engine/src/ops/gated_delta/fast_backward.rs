@@ -20,7 +20,8 @@ use super::chunk::{
     load_rows, through_norm,
 };
 use super::fast::{KEPT_EVERY, Padded, Plan, gate_input};
-use super::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions, Sizes, check, check_gradient};
+use super::{GatedDelta, GatedDeltaBackward, GatedDeltaGradient, Sizes};
+use crate::array::Array;
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
 use crate::simd::{
@@ -28,28 +29,17 @@ use crate::simd::{
 };
 use crate::tensor::Tensor;
 
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: GatedDelta<&Tensor<f32>>,
-    options: &GatedDeltaOptions,
-    saved: &[Tensor<f32>],
-    gradient: GatedDeltaGradient<&Tensor<f32>>,
-) -> Result<GatedDelta<Tensor<f32>>> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
-    let shapes = GatedDeltaGradient {
-        readout: gradient.readout.map(Tensor::shape),
-        final_state: gradient.final_state.map(Tensor::shape),
-        boundary_states: gradient.boundary_states.map(Tensor::shape),
-    };
-    check_gradient(&sizes, &shapes)?;
+pub(crate) fn backward(cpu: &Cpu, op: GatedDeltaBackward, sizes: Sizes) -> Result<GatedDelta<Tensor>> {
+    let (input, options) = (op.input.as_ref().map(Tensor::f32), &op.options);
+    let gradient = op.gradient.as_ref().map(Tensor::f32);
     let pad = Padded::of(&sizes);
     let kept = sizes.tokens.div_ceil(KEPT_EVERY);
-    let (writes, states) = match saved {
+    let (writes, states) = match &op.kept[..] {
         [w, s]
             if w.len() == input.value.len()
                 && s.len() == sizes.batch * sizes.value_heads * kept * pad.state() =>
         {
-            (w, s)
+            (w.f32(), s.f32())
         }
         _ => return bad_value("gated_delta", "the saved tensors do not match the forward pass of this call"),
     };
@@ -106,7 +96,7 @@ pub(crate) fn backward(
             to.iter_mut().zip(row).for_each(|(s, v)| *s += v);
         }
     }
-    Ok(d)
+    Ok(d.map(|array| op.input.key.like(array)))
 }
 
 /// Maximum number of chunks in any block of 64 tokens.
@@ -131,8 +121,8 @@ struct Outputs<'a> {
 struct Head<'a> {
     sizes: Sizes,
     pad: Padded,
-    input: &'a GatedDelta<&'a Tensor<f32>>,
-    gradient: &'a GatedDeltaGradient<&'a Tensor<f32>>,
+    input: &'a GatedDelta<&'a Array<f32>>,
+    gradient: &'a GatedDeltaGradient<&'a Array<f32>>,
     writes: &'a [f32],
     states: &'a [f32],
     gates: GateInput<'a>,

@@ -26,9 +26,10 @@ pub(crate) mod reference;
 
 use std::sync::Arc;
 
-use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
-use crate::tape::{Tape, Var};
+use crate::op::Op;
+use crate::tape::{record, records};
+use crate::tensor::Tensor;
 
 /// Number of tokens in a full chunk. Chunks start at multiples of this, counted from the call's first token; a
 /// boundary also ends a chunk. A token's readout is bit-identical wherever its chunk ends. A long sequence may
@@ -39,7 +40,7 @@ pub const CHUNK_TOKENS: usize = chunk::CHUNK;
 /// Epsilon added to the squared L2 norm of queries and keys before the square root.
 pub const L2_EPS: f64 = 1e-6;
 
-/// Inputs of [`Tape::gated_delta`], or the gradients of these inputs.
+/// Inputs of [`GatedDelta::gated_delta`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedDelta<T> {
     /// Unnormalised queries of the last n ≤ T tokens, [B, n, key_heads·d_k].
@@ -60,7 +61,7 @@ pub struct GatedDelta<T> {
     pub initial_state: Option<T>,
 }
 
-/// Non-differentiable options of [`Tape::gated_delta`].
+/// Non-differentiable options of [`GatedDelta::gated_delta`].
 #[derive(Clone, Debug)]
 pub struct GatedDeltaOptions {
     /// Number of query and key heads.
@@ -79,7 +80,7 @@ pub struct GatedDeltaOptions {
     pub chunk_offset: usize,
 }
 
-/// Results of [`Tape::gated_delta`].
+/// Results of [`GatedDelta::gated_delta`].
 #[derive(Clone, Debug)]
 pub struct GatedDeltaOutput<T> {
     /// Outputs o of the tokens that have a query, [B, n, value_heads·d_v].
@@ -102,8 +103,17 @@ pub struct GatedDeltaGradient<T> {
 }
 
 impl<T> GatedDeltaGradient<T> {
+    /// Borrows every gradient that is present.
+    pub fn as_ref(&self) -> GatedDeltaGradient<&T> {
+        GatedDeltaGradient {
+            readout: self.readout.as_ref(),
+            final_state: self.final_state.as_ref(),
+            boundary_states: self.boundary_states.as_ref(),
+        }
+    }
+
     /// Applies `f` to every gradient that is present.
-    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDeltaGradient<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDeltaGradient<U> {
         GatedDeltaGradient {
             readout: self.readout.map(&mut f),
             final_state: self.final_state.map(&mut f),
@@ -112,9 +122,20 @@ impl<T> GatedDeltaGradient<T> {
     }
 }
 
+impl<T> GatedDeltaOutput<T> {
+    /// Applies `f` to every result.
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDeltaOutput<U> {
+        GatedDeltaOutput {
+            readout: f(self.readout),
+            final_state: f(self.final_state),
+            boundary_states: f(self.boundary_states),
+        }
+    }
+}
+
 impl<T> GatedDelta<T> {
     /// Applies `f` to every input.
-    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDelta<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> GatedDelta<U> {
         GatedDelta {
             query: f(self.query),
             key: f(self.key),
@@ -127,21 +148,8 @@ impl<T> GatedDelta<T> {
         }
     }
 
-    /// Applies `f` to every input and stops at the first error.
-    pub(crate) fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<GatedDelta<U>> {
-        Ok(GatedDelta {
-            query: f(self.query)?,
-            key: f(self.key)?,
-            value: f(self.value)?,
-            retention_input: f(self.retention_input)?,
-            write_input: f(self.write_input)?,
-            a_log: f(self.a_log)?,
-            dt_bias: f(self.dt_bias)?,
-            initial_state: self.initial_state.map(f).transpose()?,
-        })
-    }
-
-    pub(crate) fn as_ref(&self) -> GatedDelta<&T> {
+    /// Borrows every input.
+    pub fn as_ref(&self) -> GatedDelta<&T> {
         GatedDelta {
             query: &self.query,
             key: &self.key,
@@ -171,7 +179,7 @@ impl<T> GatedDelta<T> {
 
 /// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub struct Sizes {
     pub batch: usize,
     pub tokens: usize,
     /// Number of trailing tokens that have a query.
@@ -351,32 +359,81 @@ pub(crate) fn check_gradient(sizes: &Sizes, gradient: &GatedDeltaGradient<&[usiz
     Ok(())
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
+/// The forward pass as a device runs it. Its result is the output and, with `keep`, what the backward pass needs.
+pub struct GatedDeltaForward {
+    /// The inputs.
+    pub input: GatedDelta<Tensor>,
+    /// The options.
+    pub options: GatedDeltaOptions,
+    /// Whether a backward pass will follow.
+    pub keep: bool,
+}
+
+/// Gradients of [`GatedDeltaForward`] with respect to its inputs.
+pub struct GatedDeltaBackward {
+    /// The inputs.
+    pub input: GatedDelta<Tensor>,
+    /// The options.
+    pub options: GatedDeltaOptions,
+    /// What the forward pass kept.
+    pub kept: Vec<Tensor>,
+    /// Gradients of the output.
+    pub gradient: GatedDeltaGradient<Tensor>,
+}
+
+impl Op for GatedDeltaForward {
+    const NAME: &'static str = "gated_delta";
+    type Sizes = Sizes;
+    type Output = (GatedDeltaOutput<Tensor>, Vec<Tensor>);
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.input.as_ref().into_list()
+    }
+    fn check(&self) -> Result<Sizes> {
+        let sizes = check(&self.input.as_ref().map(Tensor::shape), &self.options)?;
+        if self.keep {
+            check_differentiable(&sizes)?;
+        }
+        Ok(sizes)
+    }
+}
+
+impl Op for GatedDeltaBackward {
+    const NAME: &'static str = "gated_delta_backward";
+    type Sizes = Sizes;
+    type Output = GatedDelta<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let GatedDeltaGradient { readout, final_state, boundary_states } = &self.gradient;
+        let gradients = [readout, final_state, boundary_states].into_iter().flatten();
+        self.input.as_ref().into_list().into_iter().chain(&self.kept).chain(gradients).collect()
+    }
+    fn check(&self) -> Result<Sizes> {
+        let sizes = check(&self.input.as_ref().map(Tensor::shape), &self.options)?;
+        check_gradient(&sizes, &self.gradient.as_ref().map(Tensor::shape))?;
+        Ok(sizes)
+    }
+}
+
+impl GatedDelta<&Tensor> {
     /// Applies the gated delta rule to a sequence and returns the readouts and the requested states.
-    pub fn gated_delta(
-        &self,
-        input: GatedDelta<&Var<E::Tensor>>,
-        options: &GatedDeltaOptions,
-    ) -> Result<GatedDeltaOutput<Var<E::Tensor>>> {
-        let vars = input.into_list();
-        let values = input.map(|v| v.value().clone());
-        let (out, saved) = self.engine().gated_delta(values.as_ref(), options, self.records(&vars))?;
+    pub fn gated_delta(self, options: &GatedDeltaOptions) -> Result<GatedDeltaOutput<Tensor>> {
+        let (tensors, input) = (self.into_list(), self.map(Tensor::clone));
+        let keep = records(&tensors);
+        let op = GatedDeltaForward { input: input.clone(), options: options.clone(), keep };
+        let (GatedDeltaOutput { readout, final_state, boundary_states }, kept) = op.run()?;
         let options = options.clone();
-        let outputs = vec![out.readout, out.final_state, out.boundary_states];
-        let mut vars = self.record(&vars, outputs, move |tape, mut gradients| {
-            let boundary_states = gradients.pop().flatten();
-            let final_state = gradients.pop().flatten();
-            let readout = gradients.pop().flatten();
-            let gradient = GatedDeltaGradient {
-                readout: readout.as_ref(),
-                final_state: final_state.as_ref(),
-                boundary_states: boundary_states.as_ref(),
-            };
-            let d = tape.engine().gated_delta_backward(values.as_ref(), &options, &saved, gradient)?;
-            Ok(d.into_list().into_iter().map(Some).collect())
-        });
-        let boundary_states = vars.remove(2);
-        let final_state = vars.remove(1);
-        Ok(GatedDeltaOutput { readout: vars.remove(0), final_state, boundary_states })
+        let mut outputs =
+            record(&tensors, vec![readout, final_state, boundary_states], move |_, mut gradients| {
+                let boundary_states = gradients.pop().flatten();
+                let final_state = gradients.pop().flatten();
+                let readout = gradients.pop().flatten();
+                let gradient = GatedDeltaGradient { readout, final_state, boundary_states };
+                let d = GatedDeltaBackward { input, options, kept, gradient }.run()?;
+                Ok(d.into_list().into_iter().map(Some).collect())
+            });
+        let boundary_states = outputs.remove(2);
+        let final_state = outputs.remove(1);
+        Ok(GatedDeltaOutput { readout: outputs.remove(0), final_state, boundary_states })
     }
 }

@@ -1,10 +1,10 @@
 //! Reference implementation of the gated delta rule: the recurrence token by token, and its reverse.
 
-use super::{
-    GatedDelta, GatedDeltaGradient, GatedDeltaOptions, GatedDeltaOutput, L2_EPS, Sizes, check, check_gradient,
-};
+use super::{GatedDelta, GatedDeltaBackward, GatedDeltaForward, GatedDeltaOutput, L2_EPS, Sizes};
+use crate::array::{Array, Real};
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
 pub(crate) fn sigmoid<R: Real>(x: R) -> R {
     R::one() / (R::one() + (-x).exp())
@@ -44,7 +44,7 @@ struct Token<R> {
 
 fn token<R: Real>(
     sizes: &Sizes,
-    input: &GatedDelta<&Tensor<R>>,
+    input: &GatedDelta<&Array<R>>,
     neg: bool,
     [b, t]: [usize; 2],
     head: usize,
@@ -91,16 +91,17 @@ fn update<R: Real>(state: &mut [R], t: &Token<R>) {
     }
 }
 
-pub(crate) fn forward<R: Real>(
-    input: GatedDelta<&Tensor<R>>,
-    options: &GatedDeltaOptions,
-) -> Result<GatedDeltaOutput<Tensor<R>>> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
+pub(crate) fn forward(
+    _: &Reference,
+    op: GatedDeltaForward,
+    sizes: Sizes,
+) -> Result<(GatedDeltaOutput<Tensor>, Vec<Tensor>)> {
+    let (input, options) = (op.input.as_ref().map(Tensor::f64), &op.options);
     let (dv, heads) = (sizes.value_dim, sizes.value_heads);
-    let scale = R::of(1.0 / (sizes.key_dim as f64).sqrt());
-    let mut readout = vec![R::zero(); sizes.readout_shape().iter().product()];
-    let mut final_state = vec![R::zero(); sizes.final_shape().iter().product()];
-    let mut boundary_states = vec![R::zero(); sizes.boundaries * heads * sizes.state()];
+    let scale = 1.0 / (sizes.key_dim as f64).sqrt();
+    let mut readout = vec![0.0; sizes.readout_shape().iter().product()];
+    let mut final_state = vec![0.0; sizes.final_shape().iter().product()];
+    let mut boundary_states = vec![0.0; sizes.boundaries * heads * sizes.state()];
     let mut first = 0;
     for b in 0..sizes.batch {
         let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
@@ -112,7 +113,7 @@ pub(crate) fn forward<R: Real>(
                 if let Some(t) = t.checked_sub(sizes.silent()) {
                     let at = b * sizes.asking + t;
                     for j in 0..dv {
-                        let read = (0..sizes.key_dim).map(|i| state[i * dv + j] * token.q[i]).sum::<R>();
+                        let read = (0..sizes.key_dim).map(|i| state[i * dv + j] * token.q[i]).sum::<f64>();
                         readout[(at * heads + h) * dv + j] = scale * read;
                     }
                 }
@@ -127,38 +128,30 @@ pub(crate) fn forward<R: Real>(
         }
         first += boundaries.len();
     }
-    Ok(GatedDeltaOutput {
-        readout: Tensor::detached(readout, &sizes.readout_shape()),
-        final_state: Tensor::detached(final_state, &sizes.final_shape()),
-        boundary_states: Tensor::detached(boundary_states, &sizes.boundary_shape()),
-    })
-}
-
-fn initial<R: Real>(input: &GatedDelta<&Tensor<R>>, sizes: &Sizes, b: usize, h: usize) -> Vec<R> {
-    let at = (b * sizes.value_heads + h) * sizes.state();
-    input.initial_state.map_or(vec![R::zero(); sizes.state()], |s| s.data()[at..at + sizes.state()].to_vec())
-}
-
-pub(crate) fn backward<R: Real>(
-    input: GatedDelta<&Tensor<R>>,
-    options: &GatedDeltaOptions,
-    gradient: GatedDeltaGradient<&Tensor<R>>,
-) -> Result<GatedDelta<Tensor<R>>> {
-    let sizes = check(&input.map(Tensor::shape), options)?;
-    let shapes = GatedDeltaGradient {
-        readout: gradient.readout.map(Tensor::shape),
-        final_state: gradient.final_state.map(Tensor::shape),
-        boundary_states: gradient.boundary_states.map(Tensor::shape),
+    let output = GatedDeltaOutput {
+        readout: Array::detached(readout, &sizes.readout_shape()),
+        final_state: Array::detached(final_state, &sizes.final_shape()),
+        boundary_states: Array::detached(boundary_states, &sizes.boundary_shape()),
     };
-    check_gradient(&sizes, &shapes)?;
+    Ok((output.map(|array| op.input.key.like(array)), Vec::new()))
+}
+
+fn initial(input: &GatedDelta<&Array<f64>>, sizes: &Sizes, b: usize, h: usize) -> Vec<f64> {
+    let at = (b * sizes.value_heads + h) * sizes.state();
+    input.initial_state.map_or(vec![0.0; sizes.state()], |s| s.data()[at..at + sizes.state()].to_vec())
+}
+
+pub(crate) fn backward(_: &Reference, op: GatedDeltaBackward, sizes: Sizes) -> Result<GatedDelta<Tensor>> {
+    let (input, options) = (op.input.as_ref().map(Tensor::f64), &op.options);
+    let gradient = op.gradient.as_ref().map(Tensor::f64);
     let (dk, dv, heads) = (sizes.key_dim, sizes.value_dim, sizes.value_heads);
-    let scale = R::of(1.0 / (dk as f64).sqrt());
-    let mut d = input.map(|t| vec![R::zero(); t.len()]);
+    let scale = 1.0 / (dk as f64).sqrt();
+    let mut d = input.map(|t| vec![0.0; t.len()]);
     let mut first = 0;
     for b in 0..sizes.batch {
         let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
         for h in 0..heads {
-            let tokens: Vec<Token<R>> = (0..sizes.tokens)
+            let tokens: Vec<Token<f64>> = (0..sizes.tokens)
                 .map(|t| token(&sizes, &input, options.allow_neg_eigval, [b, t], h))
                 .collect();
             let mut states = vec![initial(&input, &sizes, b, h)];
@@ -168,7 +161,7 @@ pub(crate) fn backward<R: Real>(
                 states.push(next);
             }
             let state_at = (b * heads + h) * sizes.state();
-            let mut ds = gradient.final_state.map_or(vec![R::zero(); sizes.state()], |g| {
+            let mut ds = gradient.final_state.map_or(vec![0.0; sizes.state()], |g| {
                 g.data()[state_at..state_at + sizes.state()].to_vec()
             });
             for t in (0..sizes.tokens).rev() {
@@ -180,7 +173,7 @@ pub(crate) fn backward<R: Real>(
                         *s += g;
                     }
                 }
-                let (mut dq, mut dkey) = (vec![R::zero(); dk], vec![R::zero(); dk]);
+                let (mut dq, mut dkey) = (vec![0.0; dk], vec![0.0; dk]);
                 // o = s Sᵀq
                 if let Some(g) = gradient.readout {
                     let g = &g.data()[(at * heads + h) * dv..][..dv];
@@ -193,12 +186,12 @@ pub(crate) fn backward<R: Real>(
                 }
                 // S = D + β k eᵀ with D = α S₋, e = v − Dᵀk
                 let alpha = token.log_retention.exp();
-                let decayed: Vec<R> = states[t].iter().map(|&s| alpha * s).collect();
-                let mut dwrite = R::zero();
+                let decayed: Vec<f64> = states[t].iter().map(|&s| alpha * s).collect();
+                let mut dwrite = 0.0;
                 for j in 0..dv {
-                    let held = (0..dk).map(|i| decayed[i * dv + j] * token.k[i]).sum::<R>();
+                    let held = (0..dk).map(|i| decayed[i * dv + j] * token.k[i]).sum::<f64>();
                     let error = token.v[j] - held;
-                    let along = (0..dk).map(|i| ds[i * dv + j] * token.k[i]).sum::<R>();
+                    let along = (0..dk).map(|i| ds[i * dv + j] * token.k[i]).sum::<f64>();
                     dwrite += along * error;
                     let derror = token.write_strength * along;
                     d.value[(at * heads + h) * dv + j] += derror;
@@ -208,7 +201,7 @@ pub(crate) fn backward<R: Real>(
                         ds[i * dv + j] -= token.k[i] * derror;
                     }
                 }
-                let dlog = alpha * ds.iter().zip(&states[t]).map(|(&a, &b)| a * b).sum::<R>();
+                let dlog = alpha * ds.iter().zip(&states[t]).map(|(&a, &b)| a * b).sum::<f64>();
                 ds.iter_mut().for_each(|s| *s *= alpha);
                 let gate = at * heads + h;
                 let dz = dlog * token.retention_slope;
@@ -226,15 +219,16 @@ pub(crate) fn backward<R: Real>(
         }
         first += boundaries.len();
     }
-    let shapes = input.map(Tensor::shape);
-    Ok(GatedDelta {
-        query: Tensor::detached(d.query, shapes.query),
-        key: Tensor::detached(d.key, shapes.key),
-        value: Tensor::detached(d.value, shapes.value),
-        retention_input: Tensor::detached(d.retention_input, shapes.retention_input),
-        write_input: Tensor::detached(d.write_input, shapes.write_input),
-        a_log: Tensor::detached(d.a_log, shapes.a_log),
-        dt_bias: Tensor::detached(d.dt_bias, shapes.dt_bias),
-        initial_state: d.initial_state.map(|v| Tensor::detached(v, &sizes.state_shape())),
-    })
+    let shapes = input.map(Array::shape);
+    let d = GatedDelta {
+        query: Array::detached(d.query, shapes.query),
+        key: Array::detached(d.key, shapes.key),
+        value: Array::detached(d.value, shapes.value),
+        retention_input: Array::detached(d.retention_input, shapes.retention_input),
+        write_input: Array::detached(d.write_input, shapes.write_input),
+        a_log: Array::detached(d.a_log, shapes.a_log),
+        dt_bias: Array::detached(d.dt_bias, shapes.dt_bias),
+        initial_state: d.initial_state.map(|v| Array::detached(v, &sizes.state_shape())),
+    };
+    Ok(d.map(|array| op.input.key.like(array)))
 }

@@ -2,66 +2,51 @@
 //! dimensions that stay adjacent. If the last dimension stays last, it copies runs; otherwise it transposes blocks
 //! of 64×64, so that whole cache lines are read and written. Reshaping copies nothing.
 
-use std::ops::Range;
-
-use super::{AxisView, check_concat, check_permute, check_place, check_reshape, check_slice, resized};
+use super::{AxisView, Concat, Permute, Place, Reshape, Slice, resized};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::tensor::Tensor;
 
-pub(crate) fn slice(cpu: &Cpu, x: &Tensor<f32>, axis: usize, range: Range<usize>) -> Result<Tensor<f32>> {
-    let AxisView { outer, size, inner } = check_slice(x.shape(), axis, &range)?;
+pub(crate) fn slice(cpu: &Cpu, op: Slice, around: AxisView) -> Result<Tensor> {
+    let (x, axis, range) = (op.x.f32(), op.axis, op.range.clone());
+    let AxisView { outer, size, inner } = around;
     let shape = resized(x.shape(), axis, range.len());
     if shape == x.shape() {
-        return Ok(x.clone());
+        return Ok(op.x.like(x.clone()));
     }
     let mut y = cpu.uninit(&shape);
     let len = range.len() * inner;
     let from = Runs { start: range.start * inner, step: size * inner };
     copy(cpu, outer, len, x.data(), from, &Shared::new(y.data_mut()), Runs { start: 0, step: len });
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
-pub(crate) fn place(
-    cpu: &Cpu,
-    x: &Tensor<f32>,
-    axis: usize,
-    start: usize,
-    size: usize,
-) -> Result<Tensor<f32>> {
-    let AxisView { outer, inner, .. } = check_place(x.shape(), axis, start, size)?;
+pub(crate) fn place(cpu: &Cpu, op: Place, around: AxisView) -> Result<Tensor> {
+    let (x, axis, start, size) = (op.x.f32(), op.axis, op.start, op.size);
+    let AxisView { outer, inner, .. } = around;
     if size == x.shape()[axis] {
-        return Ok(x.clone());
+        return Ok(op.x.like(x.clone()));
     }
     let mut y = cpu.zeros(&resized(x.shape(), axis, size));
     let len = x.shape()[axis] * inner;
     let to = Runs { start: start * inner, step: size * inner };
     copy(cpu, outer, len, x.data(), Runs { start: 0, step: len }, &Shared::new(y.data_mut()), to);
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
-pub(crate) fn concat(cpu: &Cpu, parts: &[&Tensor<f32>], axis: usize) -> Result<Tensor<f32>> {
-    let shapes: Vec<&[usize]> = parts.iter().map(|p| p.shape()).collect();
-    let shape = check_concat(&shapes, axis)?;
-    let AxisView { outer, size, inner } = AxisView::new("concat", &shape, axis)?;
+pub(crate) fn concat(cpu: &Cpu, op: Concat, shape: Vec<usize>) -> Result<Tensor> {
+    let AxisView { outer, size, inner } = AxisView::new("concat", &shape, op.axis)?;
     let mut y = cpu.uninit(&shape);
     let out = Shared::new(y.data_mut());
     let mut start = 0;
-    for part in parts {
-        let len = part.shape()[axis] * inner;
-        copy(
-            cpu,
-            outer,
-            len,
-            part.data(),
-            Runs { start: 0, step: len },
-            &out,
-            Runs { start, step: size * inner },
-        );
+    for part in &op.parts {
+        let len = part.shape()[op.axis] * inner;
+        let (from, to) = (Runs { start: 0, step: len }, Runs { start, step: size * inner });
+        copy(cpu, outer, len, part.f32().data(), from, &out, to);
         start += len;
     }
-    Ok(y)
+    Ok(op.parts[0].like(y))
 }
 
 /// Positions of contiguous runs: run i starts at `start + i·step`.
@@ -90,9 +75,8 @@ fn copy(cpu: &Cpu, count: usize, len: usize, x: &[f32], from: Runs, y: &Shared<'
     });
 }
 
-pub(crate) fn reshape(x: &Tensor<f32>, shape: &[usize]) -> Result<Tensor<f32>> {
-    check_reshape(x.shape(), shape)?;
-    Ok(x.with_shape(shape))
+pub(crate) fn reshape(_: &Cpu, op: Reshape, (): ()) -> Result<Tensor> {
+    Ok(op.x.like(op.x.f32().with_shape(&op.shape)))
 }
 
 /// Dimension of the result: its size, and its strides in x and y.
@@ -103,11 +87,11 @@ struct Dim {
     y: usize,
 }
 
-pub(crate) fn permute(cpu: &Cpu, x: &Tensor<f32>, axes: &[usize]) -> Result<Tensor<f32>> {
-    let shape = check_permute(x.shape(), axes)?;
+pub(crate) fn permute(cpu: &Cpu, op: Permute, shape: Vec<usize>) -> Result<Tensor> {
+    let x = op.x.f32();
     let mut dims: Vec<Dim> = Vec::new();
     let mut step = 1;
-    for (&axis, &size) in axes.iter().zip(&shape).rev() {
+    for (&axis, &size) in op.axes.iter().zip(&shape).rev() {
         let dim = Dim { size, x: x.shape()[axis + 1..].iter().product(), y: step };
         step *= size;
         match dims.last_mut() {
@@ -118,7 +102,7 @@ pub(crate) fn permute(cpu: &Cpu, x: &Tensor<f32>, axes: &[usize]) -> Result<Tens
     }
     dims.reverse();
     if dims.len() <= 1 || x.is_empty() {
-        return Ok(x.with_shape(&shape));
+        return Ok(op.x.like(x.with_shape(&shape)));
     }
     let mut y = cpu.uninit(&shape);
     let out = Shared::new(y.data_mut());
@@ -130,7 +114,7 @@ pub(crate) fn permute(cpu: &Cpu, x: &Tensor<f32>, axes: &[usize]) -> Result<Tens
         }
         _ => runs(cpu, &dims, x.data(), &out),
     }
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
 /// Offsets in x and y at index `at` of the iteration over `dims`.

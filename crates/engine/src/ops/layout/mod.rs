@@ -13,21 +13,26 @@ pub(crate) mod reference;
 
 use std::ops::Range;
 
-use crate::engine::Engine;
+use crate::array::element_count;
 use crate::error::{Result, bad_shape, bad_value};
-use crate::tape::{Tape, Var};
-use crate::tensor::element_count;
+use crate::op::{Op, owned};
+use crate::tape::record_one;
+use crate::tensor::Tensor;
 
 /// View of a shape around one of its dimensions: [outer, size, inner].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AxisView {
+pub struct AxisView {
+    /// Product of the dimensions before it.
     pub outer: usize,
+    /// Its size.
     pub size: usize,
+    /// Product of the dimensions after it.
     pub inner: usize,
 }
 
 impl AxisView {
-    pub(crate) fn new(operation: &'static str, shape: &[usize], axis: usize) -> Result<Self> {
+    /// Fails if the shape has no such dimension.
+    pub fn new(operation: &'static str, shape: &[usize], axis: usize) -> Result<Self> {
         let Some(&size) = shape.get(axis) else {
             return bad_value(
                 operation,
@@ -56,7 +61,7 @@ pub(crate) fn appended(whole: &[usize], rows: &[usize], axis: usize) -> Result<V
     Ok(resized(whole, axis, around.size + size))
 }
 
-pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) -> Result<AxisView> {
+fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) -> Result<AxisView> {
     let around = AxisView::new("slice", shape, axis)?;
     if range.start > range.end || range.end > around.size {
         return bad_value(
@@ -68,7 +73,7 @@ pub(crate) fn check_slice(shape: &[usize], axis: usize, range: &Range<usize>) ->
 }
 
 /// Validates a `place`; the returned [`AxisView`] describes the result.
-pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usize) -> Result<AxisView> {
+fn check_place(shape: &[usize], axis: usize, start: usize, size: usize) -> Result<AxisView> {
     let around = AxisView::new("place", shape, axis)?;
     if start.checked_add(around.size).is_none_or(|end| end > size) {
         return bad_value(
@@ -81,7 +86,7 @@ pub(crate) fn check_place(shape: &[usize], axis: usize, start: usize, size: usiz
 }
 
 /// Validates a `concat` and returns the shape of the result.
-pub(crate) fn check_concat(shapes: &[&[usize]], axis: usize) -> Result<Vec<usize>> {
+fn check_concat(shapes: &[&[usize]], axis: usize) -> Result<Vec<usize>> {
     let Some(&first) = shapes.first() else {
         return bad_value("concat", "at least one tensor is required");
     };
@@ -99,7 +104,7 @@ pub(crate) fn check_concat(shapes: &[&[usize]], axis: usize) -> Result<Vec<usize
 }
 
 /// Validates a `permute` and returns the shape of the result.
-pub(crate) fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize>> {
+fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize>> {
     let mut sorted = axes.to_vec();
     sorted.sort_unstable();
     if !sorted.into_iter().eq(0..shape.len()) {
@@ -111,55 +116,170 @@ pub(crate) fn check_permute(shape: &[usize], axes: &[usize]) -> Result<Vec<usize
     Ok(axes.iter().map(|&axis| shape[axis]).collect())
 }
 
-pub(crate) fn check_reshape(from: &[usize], to: &[usize]) -> Result<()> {
+fn check_reshape(from: &[usize], to: &[usize]) -> Result<()> {
     if element_count("reshape", to)? != from.iter().product::<usize>() {
         return bad_shape("reshape", "x", from, format!("as many elements as {to:?}"));
     }
     Ok(())
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
+/// x[.., range, ..] along dimension `axis`.
+pub struct Slice {
+    /// The whole.
+    pub x: Tensor,
+    /// The dimension that is cut.
+    pub axis: usize,
+    /// What remains of it.
+    pub range: Range<usize>,
+}
+
+/// x among zeros: dimension `axis` gets size `size`, with x at `start`.
+pub struct Place {
+    /// The part.
+    pub x: Tensor,
+    /// The dimension that is extended.
+    pub axis: usize,
+    /// Where x begins.
+    pub start: usize,
+    /// Size of the result.
+    pub size: usize,
+}
+
+/// Tensors one after the other along dimension `axis`; their other dimensions must be equal.
+pub struct Concat {
+    /// The parts, at least one.
+    pub parts: Vec<Tensor>,
+    /// The dimension along which they follow each other.
+    pub axis: usize,
+}
+
+/// Dimension i of the result is dimension `axes[i]` of x.
+pub struct Permute {
+    /// The tensor.
+    pub x: Tensor,
+    /// The new order of its dimensions.
+    pub axes: Vec<usize>,
+}
+
+/// The same elements in another shape.
+pub struct Reshape {
+    /// The tensor.
+    pub x: Tensor,
+    /// The new shape.
+    pub shape: Vec<usize>,
+}
+
+impl Op for Slice {
+    const NAME: &'static str = "slice";
+    type Sizes = AxisView;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn check(&self) -> Result<AxisView> {
+        check_slice(self.x.shape(), self.axis, &self.range)
+    }
+}
+
+impl Op for Place {
+    const NAME: &'static str = "place";
+    /// That of the result.
+    type Sizes = AxisView;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn check(&self) -> Result<AxisView> {
+        check_place(self.x.shape(), self.axis, self.start, self.size)
+    }
+}
+
+impl Op for Concat {
+    const NAME: &'static str = "concat";
+    /// Shape of the result.
+    type Sizes = Vec<usize>;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.parts.iter().collect()
+    }
+    fn check(&self) -> Result<Vec<usize>> {
+        check_concat(&self.parts.iter().map(Tensor::shape).collect::<Vec<_>>(), self.axis)
+    }
+}
+
+impl Op for Permute {
+    const NAME: &'static str = "permute";
+    /// Shape of the result.
+    type Sizes = Vec<usize>;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn check(&self) -> Result<Vec<usize>> {
+        check_permute(self.x.shape(), &self.axes)
+    }
+}
+
+impl Op for Reshape {
+    const NAME: &'static str = "reshape";
+    type Sizes = ();
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn check(&self) -> Result<()> {
+        check_reshape(self.x.shape(), &self.shape)
+    }
+}
+
+impl Tensor {
     /// x[.., range, ..] along dimension `axis`.
-    pub fn slice(&self, x: &Var<E::Tensor>, axis: usize, range: Range<usize>) -> Result<Var<E::Tensor>> {
-        let y = self.engine().slice(x.value(), axis, range.clone())?;
-        let size = self.engine().shape(x.value())[axis];
-        Ok(self.record_one(&[x], y, move |tape, dy| {
-            Ok(vec![Some(tape.engine().place(&dy, axis, range.start, size)?)])
+    pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Tensor> {
+        let y = Slice { x: self.clone(), axis, range: range.clone() }.run()?;
+        let size = self.shape()[axis];
+        Ok(record_one(&[self], y, move |dy| {
+            Ok(vec![Some(Place { x: dy, axis, start: range.start, size }.run()?)])
         }))
     }
 
     /// Concatenates tensors along dimension `axis`; their other dimensions must be equal.
-    pub fn concat(&self, parts: &[&Var<E::Tensor>], axis: usize) -> Result<Var<E::Tensor>> {
-        let values: Vec<&E::Tensor> = parts.iter().map(|v| v.value()).collect();
-        let y = self.engine().concat(&values, axis)?;
+    pub fn concat(parts: &[&Tensor], axis: usize) -> Result<Tensor> {
+        let y = Concat { parts: owned(parts), axis }.run()?;
         let mut start = 0;
-        let ranges: Vec<Option<Range<usize>>> = parts
-            .iter()
-            .map(|part| {
-                let range = start..start + self.engine().shape(part.value())[axis];
-                start = range.end;
-                self.records(&[part]).then_some(range)
-            })
-            .collect();
-        Ok(self.record_one(parts, y, move |tape, dy| {
-            let cut =
-                |range: Option<Range<usize>>| range.map(|r| tape.engine().slice(&dy, axis, r)).transpose();
-            ranges.into_iter().map(cut).collect()
+        let range = |part: &&Tensor| {
+            let range = start..start + part.shape()[axis];
+            start = range.end;
+            part.is_recorded().then_some(range)
+        };
+        let ranges: Vec<Option<Range<usize>>> = parts.iter().map(range).collect();
+        Ok(record_one(parts, y, move |dy| {
+            let cut = |range| Slice { x: dy.clone(), axis, range }.run();
+            ranges.into_iter().map(|range| range.map(cut).transpose()).collect()
         }))
     }
 
     /// Permutes dimensions: dimension i of the result is dimension `axes[i]` of x.
-    pub fn permute(&self, x: &Var<E::Tensor>, axes: &[usize]) -> Result<Var<E::Tensor>> {
-        let y = self.engine().permute(x.value(), axes)?;
+    pub fn permute(&self, axes: &[usize]) -> Result<Tensor> {
+        let y = Permute { x: self.clone(), axes: axes.to_vec() }.run()?;
         let mut inverse = vec![0; axes.len()];
         axes.iter().enumerate().for_each(|(i, &axis)| inverse[axis] = i);
-        Ok(self.record_one(&[x], y, move |tape, dy| Ok(vec![Some(tape.engine().permute(&dy, &inverse)?)])))
+        Ok(record_one(&[self], y, move |dy| Ok(vec![Some(Permute { x: dy, axes: inverse }.run()?)])))
+    }
+
+    /// Swaps the last two dimensions.
+    pub fn t(&self) -> Result<Tensor> {
+        let mut axes: Vec<usize> = (0..self.shape().len()).collect();
+        let [.., last_but_one, last] = &mut axes[..] else {
+            return bad_shape("t", "x", self.shape(), "at least two dimensions");
+        };
+        std::mem::swap(last_but_one, last);
+        self.permute(&axes)
     }
 
     /// Changes the shape; elements keep their row-major order.
-    pub fn reshape(&self, x: &Var<E::Tensor>, shape: &[usize]) -> Result<Var<E::Tensor>> {
-        let y = self.engine().reshape(x.value(), shape)?;
-        let before = self.engine().shape(x.value()).to_vec();
-        Ok(self.record_one(&[x], y, move |tape, dy| Ok(vec![Some(tape.engine().reshape(&dy, &before)?)])))
+    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
+        let y = Reshape { x: self.clone(), shape: shape.to_vec() }.run()?;
+        let shape = self.shape().to_vec();
+        Ok(record_one(&[self], y, move |dy| Ok(vec![Some(Reshape { x: dy, shape }.run()?)])))
     }
 }

@@ -1,47 +1,46 @@
 //! Reference implementation of the layout operations: a direct transcription of the definitions.
 
-use std::ops::Range;
-
-use super::{AxisView, check_concat, check_permute, check_place, check_reshape, check_slice, resized};
+use super::{AxisView, Concat, Permute, Place, Reshape, Slice, resized};
+use crate::array::Array;
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-pub(crate) fn slice<R: Real>(x: &Tensor<R>, axis: usize, range: Range<usize>) -> Result<Tensor<R>> {
-    let AxisView { outer, size, inner } = check_slice(x.shape(), axis, &range)?;
+pub(crate) fn slice(_: &Reference, op: Slice, around: AxisView) -> Result<Tensor> {
+    let (AxisView { outer, size, inner }, x) = (around, op.x.f64());
     let mut y = Vec::new();
     for o in 0..outer {
-        y.extend_from_slice(&x.data()[(o * size + range.start) * inner..(o * size + range.end) * inner]);
+        let rows = (o * size + op.range.start) * inner..(o * size + op.range.end) * inner;
+        y.extend_from_slice(&x.data()[rows]);
     }
-    Ok(Tensor::detached(y, &resized(x.shape(), axis, range.len())))
+    Ok(op.x.like(Array::detached(y, &resized(x.shape(), op.axis, op.range.len()))))
 }
 
-pub(crate) fn place<R: Real>(x: &Tensor<R>, axis: usize, start: usize, size: usize) -> Result<Tensor<R>> {
-    let AxisView { outer, inner, .. } = check_place(x.shape(), axis, start, size)?;
-    let len = x.shape()[axis] * inner;
-    let mut y = vec![R::zero(); outer * size * inner];
+pub(crate) fn place(_: &Reference, op: Place, around: AxisView) -> Result<Tensor> {
+    let (AxisView { outer, size, inner }, x) = (around, op.x.f64());
+    let len = x.shape()[op.axis] * inner;
+    let mut y = vec![0.0; outer * size * inner];
     for o in 0..outer {
-        y[(o * size + start) * inner..][..len].copy_from_slice(&x.data()[o * len..][..len]);
+        y[(o * size + op.start) * inner..][..len].copy_from_slice(&x.data()[o * len..][..len]);
     }
-    Ok(Tensor::detached(y, &resized(x.shape(), axis, size)))
+    Ok(op.x.like(Array::detached(y, &resized(x.shape(), op.axis, size))))
 }
 
-pub(crate) fn concat<R: Real>(parts: &[&Tensor<R>], axis: usize) -> Result<Tensor<R>> {
-    let shapes: Vec<&[usize]> = parts.iter().map(|p| p.shape()).collect();
-    let shape = check_concat(&shapes, axis)?;
-    let AxisView { outer, inner, .. } = AxisView::new("concat", &shape, axis)?;
+pub(crate) fn concat(_: &Reference, op: Concat, shape: Vec<usize>) -> Result<Tensor> {
+    let AxisView { outer, inner, .. } = AxisView::new("concat", &shape, op.axis)?;
     let mut y = Vec::new();
     for o in 0..outer {
-        for part in parts {
-            let len = part.shape()[axis] * inner;
-            y.extend_from_slice(&part.data()[o * len..][..len]);
+        for part in &op.parts {
+            let len = part.shape()[op.axis] * inner;
+            y.extend_from_slice(&part.f64().data()[o * len..][..len]);
         }
     }
-    Ok(Tensor::detached(y, &shape))
+    Ok(op.parts[0].like(Array::detached(y, &shape)))
 }
 
-pub(crate) fn permute<R: Real>(x: &Tensor<R>, axes: &[usize]) -> Result<Tensor<R>> {
-    let shape = check_permute(x.shape(), axes)?;
-    let steps: Vec<usize> = axes.iter().map(|&axis| x.shape()[axis + 1..].iter().product()).collect();
+pub(crate) fn permute(_: &Reference, op: Permute, shape: Vec<usize>) -> Result<Tensor> {
+    let x = op.x.f64();
+    let steps: Vec<usize> = op.axes.iter().map(|&axis| x.shape()[axis + 1..].iter().product()).collect();
     let y = (0..x.len()).map(|mut at| {
         let mut from = 0;
         for (size, step) in shape.iter().zip(&steps).rev() {
@@ -50,10 +49,9 @@ pub(crate) fn permute<R: Real>(x: &Tensor<R>, axes: &[usize]) -> Result<Tensor<R
         }
         x.data()[from]
     });
-    Ok(Tensor::detached(y.collect(), &shape))
+    Ok(op.x.like(Array::detached(y.collect(), &shape)))
 }
 
-pub(crate) fn reshape<R: Real>(x: &Tensor<R>, shape: &[usize]) -> Result<Tensor<R>> {
-    check_reshape(x.shape(), shape)?;
-    Ok(x.with_shape(shape))
+pub(crate) fn reshape(_: &Reference, op: Reshape, (): ()) -> Result<Tensor> {
+    Ok(op.x.like(op.x.f64().with_shape(&op.shape)))
 }

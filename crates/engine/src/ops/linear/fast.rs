@@ -10,16 +10,16 @@ use crate::cpu::{Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
 use crate::kernels::{Kernels, list_forward};
 use crate::product::{Accum, Matrix, product};
-use crate::tensor::Tensor;
+use crate::array::Array;
 use crate::weight::{PackedWeight, RawWeight, Weight};
 
-type AnyWeight<'a> = Weight<&'a Tensor<f32>, &'a PackedWeight>;
+type AnyWeight<'a> = Weight<&'a Array<f32>, &'a PackedWeight>;
 
 /// Number of multiply-adds below which a single thread is used.
 const SMALL: usize = 32 * 1024;
 
-pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>, AnyWeight<'_>>) -> Result<Tensor<f32>> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Tensor::shape))?;
+pub(crate) fn forward(cpu: &Cpu, input: Linear<&Array<f32>, AnyWeight<'_>>) -> Result<Array<f32>> {
+    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Array::shape))?;
     let mut y = cpu.uninit(&output_shape(input.x.shape(), sizes));
     let x = input.x.data();
     match (input.weight.raw(), cpu.products()) {
@@ -36,7 +36,7 @@ pub(crate) fn forward(cpu: &Cpu, input: Linear<&Tensor<f32>, AnyWeight<'_>>) -> 
     Ok(y)
 }
 
-fn add_bias(y: &mut Tensor<f32>, bias: &Tensor<f32>, sizes: Sizes) {
+fn add_bias(y: &mut Array<f32>, bias: &Array<f32>, sizes: Sizes) {
     let bias = bias.data();
     for row in y.data_mut().chunks_exact_mut(sizes.outer.max(1)) {
         row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
@@ -47,8 +47,8 @@ fn add_bias(y: &mut Tensor<f32>, bias: &Tensor<f32>, sizes: Sizes) {
 /// single product.
 pub(crate) fn forward_list(
     cpu: &Cpu,
-    input: LinearList<'_, &Tensor<f32>, AnyWeight<'_>>,
-) -> Result<Vec<Tensor<f32>>> {
+    input: LinearList<'_, &Array<f32>, AnyWeight<'_>>,
+) -> Result<Vec<Array<f32>>> {
     if cpu.products() == Products::Fastest {
         return list_forward(cpu, input);
     }
@@ -56,7 +56,7 @@ pub(crate) fn forward_list(
     let mut outputs = Vec::with_capacity(products.len());
     for product in products {
         let x = x[product.x].shape();
-        let sizes = check(x, weights[product.weight].shape(), product.bias.map(Tensor::shape))?;
+        let sizes = check(x, weights[product.weight].shape(), product.bias.map(Array::shape))?;
         outputs.push((sizes, cpu.uninit(&output_shape(x, sizes))));
     }
     let mut rest = &mut outputs[..];
@@ -85,11 +85,11 @@ pub(crate) fn forward_list(
 
 pub(crate) fn backward(
     cpu: &Cpu,
-    input: Linear<&Tensor<f32>>,
-    gradient: &Tensor<f32>,
+    input: Linear<&Array<f32>>,
+    gradient: &Array<f32>,
     needs: [bool; 3],
-) -> Result<[Option<Tensor<f32>>; 3]> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Tensor::shape))?;
+) -> Result<[Option<Array<f32>>; 3]> {
+    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Array::shape))?;
     expect_shape("linear", "gradient", gradient.shape(), &output_shape(input.x.shape(), sizes), "[.., out]")?;
     let x = Matrix::rows(input.x.data(), sizes.rows, sizes.inner);
     let w = Matrix::rows(input.weight.data(), sizes.outer, sizes.inner);

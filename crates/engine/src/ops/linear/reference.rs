@@ -2,10 +2,10 @@
 
 use super::{Linear, check, output_shape};
 use crate::error::{Result, expect_shape};
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
-pub(crate) fn forward<R: Real>(input: Linear<&Tensor<R>>) -> Result<Tensor<R>> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Tensor::shape))?;
+pub(crate) fn forward<R: Real>(input: Linear<&Array<R>>) -> Result<Array<R>> {
+    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Array::shape))?;
     let (x, w) = (input.x.data(), input.weight.data());
     let mut y = vec![R::zero(); sizes.rows * sizes.outer];
     for r in 0..sizes.rows {
@@ -17,15 +17,15 @@ pub(crate) fn forward<R: Real>(input: Linear<&Tensor<R>>) -> Result<Tensor<R>> {
             y[r * sizes.outer + o] = sum;
         }
     }
-    Ok(Tensor::detached(y, &output_shape(input.x.shape(), sizes)))
+    Ok(Array::detached(y, &output_shape(input.x.shape(), sizes)))
 }
 
 pub(crate) fn backward<R: Real>(
-    input: Linear<&Tensor<R>>,
-    gradient: &Tensor<R>,
+    input: Linear<&Array<R>>,
+    gradient: &Array<R>,
     needs: [bool; 3],
-) -> Result<[Option<Tensor<R>>; 3]> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Tensor::shape))?;
+) -> Result<[Option<Array<R>>; 3]> {
+    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Array::shape))?;
     expect_shape("linear", "gradient", gradient.shape(), &output_shape(input.x.shape(), sizes), "[.., out]")?;
     let (x, w, dy) = (input.x.data(), input.weight.data(), gradient.data());
     let mut dx = vec![R::zero(); x.len()];
@@ -42,8 +42,8 @@ pub(crate) fn backward<R: Real>(
         }
     }
     Ok([
-        needs[0].then(|| Tensor::detached(dx, input.x.shape())),
-        needs[1].then(|| Tensor::detached(dw, input.weight.shape())),
-        needs[2].then(|| Tensor::detached(db, &[sizes.outer])),
+        needs[0].then(|| Array::detached(dx, input.x.shape())),
+        needs[1].then(|| Array::detached(dw, input.weight.shape())),
+        needs[2].then(|| Array::detached(db, &[sizes.outer])),
     ])
 }

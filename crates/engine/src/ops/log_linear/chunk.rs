@@ -17,7 +17,7 @@ use crate::ops::gated_delta::chunk::{
 };
 use crate::ops::gated_delta::fast::{Padded, gate_input};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, LANES, Simd, Strided, gemm};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 /// Highest level within a chunk, log2 16.
 const INNER: usize = 4;
@@ -96,7 +96,7 @@ pub(crate) fn segments(chunks: &[Chunk]) -> (Vec<Segment>, usize) {
 pub(crate) struct Source<'a> {
     pub sizes: Sizes,
     pub pad: Padded,
-    pub input: LogLinear<&'a Tensor<f32>>,
+    pub input: LogLinear<&'a Array<f32>>,
     pub gates: GateInput<'a>,
     pub b: usize,
     pub h: usize,
@@ -105,7 +105,7 @@ pub(crate) struct Source<'a> {
 impl<'a> Source<'a> {
     pub(crate) fn new(
         sizes: Sizes,
-        input: LogLinear<&'a Tensor<f32>>,
+        input: LogLinear<&'a Array<f32>>,
         options: &LogLinearOptions,
         b: usize,
         h: usize,

@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::ops::gated_delta::chunk::CHUNK;
 use crate::ops::gated_delta::fast::Padded;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, Simd, Strided, gemm};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 pub(crate) use super::fast_backward::backward;
 
@@ -29,12 +29,12 @@ const FEW: usize = 4;
 
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: LogLinear<&Tensor<f32>>,
+    input: LogLinear<&Array<f32>>,
     options: &LogLinearOptions,
-    initial: Option<&Tensor<f32>>,
+    initial: Option<&Array<f32>>,
     keep: bool,
-) -> Result<LogLinearOutput<Tensor<f32>>> {
-    let sizes = check(input.each(|t| t.shape()), options, initial.map(Tensor::shape))?;
+) -> Result<LogLinearOutput<Array<f32>>> {
+    let sizes = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
     let n = sizes.heads;
     let pad = Padded::of(&n);
     let chunks = chunks(sizes.position, n.tokens);
@@ -77,7 +77,7 @@ struct Head<'a> {
     segments: &'a [Segment],
     kept: usize,
     task: usize,
-    initial: Option<&'a Tensor<f32>>,
+    initial: Option<&'a Array<f32>>,
     readouts: &'a Shared<'a>,
     state: Option<&'a Shared<'a>>,
     saved: &'a Shared<'a>,
@@ -193,7 +193,7 @@ impl Levels<'_> {
 
 /// Loads the non-empty levels before the first token, merged for its position.
 #[inline(always)]
-fn load_initial<S: Simd>(s: S, source: &Source<'_>, initial: Option<&Tensor<f32>>, states: &mut Levels<'_>) {
+fn load_initial<S: Simd>(s: S, source: &Source<'_>, initial: Option<&Array<f32>>, states: &mut Levels<'_>) {
     let sizes = &source.sizes;
     let n = &sizes.heads;
     let target = sizes.position.trailing_zeros() as usize + 1;

@@ -23,17 +23,17 @@ use crate::ops::gated_delta::fast::Padded;
 use crate::simd::{
     self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
 };
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 pub(crate) fn backward(
     cpu: &Cpu,
-    input: LogLinear<&Tensor<f32>>,
+    input: LogLinear<&Array<f32>>,
     options: &LogLinearOptions,
-    initial: Option<&Tensor<f32>>,
-    saved: Option<&Tensor<f32>>,
-    gradient: &Tensor<f32>,
-) -> Result<LogLinear<Tensor<f32>>> {
-    let sizes = check(input.each(|t| t.shape()), options, initial.map(Tensor::shape))?;
+    initial: Option<&Array<f32>>,
+    saved: Option<&Array<f32>>,
+    gradient: &Array<f32>,
+) -> Result<LogLinear<Array<f32>>> {
+    let sizes = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
     check_gradient(input.each(|t| t.shape()), gradient.shape())?;
     let n = sizes.heads;
     let pad = Padded::of(&n);

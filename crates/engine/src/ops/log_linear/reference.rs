@@ -2,7 +2,7 @@
 
 use super::{LogLinear, LogLinearOptions, LogLinearOutput, Sizes, check, check_gradient};
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 /// Returns y = r x with r = 1 / sqrt(Σx² + 1e-6), and r.
 fn l2_norm<R: Real>(x: &[R]) -> (Vec<R>, R) {
@@ -53,7 +53,7 @@ struct Token<R> {
 }
 
 struct Head<'a, R: Real> {
-    input: LogLinear<&'a Tensor<R>>,
+    input: LogLinear<&'a Array<R>>,
     sizes: Sizes,
     beta_factor: R,
     b: usize,
@@ -84,7 +84,7 @@ impl<R: Real> Head<'_, R> {
     }
 
     /// States before the first token, with space for all levels of the call, [level][d_k·d_v].
-    fn start(&self, initial: Option<&Tensor<R>>) -> Vec<Vec<R>> {
+    fn start(&self, initial: Option<&Array<R>>) -> Vec<Vec<R>> {
         let n = &self.sizes;
         let size = n.heads.key_dim * n.heads.value_dim;
         let mut states = vec![vec![R::zero(); size]; n.levels[1]];
@@ -145,7 +145,7 @@ fn merge<R: Real>(t: usize, states: &mut [Vec<R>]) {
 }
 
 fn heads<'a, R: Real>(
-    input: LogLinear<&'a Tensor<R>>,
+    input: LogLinear<&'a Array<R>>,
     sizes: Sizes,
     options: &LogLinearOptions,
 ) -> impl Iterator<Item = Head<'a, R>> {
@@ -155,11 +155,11 @@ fn heads<'a, R: Real>(
 }
 
 pub(crate) fn forward<R: Real>(
-    input: LogLinear<&Tensor<R>>,
+    input: LogLinear<&Array<R>>,
     options: &LogLinearOptions,
-    initial: Option<&Tensor<R>>,
-) -> Result<LogLinearOutput<Tensor<R>>> {
-    let n = check(input.each(|t| t.shape()), options, initial.map(Tensor::shape))?;
+    initial: Option<&Array<R>>,
+) -> Result<LogLinearOutput<Array<R>>> {
+    let n = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
     let mut out = vec![R::zero(); input.value.len()];
     let mut last = Vec::new();
     for head in heads(input, n, options) {
@@ -174,19 +174,19 @@ pub(crate) fn forward<R: Real>(
     }
     let shape = [n.heads.batch, n.heads.value_heads, n.levels[1], n.heads.key_dim, n.heads.value_dim];
     Ok(LogLinearOutput {
-        readouts: Tensor::detached(out, input.value.shape()),
-        state: options.want_state.then(|| Tensor::detached(last, &shape)),
+        readouts: Array::detached(out, input.value.shape()),
+        state: options.want_state.then(|| Array::detached(last, &shape)),
         saved: None,
     })
 }
 
 pub(crate) fn backward<R: Real>(
-    input: LogLinear<&Tensor<R>>,
+    input: LogLinear<&Array<R>>,
     options: &LogLinearOptions,
-    initial: Option<&Tensor<R>>,
-    gradient: &Tensor<R>,
-) -> Result<LogLinear<Tensor<R>>> {
-    let n = check(input.each(|t| t.shape()), options, initial.map(Tensor::shape))?;
+    initial: Option<&Array<R>>,
+    gradient: &Array<R>,
+) -> Result<LogLinear<Array<R>>> {
+    let n = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
     check_gradient(input.each(|t| t.shape()), gradient.shape())?;
     let mut d = input.each(|t| vec![R::zero(); t.len()]);
     for head in heads(input, n, options) {
@@ -210,7 +210,7 @@ pub(crate) fn backward<R: Real>(
         }
     }
     let mut shapes = input.each(|t| t.shape()).into_array().into_iter();
-    Ok(d.each(|v| Tensor::detached(v.clone(), shapes.next().unwrap_or(&[]))))
+    Ok(d.each(|v| Array::detached(v.clone(), shapes.next().unwrap_or(&[]))))
 }
 
 /// Backward step of one token. `before` holds the merged states before the token. `ds` is the gradient of the

@@ -12,7 +12,7 @@ use crate::cpu::{Carve, Cpu, Products, Shared, with_scratch};
 use crate::error::{Result, expect_shape};
 use crate::product::{Accum, Matrix, product, product_here};
 use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm, transpose};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 /// Batch of contiguous matrices of equal size, or one matrix for all entries.
 #[derive(Clone, Copy)]
@@ -63,7 +63,7 @@ fn batches<'a>(
     (sizes, [stored(a, m, k, transpose.a), b, stored(c, m, n, false)])
 }
 
-pub(crate) fn forward(cpu: &Cpu, input: MatMul<&Tensor<f32>>, transpose: Transpose) -> Result<Tensor<f32>> {
+pub(crate) fn forward(cpu: &Cpu, input: MatMul<&Array<f32>>, transpose: Transpose) -> Result<Array<f32>> {
     let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
     let mut c = cpu.uninit(&shape);
     let (sizes, [a, b, _]) = batches(sizes, transpose, input.a.data(), input.b.data(), &[]);
@@ -76,11 +76,11 @@ pub(crate) fn forward(cpu: &Cpu, input: MatMul<&Tensor<f32>>, transpose: Transpo
 
 pub(crate) fn backward(
     cpu: &Cpu,
-    input: MatMul<&Tensor<f32>>,
+    input: MatMul<&Array<f32>>,
     transpose: Transpose,
-    gradient: &Tensor<f32>,
+    gradient: &Array<f32>,
     needs: [bool; 2],
-) -> Result<[Option<Tensor<f32>>; 2]> {
+) -> Result<[Option<Array<f32>>; 2]> {
     let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
     expect_shape("matmul", "gradient", gradient.shape(), &shape, "[.., m, n]")?;
     let (sizes, [a, b, dc]) = batches(sizes, transpose, input.a.data(), input.b.data(), gradient.data());

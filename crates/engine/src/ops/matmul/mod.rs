@@ -12,7 +12,7 @@ pub(crate) mod reference;
 use crate::engine::Engine;
 use crate::error::{Result, bad_shape};
 use crate::tape::{Tape, Var};
-use crate::tensor::element_count;
+use crate::array::element_count;
 
 /// Inputs of [`Tape::matmul`].
 #[derive(Clone, Copy, Debug)]

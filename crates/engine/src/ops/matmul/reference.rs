@@ -2,7 +2,7 @@
 
 use super::{MatMul, Sizes, Transpose, check};
 use crate::error::{Result, expect_shape};
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 /// Offsets of A(i, l) and B(l, j) of batch entry `e`.
 fn place(sizes: Sizes, transpose: Transpose, e: usize, i: usize, l: usize, j: usize) -> [usize; 2] {
@@ -12,7 +12,7 @@ fn place(sizes: Sizes, transpose: Transpose, e: usize, i: usize, l: usize, j: us
     [e * m * k + a, if shared { b } else { e * k * n + b }]
 }
 
-pub(crate) fn forward<R: Real>(input: MatMul<&Tensor<R>>, transpose: Transpose) -> Result<Tensor<R>> {
+pub(crate) fn forward<R: Real>(input: MatMul<&Array<R>>, transpose: Transpose) -> Result<Array<R>> {
     let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
     let mut c = Vec::with_capacity(shape.iter().product());
     for e in 0..sizes.batch {
@@ -26,15 +26,15 @@ pub(crate) fn forward<R: Real>(input: MatMul<&Tensor<R>>, transpose: Transpose) 
             }
         }
     }
-    Ok(Tensor::detached(c, &shape))
+    Ok(Array::detached(c, &shape))
 }
 
 pub(crate) fn backward<R: Real>(
-    input: MatMul<&Tensor<R>>,
+    input: MatMul<&Array<R>>,
     transpose: Transpose,
-    gradient: &Tensor<R>,
+    gradient: &Array<R>,
     needs: [bool; 2],
-) -> Result<[Option<Tensor<R>>; 2]> {
+) -> Result<[Option<Array<R>>; 2]> {
     let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
     expect_shape("matmul", "gradient", gradient.shape(), &shape, "[.., m, n]")?;
     let mut da = vec![R::zero(); input.a.len()];
@@ -52,7 +52,7 @@ pub(crate) fn backward<R: Real>(
         }
     }
     Ok([
-        needs[0].then(|| Tensor::detached(da, input.a.shape())),
-        needs[1].then(|| Tensor::detached(db, input.b.shape())),
+        needs[0].then(|| Array::detached(da, input.a.shape())),
+        needs[1].then(|| Array::detached(db, input.b.shape())),
     ])
 }

@@ -8,23 +8,23 @@ use crate::error::Result;
 use crate::ops::elementwise::broadcast::{check_broadcasts_to, dims};
 use crate::ops::layout::AxisView;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
-pub(crate) fn sum(cpu: &Cpu, x: &Tensor<f32>, axis: usize) -> Result<Tensor<f32>> {
+pub(crate) fn sum(cpu: &Cpu, x: &Array<f32>, axis: usize) -> Result<Array<f32>> {
     let (shape, around) = check_sum("sum", x.shape(), axis)?;
     let mut y = cpu.uninit(&shape);
     sums(cpu, x.data(), around, 1.0, y.data_mut());
     Ok(y)
 }
 
-pub(crate) fn mean(cpu: &Cpu, x: &Tensor<f32>, axis: usize) -> Result<Tensor<f32>> {
+pub(crate) fn mean(cpu: &Cpu, x: &Array<f32>, axis: usize) -> Result<Array<f32>> {
     let (shape, around) = check_mean(x.shape(), axis)?;
     let mut y = cpu.uninit(&shape);
     sums(cpu, x.data(), around, 1.0 / around.size as f32, y.data_mut());
     Ok(y)
 }
 
-pub(crate) fn sum_to(cpu: &Cpu, x: &Tensor<f32>, shape: &[usize]) -> Result<Tensor<f32>> {
+pub(crate) fn sum_to(cpu: &Cpu, x: &Array<f32>, shape: &[usize]) -> Result<Array<f32>> {
     check_broadcasts_to("sum_to", shape, x.shape())?;
     if x.len() == shape.iter().product::<usize>() {
         return Ok(x.with_shape(shape));
@@ -143,7 +143,7 @@ fn sum_row<S: Simd>(s: S, x: &[f32]) -> f32 {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn expand(cpu: &Cpu, x: &Tensor<f32>, axis: usize, count: usize) -> Result<Tensor<f32>> {
+pub(crate) fn expand(cpu: &Cpu, x: &Array<f32>, axis: usize, count: usize) -> Result<Array<f32>> {
     let (shape, AxisView { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
     let mut y = cpu.uninit(&shape);
     if y.is_empty() {

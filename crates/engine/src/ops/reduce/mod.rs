@@ -15,7 +15,7 @@ use crate::error::{Result, bad_value};
 use crate::ops::elementwise::Map;
 use crate::ops::layout::AxisView;
 use crate::tape::{Tape, Var};
-use crate::tensor::element_count;
+use crate::array::element_count;
 
 /// Validates a sum; returns the shape without `axis`, and the sizes around it.
 pub(crate) fn check_sum(

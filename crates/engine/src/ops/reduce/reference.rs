@@ -4,7 +4,7 @@ use super::{check_expand, check_mean, check_sum};
 use crate::error::Result;
 use crate::ops::elementwise::broadcast::{check_broadcasts_to, dims, offsets};
 use crate::ops::layout::AxisView;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 fn sums<R: Real>(x: &[R], around: AxisView) -> Vec<R> {
     let AxisView { outer, size, inner } = around;
@@ -17,18 +17,18 @@ fn sums<R: Real>(x: &[R], around: AxisView) -> Vec<R> {
     y
 }
 
-pub(crate) fn sum<R: Real>(x: &Tensor<R>, axis: usize) -> Result<Tensor<R>> {
+pub(crate) fn sum<R: Real>(x: &Array<R>, axis: usize) -> Result<Array<R>> {
     let (shape, around) = check_sum("sum", x.shape(), axis)?;
-    Ok(Tensor::detached(sums(x.data(), around), &shape))
+    Ok(Array::detached(sums(x.data(), around), &shape))
 }
 
-pub(crate) fn mean<R: Real>(x: &Tensor<R>, axis: usize) -> Result<Tensor<R>> {
+pub(crate) fn mean<R: Real>(x: &Array<R>, axis: usize) -> Result<Array<R>> {
     let (shape, around) = check_mean(x.shape(), axis)?;
     let count = R::of(around.size as f64);
-    Ok(Tensor::detached(sums(x.data(), around).into_iter().map(|s| s / count).collect(), &shape))
+    Ok(Array::detached(sums(x.data(), around).into_iter().map(|s| s / count).collect(), &shape))
 }
 
-pub(crate) fn expand<R: Real>(x: &Tensor<R>, axis: usize, count: usize) -> Result<Tensor<R>> {
+pub(crate) fn expand<R: Real>(x: &Array<R>, axis: usize, count: usize) -> Result<Array<R>> {
     let (shape, AxisView { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
     let mut y = Vec::with_capacity(outer * size * inner);
     for o in 0..outer {
@@ -36,10 +36,10 @@ pub(crate) fn expand<R: Real>(x: &Tensor<R>, axis: usize, count: usize) -> Resul
             y.extend_from_slice(&x.data()[o * inner..(o + 1) * inner]);
         }
     }
-    Ok(Tensor::detached(y, &shape))
+    Ok(Array::detached(y, &shape))
 }
 
-pub(crate) fn sum_to<R: Real>(x: &Tensor<R>, shape: &[usize]) -> Result<Tensor<R>> {
+pub(crate) fn sum_to<R: Real>(x: &Array<R>, shape: &[usize]) -> Result<Array<R>> {
     check_broadcasts_to("sum_to", shape, x.shape())?;
     let dims = dims(x.shape(), x.shape(), shape);
     let mut y = vec![R::zero(); shape.iter().product()];
@@ -47,5 +47,5 @@ pub(crate) fn sum_to<R: Real>(x: &Tensor<R>, shape: &[usize]) -> Result<Tensor<R
         let [from, to] = offsets(&dims, i);
         y[to] += x.data()[from];
     }
-    Ok(Tensor::detached(y, shape))
+    Ok(Array::detached(y, shape))
 }

@@ -2,55 +2,60 @@
 //! rows, then over the parts in order; the parts depend only on the shape, so results do not depend on the number
 //! of threads.
 
-use super::{GatedRmsNorm, RmsNorm, check, check_gated};
+use super::{GatedRmsNorm, GatedRmsNormBackward, RmsNorm, RmsNormBackward, backward_each};
+use crate::array::Array;
 use crate::cpu::{Cpu, Shared};
-use crate::error::{Result, expect_shape};
+use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::tensor::Tensor;
 
-pub(crate) fn forward(cpu: &Cpu, input: RmsNorm<&Tensor<f32>>, eps: f64) -> Result<Tensor<f32>> {
-    let width = check("rms_norm", input.x.shape(), input.weight.shape())?;
-    Ok(run_forward(cpu, width, input.x, None, input.weight, eps))
+pub(crate) fn forward(cpu: &Cpu, op: RmsNorm, width: usize) -> Result<Vec<Tensor>> {
+    let weight = op.weight.f32();
+    Ok(op.x.iter().map(|x| x.like(run_forward(cpu, width, x.f32(), None, weight, op.eps))).collect())
 }
 
-pub(crate) fn gated_forward(cpu: &Cpu, input: GatedRmsNorm<&Tensor<f32>>, eps: f64) -> Result<Tensor<f32>> {
-    let width = check_gated(input.x.shape(), input.gate.shape(), input.weight.shape())?;
-    Ok(run_forward(cpu, width, input.x, Some(input.gate), input.weight, eps))
+pub(crate) fn gated_forward(cpu: &Cpu, op: GatedRmsNorm, width: usize) -> Result<Vec<Tensor>> {
+    let weight = op.weight.f32();
+    let one = |(x, gate): (&Tensor, &Tensor)| {
+        x.like(run_forward(cpu, width, x.f32(), Some(gate.f32()), weight, op.eps))
+    };
+    Ok(op.x.iter().zip(&op.gates).map(one).collect())
 }
 
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: RmsNorm<&Tensor<f32>>,
-    eps: f64,
-    gradient: &Tensor<f32>,
-) -> Result<RmsNorm<Tensor<f32>>> {
-    let width = check("rms_norm", input.x.shape(), input.weight.shape())?;
-    expect_shape("rms_norm", "gradient", gradient.shape(), input.x.shape(), "the shape of x")?;
-    let (x, _, weight) = run_backward(cpu, width, input.x, None, input.weight, eps, gradient);
-    Ok(RmsNorm { x, weight })
+pub(crate) fn backward(cpu: &Cpu, op: RmsNormBackward, width: usize) -> Result<(Vec<Tensor>, Tensor)> {
+    let RmsNorm { x, weight, eps } = &op.forward;
+    backward_each(op.dx, |i| {
+        let dy = op.gradients[i].f32();
+        let (dx, _, dw) = run_backward(cpu, width, x[i].f32(), None, weight.f32(), *eps, dy);
+        Ok((weight.like(dx), weight.like(dw)))
+    })
 }
 
 pub(crate) fn gated_backward(
     cpu: &Cpu,
-    input: GatedRmsNorm<&Tensor<f32>>,
-    eps: f64,
-    gradient: &Tensor<f32>,
-) -> Result<GatedRmsNorm<Tensor<f32>>> {
-    let width = check_gated(input.x.shape(), input.gate.shape(), input.weight.shape())?;
-    expect_shape("gated_rms_norm", "gradient", gradient.shape(), input.x.shape(), "the shape of x")?;
-    let (x, gate, weight) = run_backward(cpu, width, input.x, Some(input.gate), input.weight, eps, gradient);
-    Ok(GatedRmsNorm { x, gate: gate.unwrap_or_else(|| cpu.zeros(input.x.shape())), weight })
+    op: GatedRmsNormBackward,
+    width: usize,
+) -> Result<(Vec<Tensor>, Vec<Tensor>, Tensor)> {
+    let GatedRmsNorm { x, gates, weight, eps } = &op.forward;
+    let mut dgates = vec![weight.clone(); x.len()];
+    let (dx, dw) = backward_each(vec![None; x.len()], |i| {
+        let (gate, dy) = (Some(gates[i].f32()), op.gradients[i].f32());
+        let (dx, dgate, dw) = run_backward(cpu, width, x[i].f32(), gate, weight.f32(), *eps, dy);
+        dgates[i] = weight.like(dgate.unwrap_or_else(|| cpu.zeros(x[i].shape())));
+        Ok((weight.like(dx), weight.like(dw)))
+    })?;
+    Ok((dx, dgates, dw))
 }
 
 #[allow(unsafe_code)]
 fn run_forward(
     cpu: &Cpu,
     width: usize,
-    x: &Tensor<f32>,
-    gate: Option<&Tensor<f32>>,
-    weight: &Tensor<f32>,
+    x: &Array<f32>,
+    gate: Option<&Array<f32>>,
+    weight: &Array<f32>,
     eps: f64,
-) -> Tensor<f32> {
+) -> Array<f32> {
     let mut y = cpu.uninit(x.shape());
     let rows = x.len() / width;
     let out = Shared::new(y.data_mut());
@@ -112,12 +117,12 @@ fn inverse_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
 fn run_backward(
     cpu: &Cpu,
     width: usize,
-    x: &Tensor<f32>,
-    gate: Option<&Tensor<f32>>,
-    weight: &Tensor<f32>,
+    x: &Array<f32>,
+    gate: Option<&Array<f32>>,
+    weight: &Array<f32>,
     eps: f64,
-    gradient: &Tensor<f32>,
-) -> (Tensor<f32>, Option<Tensor<f32>>, Tensor<f32>) {
+    gradient: &Array<f32>,
+) -> (Array<f32>, Option<Array<f32>>, Array<f32>) {
     let rows = x.len() / width;
     let parts = cpu.row_parts(rows, width);
     let mut dx = cpu.uninit(x.shape());

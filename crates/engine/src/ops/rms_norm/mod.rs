@@ -12,207 +12,213 @@
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Error, Result, bad_shape, bad_value, expect_shape};
-use crate::kernels::{Kernels, add_gradient};
-use crate::tape::{Tape, Var};
+use crate::error::{Result, bad_shape, bad_value, expect_lengths, expect_shape};
+use crate::op::{Op, chosen, owned};
+use crate::ops::accumulate::add_gradient;
+use crate::tape::record;
+use crate::tensor::Tensor;
 
-/// Inputs of [`Tape::rms_norm`], or the gradients of these inputs.
-#[derive(Clone, Copy, Debug)]
-pub struct RmsNorm<T> {
-    /// Rows to normalise, [.., D].
-    pub x: T,
-    /// Weights, [d]; d must divide D.
-    pub weight: T,
-}
-
-/// Inputs of [`Tape::gated_rms_norm`], or the gradients of these inputs.
-#[derive(Clone, Copy, Debug)]
-pub struct GatedRmsNorm<T> {
-    /// Rows to normalise, [.., D].
-    pub x: T,
-    /// Gates before the SiLU activation, [.., D].
-    pub gate: T,
-    /// Weights, [d]; d must divide D.
-    pub weight: T,
-}
-
-/// Inputs of [`Tape::rms_norm_each`]: tensors with the same weights.
-#[derive(Clone, Copy, Debug)]
-pub struct RmsNormList<'a, T> {
+/// y = x / rms(x) ∘ w for each x; see [`Tensor::rms_norm`].
+pub struct RmsNorm {
     /// Rows to normalise, each [.., D].
-    pub x: &'a [T],
+    pub x: Vec<Tensor>,
     /// Weights, [d]; d must divide D.
-    pub weight: T,
+    pub weight: Tensor,
+    /// Added to the mean square.
+    pub eps: f64,
 }
 
-/// Inputs of [`Tape::gated_rms_norm_each`]: tensors with the same weights.
-#[derive(Clone, Copy, Debug)]
-pub struct GatedRmsNormList<'a, T> {
+/// Gradients of [`RmsNorm`]: those of each x, and that of the weights.
+pub struct RmsNormBackward {
+    /// The inputs.
+    pub forward: RmsNorm,
+    /// Gradient of each result.
+    pub gradients: Vec<Tensor>,
+    /// What the gradient of each x is added to, if anything.
+    pub dx: Vec<Option<Tensor>>,
+}
+
+/// y = x / rms(x) ∘ w ∘ SiLU(gate) for each x and its gate; see [`gated_rms_norm_each`].
+pub struct GatedRmsNorm {
     /// Rows to normalise, each [.., D].
-    pub x: &'a [T],
+    pub x: Vec<Tensor>,
     /// Gates before the SiLU activation, each of the shape of its x.
-    pub gates: &'a [T],
+    pub gates: Vec<Tensor>,
     /// Weights, [d]; d must divide D.
-    pub weight: T,
+    pub weight: Tensor,
+    /// Added to the mean square.
+    pub eps: f64,
 }
 
-/// Gradients of [`Tape::gated_rms_norm_each`].
-#[derive(Clone, Debug)]
-pub struct GatedRmsNormGradients<T> {
-    /// Those of each x.
-    pub x: Vec<T>,
-    /// Those of each gate.
-    pub gates: Vec<T>,
-    /// That of the weights.
-    pub weight: T,
+/// Gradients of [`GatedRmsNorm`]: those of each x, of each gate, and of the weights.
+pub struct GatedRmsNormBackward {
+    /// The inputs.
+    pub forward: GatedRmsNorm,
+    /// Gradient of each result.
+    pub gradients: Vec<Tensor>,
 }
 
-/// Gradients of [`RmsNormList`] from those of its tensors, from the last to the first: the order in which a tape would
-/// process separate operations.
-pub(crate) fn backward_each<K: Kernels>(
-    kernels: &K,
-    dx: &mut [Option<K::Tensor>],
-    one: impl Fn(usize) -> Result<RmsNorm<K::Tensor>>,
-) -> Result<K::Tensor> {
-    let mut weight = None;
-    for (i, dx) in dx.iter_mut().enumerate().rev() {
-        let d = one(i)?;
-        add_gradient(kernels, dx, Some(d.x))?;
-        add_gradient(kernels, &mut weight, Some(d.weight))?;
+impl Op for RmsNorm {
+    const NAME: &'static str = "rms_norm";
+    /// Row width d.
+    type Sizes = usize;
+    type Output = Vec<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.x.iter().chain([&self.weight]).collect()
     }
-    weight.ok_or(Error::Value { operation: "rms_norm", message: NO_TENSORS.into() })
-}
-
-/// Gradients of [`GatedRmsNormList`] from those of its tensors, from the last to the first.
-pub(crate) fn gated_backward_each<K: Kernels>(
-    kernels: &K,
-    count: usize,
-    one: impl Fn(usize) -> Result<GatedRmsNorm<K::Tensor>>,
-) -> Result<GatedRmsNormGradients<K::Tensor>> {
-    let (mut weight, mut x, mut gates) = (None, Vec::with_capacity(count), Vec::with_capacity(count));
-    for i in (0..count).rev() {
-        let d = one(i)?;
-        x.push(d.x);
-        gates.push(d.gate);
-        add_gradient(kernels, &mut weight, Some(d.weight))?;
+    fn check(&self) -> Result<usize> {
+        check(Self::NAME, &self.x, &self.weight)
     }
-    x.reverse();
-    gates.reverse();
-    let weight = weight.ok_or(Error::Value { operation: "gated_rms_norm", message: NO_TENSORS.into() })?;
-    Ok(GatedRmsNormGradients { x, gates, weight })
 }
 
-const NO_TENSORS: &str = "got no tensors, expected at least one";
+impl Op for RmsNormBackward {
+    const NAME: &'static str = "rms_norm_backward";
+    type Sizes = usize;
+    type Output = (Vec<Tensor>, Tensor);
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let mut inputs = self.forward.inputs();
+        inputs.extend(self.gradients.iter().chain(self.dx.iter().flatten()));
+        inputs
+    }
+    fn check(&self) -> Result<usize> {
+        let x = &self.forward.x;
+        expect_lengths(Self::NAME, x.len(), &[self.gradients.len(), self.dx.len()])?;
+        for ((x, gradient), dx) in x.iter().zip(&self.gradients).zip(&self.dx) {
+            for (name, found) in [("gradient", Some(gradient)), ("dx", dx.as_ref())] {
+                let found = found.map_or(x.shape(), Tensor::shape);
+                expect_shape(Self::NAME, name, found, x.shape(), "the shape of x")?;
+            }
+        }
+        self.forward.check()
+    }
+}
+
+impl Op for GatedRmsNorm {
+    const NAME: &'static str = "gated_rms_norm";
+    /// Row width d.
+    type Sizes = usize;
+    type Output = Vec<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.x.iter().chain(&self.gates).chain([&self.weight]).collect()
+    }
+    fn check(&self) -> Result<usize> {
+        expect_lengths(Self::NAME, self.x.len(), &[self.gates.len()])?;
+        for (x, gate) in self.x.iter().zip(&self.gates) {
+            expect_shape(Self::NAME, "gate", gate.shape(), x.shape(), "the shape of x")?;
+        }
+        check(Self::NAME, &self.x, &self.weight)
+    }
+}
+
+impl Op for GatedRmsNormBackward {
+    const NAME: &'static str = "gated_rms_norm_backward";
+    type Sizes = usize;
+    type Output = (Vec<Tensor>, Vec<Tensor>, Tensor);
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let mut inputs = self.forward.inputs();
+        inputs.extend(&self.gradients);
+        inputs
+    }
+    fn check(&self) -> Result<usize> {
+        let x = &self.forward.x;
+        expect_lengths(Self::NAME, x.len(), &[self.gradients.len()])?;
+        for (x, gradient) in x.iter().zip(&self.gradients) {
+            expect_shape(Self::NAME, "gradient", gradient.shape(), x.shape(), "the shape of x")?;
+        }
+        self.forward.check()
+    }
+}
 
 /// Validates the shapes and returns the row width d.
-pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize]) -> Result<usize> {
-    let &[width] = weight else {
-        return bad_shape(operation, "weight", weight, "one dimension [d]");
+fn check(operation: &'static str, x: &[Tensor], weight: &Tensor) -> Result<usize> {
+    let &[width] = weight.shape() else {
+        return bad_shape(operation, "weight", weight.shape(), "one dimension [d]");
     };
-    let last = x.last().copied().unwrap_or(1);
-    if width == 0 || !last.is_multiple_of(width) {
-        return bad_shape(
-            operation,
-            "x",
-            x,
-            format!("a last dimension that is a multiple of {width}, the weight's width"),
-        );
+    if x.is_empty() {
+        return bad_value(operation, "got no tensors, expected at least one");
+    }
+    for x in x {
+        let last = x.shape().last().copied().unwrap_or(1);
+        if width == 0 || !last.is_multiple_of(width) {
+            let expected = format!("a last dimension that is a multiple of {width}, the weight's width");
+            return bad_shape(operation, "x", x.shape(), expected);
+        }
     }
     Ok(width)
 }
 
-pub(crate) fn check_gated(x: &[usize], gate: &[usize], weight: &[usize]) -> Result<usize> {
-    expect_shape("gated_rms_norm", "gate", gate, x, "the shape of x")?;
-    check("gated_rms_norm", x, weight)
-}
-
-/// Validates a list; returns an error if it is empty.
-pub(crate) fn check_list<'s>(
-    operation: &'static str,
-    mut x: impl ExactSizeIterator<Item = &'s [usize]>,
-    weight: &[usize],
-) -> Result<()> {
-    if x.len() == 0 {
-        return bad_value(operation, NO_TENSORS);
-    }
-    x.try_for_each(|x| check(operation, x, weight).map(|_| ()))
-}
-
-impl<'e, E: Engine> Tape<'e, E> {
+impl Tensor {
     /// y = x / rms(x) ∘ w.
-    pub fn rms_norm(&self, input: RmsNorm<&Var<E::Tensor>>, eps: f64) -> Result<Var<E::Tensor>> {
-        Ok(self.rms_norm_each(RmsNormList { x: &[input.x], weight: input.weight }, eps)?.remove(0))
-    }
-
-    /// y = x / rms(x) ∘ w for several x, as one operation in both directions.
-    pub fn rms_norm_each(
-        &self,
-        input: RmsNormList<'_, &Var<E::Tensor>>,
-        eps: f64,
-    ) -> Result<Vec<Var<E::Tensor>>> {
-        let weight = input.weight.value().clone();
-        let values: Vec<&E::Tensor> = input.x.iter().map(|x| x.value()).collect();
-        let y = self.engine().rms_norm(RmsNormList { x: &values, weight: &weight }, eps)?;
-        let inputs: Vec<&Var<E::Tensor>> = input.x.iter().copied().chain([input.weight]).collect();
-        if self.is_constant(&inputs) {
-            return Ok(y.into_iter().map(|y| self.constant(y)).collect());
-        }
-        let x: Vec<Var<E::Tensor>> = input.x.iter().map(|&x| x.clone()).collect();
-        Ok(self.record(&inputs, y, move |tape, gradients| {
-            let used: Vec<usize> = (0..x.len()).filter(|&i| gradients[i].is_some()).collect();
-            let dy: Vec<&E::Tensor> = gradients.iter().flatten().collect();
-            let values: Vec<&E::Tensor> = used.iter().map(|&i| x[i].value()).collect();
-            let mut dx: Vec<Option<E::Tensor>> = used.iter().map(|&i| tape.take_gradient(&x[i])).collect();
-            let input = RmsNormList { x: &values, weight: &weight };
-            let weight = tape.engine().rms_norm_backward(input, eps, &dy, &mut dx)?;
-            let mut result = vec![None; x.len()];
-            used.into_iter().zip(dx).for_each(|(i, dx)| result[i] = dx);
-            result.push(Some(weight));
-            Ok(result)
-        }))
+    pub fn rms_norm(&self, weight: &Tensor, eps: f64) -> Result<Tensor> {
+        Ok(rms_norm_each(&[self], weight, eps)?.remove(0))
     }
 
     /// y = x / rms(x) ∘ w ∘ SiLU(gate).
-    pub fn gated_rms_norm(&self, input: GatedRmsNorm<&Var<E::Tensor>>, eps: f64) -> Result<Var<E::Tensor>> {
-        let GatedRmsNorm { x, gate, weight } = input;
-        Ok(self.gated_rms_norm_each(GatedRmsNormList { x: &[x], gates: &[gate], weight }, eps)?.remove(0))
-    }
-
-    /// y = x / rms(x) ∘ w ∘ SiLU(gate) for several x and their gates, as one operation in both directions.
-    pub fn gated_rms_norm_each(
-        &self,
-        input: GatedRmsNormList<'_, &Var<E::Tensor>>,
-        eps: f64,
-    ) -> Result<Vec<Var<E::Tensor>>> {
-        let weight = input.weight.value().clone();
-        let [x, gates] = [input.x, input.gates]
-            .map(|list| list.iter().map(|var| var.value().clone()).collect::<Vec<E::Tensor>>());
-        let all: Vec<usize> = (0..x.len()).collect();
-        let y = self.engine().gated_rms_norm(
-            GatedRmsNormList { x: &chosen(&x, &all), gates: &chosen(&gates, &all), weight: &weight },
-            eps,
-        )?;
-        let inputs: Vec<&Var<E::Tensor>> =
-            input.x.iter().chain(input.gates).copied().chain([input.weight]).collect();
-        Ok(self.record(&inputs, y, move |tape, gradients| {
-            let used: Vec<usize> = all.into_iter().filter(|&i| gradients[i].is_some()).collect();
-            let dy: Vec<&E::Tensor> = gradients.iter().flatten().collect();
-            let input =
-                GatedRmsNormList { x: &chosen(&x, &used), gates: &chosen(&gates, &used), weight: &weight };
-            let d = tape.engine().gated_rms_norm_backward(input, eps, &dy)?;
-            let mut result = vec![None; 2 * x.len()];
-            for ((i, dx), dg) in used.into_iter().zip(d.x).zip(d.gates) {
-                result[i] = Some(dx);
-                result[x.len() + i] = Some(dg);
-            }
-            result.push(Some(d.weight));
-            Ok(result)
-        }))
+    pub fn gated_rms_norm(&self, gate: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+        Ok(gated_rms_norm_each(&[self], &[gate], weight, eps)?.remove(0))
     }
 }
 
-/// Some tensors of a list.
-fn chosen<'a, T>(list: &'a [T], places: &[usize]) -> Vec<&'a T> {
-    places.iter().filter_map(|&i| list.get(i)).collect()
+/// y = x / rms(x) ∘ w for several x, as one operation in both directions.
+pub fn rms_norm_each(x: &[&Tensor], weight: &Tensor, eps: f64) -> Result<Vec<Tensor>> {
+    let y = RmsNorm { x: owned(x), weight: weight.clone(), eps }.run()?;
+    let inputs: Vec<&Tensor> = x.iter().copied().chain([weight]).collect();
+    let (x, weight) = (owned(x), weight.clone());
+    Ok(record(&inputs, y, move |tape, gradients| {
+        // An x whose result received no gradient contributes nothing.
+        let used: Vec<usize> = (0..x.len()).filter(|&i| gradients[i].is_some()).collect();
+        let forward = RmsNorm { x: chosen(&x, &used), weight, eps };
+        let dx = used.iter().map(|&i| tape.take_gradient(&x[i])).collect();
+        let gradients = gradients.into_iter().flatten().collect();
+        let (dx, dw) = RmsNormBackward { forward, gradients, dx }.run()?;
+        let mut result = vec![None; x.len()];
+        used.into_iter().zip(dx).for_each(|(i, dx)| result[i] = Some(dx));
+        result.push(Some(dw));
+        Ok(result)
+    }))
+}
+
+/// y = x / rms(x) ∘ w ∘ SiLU(gate) for several x and their gates, as one operation in both directions.
+pub fn gated_rms_norm_each(
+    x: &[&Tensor],
+    gates: &[&Tensor],
+    weight: &Tensor,
+    eps: f64,
+) -> Result<Vec<Tensor>> {
+    let y = GatedRmsNorm { x: owned(x), gates: owned(gates), weight: weight.clone(), eps }.run()?;
+    let inputs: Vec<&Tensor> = x.iter().chain(gates).copied().chain([weight]).collect();
+    let (x, gates, weight) = (owned(x), owned(gates), weight.clone());
+    Ok(record(&inputs, y, move |_, gradients| {
+        let used: Vec<usize> = (0..x.len()).filter(|&i| gradients[i].is_some()).collect();
+        let forward = GatedRmsNorm { x: chosen(&x, &used), gates: chosen(&gates, &used), weight, eps };
+        let gradients = gradients.into_iter().flatten().collect();
+        let (dx, dg, dw) = GatedRmsNormBackward { forward, gradients }.run()?;
+        let mut result = vec![None; 2 * x.len()];
+        for ((i, dx), dg) in used.into_iter().zip(dx).zip(dg) {
+            result[i] = Some(dx);
+            result[x.len() + i] = Some(dg);
+        }
+        result.push(Some(dw));
+        Ok(result)
+    }))
+}
+
+/// Gradients of several x from a function that computes those of one x and of the weights. It goes from the last to the
+/// first: the order in which a tape would process separate operations.
+pub(crate) fn backward_each(
+    dx: Vec<Option<Tensor>>,
+    mut one: impl FnMut(usize) -> Result<(Tensor, Tensor)>,
+) -> Result<(Vec<Tensor>, Tensor)> {
+    let (mut dx, mut weight) = (dx, None);
+    for (i, dx) in dx.iter_mut().enumerate().rev() {
+        let (x, w) = one(i)?;
+        add_gradient(dx, Some(x))?;
+        add_gradient(&mut weight, Some(w))?;
+    }
+    let Some(weight) = weight else { unreachable!("a list is not empty") };
+    Ok((dx.into_iter().flatten().collect(), weight))
 }

@@ -9,16 +9,16 @@ use super::{Rotary, Sizes, check};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{Kernel, LANES, Simd};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 /// Number of positions that share one coarse angle.
 const SPAN: usize = 64;
 
-pub(crate) fn forward(cpu: &Cpu, x: &Tensor<f32>, rotary: Rotary) -> Result<Tensor<f32>> {
+pub(crate) fn forward(cpu: &Cpu, x: &Array<f32>, rotary: Rotary) -> Result<Array<f32>> {
     turn(cpu, "x", x, rotary, 1.0)
 }
 
-pub(crate) fn backward(cpu: &Cpu, gradient: &Tensor<f32>, rotary: Rotary) -> Result<Tensor<f32>> {
+pub(crate) fn backward(cpu: &Cpu, gradient: &Array<f32>, rotary: Rotary) -> Result<Array<f32>> {
     turn(cpu, "gradient", gradient, rotary, -1.0)
 }
 
@@ -26,10 +26,10 @@ pub(crate) fn backward(cpu: &Cpu, gradient: &Tensor<f32>, rotary: Rotary) -> Res
 fn turn(
     cpu: &Cpu,
     argument: &'static str,
-    x: &Tensor<f32>,
+    x: &Array<f32>,
     rotary: Rotary,
     direction: f64,
-) -> Result<Tensor<f32>> {
+) -> Result<Array<f32>> {
     let Sizes { tokens, head } = check(argument, x.shape(), &rotary)?;
     let mut y = cpu.uninit(x.shape());
     if x.is_empty() {
@@ -50,7 +50,7 @@ fn turn(
 
 /// Table [T, d]: the cosines of a position's d/2 angles, followed by their sines.
 #[allow(unsafe_code)]
-fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) -> Tensor<f32> {
+fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) -> Array<f32> {
     let half = head / 2;
     let frequencies: Vec<f64> = (0..half).map(|i| direction * rotary.frequency(i, head)).collect();
     let unit = |position: usize| frequencies.iter().map(move |f| (position as f64 * f).sin_cos());

@@ -2,17 +2,17 @@
 
 use super::{Rotary, Sizes, check};
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
-pub(crate) fn forward<R: Real>(x: &Tensor<R>, rotary: Rotary) -> Result<Tensor<R>> {
+pub(crate) fn forward<R: Real>(x: &Array<R>, rotary: Rotary) -> Result<Array<R>> {
     turn("x", x, rotary, 1.0)
 }
 
-pub(crate) fn backward<R: Real>(gradient: &Tensor<R>, rotary: Rotary) -> Result<Tensor<R>> {
+pub(crate) fn backward<R: Real>(gradient: &Array<R>, rotary: Rotary) -> Result<Array<R>> {
     turn("gradient", gradient, rotary, -1.0)
 }
 
-fn turn<R: Real>(argument: &'static str, x: &Tensor<R>, rotary: Rotary, direction: f64) -> Result<Tensor<R>> {
+fn turn<R: Real>(argument: &'static str, x: &Array<R>, rotary: Rotary, direction: f64) -> Result<Array<R>> {
     let Sizes { tokens, head } = check(argument, x.shape(), &rotary)?;
     let half = head / 2;
     let mut y = x.data().to_vec();
@@ -28,5 +28,5 @@ fn turn<R: Real>(argument: &'static str, x: &Tensor<R>, rotary: Rotary, directio
             }
         }
     }
-    Ok(Tensor::detached(y, x.shape()))
+    Ok(Array::detached(y, x.shape()))
 }

@@ -13,7 +13,7 @@ use super::{ShortConv, ShortConvGradients, Sizes, check, check_gradient};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 /// Kernel width that this file is specialised for.
 const K: usize = 4;
@@ -23,8 +23,8 @@ const GROUP: usize = 4;
 const SEEN: usize = GROUP + K - 1;
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, input: ShortConv<&Tensor<f32>>) -> Result<(Tensor<f32>, Tensor<f32>)> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Tensor::shape))?;
+pub(crate) fn forward(cpu: &Cpu, input: ShortConv<&Array<f32>>) -> Result<(Array<f32>, Array<f32>)> {
+    let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Array::shape))?;
     let Sizes { batch, width, kernel, .. } = sizes;
     let mut y = cpu.uninit(input.x.shape());
     let mut tail = cpu.uninit(&[batch, kernel - 1, width]);
@@ -57,10 +57,10 @@ pub(crate) fn forward(cpu: &Cpu, input: ShortConv<&Tensor<f32>>) -> Result<(Tens
 #[allow(unsafe_code)]
 pub(crate) fn backward(
     cpu: &Cpu,
-    input: ShortConv<&Tensor<f32>>,
-    gradient: &Tensor<f32>,
-) -> Result<ShortConvGradients<Tensor<f32>>> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Tensor::shape))?;
+    input: ShortConv<&Array<f32>>,
+    gradient: &Array<f32>,
+) -> Result<ShortConvGradients<Array<f32>>> {
+    let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Array::shape))?;
     check_gradient(input.x.shape(), gradient.shape())?;
     let Sizes { tokens, width, kernel, .. } = sizes;
     let blocks = Blocks::new(sizes);
@@ -156,8 +156,8 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    fn new(sizes: Sizes, input: ShortConv<&'a Tensor<f32>>, zeros: &'a [f32]) -> Self {
-        Self { sizes, x: input.x.data(), tail: input.tail.map(Tensor::data), zeros }
+    fn new(sizes: Sizes, input: ShortConv<&'a Array<f32>>, zeros: &'a [f32]) -> Self {
+        Self { sizes, x: input.x.data(), tail: input.tail.map(Array::data), zeros }
     }
 
     /// Row i of the K − 1 tail rows followed by the tokens.

@@ -2,7 +2,7 @@
 
 use super::{ShortConv, ShortConvGradients, Sizes, check, check_gradient};
 use crate::error::Result;
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 /// Inputs by token and channel; tokens −K + 1 .. 0 are the tail.
 struct Call<'a, R> {
@@ -13,9 +13,9 @@ struct Call<'a, R> {
 }
 
 impl<'a, R: Real> Call<'a, R> {
-    fn new(input: ShortConv<&'a Tensor<R>>) -> Result<Self> {
-        let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Tensor::shape))?;
-        Ok(Self { sizes, x: input.x.data(), weight: input.weight.data(), tail: input.tail.map(Tensor::data) })
+    fn new(input: ShortConv<&'a Array<R>>) -> Result<Self> {
+        let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Array::shape))?;
+        Ok(Self { sizes, x: input.x.data(), weight: input.weight.data(), tail: input.tail.map(Array::data) })
     }
 
     /// x[t − K + 1 + j, d]
@@ -38,7 +38,7 @@ fn sigmoid<R: Real>(x: R) -> R {
     R::one() / (R::one() + (-x).exp())
 }
 
-pub(crate) fn forward<R: Real>(input: ShortConv<&Tensor<R>>) -> Result<(Tensor<R>, Tensor<R>)> {
+pub(crate) fn forward<R: Real>(input: ShortConv<&Array<R>>) -> Result<(Array<R>, Array<R>)> {
     let call = Call::new(input)?;
     let Sizes { batch, tokens, width, kernel } = call.sizes;
     let mut y = Vec::with_capacity(batch * tokens * width);
@@ -51,13 +51,13 @@ pub(crate) fn forward<R: Real>(input: ShortConv<&Tensor<R>>) -> Result<(Tensor<R
             tail.extend((0..width).map(|d| call.x(b, tokens, j, d)));
         }
     }
-    Ok((Tensor::detached(y, input.x.shape()), Tensor::detached(tail, &[batch, kernel - 1, width])))
+    Ok((Array::detached(y, input.x.shape()), Array::detached(tail, &[batch, kernel - 1, width])))
 }
 
 pub(crate) fn backward<R: Real>(
-    input: ShortConv<&Tensor<R>>,
-    gradient: &Tensor<R>,
-) -> Result<ShortConvGradients<Tensor<R>>> {
+    input: ShortConv<&Array<R>>,
+    gradient: &Array<R>,
+) -> Result<ShortConvGradients<Array<R>>> {
     let call = Call::new(input)?;
     check_gradient(input.x.shape(), gradient.shape())?;
     let Sizes { batch, tokens, width, kernel } = call.sizes;
@@ -80,7 +80,7 @@ pub(crate) fn backward<R: Real>(
         }
     }
     Ok(ShortConvGradients {
-        x: Tensor::detached(dx, input.x.shape()),
-        weight: Tensor::detached(dw, input.weight.shape()),
+        x: Array::detached(dx, input.x.shape()),
+        weight: Array::detached(dw, input.weight.shape()),
     })
 }

@@ -5,10 +5,10 @@ use super::check;
 use crate::cpu::{Cpu, Shared};
 use crate::error::{Result, expect_shape};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, x: &Tensor<f32>) -> Result<Tensor<f32>> {
+pub(crate) fn forward(cpu: &Cpu, x: &Array<f32>) -> Result<Array<f32>> {
     let width = check(x.shape())?;
     let mut y = cpu.uninit(x.shape());
     if x.is_empty() {
@@ -56,7 +56,7 @@ impl Kernel for Forward<'_> {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn backward(cpu: &Cpu, y: &Tensor<f32>, gradient: &Tensor<f32>) -> Result<Tensor<f32>> {
+pub(crate) fn backward(cpu: &Cpu, y: &Array<f32>, gradient: &Array<f32>) -> Result<Array<f32>> {
     let width = check(y.shape())?;
     expect_shape("softmax", "gradient", gradient.shape(), y.shape(), "the shape of x")?;
     let mut dx = cpu.uninit(y.shape());

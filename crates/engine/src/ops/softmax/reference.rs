@@ -2,9 +2,9 @@
 
 use super::check;
 use crate::error::{Result, expect_shape};
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
-pub(crate) fn forward<R: Real>(x: &Tensor<R>) -> Result<Tensor<R>> {
+pub(crate) fn forward<R: Real>(x: &Array<R>) -> Result<Array<R>> {
     let width = check(x.shape())?;
     let mut y = x.data().to_vec();
     for row in y.chunks_exact_mut(width.max(1)) {
@@ -17,10 +17,10 @@ pub(crate) fn forward<R: Real>(x: &Tensor<R>) -> Result<Tensor<R>> {
             row.iter_mut().for_each(|v| *v /= sum);
         }
     }
-    Ok(Tensor::detached(y, x.shape()))
+    Ok(Array::detached(y, x.shape()))
 }
 
-pub(crate) fn backward<R: Real>(y: &Tensor<R>, gradient: &Tensor<R>) -> Result<Tensor<R>> {
+pub(crate) fn backward<R: Real>(y: &Array<R>, gradient: &Array<R>) -> Result<Array<R>> {
     let width = check(y.shape())?.max(1);
     expect_shape("softmax", "gradient", gradient.shape(), y.shape(), "the shape of x")?;
     let mut dx = Vec::with_capacity(y.len());
@@ -28,5 +28,5 @@ pub(crate) fn backward<R: Real>(y: &Tensor<R>, gradient: &Tensor<R>) -> Result<T
         let mean = y.iter().zip(dy).map(|(&y, &dy)| y * dy).sum::<R>();
         dx.extend(y.iter().zip(dy).map(|(&y, &dy)| y * (dy - mean)));
     }
-    Ok(Tensor::detached(dx, y.shape()))
+    Ok(Array::detached(dx, y.shape()))
 }

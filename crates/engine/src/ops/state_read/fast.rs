@@ -6,10 +6,10 @@ use crate::cpu::{Cpu, Shared};
 use crate::error::{Result, expect_shape};
 use crate::ops::gated_delta::L2_EPS;
 use crate::simd::{self, Kernel, Simd};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, input: StateRead<&Tensor<f32>>, key_heads: usize) -> Result<Tensor<f32>> {
+pub(crate) fn forward(cpu: &Cpu, input: StateRead<&Array<f32>>, key_heads: usize) -> Result<Array<f32>> {
     let sizes = check(input.query.shape(), input.states.shape(), key_heads)?;
     let mut out = cpu.uninit(&output_shape(input.query.shape(), &sizes));
     let width = sizes.value_heads * sizes.value_dim;
@@ -71,10 +71,10 @@ impl Kernel for Forward<'_> {
 #[allow(unsafe_code)]
 pub(crate) fn backward(
     cpu: &Cpu,
-    input: StateRead<&Tensor<f32>>,
+    input: StateRead<&Array<f32>>,
     key_heads: usize,
-    gradient: &Tensor<f32>,
-) -> Result<StateRead<Tensor<f32>>> {
+    gradient: &Array<f32>,
+) -> Result<StateRead<Array<f32>>> {
     let sizes = check(input.query.shape(), input.states.shape(), key_heads)?;
     let shape = output_shape(input.query.shape(), &sizes);
     expect_shape("state_read", "gradient", gradient.shape(), &shape, "[.., value_heads·d_v]")?;

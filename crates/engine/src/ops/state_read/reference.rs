@@ -3,13 +3,13 @@
 use super::{Sizes, StateRead, check, output_shape};
 use crate::error::{Result, expect_shape};
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
-use crate::tensor::{Real, Tensor};
+use crate::array::{Array, Real};
 
 fn key_at(sizes: &Sizes, row: usize, head: usize) -> usize {
     (row * sizes.key_heads + head / (sizes.value_heads / sizes.key_heads)) * sizes.key_dim
 }
 
-pub(crate) fn forward<R: Real>(input: StateRead<&Tensor<R>>, key_heads: usize) -> Result<Tensor<R>> {
+pub(crate) fn forward<R: Real>(input: StateRead<&Array<R>>, key_heads: usize) -> Result<Array<R>> {
     let sizes = check(input.query.shape(), input.states.shape(), key_heads)?;
     let Sizes { rows, value_heads, key_dim: dk, value_dim: dv, .. } = sizes;
     let scale = R::of(1.0 / (dk as f64).sqrt());
@@ -24,14 +24,14 @@ pub(crate) fn forward<R: Real>(input: StateRead<&Tensor<R>>, key_heads: usize) -
             }
         }
     }
-    Ok(Tensor::detached(out, &output_shape(input.query.shape(), &sizes)))
+    Ok(Array::detached(out, &output_shape(input.query.shape(), &sizes)))
 }
 
 pub(crate) fn backward<R: Real>(
-    input: StateRead<&Tensor<R>>,
+    input: StateRead<&Array<R>>,
     key_heads: usize,
-    gradient: &Tensor<R>,
-) -> Result<StateRead<Tensor<R>>> {
+    gradient: &Array<R>,
+) -> Result<StateRead<Array<R>>> {
     let sizes = check(input.query.shape(), input.states.shape(), key_heads)?;
     let shape = output_shape(input.query.shape(), &sizes);
     expect_shape("state_read", "gradient", gradient.shape(), &shape, "[.., value_heads·d_v]")?;
@@ -56,7 +56,7 @@ pub(crate) fn backward<R: Real>(
         }
     }
     Ok(StateRead {
-        query: Tensor::detached(dquery, input.query.shape()),
-        states: Tensor::detached(dstates, input.states.shape()),
+        query: Array::detached(dquery, input.query.shape()),
+        states: Array::detached(dstates, input.states.shape()),
     })
 }

@@ -5,10 +5,10 @@ use super::{SwiGlu, check, check_gradient};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
-use crate::tensor::Tensor;
+use crate::array::Array;
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, input: SwiGlu<&Tensor<f32>>) -> Result<Tensor<f32>> {
+pub(crate) fn forward(cpu: &Cpu, input: SwiGlu<&Array<f32>>) -> Result<Array<f32>> {
     check(input.gate.shape(), input.up.shape())?;
     let (gate, up) = (input.gate.data(), input.up.data());
     let mut y = cpu.uninit(input.gate.shape());
@@ -24,9 +24,9 @@ pub(crate) fn forward(cpu: &Cpu, input: SwiGlu<&Tensor<f32>>) -> Result<Tensor<f
 #[allow(unsafe_code)]
 pub(crate) fn backward(
     cpu: &Cpu,
-    input: SwiGlu<&Tensor<f32>>,
-    gradient: &Tensor<f32>,
-) -> Result<SwiGlu<Tensor<f32>>> {
+    input: SwiGlu<&Array<f32>>,
+    gradient: &Array<f32>,
+) -> Result<SwiGlu<Array<f32>>> {
     check(input.gate.shape(), input.up.shape())?;
     check_gradient(input.gate.shape(), gradient.shape())?;
     let (gate, up, dy) = (input.gate.data(), input.up.data(), gradient.data());

@@ -1,54 +1,78 @@
 //! Weights in reduced precision, for inference.
 //!
-//! Packed weights have their own types, so that only the operations that can read them accept them: products with
-//! weights, embeddings and losses, all without gradients. These operations take a [`Weight`], which is either a
-//! tensor or a packed weight.
+//! ```text
+//! pack:    [rows, width] in f32  →  bf16, or int8 with one scale per row
+//! unpack:  the values that it stands for, in f32
+//! ```
+//! A packed weight is a tensor of another number type. Only the operations that can read it accept it: products with
+//! weights, embeddings and losses, all without gradients.
 #![allow(unsafe_code)]
 
+use crate::array::{Array, Real};
 use crate::cpu::{Cpu, Shared};
 use crate::error::{Result, bad_shape, bad_value};
+use crate::op::Op;
 use crate::precision::{Precision, from_bf16, to_bf16, to_int8};
-use crate::tensor::{Real, Tensor};
+use crate::reference::Reference;
+use crate::tensor::{Data, Tensor};
 
-/// Weight matrix in full precision or packed in reduced precision.
-#[derive(Clone, Copy, Debug)]
-pub enum Weight<T, P> {
-    /// A tensor of the engine.
-    Full(T),
-    /// A weight made by [`crate::Engine::pack`].
-    Packed(P),
+/// Packs a weight.
+pub struct Pack {
+    /// Weight, [rows, width].
+    pub weight: Tensor,
+    /// Number format of the result.
+    pub precision: Precision,
 }
 
-impl<T, P> Weight<T, P> {
-    /// Borrows the tensor or the packed weight.
-    pub fn as_ref(&self) -> Weight<&T, &P> {
-        match self {
-            Self::Full(tensor) => Weight::Full(tensor),
-            Self::Packed(packed) => Weight::Packed(packed),
-        }
-    }
+impl Op for Pack {
+    const NAME: &'static str = "pack";
+    /// Rows and width.
+    type Sizes = [usize; 2];
+    type Output = Tensor;
 
-    /// Applies `f` to the tensor of a full weight.
-    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Weight<U, P> {
-        match self {
-            Self::Full(tensor) => Weight::Full(f(tensor)),
-            Self::Packed(packed) => Weight::Packed(packed),
-        }
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.weight]
     }
-
-    /// Tensor of a full weight; `None` for a packed one.
-    pub fn full(&self) -> Option<&T> {
-        match self {
-            Self::Full(tensor) => Some(tensor),
-            Self::Packed(_) => None,
+    fn check(&self) -> Result<[usize; 2]> {
+        match *self.weight.shape() {
+            [rows, width] => Ok([rows, width]),
+            _ => bad_shape("pack", "weight", self.weight.shape(), "two dimensions [rows, width]"),
         }
     }
 }
 
-/// Lets a plain tensor be passed where a packed weight is accepted.
-impl<T, P> From<T> for Weight<T, P> {
-    fn from(tensor: T) -> Self {
-        Self::Full(tensor)
+/// Dequantises a packed weight.
+pub struct Unpack {
+    /// A weight made by [`Tensor::pack`].
+    pub packed: Tensor,
+}
+
+impl Op for Unpack {
+    const NAME: &'static str = "unpack";
+    type Sizes = ();
+    type Output = Tensor;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        Vec::new()
+    }
+    fn weights(&self) -> Vec<&Tensor> {
+        vec![&self.packed]
+    }
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// Packs a weight [rows, width] in reduced precision, with one scale per row if the precision has scales.
+    /// `linear`, `embedding` and the losses accept it in place of the full weight, without gradients.
+    pub fn pack(&self, precision: Precision) -> Result<Tensor> {
+        Pack { weight: self.detach(), precision }.run()
+    }
+
+    /// Values of a packed weight, [rows, width]; a plain tensor is returned as it is.
+    pub fn unpack(&self) -> Result<Tensor> {
+        if self.is_plain() { Ok(self.clone()) } else { Unpack { packed: self.clone() }.run() }
     }
 }
 
@@ -78,13 +102,13 @@ pub(crate) fn place(i: usize, width: usize) -> usize {
 /// Number of codes per reordered block.
 pub(crate) const BLOCK: usize = 32;
 
-/// Packed weight [rows, width] of the CPU engine. Cloning copies a handle.
+/// Packed weight [rows, width] of the CPU. Cloning copies a handle.
 #[derive(Clone)]
 pub struct PackedWeight {
     shape: [usize; 2],
     precision: Precision,
     /// Storage: f32 values; bf16 codes, two per word; or f32 scales followed by int8 codes, four per word.
-    words: Tensor<f32>,
+    words: Array<f32>,
 }
 
 impl std::fmt::Debug for PackedWeight {
@@ -102,6 +126,11 @@ impl PackedWeight {
     /// Storage precision.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+
+    /// Size in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.precision.bytes(self.shape[0], self.shape[1])
     }
 
     /// Elements in storage format.
@@ -141,29 +170,21 @@ impl PackedWeight {
     }
 }
 
-impl<'a> Weight<&'a Tensor<f32>, &'a PackedWeight> {
-    /// Elements in storage format.
-    pub(crate) fn raw(self) -> RawWeight<'a> {
-        match self {
-            Self::Full(tensor) => RawWeight::F32(tensor.data()),
-            Self::Packed(packed) => packed.raw(),
-        }
-    }
-
-    /// Dimensions.
-    pub(crate) fn shape(self) -> &'a [usize] {
-        match self {
-            Self::Full(tensor) => tensor.shape(),
-            Self::Packed(packed) => packed.shape(),
-        }
+/// A weight of the CPU, packed or not, in storage format.
+pub(crate) fn raw(weight: &Tensor) -> RawWeight<'_> {
+    match weight.data() {
+        Data::F32(array) => RawWeight::F32(array.data()),
+        Data::Packed(packed) => packed.raw(),
+        _ => unreachable!("the CPU runs only operations on its own weights"),
     }
 }
 
-/// Checks that a weight can be packed, and returns its rows and width.
-pub(crate) fn check_shape(shape: &[usize]) -> Result<[usize; 2]> {
-    match *shape {
-        [rows, width] => Ok([rows, width]),
-        _ => bad_shape("pack", "weight", shape, "two dimensions [rows, width]"),
+/// Values of a weight of the reference device, packed or not, [rows, width].
+pub(crate) fn numbers(weight: &Tensor) -> &Array<f64> {
+    match weight.data() {
+        Data::F64(array) => array,
+        Data::Rounded(rounded) => rounded.numbers(),
+        _ => unreachable!("the reference device runs only operations on its own weights"),
     }
 }
 
@@ -178,18 +199,14 @@ pub fn check_packable<R: Real>(numbers: &[R], width: usize, precision: Precision
     Ok(())
 }
 
-/// Like [`check_shape`], but also rejects values that the precision cannot represent.
-fn check<R: Real>(weight: &Tensor<R>, precision: Precision) -> Result<[usize; 2]> {
-    let [rows, width] = check_shape(weight.shape())?;
-    check_packable(weight.data(), width, precision)?;
-    Ok([rows, width])
-}
-
 /// Packs a weight, using all threads.
-pub(crate) fn pack(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Result<PackedWeight> {
-    let shape @ [rows, width] = check(weight, precision)?;
+pub(crate) fn pack(cpu: &Cpu, op: Pack, shape: [usize; 2]) -> Result<Tensor> {
+    let (weight, precision, [rows, width]) = (op.weight.f32(), op.precision, shape);
+    check_packable(weight.data(), width, precision)?;
     let (scale_words, code_words) = match precision {
-        Precision::F32 => return Ok(PackedWeight { shape, precision, words: weight.clone() }),
+        Precision::F32 => {
+            return Ok(op.weight.like(Data::Packed(PackedWeight { shape, precision, words: weight.clone() })));
+        }
         Precision::Bf16 => (0, (rows * width).div_ceil(2)),
         Precision::Int8 => (scale_room(rows), (rows * width).div_ceil(4)),
     };
@@ -224,21 +241,39 @@ pub(crate) fn pack(cpu: &Cpu, weight: &Tensor<f32>, precision: Precision) -> Res
             }
         }
     });
-    Ok(PackedWeight { shape, precision, words })
+    Ok(op.weight.like(Data::Packed(PackedWeight { shape, precision, words })))
 }
 
-/// Packed weight of the reference engine: rounded like the CPU engine's, but stored as f64.
+pub(crate) fn unpack(cpu: &Cpu, op: Unpack, (): ()) -> Result<Tensor> {
+    let Data::Packed(packed) = op.packed.data() else { return bad_value("unpack", NOT_PACKED) };
+    Ok(op.packed.like(cpu.from_slice(&packed.numbers(), packed.shape())?))
+}
+
+const NOT_PACKED: &str = "the tensor is not a packed weight";
+
+/// [`pack`] on the reference device.
+pub(crate) fn round(_: &Reference, op: Pack, shape: [usize; 2]) -> Result<Tensor> {
+    check_packable(op.weight.f64().data(), shape[1], op.precision)?;
+    Ok(op.weight.like(Data::Rounded(RoundedWeight::new(op.weight.f64(), shape, op.precision))))
+}
+
+/// [`unpack`] on the reference device.
+pub(crate) fn unround(_: &Reference, op: Unpack, (): ()) -> Result<Tensor> {
+    let Data::Rounded(rounded) = op.packed.data() else { return bad_value("unpack", NOT_PACKED) };
+    Ok(op.packed.like(rounded.numbers().clone()))
+}
+
+/// Packed weight of the reference device: rounded like the CPU's, but stored as f64.
 #[derive(Clone, Debug)]
 pub struct RoundedWeight {
     shape: [usize; 2],
     precision: Precision,
-    numbers: Tensor<f64>,
+    numbers: Array<f64>,
 }
 
 impl RoundedWeight {
     /// Rounds a weight to the given precision.
-    pub(crate) fn new(weight: &Tensor<f64>, precision: Precision) -> Result<Self> {
-        let shape @ [rows, width] = check(weight, precision)?;
+    fn new(weight: &Array<f64>, shape @ [rows, width]: [usize; 2], precision: Precision) -> Self {
         let mut data = Vec::with_capacity(rows * width);
         for row in weight.data().chunks_exact(width.max(1)) {
             let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
@@ -252,7 +287,7 @@ impl RoundedWeight {
                 }
             }
         }
-        Ok(Self { shape, precision, numbers: Tensor::detached(data, &shape) })
+        Self { shape, precision, numbers: Array::detached(data, &shape) }
     }
 
     /// Dimensions, [rows, width].
@@ -265,18 +300,13 @@ impl RoundedWeight {
         self.precision
     }
 
-    /// Rounded values, [rows, width].
-    pub(crate) fn numbers(&self) -> &Tensor<f64> {
-        &self.numbers
+    /// Size in bytes of the packed weight that this stands for.
+    pub(crate) fn bytes(&self) -> usize {
+        self.precision.bytes(self.shape[0], self.shape[1])
     }
-}
 
-impl<'a> Weight<&'a Tensor<f64>, &'a RoundedWeight> {
-    /// Values, [rows, width].
-    pub(crate) fn numbers(self) -> &'a Tensor<f64> {
-        match self {
-            Self::Full(tensor) => tensor,
-            Self::Packed(rounded) => rounded.numbers(),
-        }
+    /// Rounded values, [rows, width].
+    pub(crate) fn numbers(&self) -> &Array<f64> {
+        &self.numbers
     }
 }

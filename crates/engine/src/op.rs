@@ -1,0 +1,67 @@
+//! An operation: named inputs and a check. Devices have the kernels, in their tables ([`crate::Table`]).
+//!
+//! An operation is a struct that owns its inputs (cloning a tensor copies a handle), defined in its folder under
+//! `ops/`. A backward pass is an operation of its own. The methods of [`Tensor`] and of the input structs run an
+//! operation and record it ([`crate::tape`]), so model code sees neither the structs nor the tape.
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// An operation that devices can run.
+pub trait Op: Sized + 'static {
+    /// Name in error messages and in [`crate::Device::operations`].
+    const NAME: &'static str;
+    /// What the check found out and kernels need again: validated dimensions.
+    type Sizes;
+    /// What a kernel returns.
+    type Output;
+
+    /// Tensors of the call. They must be plain, and all on one device.
+    fn inputs(&self) -> Vec<&Tensor>;
+
+    /// Tensors of the call that may be packed or stored in reduced precision. They must be on the same device.
+    fn weights(&self) -> Vec<&Tensor> {
+        Vec::new()
+    }
+
+    /// Rejects invalid shapes and options. It runs once per call, before any kernel, for all devices.
+    fn check(&self) -> Result<Self::Sizes>;
+
+    /// Checks the call and runs it on the device of its inputs, without recording it.
+    fn run(self) -> Result<Self::Output> {
+        let device = {
+            let (inputs, weights) = (self.inputs(), self.weights());
+            let Some(first) = inputs.first().or(weights.first()) else {
+                return Err(Error::Value { operation: Self::NAME, message: "got no tensors".into() });
+            };
+            for tensor in inputs.iter().chain(&weights) {
+                if tensor.device() != first.device() {
+                    return Err(Error::Devices {
+                        operation: Self::NAME,
+                        left: first.device().to_string(),
+                        right: tensor.device().to_string(),
+                    });
+                }
+            }
+            if let Some(tensor) = inputs.iter().find(|tensor| !tensor.is_plain()) {
+                return Err(Error::Value {
+                    operation: Self::NAME,
+                    message: format!("cannot read a tensor in {}; unpack it first", tensor.dtype()),
+                });
+            }
+            first.device().clone()
+        };
+        let sizes = self.check()?;
+        device.run(self, sizes)
+    }
+}
+
+/// Handles to the tensors of a list.
+pub(crate) fn owned(list: &[&Tensor]) -> Vec<Tensor> {
+    list.iter().map(|&tensor| tensor.clone()).collect()
+}
+
+/// Handles to some tensors of a list.
+pub(crate) fn chosen(list: &[Tensor], places: &[usize]) -> Vec<Tensor> {
+    places.iter().map(|&i| list[i].clone()).collect()
+}
