@@ -29,3 +29,8 @@ pub use recipe::Config;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/add-a-mixer.md")]
 pub struct AddAMixer;
+
+/// The page `README.md` of this crate, tested in the same way.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
