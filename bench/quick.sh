@@ -33,9 +33,9 @@ for script in bench/*.py bench/*.sh bench/peers/*.py bench/peers/*.sh; do
 done
 
 run bench/peers/run.sh "$march" --quick
-run "$python" bench/peers/train_step.py --check crates/march/tests/golden
+run "$python" bench/peers/train_step.py --check crates/cli/golden
 run "$python" bench/peers/gpu.py "$march" --quick
-run "$python" bench/peers/efficiency.py --lengths 64,128 --seconds 0.01
+run "$python" crates/lab/src/reproduce/efficiency/peers.py --lengths 64,128 --seconds 0.01
 run cargo bench -q --workspace --bench decode -- --only prefill
 run cargo bench -q --workspace --bench eval -- --quick --peer "$work/requests.json"
 "$march" init --config tiny/gdn --output "$work/tiny-gdn" > "$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""Scores the requests of `cargo bench -p march --bench eval -- --peer FILE` in PyTorch with plain code.
+"""Scores the requests of `cargo bench -p march-lab --bench eval -- --peer FILE` in PyTorch with plain code.
 
     eval.py MODEL_DIR REQUESTS.json [--threads N] [--quick]
 

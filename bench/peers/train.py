@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TEXT = HERE / "../../crates/march/assets/text.txt"
+TEXT = HERE / "../../crates/lm/assets/text.txt"
 TOLERANCE = 1e-4
 
 

@@ -3,8 +3,8 @@
 
 use anyhow::Context;
 use clap::Args;
-use march::engine::{Cpu, CpuOptions, Engine, Products};
-use march::train::machine_memory;
+use march_lm::engine::{Cpu, CpuOptions, Engine, Products};
+use march_lm::train::machine_memory;
 
 /// A device, as the user names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,8 +124,8 @@ pub fn built_without() -> anyhow::Error {
 /// The engine on a GPU.
 #[cfg(feature = "gpu")]
 pub mod gpu {
-    use march::engine::{Cpu, Fallback};
     use march_gpu::Gpu;
+    use march_lm::engine::{Cpu, Fallback};
 
     use super::Runs;
     use crate::proof;

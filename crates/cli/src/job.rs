@@ -18,7 +18,7 @@ mod with_mpi {
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
-    use march::train::ranks::{Job, Ranks};
+    use march_lm::train::ranks::{Job, Ranks};
 
     use crate::display::out::note;
 
@@ -60,7 +60,7 @@ mod with_mpi {
 mod without_mpi {
     use std::sync::atomic::AtomicBool;
 
-    use march::train::ranks::Ranks;
+    use march_lm::train::ranks::Ranks;
 
     /// Fails, because without MPI each process would train by itself.
     pub fn together(

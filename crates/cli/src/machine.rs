@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use march::run::Session;
-use march::train::machine_memory;
+use march_lm::run::Session;
+use march_lm::train::machine_memory;
 
 use crate::device::Runs;
 

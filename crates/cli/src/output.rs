@@ -7,9 +7,9 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use march::disk;
-use march::eval::{is_report, is_results};
-use march::report::{is_page, is_picture};
+use march_lab::eval::{is_report, is_results};
+use march_lab::report::{is_page, is_picture};
+use march_lm::disk;
 use serde_json::Value;
 
 /// The kind of contents of a file.

@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 use anyhow::bail;
-use march::disk;
-use march::engine::{Engine, checksum};
 use march_gpu::doctor::{self, Line};
+use march_lm::disk;
+use march_lm::engine::{Engine, checksum};
 
 use crate::device::gpu::OnGpu;
 use crate::display::out::note;
@@ -25,7 +25,7 @@ pub struct ModelTest {
     /// Its name.
     pub model: &'static str,
     /// What was compared, or why it could not be.
-    pub checks: march::Result<Vec<Check>>,
+    pub checks: march_lm::Result<Vec<Check>>,
 }
 
 impl ModelTest {
@@ -167,7 +167,7 @@ fn program() -> String {
 
 #[cfg(test)]
 mod tests {
-    use march::engine::{Cpu, CpuOptions, Products};
+    use march_lm::engine::{Cpu, CpuOptions, Products};
 
     use super::*;
 
@@ -220,7 +220,7 @@ mod tests {
         }
         let said = message(proof(vec![line(true)], vec![model(&wrong)]));
         assert!(said.contains("training step 2 differs by 5.0e-1, and 1e-4 is allowed"), "{said}");
-        let lost = march::Error::Request("the device was lost".into());
+        let lost = march_lm::Error::Request("the device was lost".into());
         let said = message(proof(Vec::new(), vec![ModelTest { model: "march", checks: Err(lost) }]));
         assert!(said.contains("march: the device was lost"), "{said}");
     }

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use march::checkpoint::{Checkpoint, SHARD_BYTES, save};
-use march::engine::Cpu;
-use march::model::Model;
+use march_lm::checkpoint::{Checkpoint, SHARD_BYTES, save};
+use march_lm::engine::Cpu;
+use march_lm::model::Model;
 
 use crate::common::{BOOK, few_steps, ok, refused, text};
 
@@ -168,7 +168,7 @@ fn the_newest_run_is_the_default_model() {
     std::thread::sleep(Duration::from_millis(20));
     ok(&few_steps("demo/march", text(&path("runs/newer"))));
     let tokenizer = path("runs/newer/checkpoints/step-3/tokenizer.json");
-    let tokenizer = march::tokenizer::Tokenizer::load(text(&tokenizer)).unwrap();
+    let tokenizer = march_lm::tokenizer::Tokenizer::load(text(&tokenizer)).unwrap();
     let ids: Vec<u32> = (1..20).collect();
     std::fs::write(path("text.txt"), tokenizer.decode(&ids).unwrap()).unwrap();
     std::fs::write(path("tokens.json"), serde_json::to_string(&ids).unwrap()).unwrap();
@@ -259,7 +259,7 @@ fn logits_that_are_not_finite_are_refused() {
     with_large_head(&run, &only_infinite, true);
     let infinite = ["--model", text(&only_infinite)];
     // A text in the task's vocabulary.
-    let tokenizer = march::tokenizer::Tokenizer::load(text(&model.join("tokenizer.json"))).unwrap();
+    let tokenizer = march_lm::tokenizer::Tokenizer::load(text(&model.join("tokenizer.json"))).unwrap();
     let ids: Vec<u32> = (1..20).collect();
     std::fs::write(&words, tokenizer.decode(&ids).unwrap()).unwrap();
     std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();

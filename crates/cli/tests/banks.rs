@@ -5,10 +5,10 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, CpuOptions, Precision};
-use march::memory::BankFile;
-use march::model::Model;
+use march_lm::checkpoint::Checkpoint;
+use march_lm::engine::{Cpu, CpuOptions, Precision};
+use march_lm::memory::BankFile;
+use march_lm::model::Model;
 
 #[cfg(unix)]
 use crate::common::as_nobody;

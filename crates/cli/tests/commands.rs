@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, CpuOptions, Tape};
-use march::memory::BankTag;
-use march::model::{Batch, Model};
-use march::tokenizer::Tokenizer;
+use march_lm::checkpoint::Checkpoint;
+use march_lm::engine::{Cpu, CpuOptions, Tape};
+use march_lm::memory::BankTag;
+use march_lm::model::{Batch, Model};
+use march_lm::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
 
 use crate::common::{few_steps, ok, refused};
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
 }
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f64>)>;

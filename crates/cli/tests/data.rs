@@ -116,7 +116,7 @@ struct Long {
 impl Long {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let text = march::data::builtin();
+        let text = march_lm::data::builtin();
         let line = |text: &str| serde_json::json!({ "text": text }).to_string() + "\n";
         let lines: String = text.split("\n\n").map(line).collect();
         std::fs::write(folder.path().join("a.jsonl"), lines.repeat(60)).unwrap();

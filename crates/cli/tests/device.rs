@@ -3,8 +3,8 @@
 #[cfg(not(feature = "gpu"))]
 use std::fs;
 
-use march::engine::Instructions;
-use march::run::Session;
+use march_lm::engine::Instructions;
+use march_lm::run::Session;
 
 #[cfg(not(feature = "gpu"))]
 use crate::common::BOOK;

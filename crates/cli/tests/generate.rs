@@ -13,7 +13,7 @@ use crate::common::writing::{start, trained, with_input};
 use crate::common::{ok, refused, text};
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use march::run::Session;
+use march_lm::run::Session;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -140,7 +140,7 @@ fn texts_and_banks() {
 #[test]
 fn logits() {
     let folder = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     for name in ["march", "march_topk", "gated_deltanet", "log_linear", "transformer"] {
         let model = golden.join(name);
         let tokens = folder.path().join("tokens.json");

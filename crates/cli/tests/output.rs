@@ -389,5 +389,5 @@ fn a_full_disk_leaves_no_empty_file() {
 }
 
 fn is_page(path: &Path) -> bool {
-    march::report::is_page(&fs::read(path).unwrap())
+    march_lab::report::is_page(&fs::read(path).unwrap())
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use march::memory::BankFile;
+use march_lm::memory::BankFile;
 
 use crate::common::writing::start;
 use crate::common::{self, ok, text};

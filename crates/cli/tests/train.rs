@@ -18,7 +18,7 @@ fn metrics(run: &Path) -> Vec<Value> {
 #[test]
 fn golden_losses() {
     let folder = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../march/tests/golden");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     for name in ["transformer", "gated_deltanet", "log_linear", "march", "march_topk"] {
         let model = golden.join(name);
         let keys: Value =

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use march::engine::Engine;
-use march::generate::{StopReason, TextStream};
-use march::tokenizer::Tokenizer;
+use march_lm::engine::Engine;
+use march_lm::generate::{StopReason, TextStream};
+use march_lm::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::job::{Event, FinishedChoice, ScoredToken};
@@ -166,7 +166,7 @@ impl<'a, E: Engine> Answer<'a, E> {
     }
 
     /// Adds an event of a prompt. Returns the parts of a stream that it gives.
-    pub fn add(&mut self, prompt: usize, event: Event<E>) -> march::Result<Vec<Value>> {
+    pub fn add(&mut self, prompt: usize, event: Event<E>) -> march_lm::Result<Vec<Value>> {
         match event {
             Event::PromptRead { cached, scores } => {
                 self.usage.cached += cached;
@@ -208,7 +208,7 @@ impl<'a, E: Engine> Answer<'a, E> {
     }
 
     /// A choice whose prompt was read.
-    fn begin(&self, prompt: usize, scores: &[ScoredToken]) -> march::Result<Choice> {
+    fn begin(&self, prompt: usize, scores: &[ScoredToken]) -> march_lm::Result<Choice> {
         let mut choice =
             Choice { text: String::new(), characters: 0, tokens: Tokens::default(), ended: None };
         if !self.request.echo {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use march::tokenizer::Tokenizer;
+use march_lm::tokenizer::Tokenizer;
 use minijinja::{Environment, UndefinedBehavior, context};
 use serde::Deserialize;
 use serde_json::Value;

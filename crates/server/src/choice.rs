@@ -1,11 +1,11 @@
 //! A text that the model is writing for a job.
 
-use march::Result;
-use march::anchors::Anchor;
-use march::engine::Engine;
-use march::generate::{Sampling, Session, StopReason, most_probable};
-use march::model::TraceCell;
-use march::tokenizer::Tokenizer;
+use march_lm::Result;
+use march_lm::anchors::Anchor;
+use march_lm::engine::Engine;
+use march_lm::generate::{Sampling, Session, StopReason, most_probable};
+use march_lm::model::TraceCell;
+use march_lm::tokenizer::Tokenizer;
 
 use crate::job::{Event, FinishedChoice, Job, ScoredToken};
 use crate::prefix::CachedPrefix;

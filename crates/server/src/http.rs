@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::{FutureExt, StreamExt};
-use march::engine::Engine;
+use march_lm::engine::Engine;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -285,7 +285,7 @@ pub(crate) async fn spawn_blocking<T: Send + 'static>(
     })
 }
 
-pub(crate) fn broken(error: march::Error) -> ApiError {
+pub(crate) fn broken(error: march_lm::Error) -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use march::anchors::{Anchor, Policy};
-use march::engine::Engine;
-use march::generate::{Limits, Sampling, StopReason};
-use march::model::MeanRouting;
+use march_lm::anchors::{Anchor, Policy};
+use march_lm::engine::Engine;
+use march_lm::generate::{Limits, Sampling, StopReason};
+use march_lm::model::MeanRouting;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::metrics::Metrics;

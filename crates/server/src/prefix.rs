@@ -7,10 +7,10 @@
 //!
 //! What continues from an entry has the bits of a prompt that is read from its beginning.
 
-use march::anchors::{Placement, Policy, Retention, Storage};
-use march::engine::Engine;
-use march::generate::{GRID, Text};
-use march::memory::Rollback;
+use march_lm::anchors::{Placement, Policy, Retention, Storage};
+use march_lm::engine::Engine;
+use march_lm::generate::{GRID, Text};
+use march_lm::memory::Rollback;
 
 /// A prefix that is shorter is read again: that is faster than to look for it.
 const SHORTEST: usize = 16;

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use march::engine::Engine;
-use march::generate::TextStream;
-use march::model::MeanRouting;
-use march::tokenizer::Tokenizer;
+use march_lm::engine::Engine;
+use march_lm::generate::TextStream;
+use march_lm::model::MeanRouting;
+use march_lm::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::job::FinishedChoice;
 
 /// As clients read it; `null` if the model does not route, or the answer saw no anchor.
-pub fn json<E: Engine>(finished: &FinishedChoice<E>, tokenizer: &Tokenizer) -> march::Result<Value> {
+pub fn json<E: Engine>(finished: &FinishedChoice<E>, tokenizer: &Tokenizer) -> march_lm::Result<Value> {
     let Some(MeanRouting { tokens, heads, null: nulls, anchors }) =
         finished.recall.as_ref().filter(|it| it.tokens > 0)
     else {

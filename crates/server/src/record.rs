@@ -10,11 +10,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use march::anchors::Policy;
-use march::disk::{self, Lock};
-use march::engine::Engine;
-use march::generate::Text;
-use march::memory::{BankFile, BankTag};
+use march_lm::anchors::Policy;
+use march_lm::disk::{self, Lock};
+use march_lm::engine::Engine;
+use march_lm::generate::Text;
+use march_lm::memory::{BankFile, BankTag};
 use serde::{Deserialize, Serialize};
 
 use crate::prefix::CachedPrefix;
@@ -279,7 +279,7 @@ impl Folder {
     ) -> Option<CachedPrefix<E>> {
         let SavedState { file, tokens, identity } = record.state.as_ref()?;
         let (tokens, path) = (*tokens, self.of(id).join(STATES.get(*file)?));
-        let load = || -> march::Result<Option<Text<_>>> {
+        let load = || -> march_lm::Result<Option<Text<_>>> {
             let file = BankFile::open(&path)?;
             file.verify()?;
             if file.identity() != identity {
@@ -420,16 +420,17 @@ fn save<E: Engine>(
 }
 
 /// Reads a record.
-fn read(folder: &Path) -> march::Result<Record> {
+fn read(folder: &Path) -> march_lm::Result<Record> {
     let path = folder.join(RECORD);
     let (text, sealed) = disk::read_sealed(&path, "remove its folder by hand to use its id again")?;
-    let record: Record = serde_json::from_str(&text)
-        .map_err(|error| march::Error::damaged(&path, format!("is not the record of a session: {error}")))?;
+    let record: Record = serde_json::from_str(&text).map_err(|error| {
+        march_lm::Error::damaged(&path, format!("is not the record of a session: {error}"))
+    })?;
     if !sealed {
-        return Err(march::Error::damaged(&path, "has no checksum"));
+        return Err(march_lm::Error::damaged(&path, "has no checksum"));
     }
     if record.format > FORMAT {
-        return Err(march::Error::damaged(&path, "was written by a newer program"));
+        return Err(march_lm::Error::damaged(&path, "was written by a newer program"));
     }
     Ok(record)
 }

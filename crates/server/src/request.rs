@@ -4,10 +4,10 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use march::anchors::Policy;
-use march::engine::Engine;
-use march::generate::{Limits, Sampling};
-use march::tokenizer::Tokenizer;
+use march_lm::anchors::Policy;
+use march_lm::engine::Engine;
+use march_lm::generate::{Limits, Sampling};
+use march_lm::tokenizer::Tokenizer;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 

@@ -12,8 +12,8 @@ use axum::http::StatusCode;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
-use march::engine::Engine;
-use march::tokenizer::Tokenizer;
+use march_lm::engine::Engine;
+use march_lm::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 

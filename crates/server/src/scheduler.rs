@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use march::anchors::Policy;
-use march::engine::Engine;
-use march::generate::{GRID, Inference, Sampling, Session, Text};
-use march::memory::{BankTag, StateBank};
-use march::model::{InferenceParameters, Model, Part};
-use march::tokenizer::Tokenizer;
-use march::{Error, Result};
+use march_lm::anchors::Policy;
+use march_lm::engine::Engine;
+use march_lm::generate::{GRID, Inference, Sampling, Session, Text};
+use march_lm::memory::{BankTag, StateBank};
+use march_lm::model::{InferenceParameters, Model, Part};
+use march_lm::tokenizer::Tokenizer;
+use march_lm::{Error, Result};
 
 use crate::choice::Choice;
 use crate::job::{Event, Failure, Job, Jobs, NextJob, ScoredToken};

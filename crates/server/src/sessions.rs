@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
-use march::anchors::Policy;
-use march::engine::Engine;
-use march::memory::BankTag;
+use march_lm::anchors::Policy;
+use march_lm::engine::Engine;
+use march_lm::memory::BankTag;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use march::engine::Engine;
-use march::generate::{GRID, Inference};
+use march_lm::engine::Engine;
+use march_lm::generate::{GRID, Inference};
 
 /// The shortest slice.
 const SHORTEST: usize = 4;

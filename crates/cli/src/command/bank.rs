@@ -5,10 +5,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use march::disk::Lock;
-use march::engine::Engine;
-use march::generate::{Generator, Text};
-use march::memory::{BankFile, BankTag, Rollback, StateBank};
+use march_lm::disk::Lock;
+use march_lm::engine::Engine;
+use march_lm::generate::{Generator, Text};
+use march_lm::memory::{BankFile, BankTag, Rollback, StateBank};
 
 use super::open::OpenedModel;
 use crate::display::{bytes, thousands};

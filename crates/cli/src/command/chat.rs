@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use clap::Args;
-use march::engine::{Engine, Products};
-use march::generate::{Generator, Limits, StopReason, Text};
-use march::memory::BankFile;
+use march_lm::engine::{Engine, Products};
+use march_lm::generate::{Generator, Limits, StopReason, Text};
+use march_lm::memory::BankFile;
 
 use super::bank::{self, Advice, Place};
 use super::open::{ModelArgs, OpenedModel};
@@ -124,7 +124,7 @@ impl<E: Engine> Conversation<'_, E> {
                     Ok(StopReason::Requested) if !interrupt::asked() => return Ok(()),
                     Ok(_) => {}
                     // Such a model cannot answer any turn.
-                    Err(error @ march::Error::Diverged(_)) => return Err(error.into()),
+                    Err(error @ march_lm::Error::Diverged(_)) => return Err(error.into()),
                     Err(error) => note!("{error}; the turn was undone"),
                 },
             }
@@ -132,7 +132,7 @@ impl<E: Engine> Conversation<'_, E> {
     }
 
     /// Reads a turn and answers. After an error the text is unchanged.
-    fn turn(&mut self, said: &str) -> march::Result<StopReason> {
+    fn turn(&mut self, said: &str) -> march_lm::Result<StopReason> {
         let before = self.generator.text().clone();
         match self.read_and_answer(said) {
             Ok(Some(ended)) => {
@@ -152,7 +152,7 @@ impl<E: Engine> Conversation<'_, E> {
     }
 
     /// Returns why the answer ended; `None` if reading was interrupted before it.
-    fn read_and_answer(&mut self, said: &str) -> march::Result<Option<StopReason>> {
+    fn read_and_answer(&mut self, said: &str) -> march_lm::Result<Option<StopReason>> {
         let Chat { user_prefix, assistant_prefix, .. } = self.chat;
         let ids = self.opened.tokenizer.encode(&format!("{user_prefix}{said}{assistant_prefix}"))?;
         let mut progress = Progress::new("read", "tokens", ids.len());

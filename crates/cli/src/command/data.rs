@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use march::data::{Meta, Options, PrepareOutcome, Status, prepare, train_tokenizer};
-use march::tokenizer::Tokenizer;
+use march_lm::data::{Meta, Options, PrepareOutcome, Status, prepare, train_tokenizer};
+use march_lm::tokenizer::Tokenizer;
 
 use crate::display::out::{note, say};
 use crate::display::{Progress, bytes, left, thousands};

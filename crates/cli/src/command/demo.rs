@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use march::Config;
-use march::data::recall::{QUESTION_SEED, Task};
-use march::eval::TaskReport;
-use march::report::demo as page;
+use march_lab::eval::TaskReport;
+use march_lab::report::demo as page;
+use march_lm::Config;
+use march_lm::data::recall::{QUESTION_SEED, Task};
 
 use super::demo_learn::{
     DOCUMENTS, Pupil, ROWS, STEPS, TrainedModel, TrainingNote, facts, most_in_training, run_folder, stages,

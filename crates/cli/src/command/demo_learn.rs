@@ -7,18 +7,18 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use anyhow::Context;
-use march::Config;
-use march::anchors::Policy;
-use march::checkpoint::Checkpoint;
-use march::data::recall::{QUESTION_SEED, Task};
-use march::engine::{Cpu, CpuOptions, Precision, Products};
-use march::eval::{Reader, RecallOptions, TaskReport, ask};
-use march::generate::{Generator, Sampling};
-use march::model::{Model, TraceCell};
-use march::report::routing::Routing;
-use march::run::{Event, Run, RunOptions};
-use march::tokenizer::Tokenizer;
-use march::train::ranks::SingleProcess;
+use march_lab::eval::{Reader, RecallOptions, TaskReport, ask};
+use march_lab::report::routing::Routing;
+use march_lm::Config;
+use march_lm::anchors::Policy;
+use march_lm::checkpoint::Checkpoint;
+use march_lm::data::recall::{QUESTION_SEED, Task};
+use march_lm::engine::{Cpu, CpuOptions, Precision, Products};
+use march_lm::generate::{Generator, Sampling};
+use march_lm::model::{Model, TraceCell};
+use march_lm::run::{Event, Run, RunOptions};
+use march_lm::tokenizer::Tokenizer;
+use march_lm::train::ranks::SingleProcess;
 
 use crate::display::out::note;
 use crate::machine;
@@ -267,7 +267,7 @@ mod tests {
     /// The demo trains what `march reproduce capacity` trains.
     #[test]
     fn stages_are_those_of_the_experiment() {
-        use march::reproduce::{Experiment, Plan, Scale, Size};
+        use march_lab::reproduce::{Experiment, Plan, Scale, Size};
         let plan = Plan::new(Experiment::open("capacity").unwrap(), Scale::new(Size::Laptop)).unwrap();
         for (name, arm) in [("march", "MARCH"), ("gdn-wide", "GDN, equal memory"), ("gdn", "GDN")] {
             let mut own = stages(name, 3, STEPS, false).unwrap();

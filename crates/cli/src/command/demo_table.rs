@@ -1,6 +1,6 @@
 //! The table and the conclusion that `march demo` prints about its trained models.
 
-use march::eval::TaskReport;
+use march_lab::eval::TaskReport;
 
 use super::demo::MODELS;
 use super::demo_learn::{DOCUMENTS, TrainedModel, facts, most_in_training};

@@ -1,8 +1,8 @@
 //! `march doctor`: the machine's capabilities and the build of the program.
 
 use clap::Args;
-use march::engine::{Cpu, Machine, Products};
-use march::train::machine_memory;
+use march_lm::engine::{Cpu, Machine, Products};
+use march_lm::train::machine_memory;
 use serde_json::json;
 
 use crate::device::{Device, EngineArgs};

@@ -1,9 +1,9 @@
 //! How many kernels a GPU starts for a layer, counted, not estimated: the difference between models of three and of four
 //! layers, which is one layer in the middle.
 
-use march::Config;
-use march::engine::{Engine, Tape};
-use march::model::{Batch, Model, Settings};
+use march_lm::Config;
+use march_lm::engine::{Engine, Tape};
+use march_lm::model::{Batch, Model, Settings};
 
 use crate::device::gpu::OnGpu;
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
-use march::data::recall::{QUESTION_SEED, TASKS, Task};
-use march::engine::{Engine, Products};
-use march::eval::{Reader, RecallOptions, Report, TaskReport, ask, compare};
+use march_lab::eval::{Reader, RecallOptions, Report, TaskReport, ask, compare};
+use march_lm::data::recall::{QUESTION_SEED, TASKS, Task};
+use march_lm::engine::{Engine, Products};
 
 use super::eval_policies::EvalPolicies;
 use super::eval_requests::EvalRequests;

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use march::anchors::{Placement, Policy, Retention};
-use march::data::recall::{QUESTION_SEED, Task};
-use march::engine::{Engine, Products};
-use march::eval::{Reader, RecallOptions, ask};
-use march::report::recall::{Point, recall_by_bytes};
+use march_lab::eval::{Reader, RecallOptions, ask};
+use march_lab::report::recall::{Point, recall_by_bytes};
+use march_lm::anchors::{Placement, Policy, Retention};
+use march_lm::data::recall::{QUESTION_SEED, Task};
+use march_lm::engine::{Engine, Products};
 
 use super::eval::Questions;
 use super::open::{ModelArgs, OpenedModel};

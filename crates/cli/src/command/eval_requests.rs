@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::engine::{Engine, Products};
-use march::eval::{Answer, Encoded, Entry, Event, Journal, Request, Scheduler};
-use march::generate::Inference;
+use march_lab::eval::{Answer, Encoded, Entry, Event, Journal, Request, Scheduler};
+use march_lm::engine::{Engine, Products};
+use march_lm::generate::Inference;
 
 use super::open::ModelArgs;
 use crate::device::on_device;

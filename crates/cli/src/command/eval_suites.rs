@@ -6,13 +6,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use march::engine::Engine;
-use march::eval::suite::{Documents, GROUPS, Suite, suites, unknown_task};
-use march::eval::{
+use march_lab::eval::suite::{Documents, GROUPS, Suite, suites, unknown_task};
+use march_lab::eval::{
     Job, Journal, Outcome, Results, Scheduler, Sources, TaskResult, documents, evaluate, is_results,
 };
-use march::generate::Inference;
-use march::report::Heat;
+use march_lab::report::Heat;
+use march_lm::engine::Engine;
+use march_lm::generate::Inference;
 
 use super::open::{ModelArgs, OpenedModel};
 use crate::display::out::{note, say};
@@ -68,11 +68,11 @@ pub fn split(names: &[String]) -> anyhow::Result<(Vec<&'static Suite>, Vec<Strin
         if chosen.len() == before && !suites().any(|suite| own(&suite)) {
             match name.as_str() {
                 "recall" => {
-                    recall.extend(march::data::recall::TASKS.iter().map(|task| task.name.to_string()))
+                    recall.extend(march_lm::data::recall::TASKS.iter().map(|task| task.name.to_string()))
                 }
                 _ => {
                     let kind = name.split(':').next().unwrap_or_default();
-                    if !march::data::recall::TASKS.iter().any(|task| task.name == kind) {
+                    if !march_lm::data::recall::TASKS.iter().any(|task| task.name == kind) {
                         return Err(unknown_task(kind).into());
                     }
                     recall.push(name.clone());
@@ -243,7 +243,7 @@ impl SuiteArgs {
 
 /// One line per task.
 fn show(result: &TaskResult, width: usize) {
-    let metric = |metric: &march::eval::MetricResult| {
+    let metric = |metric: &march_lab::eval::MetricResult| {
         let error = metric.standard_error.map_or(String::new(), |error| format!(" ± {error:.4}"));
         format!("{} {:.4}{error}", metric.metric, metric.value)
     };

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::engine::{Engine, Products};
-use march::generate::{Generator, StopReason};
-use march::memory::BankFile;
-use march::tokenizer::Tokenizer;
+use march_lm::engine::{Engine, Products};
+use march_lm::generate::{Generator, StopReason};
+use march_lm::memory::BankFile;
+use march_lm::tokenizer::Tokenizer;
 
 use super::bank::{self, Advice, Place};
 use super::open::ModelArgs;

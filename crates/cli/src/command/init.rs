@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use march::Config;
-use march::checkpoint::{SHARD_BYTES, save};
-use march::engine::Cpu;
-use march::model::Model;
+use march_lm::Config;
+use march_lm::checkpoint::{SHARD_BYTES, save};
+use march_lm::engine::Cpu;
+use march_lm::model::Model;
 
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
-use march::Config;
-use march::anchors::{Placement, Policy};
-use march::checkpoint::Checkpoint;
-use march::engine::Cpu;
-use march::model::{Model, ModelConfig, ParameterSpec};
+use march_lm::Config;
+use march_lm::anchors::{Placement, Policy};
+use march_lm::checkpoint::Checkpoint;
+use march_lm::engine::Cpu;
+use march_lm::model::{Model, ModelConfig, ParameterSpec};
 
 use super::inspect_bank::InspectBank;
 use super::inspect_policies::InspectPolicies;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use march::anchors::Anchor;
-use march::memory::{BankFile, FilePart};
+use march_lm::anchors::Anchor;
+use march_lm::memory::{BankFile, FilePart};
 use serde_json::Value;
 
 use crate::display::out::say;

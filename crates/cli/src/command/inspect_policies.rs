@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use march::anchors::Policy;
-use march::data;
-use march::engine::{Engine, Products};
-use march::eval::{Measure, Measured};
-use march::generate::PIECE_TOKENS;
+use march_lab::eval::{Measure, Measured};
+use march_lm::anchors::Policy;
+use march_lm::data;
+use march_lm::engine::{Engine, Products};
+use march_lm::generate::PIECE_TOKENS;
 use serde_json::{Value, json};
 
 use super::open::{self, ModelArgs, OpenedModel};

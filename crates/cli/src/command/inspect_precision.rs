@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::anchors::Policy;
-use march::checkpoint::Checkpoint;
-use march::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
-use march::generate::PIECE_TOKENS;
-use march::model::{Batch, InferenceParameters, Model};
-use march::tokenizer::Tokenizer;
+use march_lm::anchors::Policy;
+use march_lm::checkpoint::Checkpoint;
+use march_lm::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
+use march_lm::generate::PIECE_TOKENS;
+use march_lm::model::{Batch, InferenceParameters, Model};
+use march_lm::tokenizer::Tokenizer;
 
 use super::open;
 use super::policy::PolicyArgs;

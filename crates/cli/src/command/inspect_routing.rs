@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use march::engine::{Engine, Products};
-use march::generate::Sampling;
-use march::model::TraceCell;
-use march::report::routing::{Routing, Summary};
+use march_lab::report::routing::{Routing, Summary};
+use march_lm::engine::{Engine, Products};
+use march_lm::generate::Sampling;
+use march_lm::model::TraceCell;
 
 use super::bank;
 use super::open::{self, ModelArgs, OpenedModel};

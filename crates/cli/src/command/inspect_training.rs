@@ -1,10 +1,10 @@
 //! `march inspect training`: the resources that a run needs, before it starts.
 
 use clap::Args;
-use march::Config;
-use march::engine::{Cpu, CpuOptions};
-use march::model::{Model, Settings};
-use march::train::StepMemory;
+use march_lm::Config;
+use march_lm::engine::{Cpu, CpuOptions};
+use march_lm::model::{Model, Settings};
+use march_lm::train::StepMemory;
 use serde_json::{Value, json};
 
 use crate::display::out::say;

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::anchors::{Placement, Policy, Retention, Storage};
-use march::checkpoint::Checkpoint;
-use march::engine::{Engine, Precision, Products, Tape};
-use march::model::{Batch, InferenceParameters, Model, Settings, Trace, TraceCell};
+use march_lm::anchors::{Placement, Policy, Retention, Storage};
+use march_lm::checkpoint::Checkpoint;
+use march_lm::engine::{Engine, Precision, Products, Tape};
+use march_lm::model::{Batch, InferenceParameters, Model, Settings, Trace, TraceCell};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::inspect_precision::precision;

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march::anchors::Policy;
-use march::checkpoint::Checkpoint;
-use march::engine::{Engine, Precision};
-use march::generate::{Generator, Sampling};
-use march::memory::StateBank;
-use march::model::{InferenceParameters, Model};
-use march::tokenizer::Tokenizer;
+use march_lm::anchors::Policy;
+use march_lm::checkpoint::Checkpoint;
+use march_lm::engine::{Engine, Precision};
+use march_lm::generate::{Generator, Sampling};
+use march_lm::memory::StateBank;
+use march_lm::model::{InferenceParameters, Model};
+use march_lm::tokenizer::Tokenizer;
 
 use super::policy::PolicyArgs;
 use crate::device::EngineArgs;

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use march::anchors::{Placement, Policy, Retention, Storage};
+use march_lm::anchors::{Placement, Policy, Retention, Storage};
 
 use crate::number;
 

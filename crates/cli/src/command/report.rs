@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use march::run::Session;
+use march_lm::run::Session;
 
 use super::open::{RUNS, is_run, runs_in};
 use crate::display::out::say;
@@ -29,7 +29,7 @@ impl Report {
         check_run(&self.run)?;
         let path = self.output.unwrap_or_else(|| self.run.join("report.html"));
         let output = Output::check(&path, Kind::Page, &[&self.run])?;
-        output.write(march::report::render(&self.run)?.as_bytes())?;
+        output.write(march_lab::report::render(&self.run)?.as_bytes())?;
         say!("{}", path.display());
         // The page shows this error in place of the machines; report it to scripts as well.
         Session::all(&self.run)?;

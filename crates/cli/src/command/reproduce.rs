@@ -7,14 +7,16 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use march::Config;
-use march::data::{Options, prepare};
-use march::engine::Cpu;
-use march::model::Model;
-use march::report::evidence::{Page, Table};
-use march::report::experiment;
-use march::reproduce::{EFFICIENCY, Experiment, Finished, Plan, Progress, Scale, Size, carry_out_all, names};
-use march::tokenizer::Tokenizer;
+use march_lab::report::evidence::{Page, Table};
+use march_lab::report::experiment;
+use march_lab::reproduce::{
+    EFFICIENCY, Experiment, Finished, Plan, Progress, Scale, Size, carry_out_all, names,
+};
+use march_lm::Config;
+use march_lm::data::{Options, prepare};
+use march_lm::engine::Cpu;
+use march_lm::model::Model;
+use march_lm::tokenizer::Tokenizer;
 
 use super::{open, reproduce_efficiency};
 use crate::display::lines::duration;
@@ -138,7 +140,7 @@ fn time_in_all(folder: &Path, seconds: f64) -> anyhow::Result<String> {
     let file = folder.join("seconds.txt");
     let before = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<f64>().ok());
     let all = before.unwrap_or(0.0) + seconds;
-    march::disk::replace(&file, format!("{all:.0}\n").as_bytes())?;
+    march_lm::disk::replace(&file, format!("{all:.0}\n").as_bytes())?;
     Ok(format!("{}, without runs that other experiments had trained", duration(all)))
 }
 
@@ -160,10 +162,10 @@ pub fn write(page: &Page, folder: &Path) -> anyhow::Result<()> {
     let images = folder.join("images");
     fs::create_dir_all(&images).with_context(|| format!("{}: could not create", images.display()))?;
     for (name, svg) in page.figures() {
-        march::disk::replace(&images.join(format!("{name}.svg")), svg.as_bytes())?;
+        march_lm::disk::replace(&images.join(format!("{name}.svg")), svg.as_bytes())?;
     }
-    march::disk::replace(&folder.join("report.md"), page.markdown("images").as_bytes())?;
-    march::disk::replace(&folder.join("report.html"), page.html().as_bytes())?;
+    march_lm::disk::replace(&folder.join("report.md"), page.markdown("images").as_bytes())?;
+    march_lm::disk::replace(&folder.join("report.html"), page.html().as_bytes())?;
     say!(
         "\nreport  {}\n        {}",
         folder.join("report.html").display(),
@@ -338,12 +340,12 @@ fn shards(texts: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
     pieces.sort_by(|a, b| a.0.total_cmp(&b.0));
     let lines = pieces.iter().map(|(_, piece)| serde_json::json!({ "text": piece }).to_string() + "\n");
     let lines: String = lines.collect();
-    let name = format!("{:016x}", march::engine::checksum(lines.as_bytes()));
+    let name = format!("{:016x}", march_lm::engine::checksum(lines.as_bytes()));
     let folder = output.join("texts");
     fs::create_dir_all(&folder).with_context(|| format!("{}: could not create", folder.display()))?;
     let (file, shards) = (folder.join(format!("{name}.jsonl")), folder.join(name));
     if !shards.join("meta.json").exists() {
-        march::disk::replace(&file, lines.as_bytes())?;
+        march_lm::disk::replace(&file, lines.as_bytes())?;
         let tokenizer = Tokenizer::load("bytes")?;
         let watch = &mut |_: &_| ControlFlow::Continue(());
         prepare(&tokenizer, &[file], &shards, &Options { force: true, ..Options::default() }, watch)?;

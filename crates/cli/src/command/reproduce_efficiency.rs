@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
-use march::report::efficiency::{page, verdict};
-use march::reproduce::efficiency::{EfficiencyPlan, Kind, Timing, find_python, peers};
-use march::reproduce::{Full, Size};
+use march_lab::report::efficiency::{page, verdict};
+use march_lab::reproduce::efficiency::{EfficiencyPlan, Kind, Timing, find_python, peers};
+use march_lab::reproduce::{Full, Size};
 
 use super::reproduce::{facts, print_table, write};
 use crate::display::lines::duration;
@@ -80,7 +80,7 @@ pub fn run(size: Size, output: &Path, only_plan: bool) -> anyhow::Result<()> {
         *fact = ("threads".into(), machine::cores().to_string());
     }
     let page = page(&timings, facts, &notes);
-    march::disk::replace(&folder.join("timings.json"), &serde_json::to_vec_pretty(&timings)?)?;
+    march_lm::disk::replace(&folder.join("timings.json"), &serde_json::to_vec_pretty(&timings)?)?;
     page.sections.iter().flat_map(|section| &section.tables).for_each(print_table);
     verdict(&timings).iter().for_each(|line| say!("\n{}", line.replace("**", "")));
     write(&page, &folder)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use march::engine::{Engine, Products};
+use march_lm::engine::{Engine, Products};
 use march_server::{Access, ConnectionLimits, LoadedModel, Options, Origin, RequestLimits, SchedulerLimits};
 
 use super::bank;

@@ -6,12 +6,12 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::bail;
 use clap::Args;
-use march::Config;
-use march::engine::{Cpu, Engine, Products};
-use march::model::{Model, Settings};
-use march::run::{Event, Run, RunOptions, Session};
-use march::train::ranks::{Ranks, SingleProcess};
-use march::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
+use march_lm::Config;
+use march_lm::engine::{Cpu, Engine, Products};
+use march_lm::model::{Model, Settings};
+use march_lm::run::{Event, Run, RunOptions, Session};
+use march_lm::train::ranks::{Ranks, SingleProcess};
+use march_lm::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
 
 use super::open::newest;
 use super::train_text::{NewFolders, Request};

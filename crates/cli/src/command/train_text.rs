@@ -5,13 +5,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use march::Config;
-use march::data::shards::META_FILE;
-use march::data::text::Format;
-use march::data::{DataKind, Options, PrepareOutcome, Shards, prepare, split};
-use march::run::DATA_FOLDER;
-use march::tokenizer::Tokenizer;
-use march::train::ranks::Ranks;
+use march_lm::Config;
+use march_lm::data::shards::META_FILE;
+use march_lm::data::text::Format;
+use march_lm::data::{DataKind, Options, PrepareOutcome, Shards, prepare, split};
+use march_lm::run::DATA_FOLDER;
+use march_lm::tokenizer::Tokenizer;
+use march_lm::train::ranks::Ranks;
 
 use super::data::progress_line;
 use super::open::is_run;

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::ops::ControlFlow;
 
 use clap::Args;
-use march::generate::{Limits, Sampling, StopReason};
+use march_lm::generate::{Limits, Sampling, StopReason};
 
 use crate::display::out;
 use crate::{interrupt, number};

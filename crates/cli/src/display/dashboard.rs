@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use march::run::Event;
+use march_lm::run::Event;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 

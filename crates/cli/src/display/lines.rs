@@ -1,7 +1,7 @@
 //! A run as plain lines.
 
-use march::run::{Event, StepLine};
-use march::train::Validation;
+use march_lm::run::{Event, StepLine};
+use march_lm::train::Validation;
 
 use super::out::{self, note};
 use super::{bytes, thousands};

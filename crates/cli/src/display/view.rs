@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use march::report::{Follow, smoothed};
-use march::run::Event;
+use march_lab::report::{Follow, smoothed};
+use march_lm::run::Event;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -268,8 +268,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use march::run::StepLine;
-    use march::train::StepReport;
+    use march_lm::run::StepLine;
+    use march_lm::train::StepReport;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use march::engine::{Engine, Reference};
-use march::model::{Model, ModelConfig};
-use march::{Error, Result};
+use march_lm::engine::{Engine, Reference};
+use march_lm::model::{Model, ModelConfig};
+use march_lm::{Error, Result};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::loaded::LoadedExample;
 use super::{Example, Expected, OWN, Training, policies};
 
-/// The files of a golden checkpoint; `crates/march/tests/golden/README.md` describes them.
+/// The files of a golden checkpoint; `crates/cli/golden/README.md` describes them.
 struct Files {
     name: &'static str,
     config: &'static str,
@@ -25,7 +25,7 @@ struct Files {
 
 macro_rules! path {
     ($name:literal, $file:literal) => {
-        concat!("../../../march/tests/golden/", $name, "/", $file)
+        concat!("../../golden/", $name, "/", $file)
     };
 }
 

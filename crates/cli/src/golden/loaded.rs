@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use march::Result;
-use march::anchors::Policy;
-use march::engine::ops::adamw::{AdamW, Step, clip_factor};
-use march::engine::{Engine, Tape};
-use march::model::{Batch, Model, Settings, Trace};
+use march_lm::Result;
+use march_lm::anchors::Policy;
+use march_lm::engine::ops::adamw::{AdamW, Step, clip_factor};
+use march_lm::engine::{Engine, Tape};
+use march_lm::model::{Batch, Model, Settings, Trace};
 
 use super::Example;
 

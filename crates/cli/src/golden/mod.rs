@@ -8,10 +8,10 @@ mod loaded;
 
 use std::collections::BTreeMap;
 
-use march::Result;
-use march::anchors::{Policy, Retention};
-use march::engine::Engine;
-use march::model::ModelConfig;
+use march_lm::Result;
+use march_lm::anchors::{Policy, Retention};
+use march_lm::engine::Engine;
+use march_lm::model::ModelConfig;
 
 use self::loaded::LoadedExample;
 

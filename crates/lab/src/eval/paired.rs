@@ -1,0 +1,66 @@
+//! The paired bootstrap: is B better than A on the same documents?
+
+use march_lm::data::recall::Random;
+
+/// Resamples for an interval; the seed is fixed, so that the same files give the same interval.
+const RESAMPLES: usize = 10_000;
+const SEED: u64 = 1;
+
+/// A paired difference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Difference {
+    /// B − A.
+    pub value: f64,
+    /// The 95 % interval: the 2.5 % and 97.5 % quantiles of the resampled differences.
+    pub interval: [f64; 2],
+}
+
+/// The difference B − A of a statistic over the same `count` documents, and its interval. `statistic` receives the
+/// numbers of the documents, with repetitions, and returns the statistic for A and for B.
+pub fn paired_bootstrap(count: usize, statistic: impl Fn(&[usize]) -> [f64; 2]) -> Difference {
+    let difference = |documents: &[usize]| {
+        let [a, b] = statistic(documents);
+        b - a
+    };
+    let all: Vec<usize> = (0..count).collect();
+    let value = difference(&all);
+    if count == 0 {
+        return Difference { value, interval: [value, value] };
+    }
+    let mut random = Random::new(SEED, 0);
+    let mut drawn = all;
+    let mut resampled: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            drawn.iter_mut().for_each(|document| *document = random.below(count));
+            difference(&drawn)
+        })
+        .collect();
+    resampled.sort_by(f64::total_cmp);
+    let quantile = |q: f64| resampled[((RESAMPLES - 1) as f64 * q).round() as usize];
+    Difference { value, interval: [quantile(0.025), quantile(0.975)] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn means(a: &[f64], b: &[f64]) -> Difference {
+        let mean = |of: &[f64], documents: &[usize]| {
+            documents.iter().map(|&i| of[i]).sum::<f64>() / documents.len().max(1) as f64
+        };
+        paired_bootstrap(a.len(), |documents| [mean(a, documents), mean(b, documents)])
+    }
+
+    #[test]
+    fn the_interval_is_that_of_the_pairs() {
+        // 200 differences of 1 with probability 1/4: mean 0.25, standard error √(0.1875 / 200) = 0.0306.
+        let a: Vec<f64> = (0..200).map(|i| f64::from(i % 2)).collect();
+        let b: Vec<f64> = (0..200).map(|i| f64::from(i % 2) + f64::from(u8::from(i % 4 == 0))).collect();
+        let got = means(&a, &b);
+        assert!((got.value - 0.25).abs() < 1e-12);
+        assert!((got.interval[0] - (0.25 - 0.06)).abs() < 0.01, "{got:?}");
+        assert!((got.interval[1] - (0.25 + 0.06)).abs() < 0.01, "{got:?}");
+        assert_eq!(means(&a, &a), Difference { value: 0.0, interval: [0.0, 0.0] });
+        assert_eq!(got, means(&a, &b));
+    }
+}

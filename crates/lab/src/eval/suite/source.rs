@@ -1,0 +1,697 @@
+//! The documents of a data set, from local files in the layouts of the Hugging Face hub. Nothing is downloaded.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{BufRead, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use parquet::errors::ParquetError;
+use parquet::file::reader::SerializedFileReader;
+use parquet::record::reader::RowIter;
+use parquet::record::{Field, Row};
+use serde_json::{Map, Number, Value};
+
+use march_lm::data::text::{Compression, guarded, kind, lines};
+use march_lm::{Error, Result};
+
+/// A split of a data set of the hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataSet {
+    /// The name on the hub: `organisation/name`.
+    pub hub: &'static str,
+    /// The configuration; empty or `default` if the data set has only one.
+    pub config: &'static str,
+    /// The split.
+    pub split: &'static str,
+    /// Where else the files may be: paths relative to the data root, with `*` for any part of a name.
+    pub files: &'static [&'static str],
+}
+
+/// The extensions of files of documents. If a layout is there in several, the first counts.
+const EXTENSIONS: [&str; 5] = [".jsonl", ".json", ".parquet", ".jsonl.gz", ".jsonl.zst"];
+
+/// Where a document stands.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The file.
+    pub file: PathBuf,
+    /// The line, or the number of the row or of the element, from 1; 0 if the file could not be opened.
+    pub line: u64,
+    /// What is numbered: `line`, `row` or `element`.
+    pub unit: &'static str,
+}
+
+impl Place {
+    /// As in `line 3`.
+    pub fn line_text(&self) -> String {
+        format!("{} {}", self.unit, self.line)
+    }
+
+    /// An error at the place.
+    fn wrong(&self, message: impl std::fmt::Display) -> Error {
+        Error::file(&self.file, format!("{}: {message}", self.line_text()))
+    }
+}
+
+impl DataSet {
+    /// The page from which people get the data set.
+    pub fn address(&self) -> String {
+        format!("https://huggingface.co/datasets/{}", self.hub)
+    }
+
+    /// The name without the organisation.
+    fn name(&self) -> &'static str {
+        self.hub.rsplit('/').next().unwrap_or(self.hub)
+    }
+
+    /// Finds the files of the split under a folder of data sets, in order. The first layout that is there counts.
+    pub fn find(&self, root: &Path) -> Result<Vec<PathBuf>> {
+        if !root.is_dir() {
+            let message = "is not a folder; the data root is the folder that holds the data sets";
+            return Err(Error::file(root, message));
+        }
+        let mut folders = vec![root.join(self.hub), root.join(self.name())];
+        // The cache of the hub's own tools.
+        let cache = format!("datasets--{}/snapshots/*", self.hub.replace('/', "--"));
+        folders.extend(matching(root, &cache)?);
+        for folder in folders.iter().filter(|folder| folder.is_dir()) {
+            for layout in self.layouts() {
+                for extension in EXTENSIONS {
+                    let files = matching(folder, &format!("{layout}{extension}"))?;
+                    if !files.is_empty() {
+                        return self.complete(files);
+                    }
+                }
+            }
+        }
+        for pattern in self.files {
+            let mut files = matching(root, pattern)?;
+            files.retain(|file| EXTENSIONS.iter().any(|extension| name_of(file).ends_with(extension)));
+            if !files.is_empty() {
+                return self.complete(files);
+            }
+        }
+        let first = root.join(self.hub).join(format!("{}{}", self.layouts()[0], EXTENSIONS[0]));
+        let message = format!(
+            "does not exist, and neither do the other layouts in which the data set {}{} is published (folders \
+             {} and {}, shards, {}); get it from {} and put it there",
+            self.hub,
+            if self.is_named() { format!(" ({})", self.config) } else { String::new() },
+            self.hub,
+            self.name(),
+            EXTENSIONS.join(", "),
+            self.address(),
+        );
+        Err(Error::file(&first, message))
+    }
+
+    /// Whether there are several configurations, so that a path must name the one.
+    fn is_named(&self) -> bool {
+        !matches!(self.config, "" | "default")
+    }
+
+    /// The paths in the data set's folder, without their extension.
+    fn layouts(&self) -> Vec<String> {
+        let (name, config, split) = (self.name(), self.config, self.split);
+        let shards = format!("{split}-*-of-*");
+        if self.is_named() {
+            return vec![
+                format!("{config}/{split}"),
+                format!("{config}/{shards}"),
+                format!("{config}/{name}_{split}"),
+                format!("{config}/{config}-{split}"),
+                format!("{config}/{config}-{shards}"),
+                format!("{config}/{split}/*"),
+                format!("data/{config}/{split}"),
+                format!("data/{config}/{shards}"),
+                format!("{config}-{split}"),
+                format!("{config}_{split}"),
+                format!("data/{config}-{split}"),
+                format!("data/{config}_{split}"),
+                format!("data/{config}"),
+                config.into(),
+            ];
+        }
+        let mut layouts = Vec::new();
+        for folder in ["", "data/", "default/", "plain_text/", &format!("{name}/")] {
+            layouts.push(format!("{folder}{split}"));
+            layouts.push(format!("{folder}{shards}"));
+            layouts.push(format!("{folder}{name}_{split}"));
+            layouts.push(format!("{folder}{split}/*"));
+        }
+        layouts
+    }
+
+    /// Rejects shards of which some are missing, because their scores would be those of another data set.
+    fn complete(&self, files: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+        let total = |file: &PathBuf| -> Option<usize> {
+            let name = name_of(file);
+            let (_, total) = name.split_once("-of-")?;
+            total.split(['.', '-']).next()?.parse().ok()
+        };
+        if let Some(file) = files.iter().find(|file| total(file).is_some_and(|total| total != files.len())) {
+            let message = format!(
+                "is one of {} shards, but {} are there; get the others from {}",
+                total(file).unwrap_or_default(),
+                files.len(),
+                self.address()
+            );
+            return Err(Error::file(file, message));
+        }
+        Ok(files)
+    }
+}
+
+/// The name of a file, without its folder.
+fn name_of(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The paths under a folder that match a relative pattern, sorted.
+fn matching(folder: &Path, pattern: &str) -> Result<Vec<PathBuf>> {
+    let mut paths = vec![folder.to_path_buf()];
+    for part in pattern.split('/') {
+        let mut next = Vec::new();
+        for path in paths {
+            if !part.contains('*') {
+                let path = path.join(part);
+                if path.exists() {
+                    next.push(path);
+                }
+                continue;
+            }
+            let entries = match fs::read_dir(&path) {
+                Ok(entries) => entries,
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                    continue;
+                }
+                Err(error) => return Err(Error::io(&path, "read")(error)),
+            };
+            for entry in entries {
+                let entry = entry.map_err(Error::io(&path, "read"))?.path();
+                if fits(part, &name_of(&entry)) {
+                    next.push(entry);
+                }
+            }
+        }
+        next.sort();
+        paths = next;
+    }
+    Ok(paths)
+}
+
+/// Whether a name is as a pattern with `*` says.
+fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let mut parts = parts.peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.is_empty()
+}
+
+/// The documents of files, in order. A broken document is an error, after which the next ones follow; if a file cannot
+/// be read further, the next file follows.
+pub fn documents(files: &[PathBuf]) -> impl Iterator<Item = (Place, Result<Value>)> {
+    files.iter().cloned().flat_map(|file| match open(&file) {
+        Ok(documents) => documents,
+        Err(error) => Box::new(std::iter::once((Place { file, line: 0, unit: "line" }, Err(error)))),
+    })
+}
+
+/// An iterator over the documents of one file.
+type File = Box<dyn Iterator<Item = (Place, Result<Value>)>>;
+
+fn open(file: &Path) -> Result<File> {
+    let name = name_of(file).to_ascii_lowercase();
+    Ok(if name.ends_with(".parquet") {
+        Box::new(Rows::open(file)?)
+    } else if name.ends_with(".json") {
+        json(file)?
+    } else if name.ends_with(".gz") {
+        Box::new(Lines::open(file, Compression::Gzip)?)
+    } else if name.ends_with(".zst") {
+        Box::new(Lines::open(file, Compression::Zstd)?)
+    } else {
+        Box::new(Lines::open(file, Compression::None)?)
+    })
+}
+
+/// One document per line.
+struct Lines {
+    file: PathBuf,
+    input: Box<dyn BufRead + Send>,
+    line: u64,
+    /// The labels, one per document, if they are in a file of their own.
+    labels: Option<VecDeque<Value>>,
+    failed: bool,
+}
+
+impl Lines {
+    fn open(file: &Path, compression: Compression) -> Result<Self> {
+        let (input, labels) = (lines(file, compression)?, labels(file)?);
+        Ok(Self { file: file.into(), input, line: 0, labels, failed: false })
+    }
+
+    /// The document of a line that is not blank.
+    fn document(&mut self, line: &[u8]) -> std::result::Result<Value, String> {
+        let label = self.labels.as_mut().map(VecDeque::pop_front);
+        let mut document: Value = serde_json::from_slice(line).map_err(|error| unreadable(&error))?;
+        if let (Some(label), Some(fields)) = (label, document.as_object_mut())
+            && !fields.contains_key("label")
+        {
+            let label = label.ok_or("has no label in the neighbouring file of labels, which is shorter")?;
+            fields.insert("label".into(), label);
+        }
+        Ok(document)
+    }
+}
+
+/// The labels that stand in a file beside the documents: `x_labels.lst` or `x-labels.lst` for `x.jsonl`.
+fn labels(file: &Path) -> Result<Option<VecDeque<Value>>> {
+    let name = name_of(file);
+    let Some((stem, _)) = name.split_once(".jsonl") else { return Ok(None) };
+    for labels in [format!("{stem}_labels.lst"), format!("{stem}-labels.lst")] {
+        let labels = file.with_file_name(labels);
+        if labels.is_file() {
+            let text = fs::read_to_string(&labels).map_err(Error::io(&labels, "read"))?;
+            return Ok(Some(text.lines().map(|line| Value::from(line.trim())).collect()));
+        }
+    }
+    Ok(None)
+}
+
+/// What is wrong with JSON; the line is said elsewhere.
+fn unreadable(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(message, _)| message);
+    format!("is not JSON: {message} (column {})", error.column())
+}
+
+impl Iterator for Lines {
+    type Item = (Place, Result<Value>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut buffer = Vec::new();
+        while !self.failed {
+            buffer.clear();
+            let read = self.input.read_until(b'\n', &mut buffer);
+            self.line += 1;
+            let place = Place { file: self.file.clone(), line: self.line, unit: "line" };
+            match read {
+                Ok(0) => return None,
+                Ok(_) => {}
+                Err(error) => {
+                    self.failed = true;
+                    let message = format!("could not read further: {error}; the file may be truncated");
+                    let error = place.wrong(message);
+                    return Some((place, Err(error)));
+                }
+            }
+            let line = if self.line == 1 { without_mark(&buffer) } else { &buffer };
+            if !line.trim_ascii().is_empty() {
+                let document = self.document(line.trim_ascii()).map_err(|message| place.wrong(message));
+                return Some((place, document));
+            }
+        }
+        None
+    }
+}
+
+/// Without the byte order mark that some editors write.
+fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes)
+}
+
+/// The documents of a file that is one JSON value: a list, a list under `data`, SQuAD's form, or an object whose keys
+/// are the documents' numbers. Other objects are one document. A file whose first line is an object has one per line.
+fn json(file: &Path) -> Result<File> {
+    let bytes = fs::read(file).map_err(Error::io(file, "read"))?;
+    let bytes = without_mark(&bytes);
+    let value: Value = match serde_json::from_slice(bytes) {
+        Ok(value) => value,
+        Err(error) => {
+            let first = bytes.trim_ascii_start().split(|&byte| byte == b'\n').next().unwrap_or_default();
+            if serde_json::from_slice::<Map<String, Value>>(first).is_ok() {
+                return Ok(Box::new(Lines::open(file, Compression::None)?));
+            }
+            return Err(Error::file(file, format!("line {}: {}", error.line(), unreadable(&error))));
+        }
+    };
+    let is_number = |key: &String| key.bytes().all(|byte| byte.is_ascii_digit());
+    let documents: Vec<std::result::Result<Value, String>> = match value {
+        Value::Array(list) => list.into_iter().map(Ok).collect(),
+        Value::Object(mut object) => match object.remove("data") {
+            Some(Value::Array(list)) if list.iter().any(|entry| entry.get("paragraphs").is_some()) => {
+                list.iter().flat_map(questions).collect()
+            }
+            Some(Value::Array(list)) => list.into_iter().map(Ok).collect(),
+            None if !object.is_empty() && object.keys().all(is_number) => {
+                object.into_iter().map(|(_, document)| Ok(document)).collect()
+            }
+            data => {
+                object.extend(data.map(|data| ("data".into(), data)));
+                vec![Ok(Value::Object(object))]
+            }
+        },
+        other => {
+            let message = format!("is {}; a list or an object of documents was expected", kind(&other));
+            return Err(Error::file(file, message));
+        }
+    };
+    let file = file.to_path_buf();
+    Ok(Box::new((1..).zip(documents).map(move |(line, document)| {
+        let place = Place { file: file.clone(), line, unit: "element" };
+        let document = document.map_err(|message| place.wrong(message));
+        (place, document)
+    })))
+}
+
+/// The questions of an entry of SQuAD, each with its context.
+fn questions(entry: &Value) -> Vec<std::result::Result<Value, String>> {
+    let Some(paragraphs) = entry.get("paragraphs").and_then(Value::as_array) else {
+        return vec![Err("has no list `paragraphs`, as the other elements of `data`".into())];
+    };
+    let mut documents = Vec::new();
+    for paragraph in paragraphs {
+        match (paragraph.get("context"), paragraph.get("qas").and_then(Value::as_array)) {
+            (Some(context), Some(questions)) => documents.extend(questions.iter().map(|question| {
+                let mut document =
+                    question.as_object().cloned().ok_or("`qas` holds what is not an object")?;
+                document.insert("context".into(), context.clone());
+                Ok(Value::Object(document))
+            })),
+            _ => documents.push(Err("a paragraph has no `context` or no list `qas`".into())),
+        }
+    }
+    documents
+}
+
+/// The rows of a Parquet file.
+struct Rows {
+    file: PathBuf,
+    rows: RowIter<'static>,
+    row: u64,
+    failed: bool,
+}
+
+impl Rows {
+    fn open(file: &Path) -> Result<Self> {
+        let input = fs::File::open(file).map_err(Error::io(file, "open"))?;
+        let wrong = |error: ParquetError| {
+            Error::file(file, format!("is not a Parquet file that can be read: {error}"))
+        };
+        let reader = guarded(|| SerializedFileReader::new(input)).map_err(wrong)?;
+        let rows = guarded(|| Ok(RowIter::from_file_into(Box::new(reader)))).map_err(wrong)?;
+        Ok(Self { file: file.into(), rows, row: 0, failed: false })
+    }
+}
+
+impl Iterator for Rows {
+    type Item = (Place, Result<Value>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        self.row += 1;
+        let row = guarded(|| self.rows.next().transpose()).transpose()?;
+        self.failed = row.is_err();
+        let place = Place { file: self.file.clone(), line: self.row, unit: "row" };
+        let row = row.map(object);
+        let row = row.map_err(|error| {
+            place.wrong(format!("could not read further: {error}; the file may be damaged"))
+        });
+        Some((place, row))
+    }
+}
+
+fn object(row: Row) -> Value {
+    Value::Object(row.into_columns().into_iter().map(|(name, field)| (name, plain(&field))).collect())
+}
+
+/// A field of a table as JSON. Bytes are a text if they are UTF-8, otherwise a list of numbers.
+fn plain(field: &Field) -> Value {
+    match field {
+        Field::Null => Value::Null,
+        Field::Bool(value) => (*value).into(),
+        Field::Byte(value) => (*value).into(),
+        Field::Short(value) => (*value).into(),
+        Field::Int(value) | Field::Date(value) | Field::TimeMillis(value) => (*value).into(),
+        Field::Long(value)
+        | Field::TimeMicros(value)
+        | Field::TimestampMillis(value)
+        | Field::TimestampMicros(value) => (*value).into(),
+        Field::UByte(value) => (*value).into(),
+        Field::UShort(value) => (*value).into(),
+        Field::UInt(value) => (*value).into(),
+        Field::ULong(value) => (*value).into(),
+        Field::Float16(value) => number(value.to_f64()),
+        Field::Float(value) => number(f64::from(*value)),
+        Field::Double(value) => number(*value),
+        Field::Str(text) => text.as_str().into(),
+        Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
+            Ok(text) => text.into(),
+            Err(_) => bytes.data().into(),
+        },
+        Field::Group(row) => object(row.clone()),
+        Field::ListInternal(list) => list.elements().iter().map(plain).collect(),
+        Field::MapInternal(map) => {
+            let key = |field: &Field| match plain(field) {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            Value::Object(map.entries().iter().map(|(name, value)| (key(name), plain(value))).collect())
+        }
+        decimal @ Field::Decimal(_) => decimal.to_string().into(),
+    }
+}
+
+/// A number; JSON has no NaN and no infinity.
+fn number(value: f64) -> Value {
+    Number::from_f64(value).map_or(Value::Null, Value::Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+    use serde_json::json;
+
+    use super::*;
+
+    const ARC: DataSet = DataSet { hub: "allenai/ai2_arc", config: "ARC-Easy", split: "test", files: &[] };
+    const PIQA: DataSet =
+        DataSet { hub: "baber/piqa", config: "", split: "validation", files: &["other/piqa_*"] };
+
+    fn write(root: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// The documents, or what is wrong.
+    fn read(file: &Path) -> Vec<std::result::Result<Value, String>> {
+        documents(&[file.into()]).map(|(_, document)| document.map_err(|error| error.to_string())).collect()
+    }
+
+    #[test]
+    fn patterns_fit_names() {
+        for (pattern, name, expected) in [
+            ("a*c", "abc", true),
+            ("a*c", "ac", true),
+            ("a*c", "acd", false),
+            ("test-*-of-*.jsonl", "test-00000-of-00002.jsonl", true),
+            ("test-*-of-*.jsonl", "test-00000.jsonl", false),
+            ("*", "x", true),
+            ("*a*a", "a", false),
+            ("a", "ab", false),
+        ] {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn every_layout_of_the_hub_is_found() {
+        let layouts: [(DataSet, &[&str]); 17] = [
+            (ARC, &["allenai/ai2_arc/ARC-Easy/test.jsonl"]),
+            (ARC, &["allenai/ai2_arc/ARC-Easy/test-00000-of-00001.parquet"]),
+            (
+                ARC,
+                &[
+                    "ai2_arc/ARC-Easy/test-00000-of-00002.parquet",
+                    "ai2_arc/ARC-Easy/test-00001-of-00002.parquet",
+                ],
+            ),
+            (ARC, &["ai2_arc/data/ARC-Easy.jsonl.gz"]),
+            (ARC, &["ai2_arc/ARC-Easy/ARC-Easy-test.json"]),
+            (ARC, &["datasets--allenai--ai2_arc/snapshots/12ab/ARC-Easy/test-00000-of-00001.parquet"]),
+            (PIQA, &["baber/piqa/piqa_validation.parquet"]),
+            (PIQA, &["baber/piqa/data/validation-00000-of-00001.parquet"]),
+            (PIQA, &["baber/piqa/validation.jsonl.zst"]),
+            (PIQA, &["piqa/validation.jsonl"]),
+            (PIQA, &["piqa/plain_text/validation.jsonl"]),
+            (PIQA, &["piqa/default/validation/0000.parquet"]),
+            (PIQA, &["piqa/default/validation/0000.parquet", "piqa/default/validation/0001.parquet"]),
+            (PIQA, &["piqa/validation/part.json"]),
+            (PIQA, &["piqa/piqa/validation-00000-of-00001.parquet"]),
+            (PIQA, &["other/piqa_x.jsonl"]),
+            (PIQA, &["other/piqa_a.jsonl", "other/piqa_b.jsonl"]),
+        ];
+        for (set, files) in layouts {
+            let root = tempfile::tempdir().unwrap();
+            let expected: Vec<PathBuf> = files.iter().map(|file| write(root.path(), file, "")).collect();
+            for other in
+                ["allenai/ai2_arc/test.jsonl", "baber/piqa/test.jsonl", "other/piqa_x.txt", "README.md"]
+            {
+                write(root.path(), other, "");
+            }
+            assert_eq!(set.find(root.path()).unwrap(), expected);
+        }
+        // Of the same documents in two formats only one counts.
+        let root = tempfile::tempdir().unwrap();
+        let lines = write(root.path(), "piqa/validation.jsonl", "");
+        write(root.path(), "piqa/validation.parquet", "");
+        assert_eq!(PIQA.find(root.path()).unwrap(), [lines]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_address() {
+        let root = tempfile::tempdir().unwrap();
+        let message = ARC.find(root.path()).unwrap_err().to_string();
+        let first = root.path().join("allenai/ai2_arc/ARC-Easy/test.jsonl");
+        for part in [first.to_str().unwrap(), "(ARC-Easy)", "https://huggingface.co/datasets/allenai/ai2_arc"]
+        {
+            assert!(message.contains(part), "{message}");
+        }
+        write(root.path(), "allenai/ai2_arc/ARC-Easy/test-00000-of-00002.parquet", "");
+        let message = ARC.find(root.path()).unwrap_err().to_string();
+        assert!(message.contains("one of 2 shards, but 1 are there"), "{message}");
+        let message = ARC.find(&root.path().join("none")).unwrap_err().to_string();
+        assert!(message.contains("is not a folder"), "{message}");
+    }
+
+    #[test]
+    fn lines_are_read_with_marks_blanks_and_errors() {
+        let root = tempfile::tempdir().unwrap();
+        let text = "\u{feff}{\"a\": 1}\r\n\r\n  \n{\"a\": \n{\"a\": \"naïve\"}";
+        let file = write(root.path(), "x.jsonl", text);
+        let places: Vec<u64> =
+            documents(&[file.clone(), file.clone()]).map(|(place, _)| place.line).collect();
+        assert_eq!(places, [1, 4, 5, 1, 4, 5]);
+        let documents = read(&file);
+        assert_eq!(documents[0], Ok(json!({"a": 1})));
+        assert!(documents[1].as_ref().unwrap_err().contains("x.jsonl: line 4: is not JSON"), "{documents:?}");
+        assert_eq!(documents[2], Ok(json!({"a": "naïve"})));
+        let packed = write(root.path(), "x.jsonl.zst", zstd::encode_all(text.as_bytes(), 3).unwrap());
+        assert_eq!(read(&packed).len(), 3);
+        let whole = fs::read(&packed).unwrap();
+        let cut = write(root.path(), "y.jsonl.zst", &whole[..whole.len() - 5]);
+        assert!(read(&cut).pop().unwrap().unwrap_err().contains("could not read further"));
+        assert!(read(&root.path().join("none.jsonl"))[0].is_err());
+    }
+
+    #[test]
+    fn labels_may_stand_in_a_file_of_their_own() {
+        let root = tempfile::tempdir().unwrap();
+        let file = write(root.path(), "valid.jsonl", "{\"a\": 1}\n\n{\"label\": 7}\n{\"a\": 3}\n{}\n");
+        write(root.path(), "valid-labels.lst", "0\n1\n2\n");
+        let documents = read(&file);
+        assert_eq!(documents[0], Ok(json!({"a": 1, "label": "0"})));
+        assert_eq!(documents[1], Ok(json!({"label": 7})));
+        assert_eq!(documents[2], Ok(json!({"a": 3, "label": "2"})));
+        assert!(documents[3].as_ref().unwrap_err().contains("line 5: has no label"));
+    }
+
+    #[test]
+    fn json_files_have_several_forms() {
+        let root = tempfile::tempdir().unwrap();
+        let two = vec![Ok(json!({"a": 1})), Ok(json!({"a": 2}))];
+        for text in [
+            r#"[{"a": 1}, {"a": 2}]"#,
+            r#"{"version": 1, "data": [{"a": 1}, {"a": 2}]}"#,
+            r#"{"0": {"a": 1}, "1": {"a": 2}}"#,
+            "{\"a\": 1}\n{\"a\": 2}\n",
+        ] {
+            assert_eq!(read(&write(root.path(), "x.json", text)), two, "{text}");
+        }
+        assert_eq!(read(&write(root.path(), "x.json", r#"{"a": 1}"#)), two[..1]);
+        let squad = r#"{"data": [{"title": "t", "paragraphs": [
+            {"context": "c", "qas": [{"id": "1", "question": "q", "answers": [{"text": "x"}]}, {"question": "r"}]},
+            {"context": "d"}]}, {"title": "u"}]}"#;
+        let documents = read(&write(root.path(), "squad.json", squad));
+        let first = json!({"id": "1", "question": "q", "answers": [{"text": "x"}], "context": "c"});
+        assert_eq!(documents[0], Ok(first));
+        assert_eq!(documents[1], Ok(json!({"question": "r", "context": "c"})));
+        assert!(documents[2].as_ref().unwrap_err().contains("element 3: a paragraph has no `context`"));
+        assert!(documents[3].as_ref().unwrap_err().contains("`paragraphs`"));
+        for (text, expected) in
+            [("3", "is a number"), ("[{\n\"a\" 1}]", "line 2: is not JSON"), ("", "is not JSON")]
+        {
+            let documents = read(&write(root.path(), "x.json", text));
+            assert!(documents[0].as_ref().unwrap_err().contains(expected), "{documents:?}");
+        }
+    }
+
+    #[test]
+    fn nested_columns_of_a_table_become_objects_and_lists() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("x.parquet");
+        let schema = "message table {
+            REQUIRED BYTE_ARRAY question (UTF8);
+            OPTIONAL GROUP choices {
+                OPTIONAL GROUP text (LIST) { REPEATED GROUP list { OPTIONAL BYTE_ARRAY element (UTF8); } }
+                OPTIONAL INT64 count;
+            }
+            OPTIONAL DOUBLE score;
+            OPTIONAL BYTE_ARRAY raw;
+        }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let output = fs::File::create(&path).unwrap();
+        let mut writer = SerializedFileWriter::new(output, schema, Arc::default()).unwrap();
+        let bytes = |texts: &[&str]| -> Vec<ByteArray> { texts.iter().map(|&text| text.into()).collect() };
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&bytes(&["p", "q", "中"]), None, None).unwrap();
+        column.close().unwrap();
+        // Two texts, an empty list, no choices at all.
+        let mut column = group.next_column().unwrap().unwrap();
+        let (defined, repeated) = ([4, 3, 2, 0], [0, 1, 0, 0]);
+        column.typed::<ByteArrayType>().write_batch(&bytes(&["a"]), Some(&defined), Some(&repeated)).unwrap();
+        column.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&[5, -1], Some(&[2, 2, 0]), None).unwrap();
+        column.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<DoubleType>().write_batch(&[0.5, f64::NAN], Some(&[1, 1, 0]), None).unwrap();
+        column.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        let raw = [ByteArray::from("text"), ByteArray::from(vec![0xFF, 1])];
+        column.typed::<ByteArrayType>().write_batch(&raw, Some(&[1, 1, 0]), None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        let expected = [
+            json!({"question": "p", "choices": {"text": ["a", null], "count": 5}, "score": 0.5, "raw": "text"}),
+            json!({"question": "q", "choices": {"text": [], "count": -1}, "score": null, "raw": [255, 1]}),
+            json!({"question": "中", "choices": null, "score": null, "raw": null}),
+        ];
+        assert_eq!(read(&path), expected.map(Ok));
+        let place = documents(std::slice::from_ref(&path)).nth(1).unwrap().0;
+        assert_eq!((place.line_text(), &place.file), ("row 2".into(), &path));
+        let bytes = fs::read(&path).unwrap();
+        let cut = write(root.path(), "cut.parquet", &bytes[..bytes.len() / 2]);
+        assert!(read(&cut)[0].as_ref().unwrap_err().contains("cut.parquet: is not a Parquet file"));
+    }
+}

@@ -1,0 +1,389 @@
+//! The training runs of an experiment, before any of them starts.
+//!
+//! For each course and arm: one run per learning rate, with a seed of its own, to choose the rate; then one run per
+//! seed at the chosen rate. The rate with the lowest loss on validation questions is chosen; results come from other
+//! questions. A run is identified by everything that determines its weights, so experiments share runs.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use march_engine::{Cpu, CpuOptions};
+use sha2::{Digest, Sha256};
+
+use super::experiment::{Course, Experiment, Size, Stage};
+use march_lm::Config;
+use march_lm::data::recall::Task;
+use march_lm::data::{DataKind, Loader, Sources};
+use march_lm::model::{Model, Settings};
+use march_lm::tokenizer::Tokenizer;
+use march_lm::train::Trainer;
+use march_lm::{Error, Result};
+
+/// The seed of the runs that choose a learning rate. Results use the seeds from 1.
+const SWEEP_SEED: u64 = 1000;
+
+/// A preset that trains on text; its `[data]` is what courses start from.
+const TEXT_PRESET: &str = "tiny/gdn";
+
+/// Options that apply to all runs.
+#[derive(Clone, Debug)]
+pub struct Scale {
+    /// The size.
+    pub size: Size,
+    /// Seeds per result.
+    pub seeds: u64,
+    /// A folder of shards made from the texts of the command line, for courses that use them.
+    pub shards: Option<PathBuf>,
+}
+
+impl Scale {
+    /// The scale of a size, with its usual number of seeds.
+    pub fn new(size: Size) -> Self {
+        let seeds = if size == Size::Quick { 2 } else { 5 };
+        Self { size, seeds, shards: None }
+    }
+
+    /// Steps of a stage.
+    fn steps(&self, stage: &Stage) -> u64 {
+        if self.size == Size::Quick { stage.steps.min(2) } else { stage.steps }
+    }
+
+    /// Sequences of an ask.
+    pub fn samples(&self, samples: u64) -> u64 {
+        if self.size == Size::Quick { samples.min(2) } else { samples }
+    }
+
+    /// Tokens of a sequence of text or needles in an ask.
+    pub fn length(&self, length: usize) -> usize {
+        if self.size == Size::Quick { length.min(2048) } else { length }
+    }
+
+    /// The rates to choose from.
+    fn rates<'a>(&self, rates: &'a [f64]) -> &'a [f64] {
+        if self.size == Size::Quick { &rates[..rates.len().min(1)] } else { rates }
+    }
+}
+
+/// A training run: its stages, each a complete configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// The arm.
+    pub arm: String,
+    /// The course.
+    pub course: String,
+    /// The learning rate.
+    pub rate: f64,
+    /// The seed.
+    pub seed: u64,
+    /// The stages.
+    pub stages: Vec<Config>,
+}
+
+/// An arm on a course: how its rate is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The arm.
+    pub arm: String,
+    /// The course.
+    pub course: String,
+    /// The rates to choose from; a single one needs no runs.
+    pub rates: Vec<f64>,
+    /// The arm and course whose choice is used instead.
+    pub rate_of: Option<(String, String)>,
+}
+
+/// The runs of an experiment.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The experiment.
+    pub experiment: Experiment,
+    /// The scale.
+    pub scale: Scale,
+    /// All arms on all their courses.
+    pub entries: Vec<Entry>,
+}
+
+impl Plan {
+    /// Plans an experiment; every configuration is checked.
+    pub fn new(experiment: Experiment, scale: Scale) -> Result<Self> {
+        let mut entries = Vec::new();
+        for name in &experiment.courses {
+            let course = &experiment.course[name];
+            for arm in experiment.arms_of(name) {
+                let own = &experiment.arm[arm];
+                let of_arm = own.rates_of.clone().filter(|other| experiment.arms.contains(other));
+                let of_course = course.rates_of.clone().filter(|other| experiment.courses.contains(other));
+                let rate_of = match (of_arm, of_course) {
+                    (None, None) => None,
+                    (other, same) => {
+                        Some((other.unwrap_or_else(|| arm.clone()), same.unwrap_or_else(|| name.clone())))
+                    }
+                };
+                let mut rates = own.rates.clone().unwrap_or_else(|| course.rates.clone());
+                rates.extend(course.more_rates.get(arm).into_iter().flatten());
+                let rates = scale.rates(&rates).to_vec();
+                if rates.is_empty() {
+                    return Err(Error::Request(format!("course `{name}` has no learning rates")));
+                }
+                entries.push(Entry { arm: arm.clone(), course: name.clone(), rates, rate_of });
+            }
+        }
+        let plan = Self { experiment, scale, entries };
+        for entry in &plan.entries {
+            plan.job(entry, entry.rates[0], 1)?;
+        }
+        Ok(plan)
+    }
+
+    /// Whether this is more than a quick run.
+    pub fn is_full(&self) -> bool {
+        self.scale.size != Size::Quick
+    }
+
+    /// The runs that choose the rates.
+    pub fn sweep(&self) -> Result<Vec<Job>> {
+        let chosen = self.entries.iter().filter(|entry| entry.rate_of.is_none() && entry.rates.len() > 1);
+        let each = chosen.flat_map(|entry| entry.rates.iter().map(move |&rate| (entry, rate)));
+        each.map(|(entry, rate)| self.job(entry, rate, SWEEP_SEED)).collect()
+    }
+
+    /// The runs of the results of one entry, at a rate.
+    pub fn results(&self, entry: &Entry, rate: f64) -> Result<Vec<Job>> {
+        (1..=self.scale.seeds).map(|seed| self.job(entry, rate, seed)).collect()
+    }
+
+    /// A run of an entry.
+    pub fn job(&self, entry: &Entry, rate: f64, seed: u64) -> Result<Job> {
+        let course = &self.experiment.course[&entry.course];
+        let stages = course.stage.iter().enumerate();
+        let stages = stages.map(|(i, stage)| self.stage(entry, course, (i, stage), rate, seed));
+        let stages = stages.collect::<Result<Vec<Config>>>()?;
+        Ok(Job { arm: entry.arm.clone(), course: entry.course.clone(), rate, seed, stages })
+    }
+
+    fn stage(
+        &self,
+        entry: &Entry,
+        course: &Course,
+        (number, stage): (usize, &Stage),
+        rate: f64,
+        seed: u64,
+    ) -> Result<Config> {
+        let arm = &self.experiment.arm[&entry.arm];
+        let arm = match &arm.begins_as {
+            Some(other) if number == 0 => self.experiment.arm.get(other).unwrap_or(arm),
+            _ => arm,
+        };
+        let (mut data, mut settings): (Vec<String>, Vec<String>) = [&arm.set[..], &course.set, &stage.set]
+            .concat()
+            .into_iter()
+            .partition(|set| set.starts_with("data."));
+        let vocabulary = match &stage.task {
+            Some(task) => Task::open(task, stage.length)?.vocabulary().len(),
+            None => Tokenizer::load("bytes")?.vocabulary(),
+        };
+        settings.push(format!("model.vocab_size={vocabulary}"));
+        let mut config = Config::load_with(&arm.base, &settings)?;
+        // The arms' presets have data of their own, which a course replaces as a whole.
+        let length = match (&stage.task, stage.length) {
+            (Some(task), length) => Task::open(task, length)?.length(),
+            (None, Some(length)) => length,
+            (None, None) => {
+                return Err(Error::Request(format!("course `{}`: a stage needs a `length`", entry.course)));
+            }
+        };
+        let given = data.iter().position(|set| set == "data.path=given").map(|at| data.remove(at)).is_some();
+        data.push(format!("data.sequence_length={length}"));
+        data.push(format!("train.tokens_per_step={length}"));
+        if let Some(task) = &stage.task {
+            data.extend(["data.kind=recall".into(), format!("data.task=\"{task}\"")]);
+        }
+        config.data = Config::load_with(TEXT_PRESET, &data)?.data;
+        if given && let Some(folder) = &self.scale.shards {
+            (config.data.kind, config.data.path) = (DataKind::Shards, Some(folder.display().to_string()));
+        }
+        let train = &mut config.train;
+        train.steps = self.scale.steps(stage);
+        (train.micro_batch, train.tokens_per_step) = (stage.rows, stage.rows * length);
+        train.validate_every = train.steps.div_ceil(8);
+        train.learning_rate = rate;
+        // Stages of a run see different sequences.
+        train.seed = seed + 1_000_000 * number as u64;
+        (train.save_every, train.keep, train.prompts) = (0, 1, Vec::new());
+        if self.scale.size == Size::Quick {
+            train.validation_sequences = train.validation_sequences.min(4);
+        }
+        train.check(length).map_err(|(key, message)| Error::config(&entry.course, key, message))?;
+        Ok(config)
+    }
+
+    /// Estimated seconds of all runs on one thread, if none exists yet: the work of their matrix products at the speed
+    /// of some steps of the first.
+    pub fn estimate(&self) -> Result<f64> {
+        let (mut flop, mut speed) = (0.0, None);
+        for entry in &self.entries {
+            let job = self.job(entry, entry.rates[0], 1)?;
+            let sweep = if entry.rate_of.is_none() && entry.rates.len() > 1 { entry.rates.len() } else { 0 };
+            flop += job.stages.iter().map(work).sum::<f64>() * (sweep as u64 + self.scale.seeds) as f64;
+            if speed.is_none() {
+                speed = job.stages.last().map(measured_speed).transpose()?;
+            }
+        }
+        Ok(flop / speed.unwrap_or(1e10))
+    }
+
+    /// Tokens that all runs train on, if none exists yet.
+    pub fn tokens(&self) -> Result<f64> {
+        let mut tokens = 0.0;
+        for entry in &self.entries {
+            let job = self.job(entry, entry.rates[0], 1)?;
+            let sweep = if entry.rate_of.is_none() && entry.rates.len() > 1 { entry.rates.len() } else { 0 };
+            tokens += job.tokens() * (sweep as u64 + self.scale.seeds) as f64;
+        }
+        Ok(tokens)
+    }
+}
+
+/// FLOP of the matrix products of a stage.
+fn work(stage: &Config) -> f64 {
+    let model: Model<Cpu> = Model::new(&stage.model);
+    let length = stage.data.sequence_length;
+    let one = model.work(length, &stage.model.policy().unwrap_or_default());
+    3.0 * one / length as f64 * stage.train.tokens_per_step as f64 * stage.train.steps as f64
+}
+
+/// FLOP per second of some steps of a stage on one thread.
+fn measured_speed(stage: &Config) -> Result<f64> {
+    const STEPS: u64 = 4;
+    let engine = Cpu::new(CpuOptions { threads: 1, ..CpuOptions::default() })?;
+    let Sources { training, .. } = Sources::open(&stage.data, 0, 1)?;
+    let mut loader = Loader::new(training, None)?;
+    let model: Model<Cpu> = Model::new(&stage.model);
+    let parameters = model.init(&engine, 0)?;
+    let settings = Settings { policy: stage.model.policy().unwrap_or_default(), recompute: false };
+    let length = stage.data.sequence_length;
+    let mut trainer = Trainer::new(&engine, model, parameters, settings, stage.train.clone(), length)?;
+    trainer.advance(&mut loader)?;
+    let began = Instant::now();
+    for _ in 0..STEPS {
+        trainer.advance(&mut loader)?;
+    }
+    let seconds = began.elapsed().as_secs_f64() / STEPS as f64;
+    Ok(work(stage) / stage.train.steps as f64 / seconds.max(1e-9))
+}
+
+impl Job {
+    /// Tokens that it trains on.
+    pub fn tokens(&self) -> f64 {
+        self.stages.iter().map(|stage| stage.train.steps as f64 * stage.train.tokens_per_step as f64).sum()
+    }
+
+    /// Identifies the weights that the first `stages` stages give.
+    fn hash(&self, stages: usize) -> String {
+        let mut hash = Sha256::new();
+        for stage in &self.stages[..stages] {
+            hash.update(stage.to_toml());
+        }
+        hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The folder of a stage's run. Its name begins with what a person looks for; runs that share their first stages
+    /// share those folders.
+    pub fn folder(&self, all: &Path, stage: usize) -> PathBuf {
+        let short = |text: &str| -> String {
+            let plain = text.to_lowercase();
+            let words = plain.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+            words.collect::<Vec<_>>().join("-")
+        };
+        let config = &self.stages[stage];
+        let kind = short(config.model.mixer.model_type());
+        let name = format!(
+            "{}-stage-{}-{kind}-rate-{}-seed-{}-{}",
+            short(&self.course),
+            stage + 1,
+            self.rate,
+            self.seed,
+            self.hash(stage + 1)
+        );
+        all.join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::experiment::{EFFICIENCY, names};
+    use super::*;
+
+    fn plan(name: &str, size: Size) -> Plan {
+        Plan::new(Experiment::open(name).unwrap(), Scale::new(size)).unwrap()
+    }
+
+    /// Every experiment can be planned, and its arms have the same number of parameters within 2 %.
+    #[test]
+    fn arms_have_equally_many_parameters() {
+        for name in names().filter(|name| *name != EFFICIENCY) {
+            let plan = plan(name, Size::Laptop);
+            for course in &plan.experiment.courses {
+                let counts: Vec<(String, usize)> = plan
+                    .entries
+                    .iter()
+                    .filter(|entry| entry.course == *course)
+                    .map(|entry| {
+                        let job = plan.job(entry, entry.rates[0], 1).unwrap();
+                        let model: Model<Cpu> = Model::new(&job.stages.last().unwrap().model);
+                        (entry.arm.clone(), model.parameter_count())
+                    })
+                    .collect();
+                let most = counts.iter().map(|count| count.1).max().unwrap() as f64;
+                let least = counts.iter().map(|count| count.1).min().unwrap() as f64;
+                assert!(
+                    plan.experiment.free_parameters || most / least < 1.021,
+                    "{name}, {course}: {counts:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn runs_are_identified_by_what_determines_them() {
+        let plan = plan("capacity", Size::Laptop);
+        let entry = |arm: &str| plan.entries.iter().find(|entry| entry.arm == arm).unwrap().clone();
+        let job = |arm: &str, rate, seed| plan.job(&entry(arm), rate, seed).unwrap();
+        let folder = |job: &Job, stage| job.folder(Path::new("runs"), stage);
+        let march = job("MARCH", 1e-3, 1);
+        assert_eq!(folder(&march, 2), folder(&job("MARCH", 1e-3, 1), 2));
+        for other in [job("MARCH", 2e-3, 1), job("MARCH", 1e-3, 2), job("MARCH, top-2", 1e-3, 1)] {
+            assert_ne!(folder(&march, 2), folder(&other, 2));
+        }
+        // The seeds that choose a rate are none of those of the results.
+        let sweep = plan.sweep().unwrap();
+        let results = plan.results(&entry("MARCH"), 1e-3).unwrap();
+        assert!(!sweep.is_empty() && results.len() == 5);
+        assert!(sweep.iter().all(|job| results.iter().all(|other| other.seed != job.seed)));
+    }
+
+    /// A model that continues another's first stage shares that stage's run.
+    #[test]
+    fn upcycled_models_share_their_first_stage() {
+        let plan = plan("upcycle", Size::Laptop);
+        let job = |arm: &str| {
+            let entry = plan.entries.iter().find(|entry| entry.arm == arm).unwrap();
+            plan.job(entry, 1e-3, 1).unwrap()
+        };
+        let (gdn, upcycled) = (job("GDN"), job("GDN continued as MARCH"));
+        let folder = |job: &Job, stage| job.folder(Path::new("runs"), stage);
+        assert_eq!(folder(&gdn, 0), folder(&upcycled, 0));
+        assert_ne!(folder(&gdn, 1), folder(&upcycled, 1));
+        assert_eq!(gdn.tokens(), upcycled.tokens());
+    }
+
+    #[test]
+    fn a_quick_plan_is_small() {
+        for name in names().filter(|name| *name != EFFICIENCY) {
+            let (quick, laptop) = (plan(name, Size::Quick), plan(name, Size::Laptop));
+            assert!(quick.tokens().unwrap() < 0.02 * laptop.tokens().unwrap(), "{name}");
+        }
+        let refused = Experiment::open("recal").unwrap_err().to_string();
+        assert!(refused.contains("did you mean `recall`?") || refused.contains("recall"), "{refused}");
+    }
+}

@@ -1,0 +1,561 @@
+//! A run: the training loop (validate, sample, save, step, log), and the folder that holds all of its results.
+//!
+//! ```text
+//! RUN/config.toml            the complete configuration, with defaults filled in
+//! RUN/run.json               what the run was started with, compared when it resumes
+//! RUN/environment.json       the program and machine of each session
+//! RUN/metrics.jsonl          one line per step, validation and sample; the source of reports
+//! RUN/metrics-discarded.jsonl    lines of steps that were repeated after a resume
+//! RUN/samples.txt            the samples, for reading
+//! RUN/data/                  the tokens of a text that was given when the run was started
+//! RUN/checkpoints/step-N/    a checkpoint that any command accepts, and what resuming needs
+//! ```
+
+mod environment;
+mod folder;
+mod metrics;
+mod record;
+mod start;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use march_engine::{Cpu, Engine};
+use serde_json::{Value, json};
+
+pub use environment::Session;
+use folder::{CONFIG_FILE, Folder};
+pub use metrics::{Lines, read_metrics};
+use record::Record;
+
+use crate::anchors::Retention;
+use crate::checkpoint::verify_folder;
+use crate::data::{DataConfig, DataKind, Loader, Sources};
+use crate::error::{Error, Result};
+use crate::generate::{Generator, Sampling};
+use crate::model::{Model, Settings};
+use crate::recipe::Config;
+use crate::tokenizer::Tokenizer;
+use crate::train::ranks::Ranks;
+use crate::train::{MemoryPlan, Progress, Recompute, StepReport, Trainer, Validation, machine_memory};
+
+/// The name that errors use for a complete configuration, built from a file, a preset and settings.
+const CONFIGURATION: &str = "configuration";
+
+/// The folder of a run that holds the tokens of a text given when the run was started.
+pub const DATA_FOLDER: &str = "data";
+
+/// Options for starting or resuming a run.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Take the initial weights from this checkpoint. If the configured model extends the checkpoint's, its additions
+    /// start such that it computes nearly the same.
+    pub init_from: Option<PathBuf>,
+    /// The initial bias of the null route in that case, instead of one that depends on the number of anchors.
+    pub upcycle_null_bias: Option<f64>,
+    /// Stop after this step, as if interrupted.
+    pub stop_at: Option<u64>,
+    /// Settings that change when a run resumes, each as `section.key=value`.
+    pub settings: Vec<String>,
+}
+
+/// A completed step, for display.
+#[derive(Clone, Debug)]
+pub struct StepLine {
+    /// Number of completed steps.
+    pub step: u64,
+    /// Total number of steps.
+    pub steps: u64,
+    /// The result of the step.
+    pub report: StepReport,
+    /// Tokens per second in this step.
+    pub tokens_per_second: f64,
+    /// Estimated seconds for the remaining steps, at the average pace so far.
+    pub seconds_left: f64,
+}
+
+/// An event during a run.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A step was completed.
+    Step(StepLine),
+    /// The validation at a step, and whether its loss is the lowest so far.
+    Validated(u64, Validation, bool),
+    /// A sample: step, prompt, text.
+    Sampled(u64, String, String),
+    /// A checkpoint was written.
+    Saved(PathBuf),
+    /// A checkpoint could not be used, and why; it was set aside.
+    SetAside(PathBuf, String),
+    /// The run resumed from this checkpoint.
+    Resumed(PathBuf),
+}
+
+/// A trainer, its data and its folder.
+pub struct Run<'e, E: Engine> {
+    engine: &'e E,
+    config: Config,
+    folder: Folder,
+    trainer: Trainer<'e, E>,
+    loader: Loader,
+    validation: Option<Loader>,
+    tokenizer: Tokenizer,
+    progress: Progress,
+    /// The contents of `run.json`, in the process that writes.
+    record: Option<Record>,
+    /// Whether the run resumed from a checkpoint.
+    restored: bool,
+    options: RunOptions,
+}
+
+/// Everything that a run needs before it has a folder.
+struct RunParts<'e, E: Engine> {
+    trainer: Trainer<'e, E>,
+    loader: Loader,
+    validation: Option<Loader>,
+    tokenizer: Tokenizer,
+}
+
+impl<'e, E: Engine> RunParts<'e, E> {
+    /// Opens the data and creates a trainer before its first step.
+    fn new(engine: &'e E, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
+        let Config { model, data, train } = config;
+        let Sources { training, validation, tokenizer } =
+            Sources::open(data, train.seed, train.validation_sequences)?;
+        let shuffle = (data.shuffle && data.kind.is_text()).then_some(train.seed);
+        let loader = Loader::new(training, shuffle)?;
+        let validation = validation.map(|source| Loader::new(source, None)).transpose()?;
+        if data.kind.has_tokenizer() && tokenizer.vocabulary() > model.vocab_size {
+            let message = format!(
+                "is {}, but the tokenizer has {} tokens; set it to that or more",
+                model.vocab_size,
+                tokenizer.vocabulary()
+            );
+            return Err(Error::config(CONFIGURATION, "vocab_size", message));
+        }
+        if let Some([memory, _]) = machine_memory() {
+            let count = Model::<E>::new(model).parameter_count();
+            // Weights, gradients and two moments.
+            if count > memory / 16 {
+                let message = format!(
+                    "the model has {count} parameters; with gradients and moments they take {:.0} GiB, and the machine \
+                     has {:.0} GiB of memory",
+                    count as f64 * 16.0 / 2f64.powi(30),
+                    memory as f64 / 2f64.powi(30)
+                );
+                return Err(Error::Request(message));
+            }
+        }
+        let policy = model.policy().unwrap_or_default();
+        if let Retention::Budget(_) = policy.retention {
+            let message = format!(
+                "is `{}`, which each layer decides while decoding; train with `all`, `fenwick` or `recent:N`",
+                policy.retention
+            );
+            return Err(Error::config(CONFIGURATION, "retention", message));
+        }
+        let (architecture, parameters) = match &options.init_from {
+            Some(from) => start::load(engine, model, from, train.seed)?,
+            None => {
+                let architecture = Model::new(model);
+                let parameters = architecture.init(engine, train.seed)?;
+                (architecture, parameters)
+            }
+        };
+        let settings = Settings { policy, recompute: train.recompute == Recompute::On };
+        let trainer =
+            Trainer::new(engine, architecture, parameters, settings, train.clone(), data.sequence_length)?
+                .with_ranks(ranks)?;
+        Ok(Self { trainer, loader, validation, tokenizer })
+    }
+}
+
+impl<'e, E: Engine> Run<'e, E> {
+    /// Starts a run in a new folder. Everything that determines its result is in the folder before the first step.
+    pub fn create(
+        engine: &'e E,
+        mut config: Config,
+        folder: &Path,
+        options: RunOptions,
+        ranks: Box<dyn Ranks>,
+    ) -> Result<Self> {
+        let writes = ranks.rank() == 0;
+        let refuse_run = || {
+            let taken = folder.join(CONFIG_FILE).exists() || Record::exists(folder);
+            let message = "already holds a run; continue it with --resume, or choose another folder";
+            if writes && taken { Err(Error::file(folder, message)) } else { Ok(()) }
+        };
+        refuse_run()?;
+        // Absolute paths, so that a run can be resumed from any working directory.
+        config.data.make_absolute()?;
+        if let Some(from) = &options.init_from {
+            start::adapt(&mut config, from, options.upcycle_null_bias)?;
+        }
+        let parts = RunParts::new(engine, &config, &options, ranks)?;
+        let own = Folder::create(folder, writes)?;
+        // Another process may have started one in the meantime.
+        refuse_run()?;
+        if writes {
+            match own.checkpoints()?.as_slice() {
+                [] => {}
+                // Left by a run that was killed before its record was written.
+                [(0, _)] => own.prune(0)?,
+                _ => {
+                    let message = format!("has checkpoints but no `{CONFIG_FILE}`; choose another folder");
+                    return Err(Error::file(folder, message));
+                }
+            }
+        }
+        let mut run = Self::new(engine, config, own, options, parts);
+        if writes {
+            let init_from = run.options.init_from.clone();
+            if init_from.is_some() {
+                run.save()?;
+            }
+            let (data, validation) = run.fingerprints()?;
+            let saved = init_from.is_some();
+            let record = Record::new(&run.config, data, validation, init_from, saved);
+            record.write(folder)?;
+            run.record = Some(record);
+        }
+        Ok(run)
+    }
+
+    /// Resumes a run from its newest valid checkpoint; a run that was stopped before its first checkpoint starts from
+    /// the beginning. Damaged checkpoints are set aside and reported to `watch`. Fails if no checkpoint can be used, or
+    /// if the configuration or data has changed; then nothing is modified.
+    pub fn resume(
+        engine: &'e E,
+        folder: &Path,
+        options: RunOptions,
+        ranks: Box<dyn Ranks>,
+        watch: &mut dyn FnMut(Event),
+    ) -> Result<Self> {
+        let writes = ranks.rank() == 0;
+        let own = Folder::open(folder, writes)?;
+        let record = Record::read(folder)?;
+        let mut config = Record::config(folder, record.as_ref(), &options.settings)?;
+        follow_data(&mut config.data, folder);
+        config.data.make_absolute()?;
+        let parts = RunParts::new(engine, &config, &options, ranks)?;
+        let mut run = Self::new(engine, config, own, options, parts);
+        let (data, validation) = run.fingerprints()?;
+        if let Some(record) = &record {
+            record.check_data(&run.config.data, &data, validation.as_deref())?;
+        }
+        if writes {
+            let init_from = record.as_ref().and_then(|record| record.init_from.clone());
+            let saved = record.as_ref().and_then(|record| record.saved);
+            run.restore_newest(saved.or(init_from.is_some().then_some(true)), watch)?;
+            let (made, steps) = (run.trainer.step(), run.config.train.steps);
+            if made > steps {
+                return Err(Error::Request(format!(
+                    "{}: the run is already at step {made}, beyond the requested {steps} steps; give \
+                     --steps {made} or more, or start a new run",
+                    folder.display()
+                )));
+            }
+            let Progress { metric_lines, pending, .. } = run.progress;
+            let lines = run.folder.discard_metrics_after(made, metric_lines, pending)?;
+            run.progress.metric_lines = Some(lines);
+            let now = Record::new(&run.config, data, validation, init_from, run.restored);
+            if record.as_ref() != Some(&now) {
+                now.write(folder)?;
+            }
+            run.record = Some(now);
+        }
+        // The other processes use the checkpoint that process 0 chose.
+        let mut found = [0.0; 2];
+        if writes && run.restored {
+            found = [1.0, run.trainer.step() as f64];
+        }
+        run.trainer.sum(&mut found)?;
+        if !writes && found[0] > 0.0 {
+            let step = found[1] as u64;
+            run.progress = run.trainer.restore(&run.folder.checkpoint(step), Some(step))?;
+            run.restored = true;
+        }
+        run.loader.seek(run.progress.cursor);
+        Ok(run)
+    }
+
+    /// Restores the newest valid checkpoint, and sets aside damaged ones that are newer. `saved` is whether one was
+    /// ever written, if known: such a run does not start over.
+    fn restore_newest(&mut self, saved: Option<bool>, watch: &mut dyn FnMut(Event)) -> Result<()> {
+        let mut damaged: Vec<(PathBuf, Error)> = Vec::new();
+        for (step, checkpoint) in self.folder.checkpoints()?.into_iter().rev() {
+            match self.trainer.restore(&checkpoint, Some(step)) {
+                Ok(progress) => {
+                    self.progress = progress;
+                    self.restored = true;
+                    for (damaged, why) in damaged {
+                        self.folder.put_aside(&damaged)?;
+                        watch(Event::SetAside(damaged, why.to_string()));
+                    }
+                    watch(Event::Resumed(checkpoint));
+                    return Ok(());
+                }
+                Err(error) if error.is_damage() => damaged.push((checkpoint, error)),
+                // Damage can make a checkpoint look like that of another model. One with correct checksums that cannot
+                // be used or read right now may still be the best one.
+                Err(error) => match verify_folder(&checkpoint) {
+                    Err(damage) if damage.is_damage() => damaged.push((checkpoint, damage)),
+                    _ => return Err(error),
+                },
+            }
+        }
+        let refuse = |why: String| {
+            let remedy = "Nothing was changed. Restore a checkpoint from a copy, or start a new run";
+            Err(Error::file(self.folder.path(), format!("no checkpoint can be used: {why}. {remedy}")))
+        };
+        if !damaged.is_empty() {
+            let list: Vec<String> = damaged.iter().map(|(_, why)| format!("\n  {why}")).collect();
+            return refuse(list.concat() + "\n");
+        }
+        let aside = self.folder.set_aside()?;
+        if !aside.is_empty() {
+            return refuse(format!("all are damaged and were renamed: {}", aside.join(", ")));
+        }
+        // A run that reached its first checkpoint and has none now has lost its checkpoints. Earlier versions of the
+        // program did not record this; their run had reached one if it went past that step.
+        let (last, every) = (self.folder.last_logged_step()?, self.config.train.save_every);
+        if saved.unwrap_or(every > 0 && last > every) {
+            return refuse(format!(
+                "there is none, although the run is at step {last} and has written a checkpoint"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The fingerprints of the training data and of the validation data.
+    fn fingerprints(&self) -> Result<(String, Option<String>)> {
+        let of = |loader: &Loader| loader.source().fingerprint();
+        let tokenizer = self.tokenizer.hash();
+        let data = format!("{} {}", of(&self.loader)?, &tokenizer[..16.min(tokenizer.len())]);
+        Ok((data, self.validation.as_ref().map(of).transpose()?))
+    }
+
+    fn new(
+        engine: &'e E,
+        config: Config,
+        folder: Folder,
+        options: RunOptions,
+        parts: RunParts<'e, E>,
+    ) -> Self {
+        let RunParts { trainer, loader, validation, tokenizer } = parts;
+        let progress = Progress::default();
+        Self {
+            engine,
+            config,
+            folder,
+            trainer,
+            loader,
+            validation,
+            tokenizer,
+            progress,
+            record: None,
+            restored: false,
+            options,
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The trainer.
+    pub fn trainer(&self) -> &Trainer<'e, E> {
+        &self.trainer
+    }
+
+    /// The run's folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Decides how the run uses the memory of its engine; see [`Trainer::plan_memory`].
+    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
+    pub fn plan_memory(&mut self, cpu: &Cpu, available: Option<usize>) -> Result<MemoryPlan> {
+        self.trainer.plan_memory(cpu, available)
+    }
+
+    /// The lowest validation loss so far and its step.
+    pub fn best(&self) -> Option<(u64, f64)> {
+        self.progress.best
+    }
+
+    /// Makes the remaining steps, or fewer: once `stop` is set, the current state is saved. A single process abandons
+    /// the step or validation in progress; several processes finish it together. An abandoned validation or sample is
+    /// repeated when the run resumes. Returns whether the run is complete.
+    pub fn train(&mut self, stop: &AtomicBool, watch: &mut dyn FnMut(Event)) -> Result<bool> {
+        let train = self.config.train.clone();
+        let writes = self.trainer.rank().0 == 0;
+        let started = (Instant::now(), self.trainer.step());
+        let mut saved = self.restored.then_some(self.trainer.step());
+        // What was due at the step of a checkpoint was done before the checkpoint was written, unless it was
+        // interrupted.
+        let begun = (self.trainer.step() > 0 || train.steps > 0) && !self.progress.pending;
+        let mut done = begun.then_some(self.trainer.step());
+        loop {
+            let step = self.trainer.step();
+            let complete = step >= train.steps;
+            let due = |every: u64| complete || (every > 0 && step.is_multiple_of(every));
+            if done.replace(step) != Some(step) {
+                let due = (due(train.validate_every), due(train.sample_every) && writes);
+                self.progress.pending = !self.validate_and_sample(due, stop, watch)?;
+            }
+            let asked = stop.load(Ordering::Relaxed) || self.options.stop_at.is_some_and(|at| step >= at);
+            // All processes stop after the same step.
+            let mut any = [f64::from(u8::from(asked))];
+            self.trainer.sum(&mut any)?;
+            let asked = any[0] > 0.0;
+            if step > 0 && saved != Some(step) && (asked || due(train.save_every)) && writes {
+                watch(Event::Saved(self.save()?));
+                self.note_saved()?;
+                self.folder.prune(train.keep)?;
+                saved = Some(step);
+            }
+            if complete || asked {
+                return Ok(complete && !self.progress.pending);
+            }
+            let began = Instant::now();
+            let Some(report) = self.trainer.advance_unless(&mut self.loader, stop)? else { continue };
+            let seconds = began.elapsed().as_secs_f64();
+            self.progress.cursor = self.loader.cursor();
+            self.progress.tokens += report.tokens as u64;
+            let step = self.trainer.step();
+            let pace = started.0.elapsed().as_secs_f64() / (step - started.1) as f64;
+            let tokens_per_second = report.tokens as f64 / seconds;
+            let mut line = json!({
+                "step": step, "loss": report.loss, "gradient_norm": report.gradient_norm,
+                "learning_rate": report.rate, "tokens": self.progress.tokens,
+                "tokens_per_second": tokens_per_second.round(),
+            });
+            if let Some(overlap) = &report.overlap {
+                line["summing_hidden"] = json!(overlap.hidden());
+            }
+            self.log(&line)?;
+            let seconds_left = pace * (train.steps - step) as f64;
+            let steps = train.steps;
+            watch(Event::Step(StepLine { step, steps, report, tokens_per_second, seconds_left }));
+        }
+    }
+
+    /// Appends a line to the metrics, in the process that writes.
+    fn log(&mut self, line: &Value) -> Result<()> {
+        if self.trainer.rank().0 > 0 {
+            return Ok(());
+        }
+        *self.progress.metric_lines.get_or_insert(0) += 1;
+        self.folder.log(line)
+    }
+
+    /// Validates and samples, if due, and logs both. Returns whether that was done; otherwise `stop` was set in the
+    /// meantime, and nothing was logged.
+    fn validate_and_sample(
+        &mut self,
+        (validate, sample): (bool, bool),
+        stop: &AtomicBool,
+        watch: &mut dyn FnMut(Event),
+    ) -> Result<bool> {
+        let step = self.trainer.step();
+        let validation = match &self.validation {
+            Some(loader) if validate => {
+                let sequences = self.config.train.validation_sequences;
+                match self.trainer.validate_unless(loader, sequences, stop)? {
+                    Some(validation) => Some(validation),
+                    None => return Ok(false),
+                }
+            }
+            _ => None,
+        };
+        let samples = match sample {
+            true => match self.samples(stop)? {
+                Some(samples) => samples,
+                None => return Ok(false),
+            },
+            false => Vec::new(),
+        };
+        if let Some(validation) = validation {
+            let Validation { loss, accuracy } = validation;
+            let lowest = self.progress.best.is_none_or(|(_, best)| loss < best);
+            if lowest {
+                self.progress.best = Some((step, loss));
+            }
+            self.log(&json!({ "step": step, "validation_loss": loss, "validation_accuracy": accuracy }))?;
+            watch(Event::Validated(step, validation, lowest));
+        }
+        for (prompt, text) in samples {
+            self.log(&json!({ "step": step, "prompt": prompt, "sample": text }))?;
+            self.folder.log_sample(step, &prompt, &text)?;
+            watch(Event::Sampled(step, prompt, text));
+        }
+        Ok(true)
+    }
+
+    /// Each prompt and the text that follows it; `None` if `stop` was set in the meantime.
+    fn samples(&self, stop: &AtomicBool) -> Result<Option<Vec<(String, String)>>> {
+        let mut samples = Vec::new();
+        if !self.config.data.kind.is_text() {
+            return Ok(Some(samples));
+        }
+        let (train, step, model) = (&self.config.train, self.trainer.step(), self.trainer.model());
+        let stopped = || stop.load(Ordering::Relaxed);
+        for (i, prompt) in train.prompts.iter().enumerate() {
+            let ids = self.tokenizer.encode(prompt)?;
+            if ids.is_empty() {
+                continue;
+            }
+            let seed = train.seed.wrapping_add(step << 8).wrapping_add(i as u64);
+            let sampling = Sampling { temperature: 0.8, seed, ..Sampling::default() };
+            let bank = model.bank(self.trainer.settings().policy.clone())?;
+            let mut generator =
+                Generator::new(self.engine, model, self.trainer.parameters(), bank, sampling)?;
+            let keep_going = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            generator.read(&ids, &mut { keep_going })?;
+            let mut tokens = Vec::new();
+            for _ in 0..train.sample_tokens {
+                if stopped() {
+                    return Ok(None);
+                }
+                tokens.push(generator.next_token()?);
+            }
+            samples.push((prompt.clone(), self.tokenizer.decode(&tokens)?));
+        }
+        Ok(Some(samples))
+    }
+
+    /// Records in `run.json` that the run has a checkpoint: from then on it does not start over without one.
+    fn note_saved(&mut self) -> Result<()> {
+        match &mut self.record {
+            Some(record) if record.saved != Some(true) => {
+                record.saved = Some(true);
+                record.write(self.folder.path())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a checkpoint.
+    fn save(&self) -> Result<PathBuf> {
+        let folder = self.folder.checkpoint(self.trainer.step());
+        let tokenizer = self.config.data.kind.has_tokenizer().then(|| self.tokenizer.to_json());
+        self.trainer.save(&folder, &self.progress, tokenizer.as_deref())?;
+        Ok(folder)
+    }
+}
+
+/// Finds the tokens in the run's own folder if that has moved.
+fn follow_data(data: &mut DataConfig, folder: &Path) {
+    let own = folder.join(DATA_FOLDER);
+    let was_own = |path: &String| {
+        let path = Path::new(path);
+        path.file_name().is_some_and(|name| name == DATA_FOLDER) && !path.exists()
+    };
+    if data.kind == DataKind::Shards && data.path.as_ref().is_some_and(was_own) && own.is_dir() {
+        data.path = Some(own.to_string_lossy().into_owned());
+    }
+}

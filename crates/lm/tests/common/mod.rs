@@ -1,0 +1,153 @@
+//! What the tests of the model share.
+
+pub mod damage;
+
+use std::path::PathBuf;
+
+use march_lm::anchors::Policy;
+use march_lm::engine::{Cpu, CpuOptions, Engine, Products, Tape, Weight};
+use march_lm::model::{Batch, Model, ModelConfig, Settings};
+
+/// A fixture folder. Tests of other crates use it too.
+pub fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../cli/golden").join(name)
+}
+
+/// The fast engine as training uses it.
+pub fn cpu() -> Cpu {
+    Cpu::new(CpuOptions { threads: 2, ..Default::default() }).unwrap()
+}
+
+/// The fast engine as inference uses it; one thread, because tests run side by side.
+pub fn invariant() -> Cpu {
+    Cpu::new(CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() }).unwrap()
+}
+
+/// The largest difference as a share of the largest wanted value.
+pub fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    assert!(got.iter().all(|v| v.is_finite()), "a number that is not finite");
+    let largest = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+    let difference = got.iter().zip(want).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
+    if largest == 0.0 { difference } else { difference / largest }
+}
+
+/// Fails with a name where [`error`] is above `limit`.
+pub fn assert_close(name: &str, got: &[f64], want: &[f64], limit: f64) {
+    let error = error(got, want);
+    assert!(error <= limit, "{name}: differs by {error:.2e} of its largest value; {limit:.0e} is allowed");
+}
+
+/// A small model of each kind. Heads, widths and intervals that divide nothing.
+pub const KINDS: [&str; 8] = [
+    "transformer",
+    "gated_deltanet",
+    "log_linear_gated_deltanet",
+    "march",
+    "march_top_k",
+    "march_no_null",
+    "memory_caching",
+    "memory_caching_top_k",
+];
+
+/// The configuration of a small model.
+pub fn small(kind: &str) -> ModelConfig {
+    let common = r#""vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 3, "intermediate_size": 40,
+        "norm_eps": 1e-6, "tie_word_embeddings": false, "initializer_range": 0.12"#;
+    let recurrence = r#""num_heads": 2, "num_v_heads": 4, "head_dim": 6, "expand_v": 1.5, "conv_size": 4"#;
+    let march = r#""model_type": "march", "anchor_interval": 16, "routing_dim": 5"#;
+    let caching = r#""model_type": "memory_caching", "anchor_interval": 16, "routing_dim": 5"#;
+    let keys = match kind {
+        "transformer" => r#""model_type": "transformer", "num_heads": 3, "rope_theta": 500000"#.to_string(),
+        "gated_deltanet" => format!(r#""model_type": "gated_deltanet", {recurrence}"#),
+        "log_linear_gated_deltanet" => {
+            format!(r#""model_type": "log_linear_gated_deltanet", {recurrence}, "num_levels": 14"#)
+        }
+        "march" => format!("{march}, {recurrence}"),
+        "march_top_k" => format!(r#"{march}, {recurrence}, "routing_top_k": 2, "routing_scale": 0.7"#),
+        "march_no_null" => {
+            format!(r#"{march}, {recurrence}, "null_route": false, "allow_neg_eigval": true"#)
+        }
+        "memory_caching" => format!(r#"{caching}, {recurrence}"#),
+        "memory_caching_top_k" => format!(r#"{caching}, {recurrence}, "routing_top_k": 2"#),
+        _ => panic!("no model {kind}"),
+    };
+    ModelConfig::from_json(&format!("{{{common}, {keys}}}"), kind).unwrap()
+}
+
+/// Token ids that depend on the seed only.
+pub fn tokens(count: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..count)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            ((x >> 33) % u64::from(vocabulary)) as u32
+        })
+        .collect()
+}
+
+/// A model with its numbers: tensors, or weights that may be packed.
+pub struct Case<'e, E: Engine, P = <E as Engine>::Tensor> {
+    pub engine: &'e E,
+    pub model: Model<E>,
+    pub parameters: Vec<P>,
+}
+
+impl<'e, E: Engine> Case<'e, E> {
+    pub fn new(engine: &'e E, config: &ModelConfig) -> Self {
+        let model = Model::new(config);
+        let parameters = model.init(engine, 7).unwrap();
+        Self { engine, model, parameters }
+    }
+}
+
+impl<E: Engine, P: Clone + Into<Weight<E::Tensor, E::Packed>>> Case<'_, E, P> {
+    /// Logits of sequences from their beginning, as training computes them.
+    pub fn forward(&self, batch: Batch<'_>, policy: &Policy) -> Vec<f64> {
+        let tape = Tape::inference(self.engine);
+        let weights = self.model.bind(&tape, &self.parameters);
+        let settings = Settings { policy: policy.clone(), recompute: false };
+        let hidden = self.model.forward(&tape, &weights, batch, &settings, None).unwrap();
+        let logits = self.model.logits(&tape, &weights, &hidden).unwrap();
+        self.engine.to_f64(logits.value())
+    }
+
+    /// Logits of one sequence that comes in calls of the given sizes (the last repeats), through a bank.
+    pub fn extend(&self, ids: &[u32], policy: &Policy, calls: &[usize]) -> Vec<f64> {
+        let tape = Tape::inference(self.engine);
+        let weights = self.model.bind(&tape, &self.parameters);
+        let mut bank = self.model.bank(policy.clone()).unwrap();
+        let (mut all, mut at, mut sizes) = (Vec::new(), 0, calls.iter());
+        let mut size = 1;
+        while at < ids.len() {
+            size = sizes.next().copied().unwrap_or(size);
+            let part = &ids[at..(at + size).min(ids.len())];
+            let hidden =
+                self.model.extend(&tape, &weights, Batch::one(part), &mut [&mut bank], None).unwrap();
+            let logits = self.model.logits(&tape, &weights, &hidden).unwrap();
+            all.extend(self.engine.to_f64(logits.value()));
+            at += part.len();
+        }
+        assert_eq!(bank.bytes(self.engine), self.model.memory_bytes(ids.len(), policy));
+        assert_eq!(bank.rollback_bytes(self.engine), self.model.rollback_bytes(ids.len(), policy));
+        all
+    }
+
+    /// The mean next-token loss and the gradients of all parameters (none where nothing reached one).
+    pub fn gradients(
+        &self,
+        inputs: Batch<'_>,
+        targets: &[u32],
+        settings: &Settings,
+    ) -> (f64, Vec<Option<E::Tensor>>) {
+        let tape = Tape::new(self.engine);
+        let weights = self.model.bind(&tape, &self.parameters);
+        let hidden = self.model.forward(&tape, &weights, inputs, settings, None).unwrap();
+        let loss = self.model.loss(&tape, &weights, &hidden, targets, None).unwrap();
+        let mut gradients = vec![None; self.parameters.len()];
+        tape.backward(&loss, |key, gradient| gradients[key] = Some(gradient)).unwrap();
+        (self.engine.to_f64(loss.value())[0], gradients)
+    }
+}

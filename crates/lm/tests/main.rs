@@ -1,0 +1,23 @@
+//! The tests of the library, as one program, which is linked once: a module for each part of the library.
+
+mod common;
+#[path = "../../engine/tests/toy/mod.rs"]
+mod toy;
+
+mod bank;
+mod bank_files;
+mod batches;
+mod checkpoint;
+mod config;
+mod damage;
+mod data;
+mod earlier;
+mod equations;
+mod foreign;
+mod generate;
+mod golden;
+mod module_order;
+mod precision;
+mod properties;
+mod training;
+mod upcycling;
