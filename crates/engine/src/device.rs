@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::op::Op;
+use crate::ops::anchor_read::StoredStates;
 use crate::tensor::Data;
 
 /// What a device has to provide besides its table: memory, and access to it.
@@ -31,6 +32,11 @@ pub trait Backend: Any + Send + Sync {
     /// Values of plain data in row-major order, as f64.
     fn to_f64(&self, data: &Data) -> Vec<f64> {
         self.to_f32(data).into_iter().map(f64::from).collect()
+    }
+
+    /// Data of stored anchor states from host memory, or from a source that is read on first use.
+    fn stored_from_host(&self, states: StoredStates) -> Result<Data> {
+        Ok(states.into())
     }
 
     /// Tokens per chunk of the recurrent operations (`gated_delta`, `log_linear_delta`). Chunks start at multiples of

@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::device::{Backend, Device, Table};
 use crate::error::Result;
-use crate::ops::{accumulate, gated_delta, layout, pack, rms_norm};
+use crate::ops::{accumulate, adamw, anchor_read, attention, cross_entropy, elementwise, embedding, gated_delta, layout, linear, log_linear, matmul, pack, reduce, rms_norm, rotary, short_conv, softmax, state_read, swiglu};
 use crate::tensor::Data;
 
 /// The reference device's backend. [`Device::reference`] makes a device of it.
@@ -22,12 +22,52 @@ fn table() -> Table {
         .with(layout::reference::concat)
         .with(layout::reference::permute)
         .with(layout::reference::reshape)
+        .with(elementwise::reference::map)
+        .with(elementwise::reference::map_backward)
+        .with(elementwise::reference::zip)
+        .with(elementwise::reference::zip_backward)
+        .with(reduce::reference::sum)
+        .with(reduce::reference::mean)
+        .with(reduce::reference::expand)
+        .with(reduce::reference::sum_to)
+        .with(softmax::reference::forward)
+        .with(softmax::reference::backward)
+        .with(matmul::reference::forward)
+        .with(matmul::reference::backward)
+        .with(rotary::reference::forward)
+        .with(rotary::reference::backward)
+        .with(embedding::reference::forward)
+        .with(embedding::reference::backward)
+        .with(swiglu::reference::forward)
+        .with(swiglu::reference::backward)
+        .with(adamw::reference::update)
+        .with(adamw::reference::squared_norm)
         .with(rms_norm::reference::forward)
         .with(rms_norm::reference::backward)
         .with(rms_norm::reference::gated_forward)
         .with(rms_norm::reference::gated_backward)
         .with(gated_delta::reference::forward)
         .with(gated_delta::reference::backward)
+        .with(log_linear::reference::forward)
+        .with(log_linear::reference::backward)
+        .with(state_read::reference::forward)
+        .with(state_read::reference::backward)
+        .with(anchor_read::reference::forward)
+        .with(anchor_read::reference::backward)
+        .with(anchor_read::reference::forward_stored)
+        .with(anchor_read::reference::weights)
+        .with(anchor_read::stored::store)
+        .with(anchor_read::stored::to_host)
+        .with(linear::reference::forward)
+        .with(linear::reference::backward)
+        .with(cross_entropy::reference::forward)
+        .with(cross_entropy::reference::backward)
+        .with(cross_entropy::reference::token_losses)
+        .with(short_conv::reference::forward)
+        .with(short_conv::reference::backward)
+        .with(attention::reference::forward)
+        .with(attention::reference::backward)
+        .with(attention::reference::forward_blocks)
         .build()
 }
 

@@ -5,90 +5,63 @@
 //! an anchor are gathered first. The forward pass distributes tiles over threads. The backward pass distributes
 //! pairs of segment group and key head, because all tokens that see an anchor add to its gradient.
 
-use std::sync::Arc;
-
 use super::dense::DenseTile;
 use super::dense_backward::{Backward, BackwardInputs, Outputs};
 use super::one::{ChooseOne, DenseOne, ReadOne};
 use super::sparse::{Choose, Groups, ReadBlock, blocks};
-use super::stored::StoredStates;
+use super::stored::host;
 use super::tile::{Call, Padded, States, TOKENS};
 use super::{
-    AnchorRead, AnchorReadKept, AnchorReadOptions, NO_ANCHOR, Segment, Sizes, check, check_stored,
-    check_weights, output_shape, stored_list_shape,
+    AnchorRead, AnchorReadBackward, AnchorReadForward, AnchorReadKept, AnchorReadOptions, AnchorReadStored,
+    NAME, NO_ANCHOR, RoutingWeights, Segment, Sizes,
 };
-use crate::cpu::{Cpu, Shared, with_scratch};
-use crate::error::{Result, bad_value, expect_shape};
-use crate::simd;
 use crate::array::Array;
+use crate::cpu::{Cpu, Shared, with_scratch};
+use crate::error::{Result, bad_value};
+use crate::simd;
+use crate::tensor::Tensor;
 
 type T = Array<f32>;
 
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: AnchorRead<&T>,
-    options: &AnchorReadOptions,
-    keep: bool,
-) -> Result<(T, Option<AnchorReadKept<T>>)> {
-    let sizes = check(&input.map(Array::shape), options)?;
-    let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
-    let (readout, kept, _) =
-        read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), keep, false)?;
-    Ok((readout, kept))
+    op: AnchorReadForward,
+    sizes: Sizes,
+) -> Result<(Tensor, Option<AnchorReadKept<Tensor>>)> {
+    let query = &op.input.query;
+    let states = States::Tensor(op.input.anchor_states.f32().data());
+    let call = Call::new(sizes, &op.input, states, &op.options);
+    let (readout, kept, _) = read(cpu, &call, &op.options, query.shape(), op.keep, false)?;
+    Ok((query.like(readout), kept.map(|kept| kept.map(|array| query.like(array)))))
 }
 
-/// Softmax weights π for every token, head and anchor, [rows, value_heads, N]; zero if not visible or not selected.
-pub(crate) fn weights(
-    cpu: &Cpu,
-    input: AnchorRead<&T, [usize; 2]>,
-    options: &AnchorReadOptions,
-) -> Result<T> {
-    let shapes = AnchorRead {
-        query: input.query.shape(),
-        routing_query: input.routing_query.shape(),
-        routing_keys: input.routing_keys.shape(),
-        anchor_states: input.anchor_states,
-        null_score: input.null_score.map(Array::shape),
-    };
-    let sizes = check_weights(shapes, options)?;
-    let call = Call::new(sizes, input, States::Absent, options);
-    let shape = output_shape(input.query.shape(), &sizes);
-    let (_, _, weights) = read(cpu, &call, options, &shape, false, true)?;
-    Ok(weights.unwrap_or_else(|| cpu.zeros(&[sizes.rows, sizes.value_heads, sizes.anchors])))
+pub(crate) fn weights(cpu: &Cpu, op: RoutingWeights, sizes: Sizes) -> Result<Tensor> {
+    let query = &op.input.query;
+    let call = Call::new(sizes, &op.input, States::Absent, &op.options);
+    let (_, _, weights) = read(cpu, &call, &op.options, query.shape(), false, true)?;
+    let none = || cpu.zeros(&[sizes.rows, sizes.value_heads, sizes.anchors]);
+    Ok(query.like(weights.unwrap_or_else(none)))
 }
 
 /// Forward pass over a list of stored states, concatenated along N.
-pub(crate) fn forward_stored(
-    cpu: &Cpu,
-    input: AnchorRead<&T, &[Arc<StoredStates>]>,
-    options: &AnchorReadOptions,
-) -> Result<T> {
-    let states = input.anchor_states;
-    let shape = stored_list_shape(input.routing_keys.shape(), states, StoredStates::shape)?;
+pub(crate) fn forward_stored(cpu: &Cpu, op: AnchorReadStored, sizes: Sizes) -> Result<Tensor> {
+    let (query, states) = (&op.input.query, &op.input.anchor_states[..]);
     let mut list = Vec::new();
     // A decoding step may read few of many anchors; with one anchor per entry, only the entries it reads are
     // checked.
-    let single = input.routing_keys.shape().first() == Some(&states.len());
+    let single = states.len() == sizes.anchors;
     if !single {
         let mut first = 0;
-        for stored in states.iter().filter(|stored| stored.shape()[0] > 0) {
-            list.push((first, &**stored));
-            first += stored.shape()[0];
+        for tensor in states.iter().filter(|tensor| tensor.shape()[0] > 0) {
+            list.push((first, &**host(tensor)?));
+            first += tensor.shape()[0];
         }
     }
-    let shapes = AnchorRead {
-        query: input.query.shape(),
-        routing_query: input.routing_query.shape(),
-        routing_keys: input.routing_keys.shape(),
-        anchor_states: &shape[..],
-        null_score: input.null_score.map(Array::shape),
-    };
-    let sizes = check(&shapes, options)?;
     let from = if single { States::Single(states) } else { States::Stored(&list) };
-    let call = Call::new(sizes, input, from, options);
-    let (readout, ..) = read(cpu, &call, options, &output_shape(input.query.shape(), &sizes), false, false)?;
+    let call = Call::new(sizes, &op.input, from, &op.options);
+    let (readout, ..) = read(cpu, &call, &op.options, query.shape(), false, false)?;
     list.iter().try_for_each(|(_, stored)| stored.check())?;
-    Ok(readout)
+    Ok(query.like(readout))
 }
 
 impl Call<'_> {
@@ -96,12 +69,12 @@ impl Call<'_> {
     /// yet, using all threads.
     fn prepare(&self, cpu: &Cpu, anchors: impl Iterator<Item = usize>) -> Result<()> {
         let States::Single(list) = self.states else { return Ok(()) };
-        let like = [self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim];
         let mut distant = Vec::new();
         for anchor in anchors {
-            check_stored(list[anchor].shape(), Some(1), like)?;
-            if !list[anchor].is_here() {
-                distant.push(&list[anchor]);
+            self.sizes.check_stored(list[anchor].shape(), Some(1))?;
+            let stored = host(&list[anchor])?;
+            if !stored.is_here() {
+                distant.push(stored);
             }
         }
         cpu.parallel(distant.len(), |i| distant[i].fetch());
@@ -111,7 +84,7 @@ impl Call<'_> {
     /// After the given single-anchor entries were read: returns an error if one could not be loaded or was corrupt.
     fn check_sound(&self, mut anchors: impl Iterator<Item = usize>) -> Result<()> {
         let States::Single(list) = self.states else { return Ok(()) };
-        anchors.try_for_each(|anchor| list[anchor].check())
+        anchors.try_for_each(|anchor| host(&list[anchor])?.check())
     }
 }
 
@@ -131,19 +104,19 @@ fn tiles<'a>(segments: impl Iterator<Item = &'a Segment>) -> Vec<(&'a Segment, u
         .collect()
 }
 
-/// Forward pass of all segments: the readout, with `keep` what the backward pass needs, and with
+/// Forward pass of all segments for queries of shape `query`: the readout, with `keep` what the backward pass needs, and with
 /// `want_weights` the weights π.
 fn read(
     cpu: &Cpu,
     call: &Call<'_>,
     options: &AnchorReadOptions,
-    shape: &[usize],
+    query: &[usize],
     keep: bool,
     want_weights: bool,
 ) -> Result<(T, Option<AnchorReadKept<T>>, Option<T>)> {
     let Sizes { rows, value_heads: heads, anchors, .. } = call.sizes;
     let segments = &options.plan.segments[..];
-    let mut readout = cpu.zeros(shape);
+    let mut readout = cpu.zeros(&call.sizes.readout_shape(query));
     let (dense, sparse): (Vec<usize>, Vec<usize>) =
         (0..segments.len()).partition(|&i| is_dense(&segments[i], options));
     let top_k = options.top_k.unwrap_or(0);
@@ -320,33 +293,22 @@ impl Reader<'_> {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: AnchorRead<&T>,
-    options: &AnchorReadOptions,
-    readout: &T,
-    kept: Option<&AnchorReadKept<T>>,
-    gradient: &T,
-) -> Result<AnchorRead<T>> {
-    const NAME: &str = "anchor_read";
-    let sizes = check(&input.map(Array::shape), options)?;
-    let shape = output_shape(input.query.shape(), &sizes);
-    expect_shape(NAME, "gradient", gradient.shape(), &shape, "[.., value_heads·d_v]")?;
-    expect_shape(NAME, "readout", readout.shape(), &shape, "[.., value_heads·d_v]")?;
+pub(crate) fn backward(cpu: &Cpu, op: AnchorReadBackward, sizes: Sizes) -> Result<AnchorRead<Tensor>> {
+    let (input, options) = (op.input.as_ref().map(Tensor::f32), &op.options);
     let Sizes { rows, value_heads: heads, key_heads, anchors, .. } = sizes;
     let segments = &options.plan.segments;
     let any_sparse = segments.iter().any(|s| !is_dense(s, options));
     let top_k = options.top_k.unwrap_or(0);
     let chosen_len = if any_sparse { rows * heads * top_k } else { 0 };
-    let fits = |kept: &&AnchorReadKept<T>| {
+    let fits = |kept: &&AnchorReadKept<Tensor>| {
         kept.log_sum.len() == rows * heads
             && [kept.chosen.len(), kept.weights.len()] == [chosen_len; 2]
             && kept.chosen.iter().all(|&id| id == NO_ANCHOR || (id as usize) < anchors)
     };
-    let Some(AnchorReadKept { log_sum, chosen, weights }) = kept.filter(fits) else {
+    let Some(AnchorReadKept { log_sum, chosen, weights }) = op.kept.as_ref().filter(fits) else {
         return bad_value(NAME, "the saved tensors do not match the forward pass of this call");
     };
-    let call = Call::new(sizes, input, States::Tensor(input.anchor_states.data()), options);
+    let call = Call::new(sizes, &op.input, States::Tensor(input.anchor_states.data()), options);
     let pad = Padded::of(&sizes);
     let mut d = AnchorRead {
         query: cpu.zeros(input.query.shape()),
@@ -365,11 +327,11 @@ pub(crate) fn backward(
             null_score: d.null_score.as_mut().map(|t| Shared::new(t.data_mut())),
         };
         let given = BackwardInputs {
-            readout: readout.data(),
-            gradient: gradient.data(),
-            log_sum: log_sum.data(),
+            readout: op.readout.f32().data(),
+            gradient: op.gradient.f32().data(),
+            log_sum: log_sum.f32().data(),
             chosen,
-            weights: weights.data(),
+            weights: weights.f32().data(),
             top_k,
         };
         let groups: Vec<(Vec<usize>, Vec<usize>)> = options
@@ -408,5 +370,5 @@ pub(crate) fn backward(
             simd::unpack(sizes.key_dim, sizes.value_dim, &states.data()[i * pad.state()..], to);
         }
     });
-    Ok(d)
+    Ok(d.map(|array| op.gradient.like(array)))
 }

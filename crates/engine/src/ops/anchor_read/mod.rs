@@ -28,20 +28,23 @@ mod one;
 mod plan;
 pub(crate) mod reference;
 mod sparse;
-mod stored;
+pub(crate) mod stored;
 mod tile;
 
 use std::sync::Arc;
 
 pub use numbers::Source;
 pub use plan::{ReadPlan, Segment, Visible};
-pub use stored::{Storage, StoredStates};
+pub use stored::{StatesToHost, Storage, StoreStates, StoredStates};
 
-use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
-use crate::tape::{Tape, Var};
+use crate::op::Op;
+use crate::tape::{record_one, records};
+use crate::tensor::Tensor;
 
-/// Inputs of [`Tape::anchor_read`], or the gradients of these inputs.
+const NAME: &str = "anchor_read";
+
+/// Inputs of [`AnchorRead::anchor_read`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct AnchorRead<T, A = T> {
     /// Unnormalised queries, [.., key_heads·d_k].
@@ -50,14 +53,14 @@ pub struct AnchorRead<T, A = T> {
     pub routing_query: T,
     /// Routing keys κ, [N, value_heads·d_r].
     pub routing_keys: T,
-    /// Anchor states A, [N, value_heads, d_k, d_v]: a tensor, or for inference a list of [`StoredStates`] that are
-    /// concatenated along N.
+    /// Anchor states A, [N, value_heads, d_k, d_v]: a tensor, or for inference a list of stored states
+    /// ([`Tensor::store`]) that are concatenated along N.
     pub anchor_states: A,
     /// Score of the null entry, [.., value_heads]; `None` omits the null entry.
     pub null_score: Option<T>,
 }
 
-/// Non-differentiable options of [`Tape::anchor_read`].
+/// Non-differentiable options of [`AnchorRead::anchor_read`].
 #[derive(Clone, Debug)]
 pub struct AnchorReadOptions {
     /// Number of query heads.
@@ -72,7 +75,7 @@ pub struct AnchorReadOptions {
     pub plan: Arc<ReadPlan>,
 }
 
-/// Intermediate results that [`Engine::anchor_read`] saves for its backward pass.
+/// Intermediate results that [`AnchorReadForward`] saves for its backward pass.
 #[derive(Clone, Debug)]
 pub struct AnchorReadKept<T> {
     /// log Σ exp of the scores for each token and head, [rows·value_heads].
@@ -85,10 +88,9 @@ pub struct AnchorReadKept<T> {
 }
 
 impl<T> AnchorReadKept<T> {
-    /// Applies `f` to every tensor and stops at the first error.
-    pub(crate) fn try_map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<AnchorReadKept<U>> {
-        let (log_sum, weights) = (f(&self.log_sum)?, f(&self.weights)?);
-        Ok(AnchorReadKept { log_sum, chosen: self.chosen.clone(), weights })
+    /// Applies `f` to every tensor.
+    pub fn map<U>(self, f: impl Fn(T) -> U) -> AnchorReadKept<U> {
+        AnchorReadKept { log_sum: f(self.log_sum), chosen: self.chosen, weights: f(self.weights) }
     }
 }
 
@@ -96,36 +98,19 @@ impl<T> AnchorReadKept<T> {
 pub const NO_ANCHOR: u32 = u32::MAX;
 
 impl<T, A> AnchorRead<T, A> {
-    /// Returns the inputs with `anchor_states` replaced.
-    pub(crate) fn with_states<B>(self, anchor_states: B) -> AnchorRead<T, B> {
-        let Self { query, routing_query, routing_keys, null_score, .. } = self;
-        AnchorRead { query, routing_query, routing_keys, anchor_states, null_score }
-    }
-}
-
-impl<T> AnchorRead<T> {
-    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> AnchorRead<U> {
+    /// Applies `f` to every input except the states, and `states` to these.
+    pub fn map_with<U, B>(self, f: impl Fn(T) -> U, states: impl FnOnce(A) -> B) -> AnchorRead<U, B> {
         AnchorRead {
             query: f(self.query),
             routing_query: f(self.routing_query),
             routing_keys: f(self.routing_keys),
-            anchor_states: f(self.anchor_states),
+            anchor_states: states(self.anchor_states),
             null_score: self.null_score.map(f),
         }
     }
 
-    /// Applies `f` to every input and stops at the first error.
-    pub(crate) fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<AnchorRead<U>> {
-        Ok(AnchorRead {
-            query: f(self.query)?,
-            routing_query: f(self.routing_query)?,
-            routing_keys: f(self.routing_keys)?,
-            anchor_states: f(self.anchor_states)?,
-            null_score: self.null_score.map(f).transpose()?,
-        })
-    }
-
-    pub(crate) fn as_ref(&self) -> AnchorRead<&T> {
+    /// Borrows every input.
+    pub fn as_ref(&self) -> AnchorRead<&T, &A> {
         AnchorRead {
             query: &self.query,
             routing_query: &self.routing_query,
@@ -135,7 +120,19 @@ impl<T> AnchorRead<T> {
         }
     }
 
-    pub(crate) fn into_list(self) -> Vec<T> {
+    /// Every input except the states.
+    fn without_states(self) -> Vec<T> {
+        [self.query, self.routing_query, self.routing_keys].into_iter().chain(self.null_score).collect()
+    }
+}
+
+impl<T> AnchorRead<T> {
+    /// Applies `f` to every input.
+    pub fn map<U>(self, f: impl Fn(T) -> U) -> AnchorRead<U> {
+        self.map_with(&f, &f)
+    }
+
+    fn into_list(self) -> Vec<T> {
         let mut list = vec![self.query, self.routing_query, self.routing_keys, self.anchor_states];
         list.extend(self.null_score);
         list
@@ -144,27 +141,45 @@ impl<T> AnchorRead<T> {
 
 /// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub struct Sizes {
+    /// Number of tokens.
     pub rows: usize,
+    /// Number of anchors N.
     pub anchors: usize,
+    /// Number of query heads.
     pub key_heads: usize,
+    /// Number of value heads, a multiple of `key_heads`.
     pub value_heads: usize,
+    /// Rows of a state, d_k.
     pub key_dim: usize,
+    /// Columns of a state, d_v.
     pub value_dim: usize,
+    /// Length of a routing key of one head, d_r.
     pub routing_dim: usize,
 }
 
 impl Sizes {
-    pub(crate) fn group(&self) -> usize {
+    /// Number of value heads per query head.
+    pub fn group(&self) -> usize {
         self.value_heads / self.key_heads
     }
-    pub(crate) fn state(&self) -> usize {
+    /// Number of elements in one head's state.
+    pub fn state(&self) -> usize {
         self.key_dim * self.value_dim
+    }
+    /// Shape of the readout, from the shape of the queries.
+    pub fn readout_shape(&self, query: &[usize]) -> Vec<usize> {
+        let leading = query.split_last().map_or(&[][..], |(_, leading)| leading);
+        leading.iter().copied().chain([self.value_heads * self.value_dim]).collect()
+    }
+    /// Rejects an entry of a list of stored states that does not have these dimensions, or not `anchors` anchors.
+    /// Kernels of [`AnchorReadStored`] call it for the entries that its check left out.
+    pub fn check_stored(&self, found: &[usize], anchors: Option<usize>) -> Result<()> {
+        check_stored(found, anchors, [self.value_heads, self.key_dim, self.value_dim])
     }
 }
 
-pub(crate) fn check(input: &AnchorRead<&[usize]>, options: &AnchorReadOptions) -> Result<Sizes> {
-    const NAME: &str = "anchor_read";
+fn check(input: AnchorRead<&[usize]>, options: &AnchorReadOptions) -> Result<Sizes> {
     let (key_heads, value_heads) = (options.key_heads, options.value_heads);
     if key_heads == 0 || value_heads == 0 || !value_heads.is_multiple_of(key_heads) {
         return bad_value(
@@ -230,80 +245,182 @@ pub(crate) fn check(input: &AnchorRead<&[usize]>, options: &AnchorReadOptions) -
     })
 }
 
-/// Variant of [`check`] for calls that only compute the weights and pass [d_k, d_v] instead of the states.
-pub(crate) fn check_weights(
-    input: AnchorRead<&[usize], [usize; 2]>,
-    options: &AnchorReadOptions,
-) -> Result<Sizes> {
-    let anchors = input.routing_keys.first().copied().unwrap_or(0);
-    let [key_dim, value_dim] = input.anchor_states;
-    let states = [anchors, options.value_heads, key_dim, value_dim];
-    check(&input.with_states(&states[..]), options)
-}
-
-/// Shape of a list of stored states concatenated along N; `shape` returns the shape of one entry. Rejects entries
-/// of different sizes. If the list has as many entries as there are routing keys, each entry holds one anchor and
-/// only the first is checked here: a decoding step may read few of many anchors, and the kernel checks those that
-/// it reads.
-pub(crate) fn stored_list_shape<S>(
-    routing_keys: &[usize],
-    list: &[Arc<S>],
-    shape: impl Fn(&S) -> [usize; 4],
-) -> Result<[usize; 4]> {
-    let [_, sizes @ ..] = list.first().map_or([0; 4], |first| shape(first));
+/// Shape of a list of stored states concatenated along N. Rejects entries of different sizes. If the list has as many
+/// entries as there are routing keys, each entry holds one anchor and only the first is checked here: a decoding step
+/// may read few of many anchors, and the kernel checks those that it reads ([`Sizes::check_stored`]).
+fn stored_list_shape(routing_keys: &[usize], list: &[Tensor]) -> Result<[usize; 4]> {
+    let sizes = match list.first().map(Tensor::shape) {
+        None => [0; 3],
+        Some(&[_, heads, key_dim, value_dim]) => [heads, key_dim, value_dim],
+        Some(found) => {
+            return bad_shape(
+                NAME,
+                "anchor_states",
+                found,
+                "[anchors, value_heads, d_k, d_v] in every entry",
+            );
+        }
+    };
     let mut anchors = list.len();
     if routing_keys.first() != Some(&list.len()) {
-        anchors = 0;
-        for stored in list {
-            let found = shape(stored);
-            check_stored(found, None, sizes)?;
-            anchors += found[0];
-        }
+        list.iter().try_for_each(|stored| check_stored(stored.shape(), None, sizes))?;
+        anchors = list.iter().map(|stored| stored.shape()[0]).sum();
     }
     let [heads, key_dim, value_dim] = sizes;
     Ok([anchors, heads, key_dim, value_dim])
 }
 
-/// Rejects stored states whose dimensions differ from `sizes`, or whose number of anchors differs from `anchors`.
-pub(crate) fn check_stored(found: [usize; 4], anchors: Option<usize>, sizes: [usize; 3]) -> Result<()> {
-    if found[1..] == sizes && anchors.is_none_or(|anchors| found[0] == anchors) {
+fn check_stored(found: &[usize], anchors: Option<usize>, sizes: [usize; 3]) -> Result<()> {
+    if let [count, rest @ ..] = found
+        && *rest == sizes
+        && anchors.is_none_or(|anchors| *count == anchors)
+    {
         return Ok(());
     }
     let anchors = anchors.map_or("_".into(), |anchors| anchors.to_string());
     let expected = format!("[{anchors}, {}, {}, {}], as the first", sizes[0], sizes[1], sizes[2]);
-    bad_shape("anchor_read", "anchor_states", &found, expected)
+    bad_shape(NAME, "anchor_states", found, expected)
 }
 
-/// Shape of the readout.
-pub(crate) fn output_shape(query: &[usize], sizes: &Sizes) -> Vec<usize> {
-    let mut shape = query.to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = sizes.value_heads * sizes.value_dim;
+/// The forward pass as a device runs it. Its result is the readout and, with `keep`, what the backward pass needs.
+pub struct AnchorReadForward {
+    /// The inputs.
+    pub input: AnchorRead<Tensor>,
+    /// The options.
+    pub options: AnchorReadOptions,
+    /// Whether a backward pass will follow.
+    pub keep: bool,
+}
+
+/// Gradients of [`AnchorReadForward`] with respect to its inputs.
+pub struct AnchorReadBackward {
+    /// The inputs.
+    pub input: AnchorRead<Tensor>,
+    /// The options.
+    pub options: AnchorReadOptions,
+    /// The readout.
+    pub readout: Tensor,
+    /// What the forward pass saved.
+    pub kept: Option<AnchorReadKept<Tensor>>,
+    /// Gradient of the readout.
+    pub gradient: Tensor,
+}
+
+/// Variant of [`AnchorReadForward`] for stored states, without a backward pass. If the list has as many entries as there
+/// are anchors, each entry must hold one anchor.
+pub struct AnchorReadStored {
+    /// The inputs.
+    pub input: AnchorRead<Tensor, Arc<Vec<Tensor>>>,
+    /// The options.
+    pub options: AnchorReadOptions,
+}
+
+/// Softmax weights π of every token, head and anchor, [rows, value_heads, N]; zero if not visible or not selected.
+pub struct RoutingWeights {
+    /// The inputs. The states are not read; their dimensions [d_k, d_v] are here instead.
+    pub input: AnchorRead<Tensor, [usize; 2]>,
+    /// The options.
+    pub options: AnchorReadOptions,
+}
+
+impl Op for AnchorReadForward {
+    const NAME: &'static str = NAME;
+    type Sizes = Sizes;
+    type Output = (Tensor, Option<AnchorReadKept<Tensor>>);
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.input.as_ref().into_list()
     }
-    shape
+    fn check(&self) -> Result<Sizes> {
+        check(self.input.as_ref().map(Tensor::shape), &self.options)
+    }
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
+impl Op for AnchorReadBackward {
+    const NAME: &'static str = "anchor_read_backward";
+    type Sizes = Sizes;
+    type Output = AnchorRead<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let mut inputs = self.input.as_ref().into_list();
+        inputs.extend([&self.readout, &self.gradient]);
+        inputs.extend(self.kept.iter().flat_map(|kept| [&kept.log_sum, &kept.weights]));
+        inputs
+    }
+    fn check(&self) -> Result<Sizes> {
+        let input = self.input.as_ref().map(Tensor::shape);
+        let sizes = check(input, &self.options)?;
+        let expected = sizes.readout_shape(input.query);
+        for (name, tensor) in [("gradient", &self.gradient), ("readout", &self.readout)] {
+            expect_shape(NAME, name, tensor.shape(), &expected, "[.., value_heads·d_v]")?;
+        }
+        Ok(sizes)
+    }
+}
+
+impl Op for AnchorReadStored {
+    const NAME: &'static str = "anchor_read_stored";
+    type Sizes = Sizes;
+    type Output = Tensor;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.input.as_ref().without_states()
+    }
+    /// Only the first entry: a decoding step may read few of many anchors.
+    fn weights(&self) -> Vec<&Tensor> {
+        self.input.anchor_states.iter().take(1).collect()
+    }
+    fn check(&self) -> Result<Sizes> {
+        let states = stored_list_shape(self.input.routing_keys.shape(), &self.input.anchor_states)?;
+        check(self.input.as_ref().map_with(Tensor::shape, |_| &states[..]), &self.options)
+    }
+}
+
+impl Op for RoutingWeights {
+    const NAME: &'static str = "routing_weights";
+    type Sizes = Sizes;
+    type Output = Tensor;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.input.as_ref().without_states()
+    }
+    fn check(&self) -> Result<Sizes> {
+        let anchors = self.input.routing_keys.shape().first().copied().unwrap_or(0);
+        let [key_dim, value_dim] = self.input.anchor_states;
+        let states = [anchors, self.options.value_heads, key_dim, value_dim];
+        check(self.input.as_ref().map_with(Tensor::shape, |_| &states[..]), &self.options)
+    }
+}
+
+impl AnchorRead<&Tensor> {
     /// Reads the anchors that the plan makes visible to each token.
-    pub fn anchor_read(
-        &self,
-        input: AnchorRead<&Var<E::Tensor>>,
-        options: &AnchorReadOptions,
-    ) -> Result<Var<E::Tensor>> {
-        let vars = input.into_list();
-        let values = input.map(|v| v.value().clone());
-        let (readout, kept) = self.engine().anchor_read(values.as_ref(), options, self.records(&vars))?;
-        let options = options.clone();
-        let output = readout.clone();
-        Ok(self.record_one(&vars, readout, move |tape, gradient| {
-            let d = tape.engine().anchor_read_backward(
-                values.as_ref(),
-                &options,
-                &output,
-                kept.as_ref(),
-                &gradient,
-            )?;
+    pub fn anchor_read(self, options: &AnchorReadOptions) -> Result<Tensor> {
+        let (tensors, input, options) = (self.into_list(), self.map(Tensor::detach), options.clone());
+        let keep = records(&tensors);
+        let op = AnchorReadForward { input: input.clone(), options: options.clone(), keep };
+        let (readout, kept) = op.run()?;
+        Ok(record_one(&tensors, readout.clone(), move |gradient| {
+            let d = AnchorReadBackward { input, options, readout, kept, gradient }.run()?;
             Ok(d.into_list().into_iter().map(Some).collect())
         }))
+    }
+}
+
+impl AnchorRead<&Tensor, &Arc<Vec<Tensor>>> {
+    /// Variant of `anchor_read` for a list of stored states, in anchor order; for inference. If the list has as many
+    /// entries as there are anchors, each entry must hold one anchor.
+    pub fn anchor_read_stored(self, options: &AnchorReadOptions) -> Result<Tensor> {
+        if self.without_states().iter().any(|tensor| tensor.is_recorded()) {
+            return bad_value(AnchorReadStored::NAME, "stored states have no gradient: train with tensors");
+        }
+        AnchorReadStored { input: self.map_with(Tensor::clone, Arc::clone), options: options.clone() }.run()
+    }
+}
+
+impl AnchorRead<&Tensor, [usize; 2]> {
+    /// Softmax weights for inspection, [rows, value_heads, anchors]; zero where an anchor is not visible or not
+    /// selected. The states are not read; their dimensions [d_k, d_v] are passed instead. It is not recorded.
+    pub fn routing_weights(self, options: &AnchorReadOptions) -> Result<Tensor> {
+        RoutingWeights { input: self.map_with(Tensor::clone, |sizes| sizes), options: options.clone() }.run()
     }
 }

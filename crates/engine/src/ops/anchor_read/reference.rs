@@ -1,53 +1,54 @@
 //! Reference implementation of the anchor reader: a direct transcription of the equations, token by token.
 
-use std::sync::Arc;
-
 use super::{
-    AnchorRead, AnchorReadOptions, Sizes, StoredStates, check, check_stored, check_weights, output_shape,
+    AnchorRead, AnchorReadBackward, AnchorReadForward, AnchorReadKept, AnchorReadOptions, AnchorReadStored,
+    RoutingWeights, Sizes, stored,
 };
-use crate::error::{Result, expect_shape};
+use crate::array::Array;
+use crate::error::Result;
 use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward};
-use crate::array::{Array, Real};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
 /// Anchors that a token reads with their weights, and the weight of the null entry.
-struct Routing<R> {
-    chosen: Vec<(usize, R)>,
-    null: R,
+struct Routing {
+    chosen: Vec<(usize, f64)>,
+    null: f64,
 }
 
 /// Softmax over the selected anchors and the null, for one token and head.
-fn route<R: Real, A>(
+fn route<A>(
     sizes: &Sizes,
-    input: &AnchorRead<&Array<R>, A>,
+    input: &AnchorRead<&Array<f64>, A>,
     options: &AnchorReadOptions,
     visible: &[usize],
     row: usize,
     head: usize,
-) -> Routing<R> {
+) -> Routing {
     let dr = sizes.routing_dim;
     let width = sizes.value_heads * dr;
     let rho = &input.routing_query.data()[row * width + head * dr..][..dr];
-    let mut scores: Vec<(usize, R)> = visible
+    let mut scores: Vec<(usize, f64)> = visible
         .iter()
         .map(|&m| {
             let kappa = &input.routing_keys.data()[m * width + head * dr..][..dr];
-            let dot = rho.iter().zip(kappa).map(|(&a, &b)| a * b).sum::<R>();
-            (m, R::of(options.routing_scale) * dot)
+            let dot = rho.iter().zip(kappa).map(|(&a, &b)| a * b).sum::<f64>();
+            (m, options.routing_scale * dot)
         })
         .collect();
     if let Some(k) = options.top_k {
         // Highest score first; the newer anchor wins ties. NaN ranks highest, so that it is never dropped.
-        let rank = |score: R| if score.is_nan() { R::infinity() } else { score };
-        let order = |a: &(usize, R), b: &(usize, R)| rank(b.1).partial_cmp(&rank(a.1));
+        let rank = |score: f64| if score.is_nan() { f64::INFINITY } else { score };
+        let order = |a: &(usize, f64), b: &(usize, f64)| rank(b.1).partial_cmp(&rank(a.1));
         scores.sort_by(|a, b| order(a, b).unwrap_or(std::cmp::Ordering::Equal).then(b.0.cmp(&a.0)));
         scores.truncate(k);
         scores.sort_by_key(|&(m, _)| m);
     }
     let null = input.null_score.map(|n| n.data()[row * sizes.value_heads + head]);
-    let largest = scores.iter().map(|s| s.1).chain(null).fold(R::neg_infinity(), R::max);
-    let null = null.map_or(R::zero(), |n| (n - largest).exp());
-    let chosen: Vec<(usize, R)> = scores.into_iter().map(|(m, a)| (m, (a - largest).exp())).collect();
-    let total = chosen.iter().map(|c| c.1).sum::<R>() + null;
+    let largest = scores.iter().map(|s| s.1).chain(null).fold(f64::NEG_INFINITY, f64::max);
+    let null = null.map_or(0.0, |n| (n - largest).exp());
+    let chosen: Vec<(usize, f64)> = scores.into_iter().map(|(m, a)| (m, (a - largest).exp())).collect();
+    let total = chosen.iter().map(|c| c.1).sum::<f64>() + null;
     Routing { chosen: chosen.into_iter().map(|(m, e)| (m, e / total)).collect(), null: null / total }
 }
 
@@ -62,66 +63,66 @@ fn for_tokens(options: &AnchorReadOptions, mut f: impl FnMut(usize, &[usize])) {
 }
 
 /// Returns s q / |q|, q / |q| and 1 / |q|.
-fn query<R: Real>(
-    sizes: &Sizes,
-    input: &AnchorRead<&Array<R>>,
-    row: usize,
-    head: usize,
-) -> (Vec<R>, Vec<R>, R) {
+fn query(sizes: &Sizes, query: &Array<f64>, row: usize, head: usize) -> (Vec<f64>, Vec<f64>, f64) {
     let dk = sizes.key_dim;
     let at = (row * sizes.key_heads + head / sizes.group()) * dk;
-    let (unit, factor) = l2_norm(&input.query.data()[at..at + dk]);
-    let scale = R::of(1.0 / (dk as f64).sqrt());
+    let (unit, factor) = l2_norm(&query.data()[at..at + dk]);
+    let scale = 1.0 / (dk as f64).sqrt();
     (unit.iter().map(|&v| scale * v).collect(), unit, factor)
 }
 
-pub(crate) fn forward<R: Real>(
-    input: AnchorRead<&Array<R>>,
+pub(crate) fn forward(
+    _: &Reference,
+    op: AnchorReadForward,
+    sizes: Sizes,
+) -> Result<(Tensor, Option<AnchorReadKept<Tensor>>)> {
+    let input = op.input.as_ref().map(Tensor::f64);
+    Ok((op.input.query.like(read(sizes, input, input.anchor_states.data(), &op.options)), None))
+}
+
+/// Readouts from the states [N, value_heads, d_k, d_v].
+fn read<A>(
+    sizes: Sizes,
+    input: AnchorRead<&Array<f64>, A>,
+    states: &[f64],
     options: &AnchorReadOptions,
-) -> Result<Array<R>> {
-    let sizes = check(&input.map(Array::shape), options)?;
+) -> Array<f64> {
     let (dk, dv, heads) = (sizes.key_dim, sizes.value_dim, sizes.value_heads);
-    let mut out = vec![R::zero(); sizes.rows * heads * dv];
+    let mut out = vec![0.0; sizes.rows * heads * dv];
     for_tokens(options, |row, visible| {
         for h in 0..heads {
-            let (q, _, _) = query(&sizes, &input, row, h);
+            let (q, _, _) = query(&sizes, input.query, row, h);
             for (m, weight) in route(&sizes, &input, options, visible, row, h).chosen {
-                let state = &input.anchor_states.data()[(m * heads + h) * dk * dv..][..dk * dv];
+                let state = &states[(m * heads + h) * dk * dv..][..dk * dv];
                 for j in 0..dv {
-                    let read = (0..dk).map(|i| state[i * dv + j] * q[i]).sum::<R>();
+                    let read = (0..dk).map(|i| state[i * dv + j] * q[i]).sum::<f64>();
                     out[(row * heads + h) * dv + j] += weight * read;
                 }
             }
         }
     });
-    Ok(Array::detached(out, &output_shape(input.query.shape(), &sizes)))
+    Array::detached(out, &sizes.readout_shape(input.query.shape()))
 }
 
-pub(crate) fn backward<R: Real>(
-    input: AnchorRead<&Array<R>>,
-    options: &AnchorReadOptions,
-    output: &Array<R>,
-    gradient: &Array<R>,
-) -> Result<AnchorRead<Array<R>>> {
-    let sizes = check(&input.map(Array::shape), options)?;
-    let shape = output_shape(input.query.shape(), &sizes);
-    expect_shape("anchor_read", "gradient", gradient.shape(), &shape, "[.., value_heads·d_v]")?;
+pub(crate) fn backward(_: &Reference, op: AnchorReadBackward, sizes: Sizes) -> Result<AnchorRead<Tensor>> {
+    let (input, options) = (op.input.as_ref().map(Tensor::f64), &op.options);
+    let (output, gradient) = (op.readout.f64(), op.gradient.f64());
     let (dk, dv, dr, heads) = (sizes.key_dim, sizes.value_dim, sizes.routing_dim, sizes.value_heads);
-    let scale = R::of(1.0 / (dk as f64).sqrt());
-    let routing_scale = R::of(options.routing_scale);
-    let mut d = input.map(|t| vec![R::zero(); t.len()]);
+    let scale = 1.0 / (dk as f64).sqrt();
+    let routing_scale = options.routing_scale;
+    let mut d = input.map(|t| vec![0.0; t.len()]);
     for_tokens(options, |row, visible| {
         for h in 0..heads {
-            let (q, unit, factor) = query(&sizes, &input, row, h);
+            let (q, unit, factor) = query(&sizes, input.query, row, h);
             let at = (row * heads + h) * dv;
             let (o, dout) = (&output.data()[at..at + dv], &gradient.data()[at..at + dv]);
-            let delta = o.iter().zip(dout).map(|(&a, &b)| a * b).sum::<R>();
-            let mut dq = vec![R::zero(); dk];
+            let delta = o.iter().zip(dout).map(|(&a, &b)| a * b).sum::<f64>();
+            let mut dq = vec![0.0; dk];
             let routing = route(&sizes, &input, options, visible, row, h);
             for (m, weight) in routing.chosen {
                 let from = (m * heads + h) * dk * dv;
                 let state = &input.anchor_states.data()[from..from + dk * dv];
-                let mut along = R::zero();
+                let mut along = 0.0;
                 for i in 0..dk {
                     for j in 0..dv {
                         along += q[i] * state[i * dv + j] * dout[j];
@@ -139,59 +140,44 @@ pub(crate) fn backward<R: Real>(
             if let Some(null) = &mut d.null_score {
                 null[row * heads + h] = -routing.null * delta;
             }
-            let dunit: Vec<R> = dq.iter().map(|&v| scale * v).collect();
+            let dunit: Vec<f64> = dq.iter().map(|&v| scale * v).collect();
             let at = (row * sizes.key_heads + h / sizes.group()) * dk;
             l2_norm_backward(&unit, factor, &dunit, &mut d.query[at..at + dk]);
         }
     });
     let shapes = input.map(Array::shape);
-    Ok(AnchorRead {
+    let d = AnchorRead {
         query: Array::detached(d.query, shapes.query),
         routing_query: Array::detached(d.routing_query, shapes.routing_query),
         routing_keys: Array::detached(d.routing_keys, shapes.routing_keys),
         anchor_states: Array::detached(d.anchor_states, shapes.anchor_states),
         null_score: d.null_score.zip(shapes.null_score).map(|(v, s)| Array::detached(v, s)),
-    })
+    };
+    Ok(d.map(|array| op.gradient.like(array)))
 }
 
 /// Variant of [`forward`] for stored states, which it dequantises first.
-pub(crate) fn forward_stored<R: Real>(
-    input: AnchorRead<&Array<R>, &[Arc<StoredStates>]>,
-    options: &AnchorReadOptions,
-) -> Result<Array<R>> {
-    let list = input.anchor_states;
-    let [_, rest @ ..] = list.first().map_or([0; 4], |s| s.shape());
+pub(crate) fn forward_stored(_: &Reference, op: AnchorReadStored, sizes: Sizes) -> Result<Tensor> {
+    let list = &op.input.anchor_states;
+    let one_each = (list.len() == sizes.anchors).then_some(1);
     let mut states = Vec::new();
-    for stored in list {
-        check_stored(stored.shape(), None, rest)?;
-        states.extend(stored.to_f32()?.into_iter().map(|v| R::of(f64::from(v))));
+    for tensor in &**list {
+        sizes.check_stored(tensor.shape(), one_each)?;
+        states.extend(stored::host(tensor)?.to_f32()?.into_iter().map(f64::from));
     }
-    let count = list.iter().map(|s| s.shape()[0]).sum();
-    let states = Array::detached(states, &[count, rest[0], rest[1], rest[2]]);
-    let AnchorRead { query, routing_query, routing_keys, null_score, .. } = input;
-    forward(AnchorRead { query, routing_query, routing_keys, anchor_states: &states, null_score }, options)
+    let input = op.input.as_ref().map_with(Tensor::f64, |_| ());
+    Ok(op.input.query.like(read(sizes, input, &states, &op.options)))
 }
 
-/// Softmax weights π for every token, head and anchor, [rows, value_heads, N]; zero if not visible or not selected.
-pub(crate) fn weights<R: Real>(
-    input: AnchorRead<&Array<R>, [usize; 2]>,
-    options: &AnchorReadOptions,
-) -> Result<Array<R>> {
-    let shapes = AnchorRead {
-        query: input.query.shape(),
-        routing_query: input.routing_query.shape(),
-        routing_keys: input.routing_keys.shape(),
-        anchor_states: input.anchor_states,
-        null_score: input.null_score.map(Array::shape),
-    };
-    let sizes = check_weights(shapes, options)?;
-    let mut out = vec![R::zero(); sizes.rows * sizes.value_heads * sizes.anchors];
-    for_tokens(options, |row, visible| {
+pub(crate) fn weights(_: &Reference, op: RoutingWeights, sizes: Sizes) -> Result<Tensor> {
+    let input = op.input.as_ref().map_with(Tensor::f64, |_| ());
+    let mut out = vec![0.0; sizes.rows * sizes.value_heads * sizes.anchors];
+    for_tokens(&op.options, |row, visible| {
         for h in 0..sizes.value_heads {
-            for (m, weight) in route(&sizes, &input, options, visible, row, h).chosen {
+            for (m, weight) in route(&sizes, &input, &op.options, visible, row, h).chosen {
                 out[(row * sizes.value_heads + h) * sizes.anchors + m] = weight;
             }
         }
     });
-    Ok(Array::detached(out, &[sizes.rows, sizes.value_heads, sizes.anchors]))
+    Ok(op.input.query.like(Array::detached(out, &[sizes.rows, sizes.value_heads, sizes.anchors])))
 }

@@ -10,12 +10,101 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::numbers::{Numbers, Source};
+use crate::device::Device;
 use crate::error::{Result, bad_shape, bad_value};
+use crate::op::Op;
 use crate::precision::{to_bf16, to_int8};
 use crate::simd::{self, LANES, Simd};
+use crate::tensor::{self, Tensor};
 
 /// Precision of stored anchor states; int8 has one scale for each row of d_v elements.
 pub use crate::precision::Precision as Storage;
+
+/// Converts anchor states to storage precision.
+pub struct StoreStates {
+    /// States, [n, value_heads, d_k, d_v].
+    pub states: Tensor,
+    /// Precision of the result.
+    pub storage: Storage,
+}
+
+impl Op for StoreStates {
+    const NAME: &'static str = "store_states";
+    /// Shape of the states.
+    type Sizes = [usize; 4];
+    type Output = Tensor;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.states]
+    }
+    fn check(&self) -> Result<[usize; 4]> {
+        let shape = self.states.shape();
+        let expected = "[anchors, value_heads, d_k, d_v]";
+        shape.try_into().or_else(|_| bad_shape(Self::NAME, "states", shape, expected))
+    }
+}
+
+/// Copies stored states to host memory, in the format that is written to files.
+pub struct StatesToHost {
+    /// States that [`Tensor::store`] or [`Tensor::from_stored`] made.
+    pub states: Tensor,
+}
+
+impl Op for StatesToHost {
+    const NAME: &'static str = "stored_to_host";
+    type Sizes = ();
+    type Output = Arc<StoredStates>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        Vec::new()
+    }
+    fn weights(&self) -> Vec<&Tensor> {
+        vec![&self.states]
+    }
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// Converts anchor states [n, value_heads, d_k, d_v] to storage precision. `anchor_read_stored` reads the result,
+    /// without gradients.
+    pub fn store(&self, storage: Storage) -> Result<Tensor> {
+        StoreStates { states: self.detach(), storage }.run()
+    }
+
+    /// Stored states in host memory, in the format that is written to files.
+    pub fn stored(&self) -> Result<Arc<StoredStates>> {
+        StatesToHost { states: self.clone() }.run()
+    }
+
+    /// Stored states from host memory, or from a source that is read on first use.
+    pub fn from_stored(states: StoredStates, device: &Device) -> Result<Tensor> {
+        Ok(Self::new(device.stored_from_host(states)?, device))
+    }
+}
+
+/// [`StoreStates`] on a device whose memory is the host's.
+pub(crate) fn store<B>(_: &B, op: StoreStates, shape: [usize; 4]) -> Result<Tensor> {
+    let values = match op.states.data() {
+        tensor::Data::F32(array) => Cow::Borrowed(array.data()),
+        _ => Cow::Owned(op.states.to_f32()),
+    };
+    Ok(op.states.like(StoredStates::new(&values, shape, op.storage)))
+}
+
+/// [`StatesToHost`] on a device whose memory is the host's.
+pub(crate) fn to_host<B>(_: &B, op: StatesToHost, (): ()) -> Result<Arc<StoredStates>> {
+    host(&op.states).cloned()
+}
+
+/// Stored states in host memory.
+pub(super) fn host(states: &Tensor) -> Result<&Arc<StoredStates>> {
+    match states.data() {
+        tensor::Data::Stored(stored) => Ok(stored),
+        _ => bad_value("stored_states", "the tensor does not hold stored states"),
+    }
+}
 
 /// Stored anchor states, [n, value_heads, d_k, d_v].
 #[derive(Clone, Debug)]
@@ -33,23 +122,19 @@ enum Data {
 
 impl StoredStates {
     /// Converts states [n, value_heads, d_k, d_v] to the given storage precision.
-    pub fn new(data: &[f32], shape: &[usize], storage: Storage) -> Result<Self> {
-        let &[n, heads, key_dim, value_dim] = shape else {
-            return bad_shape("store_states", "states", shape, "[anchors, value_heads, d_k, d_v]");
-        };
-        let shape = [n, heads, key_dim, value_dim];
+    fn new(data: &[f32], shape: [usize; 4], storage: Storage) -> Self {
         let data = match storage {
             Storage::F32 => Data::F32(Numbers::Own(data.to_vec())),
             Storage::Bf16 => Data::Bf16(Numbers::Own(data.iter().map(|&v| to_bf16(v)).collect())),
             Storage::Int8 => {
-                let width = value_dim.max(1);
+                let width = shape[3].max(1);
                 let mut codes = vec![0; data.len()];
                 let rows = data.chunks_exact(width).zip(codes.chunks_exact_mut(width));
                 let scales = rows.map(|(row, codes)| to_int8(row, codes)).collect();
                 Data::Int8 { codes: Numbers::Own(codes), scales: Numbers::Own(scales) }
             }
         };
-        Ok(Self { shape, data })
+        Self { shape, data }
     }
 
     /// Lazily loaded states, with the byte range in the source and the checksum of each of [`StoredStates::parts`].

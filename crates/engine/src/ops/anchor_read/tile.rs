@@ -5,13 +5,11 @@
 //! contiguous. Every score is a single chain of multiply-adds over d_r, independent of the tile shape. Training,
 //! prefill and decoding therefore compute bit-identical scores and select the same anchors.
 
-use std::sync::Arc;
-
 use super::stored::{Codes, StoredStates};
 use super::{AnchorRead, AnchorReadOptions, Sizes, Visible};
 use crate::ops::gated_delta::L2_EPS;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, PANEL, Simd, Strided, gemm, transpose};
-use crate::array::Array;
+use crate::tensor::{Data, Tensor};
 
 /// Maximum tokens per tile, chosen so that the working set of a backward tile fits in the L2 cache.
 pub(super) const TOKENS: usize = 96;
@@ -48,7 +46,7 @@ pub(super) enum States<'a> {
     /// Each entry with the index of its first anchor.
     Stored(&'a [(usize, &'a StoredStates)]),
     /// One anchor per entry.
-    Single(&'a [Arc<StoredStates>]),
+    Single(&'a [Tensor]),
     /// No states: only the weights are computed.
     Absent,
 }
@@ -69,17 +67,17 @@ pub(super) struct Call<'a> {
 impl<'a> Call<'a> {
     pub(super) fn new<A>(
         sizes: Sizes,
-        input: AnchorRead<&'a Array<f32>, A>,
+        input: &'a AnchorRead<Tensor, A>,
         states: States<'a>,
         options: &AnchorReadOptions,
     ) -> Self {
         Self {
             sizes,
             pad: Padded::of(&sizes),
-            query: input.query.data(),
-            routing_query: input.routing_query.data(),
-            routing_keys: input.routing_keys.data(),
-            null_score: input.null_score.map(Array::data),
+            query: input.query.f32().data(),
+            routing_query: input.routing_query.f32().data(),
+            routing_keys: input.routing_keys.f32().data(),
+            null_score: input.null_score.as_ref().map(|null| null.f32().data()),
             states,
             routing_scale: options.routing_scale as f32,
         }
@@ -90,22 +88,38 @@ impl<'a> Call<'a> {
         1.0 / (self.sizes.key_dim as f32).sqrt()
     }
 
+    /// State (`anchor`, `head`) of a tensor.
+    #[inline(always)]
+    fn of_tensor(&self, data: &'a [f32], anchor: usize, head: usize) -> &'a [f32] {
+        &data[(anchor * self.sizes.value_heads + head) * self.sizes.state()..][..self.sizes.state()]
+    }
+
+    /// Stored states that an anchor is in, and its index in them.
+    #[inline(always)]
+    fn stored(&self, anchor: usize) -> Option<(&'a StoredStates, usize)> {
+        match self.states {
+            States::Stored(list) => {
+                let (first, stored) = list[list.partition_point(|(first, _)| *first <= anchor) - 1];
+                Some((stored, anchor - first))
+            }
+            States::Single(list) => match list[anchor].data() {
+                Data::Stored(stored) => Some((stored, 0)),
+                _ => None,
+            },
+            States::Tensor(_) | States::Absent => None,
+        }
+    }
+
     /// Writes state (`anchor`, `head`) into panels.
     #[inline(always)]
     pub(super) fn pack_state<S: Simd>(&self, s: S, anchor: usize, head: usize, panels: &mut [f32]) {
-        let Sizes { key_dim, value_dim, value_heads, .. } = self.sizes;
-        match self.states {
-            States::Tensor(data) => {
-                let at = (anchor * value_heads + head) * self.sizes.state();
-                simd::pack(key_dim, value_dim, &data[at..at + self.sizes.state()], panels);
-            }
-            States::Stored(list) => {
-                let which = list.partition_point(|(first, _)| *first <= anchor) - 1;
-                let (first, stored) = list[which];
-                stored.pack(s, anchor - first, head, panels);
-            }
-            States::Single(list) => list[anchor].pack(s, 0, head, panels),
-            States::Absent => panels.fill(0.0),
+        let Sizes { key_dim, value_dim, .. } = self.sizes;
+        if let States::Tensor(data) = self.states {
+            simd::pack(key_dim, value_dim, self.of_tensor(data, anchor, head), panels);
+        } else if let Some((stored, n)) = self.stored(anchor) {
+            stored.pack(s, n, head, panels);
+        } else {
+            panels.fill(0.0);
         }
     }
 
@@ -115,18 +129,11 @@ impl<'a> Call<'a> {
         if !self.sizes.value_dim.is_multiple_of(PANEL) {
             return None;
         }
-        match self.states {
-            States::Tensor(data) => {
-                let at = (anchor * self.sizes.value_heads + head) * self.sizes.state();
-                Some(Codes::F32(&data[at..at + self.sizes.state()]))
-            }
-            States::Stored(list) => {
-                let (first, stored) = list[list.partition_point(|(first, _)| *first <= anchor) - 1];
-                stored.codes(anchor - first, head)
-            }
-            States::Single(list) => list[anchor].codes(0, head),
-            States::Absent => None,
+        if let States::Tensor(data) = self.states {
+            return Some(Codes::F32(self.of_tensor(data, anchor, head)));
         }
+        let (stored, n) = self.stored(anchor)?;
+        stored.codes(n, head)
     }
 
     /// State (`anchor`, `head`) in place, if it is stored as f32.

@@ -11,13 +11,13 @@
 //! one matrix.
 
 use super::{LogLinear, LogLinearOptions, Sizes, bit_length};
+use crate::array::Array;
 use crate::cpu::Carve;
 use crate::ops::gated_delta::chunk::{
     CHUNK, GateInput, Gates, Prepared, SQUARE, gates, load_normalised, load_rows,
 };
 use crate::ops::gated_delta::fast::{Padded, gate_input};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, LANES, Simd, Strided, gemm};
-use crate::array::Array;
 
 /// Highest level within a chunk, log2 16.
 const INNER: usize = 4;

@@ -14,34 +14,29 @@
 //! one. For the backward pass, the states at the start of each block are saved.
 
 use super::chunk::{Chunk, Prep, Segment, Source, chunks, filled, segments};
-use super::{LogLinear, LogLinearOptions, LogLinearOutput, bit_length, check};
+use super::{LogLinearForward, LogLinearOutput, Sizes, bit_length};
+use crate::array::Array;
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::ops::gated_delta::chunk::CHUNK;
 use crate::ops::gated_delta::fast::Padded;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, Simd, Strided, gemm};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 pub(crate) use super::fast_backward::backward;
 
 /// Chunks shorter than this are processed token by token if the states after them are requested.
 const FEW: usize = 4;
 
-pub(crate) fn forward(
-    cpu: &Cpu,
-    input: LogLinear<&Array<f32>>,
-    options: &LogLinearOptions,
-    initial: Option<&Array<f32>>,
-    keep: bool,
-) -> Result<LogLinearOutput<Array<f32>>> {
-    let sizes = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
+pub(crate) fn forward(cpu: &Cpu, op: LogLinearForward, sizes: Sizes) -> Result<LogLinearOutput<Tensor>> {
+    let (input, options, keep) = (op.input.each(Tensor::f32), &op.options, op.keep);
+    let initial = op.initial.as_ref().map(Tensor::f32);
     let n = sizes.heads;
     let pad = Padded::of(&n);
     let chunks = chunks(sizes.position, n.tokens);
     let (segments, kept) = if keep { segments(&chunks) } else { (Vec::new(), 0) };
     let mut readouts = cpu.uninit(input.value.shape());
-    let state_shape = [n.batch, n.value_heads, sizes.levels[1], n.key_dim, n.value_dim];
-    let mut state = options.want_state.then(|| cpu.uninit(&state_shape));
+    let mut state = options.want_state.then(|| cpu.uninit(&sizes.state_shape()));
     let mut saved = cpu.uninit(&[n.batch * n.value_heads, kept, pad.state()]);
     {
         let readouts = Shared::new(readouts.data_mut());
@@ -67,7 +62,8 @@ pub(crate) fn forward(
             });
         });
     }
-    Ok(LogLinearOutput { readouts, state, saved: keep.then_some(saved) })
+    let like = |array| op.input.value.like(array);
+    Ok(LogLinearOutput { readouts: like(readouts), state: state.map(like), saved: keep.then(|| like(saved)) })
 }
 
 /// Forward pass of one value head of one batch row over all tokens.

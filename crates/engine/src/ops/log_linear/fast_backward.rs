@@ -15,7 +15,7 @@
 use super::chunk::{Chunk, Prep, Segment, Source, chunks, inner_scale, segments};
 use super::fast::Levels;
 use super::fast_levels::{Work, levels_step, replay, slot, slots};
-use super::{LogLinear, LogLinearOptions, NAME, Sizes, check, check_gradient};
+use super::{LogLinear, LogLinearBackward, NAME, Sizes};
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::{Result, bad_value};
 use crate::ops::gated_delta::chunk::{CHUNK, gate_gradients, through_norm};
@@ -23,24 +23,17 @@ use crate::ops::gated_delta::fast::Padded;
 use crate::simd::{
     self, Band, Block, BlockMut, Epilogue, Kernel, LANES, PANEL, Simd, Strided, gemm, transpose,
 };
-use crate::array::Array;
+use crate::tensor::Tensor;
 
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: LogLinear<&Array<f32>>,
-    options: &LogLinearOptions,
-    initial: Option<&Array<f32>>,
-    saved: Option<&Array<f32>>,
-    gradient: &Array<f32>,
-) -> Result<LogLinear<Array<f32>>> {
-    let sizes = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
-    check_gradient(input.each(|t| t.shape()), gradient.shape())?;
+pub(crate) fn backward(cpu: &Cpu, op: LogLinearBackward, sizes: Sizes) -> Result<LogLinear<Tensor>> {
+    let (input, options, gradient) = (op.input.each(Tensor::f32), &op.options, op.gradient.f32());
     let n = sizes.heads;
     let pad = Padded::of(&n);
     let chunks = chunks(sizes.position, n.tokens);
     let (segments, kept) = segments(&chunks);
     let tasks = n.batch * n.value_heads;
-    let Some(saved) = saved.filter(|t| t.shape() == [tasks, kept, pad.state()]) else {
+    let Some(saved) = op.saved.as_ref().map(Tensor::f32).filter(|t| t.shape() == [tasks, kept, pad.state()])
+    else {
         return bad_value(NAME, "the saved tensors do not match the forward pass of this call");
     };
     let plan = Plan { sizes, chunks: &chunks, segments: &segments };
@@ -90,7 +83,7 @@ pub(crate) fn backward(
         d.a_log.data_mut()[h] += row[sizes.scales];
         d.dt_bias.data_mut()[h] += row[sizes.scales + 1];
     }
-    Ok(d)
+    Ok(d.map(|array| op.gradient.like(array)))
 }
 
 struct Plan<'a> {

@@ -30,14 +30,15 @@ mod fast_backward;
 mod fast_levels;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::op::Op;
 use crate::ops::gated_delta::{self, GatedDelta, check_heads};
-use crate::tape::{Tape, Var};
+use crate::tape::{record_one, records};
+use crate::tensor::Tensor;
 
 const NAME: &str = "log_linear_delta";
 
-/// Inputs of [`Tape::log_linear_delta`], or the gradients of these inputs.
+/// Inputs of [`LogLinear::log_linear_delta`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct LogLinear<T> {
     /// Unnormalised queries, [B, T, Hk·d_k].
@@ -63,37 +64,39 @@ pub struct LogLinear<T> {
 impl<T> LogLinear<T> {
     /// Borrows every input.
     pub fn as_ref(&self) -> LogLinear<&T> {
-        self.each(|t| t)
-    }
-
-    /// Applies `f` to a reference to every input.
-    pub fn each<'a, U>(&'a self, mut f: impl FnMut(&'a T) -> U) -> LogLinear<U> {
         LogLinear {
-            query: f(&self.query),
-            key: f(&self.key),
-            value: f(&self.value),
-            retention_input: f(&self.retention_input),
-            write_input: f(&self.write_input),
-            a_log: f(&self.a_log),
-            dt_bias: f(&self.dt_bias),
-            level_input: f(&self.level_input),
-            level_scale: f(&self.level_scale),
+            query: &self.query,
+            key: &self.key,
+            value: &self.value,
+            retention_input: &self.retention_input,
+            write_input: &self.write_input,
+            a_log: &self.a_log,
+            dt_bias: &self.dt_bias,
+            level_input: &self.level_input,
+            level_scale: &self.level_scale,
         }
     }
 
-    /// Applies `f` to every input and stops at the first error.
-    pub(crate) fn try_each<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<LogLinear<U>> {
-        Ok(LogLinear {
-            query: f(&self.query)?,
-            key: f(&self.key)?,
-            value: f(&self.value)?,
-            retention_input: f(&self.retention_input)?,
-            write_input: f(&self.write_input)?,
-            a_log: f(&self.a_log)?,
-            dt_bias: f(&self.dt_bias)?,
-            level_input: f(&self.level_input)?,
-            level_scale: f(&self.level_scale)?,
-        })
+    /// Applies `f` to every input, in field order.
+    pub fn map<U>(self, f: impl FnMut(T) -> U) -> LogLinear<U> {
+        let [query, key, value, retention_input, write_input, a_log, dt_bias, level_input, level_scale] =
+            self.into_array().map(f);
+        LogLinear {
+            query,
+            key,
+            value,
+            retention_input,
+            write_input,
+            a_log,
+            dt_bias,
+            level_input,
+            level_scale,
+        }
+    }
+
+    /// Applies `f` to a reference to every input, in field order.
+    pub fn each<'a, U>(&'a self, f: impl FnMut(&'a T) -> U) -> LogLinear<U> {
+        self.as_ref().map(f)
     }
 
     /// Inputs shared with the plain gated delta rule.
@@ -129,7 +132,7 @@ impl<T> LogLinear<T> {
     }
 }
 
-/// Options of [`Tape::log_linear_delta`].
+/// Options of [`LogLinear::log_linear_delta`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLinearOptions {
     /// Number of query and key heads, Hk.
@@ -144,29 +147,36 @@ pub struct LogLinearOptions {
     pub want_state: bool,
 }
 
-/// Result of [`Tape::log_linear_delta`]: the readouts, and the level states if requested.
-pub type LogLinearReadouts<T> = (Var<T>, Option<T>);
-
-/// Result of an engine's forward pass.
+/// Result of the forward pass.
 #[derive(Clone, Debug)]
 pub struct LogLinearOutput<T> {
     /// Readouts o, [B, T, Hv·d_v].
     pub readouts: T,
     /// Level states for position + T, [B, Hv, LV, d_k, d_v], if requested.
     pub state: Option<T>,
-    /// Data for the engine's own backward pass, if requested.
+    /// Data for the device's own backward pass, if requested.
     pub saved: Option<T>,
 }
 
 /// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub struct Sizes {
+    /// Dimensions in common with the plain gated delta rule.
     pub heads: gated_delta::Sizes,
     /// Number of level scales NL, the columns of L.
     pub scales: usize,
+    /// Number of tokens of the sequence before this call.
     pub position: usize,
-    /// Number of levels before the first token and after the last.
+    /// Number of levels LV before the first token and after the last.
     pub levels: [usize; 2],
+}
+
+impl Sizes {
+    /// Shape of the level states after the last token, [B, Hv, LV, d_k, d_v].
+    pub fn state_shape(&self) -> [usize; 5] {
+        let gated_delta::Sizes { batch, value_heads, key_dim, value_dim, .. } = self.heads;
+        [batch, value_heads, self.levels[1], key_dim, value_dim]
+    }
 }
 
 /// Number of bits needed to represent `x`; 0 for 0.
@@ -174,11 +184,7 @@ pub(crate) fn bit_length(x: usize) -> usize {
     (usize::BITS - x.leading_zeros()) as usize
 }
 
-pub(crate) fn check(
-    input: LogLinear<&[usize]>,
-    options: &LogLinearOptions,
-    initial: Option<&[usize]>,
-) -> Result<Sizes> {
+fn check(input: LogLinear<&[usize]>, options: &LogLinearOptions, initial: Option<&[usize]>) -> Result<Sizes> {
     let position = options.position;
     let heads = check_heads(NAME, &input.gated_delta(), options.key_heads, options.value_heads)?;
     expect_shape(NAME, "query", input.query, input.key, "the shape of key")?;
@@ -204,35 +210,78 @@ pub(crate) fn check(
     Ok(Sizes { heads, scales, position, levels })
 }
 
-/// Rejects a gradient whose shape differs from the readouts'.
-pub(crate) fn check_gradient(input: LogLinear<&[usize]>, gradient: &[usize]) -> Result<()> {
-    expect_shape(NAME, "gradient", gradient, input.value, "the shape of value")
+/// The forward pass as a device runs it.
+pub struct LogLinearForward {
+    /// The inputs.
+    pub input: LogLinear<Tensor>,
+    /// The options.
+    pub options: LogLinearOptions,
+    /// Level states before the first token; `None` means 0.
+    pub initial: Option<Tensor>,
+    /// Whether a backward pass will follow.
+    pub keep: bool,
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
+/// Gradients of [`LogLinearForward`] with respect to its inputs.
+pub struct LogLinearBackward {
+    /// The inputs.
+    pub input: LogLinear<Tensor>,
+    /// The options.
+    pub options: LogLinearOptions,
+    /// Level states before the first token; `None` means 0.
+    pub initial: Option<Tensor>,
+    /// What the forward pass saved.
+    pub saved: Option<Tensor>,
+    /// Gradient of the readouts.
+    pub gradient: Tensor,
+}
+
+impl Op for LogLinearForward {
+    const NAME: &'static str = NAME;
+    type Sizes = Sizes;
+    type Output = LogLinearOutput<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.input.as_ref().into_array().into_iter().chain(&self.initial).collect()
+    }
+    fn check(&self) -> Result<Sizes> {
+        check(self.input.each(Tensor::shape), &self.options, self.initial.as_ref().map(Tensor::shape))
+    }
+}
+
+impl Op for LogLinearBackward {
+    const NAME: &'static str = "log_linear_delta_backward";
+    type Sizes = Sizes;
+    type Output = LogLinear<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let input = self.input.as_ref().into_array().into_iter();
+        input.chain(&self.initial).chain(&self.saved).chain([&self.gradient]).collect()
+    }
+    fn check(&self) -> Result<Sizes> {
+        let input = self.input.each(Tensor::shape);
+        expect_shape(NAME, "gradient", self.gradient.shape(), input.value, "the shape of value")?;
+        check(input, &self.options, self.initial.as_ref().map(Tensor::shape))
+    }
+}
+
+impl LogLinear<&Tensor> {
     /// Returns the readouts o, and the level states after the last token if the options request them. `initial`
     /// holds the level states before the first token (`None` means 0). States are not differentiable.
     pub fn log_linear_delta(
-        &self,
-        input: LogLinear<&Var<E::Tensor>>,
+        self,
         options: &LogLinearOptions,
-        initial: Option<&E::Tensor>,
-    ) -> Result<LogLinearReadouts<E::Tensor>> {
-        let vars = input.into_array();
-        let values = input.each(|v| v.value().clone());
-        let keep = self.records(&vars);
-        let out = self.engine().log_linear_delta(values.as_ref(), options, initial, keep)?;
-        let (options, initial, saved) = (*options, initial.cloned(), out.saved);
-        let readouts = self.record_one(&vars, out.readouts, move |tape, gradient| {
-            let d = tape.engine().log_linear_delta_backward(
-                values.as_ref(),
-                &options,
-                initial.as_ref(),
-                saved.as_ref(),
-                &gradient,
-            )?;
+        initial: Option<&Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (tensors, options) = (self.into_array(), *options);
+        let (input, initial) = (self.map(Tensor::detach), initial.map(Tensor::detach));
+        let keep = records(&tensors);
+        let op = LogLinearForward { input: input.clone(), options, initial: initial.clone(), keep };
+        let LogLinearOutput { readouts, state, saved } = op.run()?;
+        let readouts = record_one(&tensors, readouts, move |gradient| {
+            let d = LogLinearBackward { input, options, initial, saved, gradient }.run()?;
             Ok(d.into_array().into_iter().map(Some).collect())
         });
-        Ok((readouts, out.state))
+        Ok((readouts, state))
     }
 }

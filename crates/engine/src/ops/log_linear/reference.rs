@@ -1,22 +1,11 @@
 //! Reference implementation: the recurrence token by token, and its derivative from the last token to the first.
 
-use super::{LogLinear, LogLinearOptions, LogLinearOutput, Sizes, check, check_gradient};
+use super::{LogLinear, LogLinearBackward, LogLinearForward, LogLinearOptions, LogLinearOutput, Sizes};
+use crate::array::Array;
 use crate::error::Result;
-use crate::array::{Array, Real};
-
-/// Returns y = r x with r = 1 / sqrt(Σx² + 1e-6), and r.
-fn l2_norm<R: Real>(x: &[R]) -> (Vec<R>, R) {
-    let r = R::one() / (x.iter().map(|&v| v * v).sum::<R>() + R::of(1e-6)).sqrt();
-    (x.iter().map(|&v| r * v).collect(), r)
-}
-
-fn sigmoid<R: Real>(x: R) -> R {
-    R::one() / (R::one() + (-x).exp())
-}
-
-fn softplus<R: Real>(x: R) -> R {
-    x.max(R::zero()) + (-x.abs()).exp().ln_1p()
-}
+use crate::ops::gated_delta::reference::{l2_norm, l2_norm_backward, sigmoid, softplus};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
 /// Offsets of the inputs of one token of one value head.
 struct Place {
@@ -40,28 +29,28 @@ impl Sizes {
 }
 
 /// Inputs of one token for one head: query, key, value, gates and level weights.
-struct Token<R> {
-    q: Vec<R>,
-    k: Vec<R>,
-    v: Vec<R>,
-    q_factor: R,
-    k_factor: R,
-    log_alpha: R,
-    alpha: R,
-    beta: R,
-    lambda: Vec<R>,
+struct Token {
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    q_factor: f64,
+    k_factor: f64,
+    log_alpha: f64,
+    alpha: f64,
+    beta: f64,
+    lambda: Vec<f64>,
 }
 
-struct Head<'a, R: Real> {
-    input: LogLinear<&'a Array<R>>,
+struct Head<'a> {
+    input: LogLinear<&'a Array<f64>>,
     sizes: Sizes,
-    beta_factor: R,
+    beta_factor: f64,
     b: usize,
     h: usize,
 }
 
-impl<R: Real> Head<'_, R> {
-    fn token(&self, t: usize) -> Token<R> {
+impl Head<'_> {
+    fn token(&self, t: usize) -> Token {
         let (n, i) = (&self.sizes, &self.input);
         let at = n.place(self.b, self.h, t);
         let (q, q_factor) = l2_norm(&i.query.data()[at.key..][..n.heads.key_dim]);
@@ -84,10 +73,10 @@ impl<R: Real> Head<'_, R> {
     }
 
     /// States before the first token, with space for all levels of the call, [level][d_k·d_v].
-    fn start(&self, initial: Option<&Array<R>>) -> Vec<Vec<R>> {
+    fn start(&self, initial: Option<&Array<f64>>) -> Vec<Vec<f64>> {
         let n = &self.sizes;
         let size = n.heads.key_dim * n.heads.value_dim;
-        let mut states = vec![vec![R::zero(); size]; n.levels[1]];
+        let mut states = vec![vec![0.0; size]; n.levels[1]];
         if let Some(initial) = initial {
             let at = (self.b * n.heads.value_heads + self.h) * n.levels[0] * size;
             for (m, state) in states.iter_mut().take(n.levels[0]).enumerate() {
@@ -98,7 +87,7 @@ impl<R: Real> Head<'_, R> {
     }
 
     /// Processes one token: decay and delta update of all levels, the new write, and the readout.
-    fn step(&self, token: &Token<R>, states: &mut [Vec<R>], out: &mut [R]) {
+    fn step(&self, token: &Token, states: &mut [Vec<f64>], out: &mut [f64]) {
         let (dk, dv) = (self.sizes.heads.key_dim, self.sizes.heads.value_dim);
         for (m, s) in states.iter_mut().enumerate() {
             s.iter_mut().for_each(|v| *v *= token.alpha);
@@ -118,21 +107,21 @@ impl<R: Real> Head<'_, R> {
 }
 
 /// Computes Sᵀ x.
-fn transposed_times<R: Real>(s: &[R], x: &[R], width: usize) -> Vec<R> {
+fn transposed_times(s: &[f64], x: &[f64], width: usize) -> Vec<f64> {
     (0..width).map(|j| x.iter().enumerate().map(|(i, &x)| s[i * width + j] * x).sum()).collect()
 }
 
 /// Computes S y.
-fn times<R: Real>(s: &[R], y: &[R]) -> Vec<R> {
+fn times(s: &[f64], y: &[f64]) -> Vec<f64> {
     s.chunks_exact(y.len()).map(|row| dot(row, y)).collect()
 }
 
-fn dot<R: Real>(a: &[R], b: &[R]) -> R {
+fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| a * b).sum()
 }
 
 /// Merges all levels below the one that position `t` fills into it.
-fn merge<R: Real>(t: usize, states: &mut [Vec<R>]) {
+fn merge(t: usize, states: &mut [Vec<f64>]) {
     if t == 0 {
         return;
     }
@@ -140,29 +129,25 @@ fn merge<R: Real>(t: usize, states: &mut [Vec<R>]) {
     for m in 0..=z {
         let low = std::mem::take(&mut states[m]);
         states[z + 1].iter_mut().zip(&low).for_each(|(s, &v)| *s += v);
-        states[m] = vec![R::zero(); low.len()];
+        states[m] = vec![0.0; low.len()];
     }
 }
 
-fn heads<'a, R: Real>(
-    input: LogLinear<&'a Array<R>>,
+fn heads<'a>(
+    input: LogLinear<&'a Array<f64>>,
     sizes: Sizes,
     options: &LogLinearOptions,
-) -> impl Iterator<Item = Head<'a, R>> {
-    let beta_factor = if options.allow_neg_eigval { R::of(2.0) } else { R::one() };
+) -> impl Iterator<Item = Head<'a>> {
+    let beta_factor = if options.allow_neg_eigval { 2.0 } else { 1.0 };
     let pairs = (0..sizes.heads.batch).flat_map(move |b| (0..sizes.heads.value_heads).map(move |h| (b, h)));
     pairs.map(move |(b, h)| Head { input, sizes, beta_factor, b, h })
 }
 
-pub(crate) fn forward<R: Real>(
-    input: LogLinear<&Array<R>>,
-    options: &LogLinearOptions,
-    initial: Option<&Array<R>>,
-) -> Result<LogLinearOutput<Array<R>>> {
-    let n = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
-    let mut out = vec![R::zero(); input.value.len()];
+pub(crate) fn forward(_: &Reference, op: LogLinearForward, n: Sizes) -> Result<LogLinearOutput<Tensor>> {
+    let (input, initial) = (op.input.each(Tensor::f64), op.initial.as_ref().map(Tensor::f64));
+    let mut out = vec![0.0; input.value.len()];
     let mut last = Vec::new();
-    for head in heads(input, n, options) {
+    for head in heads(input, n, &op.options) {
         let mut states = head.start(initial);
         for t in 0..n.heads.tokens {
             merge(n.position + t, &mut states);
@@ -172,33 +157,28 @@ pub(crate) fn forward<R: Real>(
         merge(n.position + n.heads.tokens, &mut states);
         last.extend(states.concat());
     }
-    let shape = [n.heads.batch, n.heads.value_heads, n.levels[1], n.heads.key_dim, n.heads.value_dim];
+    let like = |data, shape: &[usize]| op.input.value.like(Array::detached(data, shape));
     Ok(LogLinearOutput {
-        readouts: Array::detached(out, input.value.shape()),
-        state: options.want_state.then(|| Array::detached(last, &shape)),
+        readouts: like(out, input.value.shape()),
+        state: op.options.want_state.then(|| like(last, &n.state_shape())),
         saved: None,
     })
 }
 
-pub(crate) fn backward<R: Real>(
-    input: LogLinear<&Array<R>>,
-    options: &LogLinearOptions,
-    initial: Option<&Array<R>>,
-    gradient: &Array<R>,
-) -> Result<LogLinear<Array<R>>> {
-    let n = check(input.each(|t| t.shape()), options, initial.map(Array::shape))?;
-    check_gradient(input.each(|t| t.shape()), gradient.shape())?;
-    let mut d = input.each(|t| vec![R::zero(); t.len()]);
-    for head in heads(input, n, options) {
+pub(crate) fn backward(_: &Reference, op: LogLinearBackward, n: Sizes) -> Result<LogLinear<Tensor>> {
+    let (input, initial) = (op.input.each(Tensor::f64), op.initial.as_ref().map(Tensor::f64));
+    let gradient = op.gradient.f64();
+    let mut d = input.each(|t| vec![0.0; t.len()]);
+    for head in heads(input, n, &op.options) {
         let mut states = head.start(initial);
         let mut before = Vec::new();
         for t in 0..n.heads.tokens {
             merge(n.position + t, &mut states);
             before.push(states.clone());
-            head.step(&head.token(t), &mut states, &mut vec![R::zero(); n.heads.value_dim]);
+            head.step(&head.token(t), &mut states, &mut vec![0.0; n.heads.value_dim]);
         }
         // Gradient of the states after token t.
-        let mut ds = vec![vec![R::zero(); n.heads.key_dim * n.heads.value_dim]; n.levels[1]];
+        let mut ds = vec![vec![0.0; n.heads.key_dim * n.heads.value_dim]; n.levels[1]];
         for t in (0..n.heads.tokens).rev() {
             token_backward(&head, t, &before[t], gradient.data(), &mut ds, &mut d);
             if n.position + t > 0 {
@@ -210,18 +190,18 @@ pub(crate) fn backward<R: Real>(
         }
     }
     let mut shapes = input.each(|t| t.shape()).into_array().into_iter();
-    Ok(d.each(|v| Array::detached(v.clone(), shapes.next().unwrap_or(&[]))))
+    Ok(d.map(|v| op.gradient.like(Array::detached(v, shapes.next().unwrap_or(&[])))))
 }
 
 /// Backward step of one token. `before` holds the merged states before the token. `ds` is the gradient of the
 /// states after it on entry, and of `before` on return.
-fn token_backward<R: Real>(
-    head: &Head<'_, R>,
+fn token_backward(
+    head: &Head<'_>,
     t: usize,
-    before: &[Vec<R>],
-    gradient: &[R],
-    ds: &mut [Vec<R>],
-    d: &mut LogLinear<Vec<R>>,
+    before: &[Vec<f64>],
+    gradient: &[f64],
+    ds: &mut [Vec<f64>],
+    d: &mut LogLinear<Vec<f64>>,
 ) {
     let (n, h) = (&head.sizes, head.h);
     let (dk, dv) = (n.heads.key_dim, n.heads.value_dim);
@@ -229,11 +209,11 @@ fn token_backward<R: Real>(
     let x = head.token(t);
     let d_out = &gradient[at.value..][..dv];
     let mut after = before.to_vec();
-    head.step(&x, &mut after, &mut vec![R::zero(); dv]);
+    head.step(&x, &mut after, &mut vec![0.0; dv]);
 
-    let (mut dq, mut d_key) = (vec![R::zero(); dk], vec![R::zero(); dk]);
-    let (mut d_alpha, mut d_beta) = (R::zero(), R::zero());
-    let mut d_lambda = vec![R::zero(); n.scales];
+    let (mut dq, mut d_key) = (vec![0.0; dk], vec![0.0; dk]);
+    let (mut d_alpha, mut d_beta) = (0.0, 0.0);
+    let mut d_lambda = vec![0.0; n.scales];
     for m in 0..ds.len() {
         // o += λ Sᵀ q
         let l = m.min(n.scales - 1);
@@ -256,14 +236,14 @@ fn token_backward<R: Real>(
             for j in 0..dv {
                 d.value[at.value + j] += x.beta * back[j];
             }
-            ds[m].fill(R::zero());
+            ds[m].fill(0.0);
         } else {
             // A = α X,  u = Aᵀ k,  S = A − β k uᵀ;  du = −β dSᵀ k,  dA = dS + k duᵀ
-            let a: Vec<R> = before[m].iter().map(|&v| x.alpha * v).collect();
+            let a: Vec<f64> = before[m].iter().map(|&v| x.alpha * v).collect();
             let u = transposed_times(&a, &x.k, dv);
             let forth = times(&ds[m], &u);
             d_beta -= dot(&x.k, &forth);
-            let du: Vec<R> = back.iter().map(|&v| -x.beta * v).collect();
+            let du: Vec<f64> = back.iter().map(|&v| -x.beta * v).collect();
             let a_du = times(&a, &du);
             for i in 0..dk {
                 d_key[i] += a_du[i] - x.beta * forth[i];
@@ -276,12 +256,8 @@ fn token_backward<R: Real>(
         }
     }
 
-    // y = r x:  dx = r (dy − y <dy, y>)
-    let (qq, kk) = (dot(&dq, &x.q), dot(&d_key, &x.k));
-    for i in 0..dk {
-        d.query[at.key + i] += x.q_factor * (dq[i] - x.q[i] * qq);
-        d.key[at.key + i] += x.k_factor * (d_key[i] - x.k[i] * kk);
-    }
+    l2_norm_backward(&x.q, x.q_factor, &dq, &mut d.query[at.key..at.key + dk]);
+    l2_norm_backward(&x.k, x.k_factor, &d_key, &mut d.key[at.key..at.key + dk]);
     let d_log_alpha = d_alpha * x.alpha;
     let z = head.input.retention_input.data()[at.gate] + head.input.dt_bias.data()[h];
     let dz = -d_log_alpha * head.input.a_log.data()[h].exp() * sigmoid(z);

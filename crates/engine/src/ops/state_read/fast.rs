@@ -1,17 +1,17 @@
 //! Optimised state read, with rows distributed over threads. Reading the states dominates the cost, so each is read
 //! once.
 
-use super::{Sizes, StateRead, check, output_shape};
+use super::{Sizes, StateRead, StateReadBackward, StateReadForward};
 use crate::cpu::{Cpu, Shared};
-use crate::error::{Result, expect_shape};
+use crate::error::Result;
 use crate::ops::gated_delta::L2_EPS;
 use crate::simd::{self, Kernel, Simd};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, input: StateRead<&Array<f32>>, key_heads: usize) -> Result<Array<f32>> {
-    let sizes = check(input.query.shape(), input.states.shape(), key_heads)?;
-    let mut out = cpu.uninit(&output_shape(input.query.shape(), &sizes));
+pub(crate) fn forward(cpu: &Cpu, op: StateReadForward, sizes: Sizes) -> Result<Tensor> {
+    let input = op.input.as_ref().map(Tensor::f32);
+    let mut out = cpu.uninit(&sizes.readout_shape(input.query.shape()));
     let width = sizes.value_heads * sizes.value_dim;
     let shared = Shared::new(out.data_mut());
     cpu.for_rows(cpu.row_parts(sizes.rows, width * sizes.key_dim), |_, range| {
@@ -25,7 +25,7 @@ pub(crate) fn forward(cpu: &Cpu, input: StateRead<&Array<f32>>, key_heads: usize
             out,
         });
     });
-    Ok(out)
+    Ok(op.input.query.like(out))
 }
 
 /// Offset and values of a head's query, its factor 1 / |q|, and d_k^-½.
@@ -69,15 +69,8 @@ impl Kernel for Forward<'_> {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: StateRead<&Array<f32>>,
-    key_heads: usize,
-    gradient: &Array<f32>,
-) -> Result<StateRead<Array<f32>>> {
-    let sizes = check(input.query.shape(), input.states.shape(), key_heads)?;
-    let shape = output_shape(input.query.shape(), &sizes);
-    expect_shape("state_read", "gradient", gradient.shape(), &shape, "[.., value_heads·d_v]")?;
+pub(crate) fn backward(cpu: &Cpu, op: StateReadBackward, sizes: Sizes) -> Result<StateRead<Tensor>> {
+    let (input, gradient) = (op.input.as_ref().map(Tensor::f32), op.gradient.f32());
     let mut d = StateRead { query: cpu.zeros(input.query.shape()), states: cpu.uninit(input.states.shape()) };
     {
         let (dquery, dstates) = (Shared::new(d.query.data_mut()), Shared::new(d.states.data_mut()));
@@ -95,7 +88,7 @@ pub(crate) fn backward(
             cpu.level().run(Backward { sizes, query, states, gradient, range, dquery, dstates });
         });
     }
-    Ok(d)
+    Ok(d.map(|array| op.gradient.like(array)))
 }
 
 struct Backward<'a> {
