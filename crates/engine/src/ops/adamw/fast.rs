@@ -2,39 +2,32 @@
 //! parts distributed over threads. The norm is summed in f32 within blocks of 4,096 elements and in f64 over the
 //! blocks, in order.
 
-use super::{AdamW, Step, check};
+use super::{AdamWStep, SquaredNorm, Step};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 const BLOCK: usize = 4096;
 
 #[allow(unsafe_code)]
-pub(crate) fn step(
-    cpu: &Cpu,
-    state: AdamW<&mut Array<f32>>,
-    gradient: &Array<f32>,
-    step: &Step,
-) -> Result<()> {
-    let shapes = [state.parameter.shape(), state.first_moment.shape(), state.second_moment.shape()];
-    check(shapes, gradient.shape(), step)?;
-    for tensor in [&mut *state.parameter, &mut *state.first_moment, &mut *state.second_moment] {
-        if !tensor.is_unique() {
-            *tensor = cpu.from_slice(tensor.data(), tensor.shape())?;
+pub(crate) fn update(cpu: &Cpu, op: AdamWStep, (): ()) -> Result<[Tensor; 3]> {
+    let (gradient, step) = (op.gradient.f32(), &op.step);
+    let mut state = [op.parameter, op.first_moment, op.second_moment].map(Tensor::into_f32);
+    for array in &mut state {
+        if !array.is_unique() {
+            *array = cpu.from_slice(array.data(), array.shape())?;
         }
     }
     let len = gradient.len();
-    let p = Shared::new(state.parameter.data_mut());
-    let m = Shared::new(state.first_moment.data_mut());
-    let v = Shared::new(state.second_moment.data_mut());
+    let [p, m, v] = state.each_mut().map(|array| Shared::new(array.data_mut()));
     cpu.for_rows(cpu.row_parts(len, 1), |_, range| {
         let (at, n) = (range.start, range.len());
         // SAFETY: parts are disjoint ranges.
         let (p, m, v) = unsafe { (p.part(at, n), m.part(at, n), v.part(at, n)) };
         cpu.level().run(Update { p, m, v, g: &gradient.data()[range], step });
     });
-    Ok(())
+    Ok(state.map(|array| op.gradient.like(array)))
 }
 
 struct Update<'a> {
@@ -80,8 +73,12 @@ impl Kernel for Update<'_> {
     }
 }
 
+pub(crate) fn squared_norm(cpu: &Cpu, op: SquaredNorm, (): ()) -> Result<f64> {
+    Ok(op.tensors.iter().fold(0.0, |sum, x| sum + sum_of_squares(cpu, x.f32().data())))
+}
+
 #[allow(unsafe_code)]
-pub(crate) fn squared_norm(cpu: &Cpu, x: &Array<f32>) -> f64 {
+fn sum_of_squares(cpu: &Cpu, x: &[f32]) -> f64 {
     struct Sum<'a>(&'a [f32]);
     impl Kernel for Sum<'_> {
         type Output = f32;
@@ -90,7 +87,6 @@ pub(crate) fn squared_norm(cpu: &Cpu, x: &Array<f32>) -> f64 {
             simd::dot(s, self.0, self.0)
         }
     }
-    let x = x.data();
     let blocks = x.len().div_ceil(BLOCK);
     let mut sums = vec![0.0f32; blocks];
     let out = Shared::new(&mut sums);

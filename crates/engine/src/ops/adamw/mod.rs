@@ -10,6 +10,8 @@ pub(crate) mod fast;
 pub(crate) mod reference;
 
 use crate::error::{Result, bad_value, expect_shape};
+use crate::op::{Op, owned};
+use crate::tensor::Tensor;
 
 /// Parameter and its moments.
 #[derive(Debug)]
@@ -45,20 +47,94 @@ pub fn clip_factor(squared_norm: f64, limit: f64) -> f64 {
     if norm > limit { limit / norm } else { 1.0 }
 }
 
-pub(crate) fn check(shapes: [&[usize]; 3], gradient: &[usize], step: &Step) -> Result<()> {
-    let names = "the shape of the parameter";
-    expect_shape("adamw", "first_moment", shapes[1], shapes[0], names)?;
-    expect_shape("adamw", "second_moment", shapes[2], shapes[0], names)?;
-    expect_shape("adamw", "gradient", gradient, shapes[0], names)?;
-    if step.step == 0 {
-        return bad_value("adamw", "step is 0; step numbers start at 1");
-    }
-    Ok(())
-}
-
 impl Step {
     /// Bias corrections 1 − βᵗ of both moments.
     pub(crate) fn corrections(&self) -> [f64; 2] {
         self.betas.map(|beta| 1.0 - beta.powf(self.step as f64))
     }
+}
+
+/// One step on a parameter and its moments; returns all three, in place where no other tensor shares the buffer.
+pub struct AdamWStep {
+    /// Parameter p.
+    pub parameter: Tensor,
+    /// First moment m.
+    pub first_moment: Tensor,
+    /// Second moment v.
+    pub second_moment: Tensor,
+    /// Gradient g.
+    pub gradient: Tensor,
+    /// Hyperparameters.
+    pub step: Step,
+}
+
+/// Σ x² over all elements of all tensors; see [`squared_norm`].
+pub struct SquaredNorm {
+    /// The tensors, at least one.
+    pub tensors: Vec<Tensor>,
+}
+
+impl Op for AdamWStep {
+    const NAME: &'static str = "adamw";
+    type Sizes = ();
+    type Output = [Tensor; 3];
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.parameter, &self.first_moment, &self.second_moment, &self.gradient]
+    }
+    fn check(&self) -> Result<()> {
+        let others = [
+            ("first_moment", &self.first_moment),
+            ("second_moment", &self.second_moment),
+            ("gradient", &self.gradient),
+        ];
+        for (name, tensor) in others {
+            let expected = self.parameter.shape();
+            expect_shape(Self::NAME, name, tensor.shape(), expected, "the shape of the parameter")?;
+        }
+        if self.step.step == 0 {
+            return bad_value(Self::NAME, "step is 0; step numbers start at 1");
+        }
+        Ok(())
+    }
+}
+
+impl Op for SquaredNorm {
+    const NAME: &'static str = "squared_norm";
+    type Sizes = ();
+    type Output = f64;
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.tensors.iter().collect()
+    }
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// One AdamW step on a parameter and its two moments, in place where no other tensor shares the buffer.
+pub fn update(state: AdamW<&mut Tensor>, gradient: &Tensor, step: &Step) -> Result<()> {
+    let op = AdamWStep {
+        parameter: state.parameter.clone(),
+        first_moment: state.first_moment.clone(),
+        second_moment: state.second_moment.clone(),
+        gradient: gradient.clone(),
+        step: *step,
+    };
+    // A wrong call is rejected before the tensors give up their buffers, which must not be shared while the kernel
+    // runs.
+    op.check()?;
+    let places = [state.parameter, state.first_moment, state.second_moment];
+    let places = places.map(|tensor| {
+        *tensor = gradient.detach();
+        tensor
+    });
+    for (place, tensor) in places.into_iter().zip(op.run()?) {
+        *place = tensor;
+    }
+    Ok(())
+}
+
+/// Σ x² over all elements of all tensors, in f64: per-tensor sums, added in list order. One call covers all parameters
+/// of a model, so a device synchronises once instead of once per parameter.
+pub fn squared_norm(tensors: &[&Tensor]) -> Result<f64> {
+    if tensors.is_empty() { Ok(0.0) } else { SquaredNorm { tensors: owned(tensors) }.run() }
 }

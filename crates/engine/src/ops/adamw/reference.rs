@@ -1,35 +1,27 @@
 //! Reference implementation of AdamW: a direct transcription of the equations.
 
-use super::{AdamW, Step, check};
+use super::{AdamWStep, SquaredNorm, Step};
+use crate::array::Array;
 use crate::error::Result;
-use crate::array::{Array, Real};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-pub(crate) fn step<R: Real>(state: AdamW<&mut Array<R>>, gradient: &Array<R>, step: &Step) -> Result<()> {
-    let shapes = [state.parameter.shape(), state.first_moment.shape(), state.second_moment.shape()];
-    check(shapes, gradient.shape(), step)?;
-    let [c1, c2] = step.corrections();
-    let [b1, b2] = step.betas;
-    let (mut p, mut m, mut v) = (
-        state.parameter.data().to_vec(),
-        state.first_moment.data().to_vec(),
-        state.second_moment.data().to_vec(),
-    );
-    for i in 0..p.len() {
-        let g = R::of(step.clip) * gradient.data()[i];
-        m[i] = R::of(b1) * m[i] + R::of(1.0 - b1) * g;
-        v[i] = R::of(b2) * v[i] + R::of(1.0 - b2) * g * g;
-        let direction = m[i] / R::of(c1) / ((v[i] / R::of(c2)).sqrt() + R::of(step.eps));
-        p[i] = p[i]
-            - R::of(step.learning_rate * step.weight_decay) * p[i]
-            - R::of(step.learning_rate) * direction;
+pub(crate) fn update(_: &Reference, op: AdamWStep, (): ()) -> Result<[Tensor; 3]> {
+    let Step { learning_rate, betas: [b1, b2], eps, weight_decay, clip, .. } = op.step;
+    let [c1, c2] = op.step.corrections();
+    let values = |tensor: &Tensor| tensor.f64().data().to_vec();
+    let [mut p, mut m, mut v] = [&op.parameter, &op.first_moment, &op.second_moment].map(values);
+    for (i, gradient) in op.gradient.f64().data().iter().enumerate() {
+        let g = clip * gradient;
+        m[i] = b1 * m[i] + (1.0 - b1) * g;
+        v[i] = b2 * v[i] + (1.0 - b2) * g * g;
+        let direction = m[i] / c1 / ((v[i] / c2).sqrt() + eps);
+        p[i] = p[i] - learning_rate * weight_decay * p[i] - learning_rate * direction;
     }
-    let shape = state.parameter.shape().to_vec();
-    *state.parameter = Array::detached(p, &shape);
-    *state.first_moment = Array::detached(m, &shape);
-    *state.second_moment = Array::detached(v, &shape);
-    Ok(())
+    Ok([p, m, v].map(|data| op.gradient.like(Array::detached(data, op.gradient.shape()))))
 }
 
-pub(crate) fn squared_norm<R: Real>(x: &Array<R>) -> f64 {
-    x.data().iter().map(|v| v.as_f64() * v.as_f64()).sum()
+pub(crate) fn squared_norm(_: &Reference, op: SquaredNorm, (): ()) -> Result<f64> {
+    let squares = |x: &Tensor| x.f64().data().iter().map(|v| v * v).sum::<f64>();
+    Ok(op.tensors.iter().fold(0.0, |sum, x| sum + squares(x)))
 }

@@ -1,8 +1,8 @@
 //! Numpy-style broadcasting: dimensions are aligned from the last, and a dimension of size one (or a missing one)
 //! is repeated.
 
-use crate::error::{Result, bad_shape};
 use crate::array::element_count;
+use crate::error::{Result, bad_shape};
 
 /// Common shape of two broadcast shapes.
 pub(crate) fn broadcast(operation: &'static str, a: &[usize], b: &[usize]) -> Result<Vec<usize>> {

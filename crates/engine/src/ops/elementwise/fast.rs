@@ -4,33 +4,77 @@
 
 use std::ops::Range;
 
-use super::broadcast::{Dim, broadcast, dims, offsets};
-use super::{Map, Zip};
-use crate::cpu::{Cpu, Shared};
-use crate::error::{Result, expect_shape};
-use crate::ops::reduce;
-use crate::simd::{self, Kernel, LANES, Simd};
+use super::broadcast::{Dim, dims, offsets};
+use super::{Map, MapBackward, MapForward, Reads, Zip, ZipBackward, ZipForward};
 use crate::array::Array;
+use crate::cpu::{Cpu, Shared};
+use crate::error::Result;
+use crate::ops::reduce::fast::sum_over;
+use crate::simd::{self, Kernel, LANES, Simd};
+use crate::tensor::Tensor;
+
+pub(crate) fn map(cpu: &Cpu, op: MapForward, (): ()) -> Result<Tensor> {
+    Ok(op.x.like(values(cpu, op.kind, op.x.f32())))
+}
+
+pub(crate) fn map_backward(cpu: &Cpu, op: MapBackward, (): ()) -> Result<Tensor> {
+    let MapBackward { kind, kept, gradient } = op;
+    Ok(match kind.reads() {
+        Reads::Nothing if matches!(kind, Map::Shift(_)) => gradient.detach(),
+        Reads::Nothing => gradient.like(values(cpu, kind, gradient.f32())),
+        Reads::Input | Reads::Output => gradient.like(slopes(cpu, kind, kept.f32(), gradient.f32())),
+    })
+}
+
+pub(crate) fn zip(cpu: &Cpu, op: ZipForward, shape: Vec<usize>) -> Result<Tensor> {
+    Ok(op.a.like(pairs(cpu, op.kind, op.a.f32(), op.b.f32(), &shape)))
+}
+
+pub(crate) fn zip_backward(cpu: &Cpu, op: ZipBackward, (): ()) -> Result<[Option<Tensor>; 2]> {
+    let (kind, a, b, dy) = (op.kind, op.a.f32(), op.b.f32(), op.gradient.f32());
+    let pairs = |kind, x: &Array<f32>, y| pairs(cpu, kind, x, y, dy.shape());
+    let da = op.needs[0].then(|| {
+        let whole = match kind {
+            Zip::Add | Zip::Sub => dy.clone(),
+            Zip::Mul | Zip::Div => pairs(kind, dy, b),
+        };
+        op.a.like(sum_over(cpu, &whole, a.shape()))
+    });
+    let db = op.needs[1].then(|| {
+        let whole = match kind {
+            Zip::Add | Zip::Sub => dy.clone(),
+            Zip::Mul => pairs(Zip::Mul, dy, a),
+            // dy a / b², ordered so that b² cannot overflow.
+            Zip::Div => pairs(Zip::Div, &pairs(Zip::Mul, &pairs(Zip::Div, dy, b), a), b),
+        };
+        let sum = sum_over(cpu, &whole, b.shape());
+        op.b.like(match kind {
+            Zip::Add | Zip::Mul => sum,
+            Zip::Sub | Zip::Div => values(cpu, Map::Neg, &sum),
+        })
+    });
+    Ok([da, db])
+}
 
 #[allow(unsafe_code)]
-pub(crate) fn map(cpu: &Cpu, kind: Map, x: &Array<f32>) -> Array<f32> {
+fn values(cpu: &Cpu, kind: Map, x: &Array<f32>) -> Array<f32> {
     let mut y = cpu.uninit(x.shape());
     let out = Shared::new(y.data_mut());
     cpu.for_rows(cpu.row_parts(x.len(), 1), |_, range| {
         // SAFETY: parts are disjoint ranges.
         let y = unsafe { out.part(range.start, range.len()) };
-        cpu.level().run(MapForward { kind, x: &x.data()[range], y });
+        cpu.level().run(Values { kind, x: &x.data()[range], y });
     });
     y
 }
 
-struct MapForward<'a> {
+struct Values<'a> {
     kind: Map,
     x: &'a [f32],
     y: &'a mut [f32],
 }
 
-impl Kernel for MapForward<'_> {
+impl Kernel for Values<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -106,23 +150,6 @@ fn scalar<S: Simd>(s: S, x: S::V, f: fn(f32) -> f32) -> S::V {
     s.load(&lanes.map(f))
 }
 
-pub(crate) fn map_backward(
-    cpu: &Cpu,
-    kind: Map,
-    x: &Array<f32>,
-    y: &Array<f32>,
-    gradient: &Array<f32>,
-) -> Result<Array<f32>> {
-    expect_shape("map", "y", y.shape(), x.shape(), "the shape of x")?;
-    expect_shape("map", "gradient", gradient.shape(), x.shape(), "the shape of x")?;
-    Ok(match kind.reads() {
-        super::Reads::Nothing if matches!(kind, Map::Shift(_)) => gradient.clone(),
-        super::Reads::Nothing => map(cpu, kind, gradient),
-        super::Reads::Input => slopes(cpu, kind, x, gradient),
-        super::Reads::Output => slopes(cpu, kind, y, gradient),
-    })
-}
-
 #[allow(unsafe_code)]
 fn slopes(cpu: &Cpu, kind: Map, kept: &Array<f32>, gradient: &Array<f32>) -> Array<f32> {
     let mut dx = cpu.uninit(gradient.shape());
@@ -131,19 +158,19 @@ fn slopes(cpu: &Cpu, kind: Map, kept: &Array<f32>, gradient: &Array<f32>) -> Arr
         // SAFETY: parts are disjoint ranges.
         let dx = unsafe { out.part(range.start, range.len()) };
         let (kept, dy) = (&kept.data()[range.clone()], &gradient.data()[range]);
-        cpu.level().run(MapBackward { kind, kept, dy, dx });
+        cpu.level().run(Slopes { kind, kept, dy, dx });
     });
     dx
 }
 
-struct MapBackward<'a> {
+struct Slopes<'a> {
     kind: Map,
     kept: &'a [f32],
     dy: &'a [f32],
     dx: &'a mut [f32],
 }
 
-impl Kernel for MapBackward<'_> {
+impl Kernel for Slopes<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -186,11 +213,11 @@ fn slope<S: Simd>(s: S, kind: Map, kept: S::V, dy: S::V) -> S::V {
     }
 }
 
+/// f(a, b), both broadcast to `shape`.
 #[allow(unsafe_code)]
-pub(crate) fn zip(cpu: &Cpu, kind: Zip, a: &Array<f32>, b: &Array<f32>) -> Result<Array<f32>> {
-    let shape = broadcast(kind.name(), a.shape(), b.shape())?;
-    let dims = dims(&shape, a.shape(), b.shape());
-    let mut y = cpu.uninit(&shape);
+fn pairs(cpu: &Cpu, kind: Zip, a: &Array<f32>, b: &Array<f32>, shape: &[usize]) -> Array<f32> {
+    let dims = dims(shape, a.shape(), b.shape());
+    let mut y = cpu.uninit(shape);
     let len = y.len();
     let out = Shared::new(y.data_mut());
     cpu.for_rows(cpu.row_parts(len, 1), |_, range| {
@@ -198,7 +225,7 @@ pub(crate) fn zip(cpu: &Cpu, kind: Zip, a: &Array<f32>, b: &Array<f32>) -> Resul
         let y = unsafe { out.part(range.start, range.len()) };
         cpu.level().run(Pairs { kind, dims: &dims, range, a: a.data(), b: b.data(), y });
     });
-    Ok(y)
+    y
 }
 
 struct Pairs<'a> {
@@ -296,40 +323,6 @@ fn left<S: Simd>(s: S, kind: Zip, a: f32, b: &[f32], y: &mut [f32]) {
     }
 }
 
-pub(crate) fn zip_backward(
-    cpu: &Cpu,
-    kind: Zip,
-    a: &Array<f32>,
-    b: &Array<f32>,
-    gradient: &Array<f32>,
-    needs: [bool; 2],
-) -> Result<[Option<Array<f32>>; 2]> {
-    let shape = broadcast(kind.name(), a.shape(), b.shape())?;
-    expect_shape(kind.name(), "gradient", gradient.shape(), &shape, "the shape of the result")?;
-    let mut found = [None, None];
-    if needs[0] {
-        let whole = match kind {
-            Zip::Add | Zip::Sub => gradient.clone(),
-            Zip::Mul | Zip::Div => zip(cpu, kind, gradient, b)?,
-        };
-        found[0] = Some(reduce::fast::sum_to(cpu, &whole, a.shape())?);
-    }
-    if needs[1] {
-        let whole = match kind {
-            Zip::Add | Zip::Sub => gradient.clone(),
-            Zip::Mul => zip(cpu, Zip::Mul, gradient, a)?,
-            // dy a / b², ordered so that b² cannot overflow.
-            Zip::Div => zip(cpu, Zip::Div, &zip(cpu, Zip::Mul, &zip(cpu, Zip::Div, gradient, b)?, a)?, b)?,
-        };
-        let sum = reduce::fast::sum_to(cpu, &whole, b.shape())?;
-        found[1] = Some(match kind {
-            Zip::Add | Zip::Mul => sum,
-            Zip::Sub | Zip::Div => map(cpu, Map::Neg, &sum),
-        });
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,14 +333,14 @@ mod tests {
         let x: Vec<f32> = (-120_000..120_000).map(|i| i as f32 * 1e-4).collect();
         for level in [Level::detect(), Level::Portable] {
             let mut y = vec![0.0; x.len()];
-            level.run(MapForward { kind: Map::Tanh, x: &x, y: &mut y });
+            level.run(Values { kind: Map::Tanh, x: &x, y: &mut y });
             for (&x, &y) in x.iter().zip(&y) {
                 let want = f64::from(x).tanh();
                 assert!((f64::from(y) - want).abs() <= 4e-7 * want.abs(), "tanh {x}: {y} for {want}");
             }
             let x = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0];
             let mut y = [0.0; 4];
-            level.run(MapForward { kind: Map::Tanh, x: &x, y: &mut y });
+            level.run(Values { kind: Map::Tanh, x: &x, y: &mut y });
             assert_eq!([y[0], y[1], y[3]], [1.0, -1.0, 0.0]);
             assert!(y[2].is_nan());
         }

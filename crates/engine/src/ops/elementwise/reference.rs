@@ -1,17 +1,19 @@
 //! Reference implementation of the elementwise operations: a direct transcription of the equations.
 
-use super::broadcast::{broadcast, dims, offsets};
-use super::{Map, Zip};
-use crate::error::{Result, expect_shape};
-use crate::ops::reduce;
-use crate::array::{Array, Real};
+use super::broadcast::{dims, offsets};
+use super::{Map, MapBackward, MapForward, Zip, ZipBackward, ZipForward};
+use crate::array::Array;
+use crate::error::Result;
+use crate::ops::reduce::reference::sum_over;
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-fn sigmoid<R: Real>(x: R) -> R {
-    R::one() / (R::one() + (-x).exp())
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// f(x)
-fn value<R: Real>(kind: Map, x: R) -> R {
+fn value(kind: Map, x: f64) -> f64 {
     match kind {
         Map::Neg => -x,
         Map::Exp => x.exp(),
@@ -20,113 +22,101 @@ fn value<R: Real>(kind: Map, x: R) -> R {
         Map::Silu => x * sigmoid(x),
         Map::Tanh => x.tanh(),
         Map::Relu => {
-            if x < R::zero() {
-                R::zero()
+            if x < 0.0 {
+                0.0
             } else {
                 x
             }
         }
-        Map::Softplus => x.max(R::zero()) + (-x.abs()).exp().ln_1p(),
+        Map::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
         Map::Square => x * x,
         Map::Sqrt => x.sqrt(),
-        Map::Reciprocal => R::one() / x,
-        Map::Scale(c) => R::of(c) * x,
-        Map::Shift(c) => x + R::of(c),
+        Map::Reciprocal => 1.0 / x,
+        Map::Scale(c) => c * x,
+        Map::Shift(c) => x + c,
     }
 }
 
 /// f'(x), computed from x or from y = f(x).
-fn slope<R: Real>(kind: Map, x: R, y: R) -> R {
-    let one = R::one();
+fn slope(kind: Map, x: f64, y: f64) -> f64 {
     match kind {
-        Map::Neg => -one,
+        Map::Neg => -1.0,
         Map::Exp => y,
-        Map::Ln => one / x,
-        Map::Sigmoid => y * (one - y),
-        Map::Silu => sigmoid(x) * (one + x * (one - sigmoid(x))),
-        Map::Tanh => one - y * y,
+        Map::Ln => 1.0 / x,
+        Map::Sigmoid => y * (1.0 - y),
+        Map::Silu => sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),
+        Map::Tanh => 1.0 - y * y,
         Map::Relu => {
-            if x > R::zero() {
-                one
+            if x > 0.0 {
+                1.0
             } else {
-                R::zero()
+                0.0
             }
         }
         Map::Softplus => sigmoid(x),
         Map::Square => x + x,
-        Map::Sqrt => one / (y + y),
+        Map::Sqrt => 1.0 / (y + y),
         Map::Reciprocal => -y * y,
-        Map::Scale(c) => R::of(c),
-        Map::Shift(_) => one,
+        Map::Scale(c) => c,
+        Map::Shift(_) => 1.0,
     }
 }
 
-pub(crate) fn map<R: Real>(kind: Map, x: &Array<R>) -> Array<R> {
-    Array::detached(x.data().iter().map(|&x| value(kind, x)).collect(), x.shape())
+pub(crate) fn map(_: &Reference, op: MapForward, (): ()) -> Result<Tensor> {
+    let x = op.x.f64();
+    let y = x.data().iter().map(|&x| value(op.kind, x)).collect();
+    Ok(op.x.like(Array::detached(y, x.shape())))
 }
 
-pub(crate) fn map_backward<R: Real>(
-    kind: Map,
-    x: &Array<R>,
-    y: &Array<R>,
-    gradient: &Array<R>,
-) -> Result<Array<R>> {
-    expect_shape("map", "y", y.shape(), x.shape(), "the shape of x")?;
-    expect_shape("map", "gradient", gradient.shape(), x.shape(), "the shape of x")?;
-    let (x, y, dy) = (x.data(), y.data(), gradient.data());
-    let dx = (0..dy.len()).map(|i| dy[i] * slope(kind, x[i], y[i])).collect();
-    Ok(Array::detached(dx, gradient.shape()))
+pub(crate) fn map_backward(_: &Reference, op: MapBackward, (): ()) -> Result<Tensor> {
+    let (kept, dy) = (op.kept.f64(), op.gradient.f64());
+    // The slope reads at most one of x and y, and that is the one that was kept.
+    let dx = dy.data().iter().zip(kept.data()).map(|(dy, &kept)| dy * slope(op.kind, kept, kept)).collect();
+    Ok(op.gradient.like(Array::detached(dx, dy.shape())))
 }
 
-pub(crate) fn zip<R: Real>(kind: Zip, a: &Array<R>, b: &Array<R>) -> Result<Array<R>> {
-    pairs(kind, a, b, |a, b| match kind {
-        Zip::Add => a + b,
-        Zip::Sub => a - b,
-        Zip::Mul => a * b,
-        Zip::Div => a / b,
-    })
-}
-
-/// Applies f to every pair of broadcast elements.
-fn pairs<R: Real>(kind: Zip, a: &Array<R>, b: &Array<R>, f: impl Fn(R, R) -> R) -> Result<Array<R>> {
-    let shape = broadcast(kind.name(), a.shape(), b.shape())?;
-    let dims = dims(&shape, a.shape(), b.shape());
+/// f of every pair of elements, broadcast to `shape`.
+fn pairs(a: &Array<f64>, b: &Array<f64>, shape: &[usize], f: impl Fn(f64, f64) -> f64) -> Array<f64> {
+    let dims = dims(shape, a.shape(), b.shape());
     let y = (0..shape.iter().product()).map(|i| {
         let [at_a, at_b] = offsets(&dims, i);
         f(a.data()[at_a], b.data()[at_b])
     });
-    Ok(Array::detached(y.collect(), &shape))
+    Array::detached(y.collect(), shape)
 }
 
-pub(crate) fn zip_backward<R: Real>(
-    kind: Zip,
-    a: &Array<R>,
-    b: &Array<R>,
-    gradient: &Array<R>,
-    needs: [bool; 2],
-) -> Result<[Option<Array<R>>; 2]> {
-    let shape = broadcast(kind.name(), a.shape(), b.shape())?;
-    expect_shape(kind.name(), "gradient", gradient.shape(), &shape, "the shape of the result")?;
-    let one = R::one();
-    let slopes = [
-        pairs(kind, a, b, |_, b| match kind {
-            Zip::Add | Zip::Sub => one,
+pub(crate) fn zip(_: &Reference, op: ZipForward, shape: Vec<usize>) -> Result<Tensor> {
+    let y = pairs(op.a.f64(), op.b.f64(), &shape, |a, b| match op.kind {
+        Zip::Add => a + b,
+        Zip::Sub => a - b,
+        Zip::Mul => a * b,
+        Zip::Div => a / b,
+    });
+    Ok(op.a.like(y))
+}
+
+pub(crate) fn zip_backward(_: &Reference, op: ZipBackward, (): ()) -> Result<[Option<Tensor>; 2]> {
+    let (a, b, dy) = (op.a.f64(), op.b.f64(), op.gradient.f64());
+    let slopes = |slope: &dyn Fn(f64, f64) -> f64| {
+        let slopes = pairs(a, b, dy.shape(), slope);
+        pairs(dy, &slopes, dy.shape(), |dy, slope| dy * slope)
+    };
+    let da = op.needs[0].then(|| {
+        let whole = slopes(&|_, b| match op.kind {
+            Zip::Add | Zip::Sub => 1.0,
             Zip::Mul => b,
-            Zip::Div => one / b,
-        })?,
-        pairs(kind, a, b, |a, b| match kind {
-            Zip::Add => one,
-            Zip::Sub => -one,
+            Zip::Div => 1.0 / b,
+        });
+        op.a.like(sum_over(&whole, a.shape()))
+    });
+    let db = op.needs[1].then(|| {
+        let whole = slopes(&|a, b| match op.kind {
+            Zip::Add => 1.0,
+            Zip::Sub => -1.0,
             Zip::Mul => a,
             Zip::Div => -a / (b * b),
-        })?,
-    ];
-    let mut found = [None, None];
-    for (i, operand) in [a, b].into_iter().enumerate() {
-        if needs[i] {
-            found[i] =
-                Some(reduce::reference::sum_to(&zip(Zip::Mul, gradient, &slopes[i])?, operand.shape())?);
-        }
-    }
-    Ok(found)
+        });
+        op.b.like(sum_over(&whole, b.shape()))
+    });
+    Ok([da, db])
 }

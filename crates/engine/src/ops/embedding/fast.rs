@@ -5,26 +5,23 @@
 //! columns, over threads. Each table row sums its positions in ascending order, so the result does not depend on
 //! the split.
 
-use super::{Embedding, check, check_backward};
+use super::{Embedding, EmbeddingBackward};
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
+use crate::ops::pack::{RawWeight, place, raw};
 use crate::precision::from_bf16;
 use crate::simd::{self, Kernel, Simd};
-use crate::array::Array;
-use crate::weight::{PackedWeight, RawWeight, Weight, place};
+use crate::tensor::Tensor;
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(
-    cpu: &Cpu,
-    input: Embedding<'_, Weight<&Array<f32>, &PackedWeight>>,
-) -> Result<Array<f32>> {
-    let Embedding { table, ids, shape } = input;
-    let mut y = cpu.uninit(&check(table.shape(), ids, shape)?);
+pub(crate) fn forward(cpu: &Cpu, op: Embedding, shape: Vec<usize>) -> Result<Tensor> {
+    let Embedding { table, ids, .. } = op;
+    let mut y = cpu.uninit(&shape);
     let width = y.width();
     if y.is_empty() {
-        return Ok(y);
+        return Ok(table.like(y));
     }
-    let (weight, out) = (table.raw(), Shared::new(y.data_mut()));
+    let (weight, out) = (raw(&table), Shared::new(y.data_mut()));
     cpu.for_rows(cpu.row_parts(ids.len(), width), |_, range| {
         // SAFETY: parts are disjoint row ranges.
         let y = unsafe { out.part(range.start * width, range.len() * width) };
@@ -43,28 +40,28 @@ pub(crate) fn forward(
             }
         }
     });
-    Ok(y)
+    Ok(table.like(y))
 }
 
-pub(crate) fn backward(cpu: &Cpu, ids: &[u32], rows: usize, gradient: &Array<f32>) -> Result<Array<f32>> {
+pub(crate) fn backward(cpu: &Cpu, op: EmbeddingBackward, width: usize) -> Result<Tensor> {
     /// Columns per strip; splitting columns distributes the work of a very frequent id over several threads.
     const STRIP: usize = 512;
-    let width = check_backward(ids, rows, gradient.shape())?;
+    let EmbeddingBackward { ids, rows, gradient } = op;
     let mut sums = cpu.uninit(&[rows, width]);
     if sums.is_empty() {
-        return Ok(sums);
+        return Ok(gradient.like(sums));
     }
-    let sorted = Sorted::new(ids, rows);
+    let sorted = Sorted::new(&ids, rows);
     let ranges = sorted.even_ranges(if ids.len() + rows < 64 { 1 } else { 32 });
     let strips = width.div_ceil(STRIP);
-    let out = Shared::new(sums.data_mut());
+    let (dy, out) = (gradient.f32().data(), Shared::new(sums.data_mut()));
     cpu.parallel(ranges.len() * strips, |task| {
         let strip = task % strips;
         let columns = strip * STRIP..((strip + 1) * STRIP).min(width);
         let rows = ranges[task / strips].clone();
-        cpu.level().run(Gather { sorted: &sorted, rows, columns, width, dy: gradient.data(), sums: &out });
+        cpu.level().run(Gather { sorted: &sorted, rows, columns, width, dy, sums: &out });
     });
-    Ok(sums)
+    Ok(gradient.like(sums))
 }
 
 /// Positions grouped by id: those of id v are `positions[starts[v]..starts[v + 1]]`, ascending.

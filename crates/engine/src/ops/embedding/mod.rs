@@ -8,25 +8,34 @@
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Result, bad_shape, bad_value, expect_shape};
-use crate::tape::{Tape, Var};
 use crate::array::element_count;
-use crate::weight::Weight;
+use crate::error::{Result, bad_shape, bad_value, no_gradient};
+use crate::op::Op;
+use crate::tape::record_one;
+use crate::tensor::Tensor;
 
-/// Inputs of [`Tape::embedding`].
-#[derive(Clone, Copy, Debug)]
-pub struct Embedding<'a, T> {
-    /// Table rows, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
-    pub table: T,
+/// Rows of a table selected by ids.
+pub struct Embedding {
+    /// Table rows, [V, D]; they may be packed.
+    pub table: Tensor,
     /// Ids of the rows to select, in row-major order.
-    pub ids: &'a [u32],
+    pub ids: Vec<u32>,
     /// Shape of `ids`.
-    pub shape: &'a [usize],
+    pub shape: Vec<usize>,
+}
+
+/// Gradient of [`Embedding`] with respect to its table.
+pub struct EmbeddingBackward {
+    /// Ids of the selected rows.
+    pub ids: Vec<u32>,
+    /// Rows V of the table.
+    pub rows: usize,
+    /// Gradient of the result, [ids' shape, D].
+    pub gradient: Tensor,
 }
 
 /// Validates a call and returns the shape of the result.
-pub(crate) fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec<usize>> {
+fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec<usize>> {
     let &[rows, width] = table else {
         return bad_shape("embedding", "table", table, "two dimensions [V, D]");
     };
@@ -49,34 +58,51 @@ pub(crate) fn check(table: &[usize], ids: &[u32], shape: &[usize]) -> Result<Vec
     Ok(result)
 }
 
-/// Rejects gradients and ids that do not match a table of `rows` rows; returns the row width.
-pub(crate) fn check_backward(ids: &[u32], rows: usize, gradient: &[usize]) -> Result<usize> {
-    let Some((&width, shape)) = gradient.split_last() else {
-        return bad_shape("embedding", "gradient", gradient, "[ids' shape, D]");
-    };
-    let result = check(&[rows, width], ids, shape)?;
-    element_count("embedding", &[rows, width])?;
-    expect_shape("embedding", "gradient", gradient, &result, "[ids' shape, D]")?;
-    Ok(width)
+impl Op for Embedding {
+    const NAME: &'static str = "embedding";
+    /// Shape of the result.
+    type Sizes = Vec<usize>;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        Vec::new()
+    }
+    fn weights(&self) -> Vec<&Tensor> {
+        vec![&self.table]
+    }
+    fn check(&self) -> Result<Vec<usize>> {
+        check(self.table.shape(), &self.ids, &self.shape)
+    }
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
-    /// Rows of a table selected by `ids`. The table is a variable, or a [`Weight`] that may be packed; a recording
-    /// tape rejects packed tables.
-    pub fn embedding<'a>(
-        &self,
-        input: Embedding<'_, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,
-    ) -> Result<Var<E::Tensor>> {
-        let Embedding { table, ids, shape } = input;
-        let table = table.into();
-        let values = table.map(Var::value);
-        self.refuse_packed("embedding", &[values])?;
-        let y = self.engine().embedding(Embedding { table: values, ids, shape })?;
-        let Weight::Full(table) = table else { return Ok(self.constant(y)) };
-        let rows = self.engine().shape(table.value())[0];
-        let ids = if self.records(&[table]) { ids.to_vec() } else { Vec::new() };
-        Ok(self.record_one(&[table], y, move |tape, dy| {
-            Ok(vec![Some(tape.engine().embedding_backward(&ids, rows, &dy)?)])
+impl Op for EmbeddingBackward {
+    const NAME: &'static str = "embedding_backward";
+    /// Row width D.
+    type Sizes = usize;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.gradient]
+    }
+    fn check(&self) -> Result<usize> {
+        let gradient = self.gradient.shape();
+        let Some((&width, shape)) = gradient.split_last() else {
+            return bad_shape(Self::NAME, "gradient", gradient, "[ids' shape, D]");
+        };
+        element_count(Self::NAME, &[self.rows, width])?;
+        check(&[self.rows, width], &self.ids, shape)?;
+        Ok(width)
+    }
+}
+
+impl Tensor {
+    /// Rows of this table [V, D] selected by `ids`, which have shape `shape`. A packed table has no gradient.
+    pub fn embedding(&self, ids: &[u32], shape: &[usize]) -> Result<Tensor> {
+        if self.is_recorded() && !self.is_plain() {
+            return no_gradient("embedding", self.dtype());
+        }
+        let y = Embedding { table: self.clone(), ids: ids.to_vec(), shape: shape.to_vec() }.run()?;
+        let (ids, rows) = (ids.to_vec(), self.shape()[0]);
+        Ok(record_one(&[self], y, move |gradient| {
+            Ok(vec![Some(EmbeddingBackward { ids, rows, gradient }.run()?)])
         }))
     }
 }

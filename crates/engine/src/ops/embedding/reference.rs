@@ -1,23 +1,24 @@
 //! Reference implementation of the embedding: a direct transcription of the equations.
 
-use super::{Embedding, check, check_backward};
+use super::{Embedding, EmbeddingBackward};
+use crate::array::Array;
 use crate::error::Result;
-use crate::array::{Array, Real};
+use crate::ops::pack::numbers;
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-pub(crate) fn forward<R: Real>(input: Embedding<'_, &Array<R>>) -> Result<Array<R>> {
-    let shape = check(input.table.shape(), input.ids, input.shape)?;
-    let width = input.table.width();
-    let rows = input.ids.iter().map(|&id| &input.table.data()[id as usize * width..][..width]);
-    Ok(Array::detached(rows.flatten().copied().collect(), &shape))
+pub(crate) fn forward(_: &Reference, op: Embedding, shape: Vec<usize>) -> Result<Tensor> {
+    let table = numbers(&op.table);
+    let rows = op.ids.iter().map(|&id| &table.data()[id as usize * table.width()..][..table.width()]);
+    Ok(op.table.like(Array::detached(rows.flatten().copied().collect(), &shape)))
 }
 
-pub(crate) fn backward<R: Real>(ids: &[u32], rows: usize, gradient: &Array<R>) -> Result<Array<R>> {
-    let width = check_backward(ids, rows, gradient.shape())?;
-    let mut sums = vec![R::zero(); rows * width];
-    for (i, &id) in ids.iter().enumerate() {
+pub(crate) fn backward(_: &Reference, op: EmbeddingBackward, width: usize) -> Result<Tensor> {
+    let mut sums = vec![0.0; op.rows * width];
+    for (i, &id) in op.ids.iter().enumerate() {
         for j in 0..width {
-            sums[id as usize * width + j] += gradient.data()[i * width + j];
+            sums[id as usize * width + j] += op.gradient.f64().data()[i * width + j];
         }
     }
-    Ok(Array::detached(sums, &[rows, width]))
+    Ok(op.gradient.like(Array::detached(sums, &[op.rows, width])))
 }

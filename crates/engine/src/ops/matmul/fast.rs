@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
-use super::{MatMul, Sizes, Transpose, check};
+use super::{MatMul, MatMulBackward, Sizes, Transpose};
 use crate::cpu::{Carve, Cpu, Products, Shared, with_scratch};
-use crate::error::{Result, expect_shape};
+use crate::error::Result;
 use crate::product::{Accum, Matrix, product, product_here};
 use crate::simd::{Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm, transpose};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 /// Batch of contiguous matrices of equal size, or one matrix for all entries.
 #[derive(Clone, Copy)]
@@ -63,46 +63,38 @@ fn batches<'a>(
     (sizes, [stored(a, m, k, transpose.a), b, stored(c, m, n, false)])
 }
 
-pub(crate) fn forward(cpu: &Cpu, input: MatMul<&Array<f32>>, transpose: Transpose) -> Result<Array<f32>> {
-    let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
+pub(crate) fn forward(cpu: &Cpu, op: MatMul, (sizes, shape): (Sizes, Vec<usize>)) -> Result<Tensor> {
     let mut c = cpu.uninit(&shape);
-    let (sizes, [a, b, _]) = batches(sizes, transpose, input.a.data(), input.b.data(), &[]);
+    let (sizes, [a, b, _]) = batches(sizes, op.transpose, op.a.f32().data(), op.b.f32().data(), &[]);
     match cpu.products() {
         Products::Fastest => products(cpu, sizes.batch, c.data_mut(), [sizes.m, sizes.n, sizes.k], a, b),
         Products::BatchInvariant => invariant(cpu, sizes, a, b, c.data_mut()),
     }
-    Ok(c)
+    Ok(op.a.like(c))
 }
 
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: MatMul<&Array<f32>>,
-    transpose: Transpose,
-    gradient: &Array<f32>,
-    needs: [bool; 2],
-) -> Result<[Option<Array<f32>>; 2]> {
-    let (sizes, shape) = check(input.a.shape(), input.b.shape(), transpose)?;
-    expect_shape("matmul", "gradient", gradient.shape(), &shape, "[.., m, n]")?;
-    let (sizes, [a, b, dc]) = batches(sizes, transpose, input.a.data(), input.b.data(), gradient.data());
+pub(crate) fn backward(cpu: &Cpu, op: MatMulBackward, sizes: Sizes) -> Result<[Option<Tensor>; 2]> {
+    let (transpose, dc) = (op.transpose, op.gradient.f32().data());
+    let (sizes, [a, b, dc]) = batches(sizes, transpose, op.a.f32().data(), op.b.f32().data(), dc);
     let Sizes { batch, m, n, k, shared } = sizes;
     // dA = dC Bᵀ or, if A is stored transposed, its transpose B dCᵀ; likewise for dB.
-    let da = needs[0].then(|| {
-        let mut da = cpu.uninit(input.a.shape());
+    let da = op.needs[0].then(|| {
+        let mut da = cpu.uninit(op.a.shape());
         match transpose.a {
             false => products(cpu, batch, da.data_mut(), [m, k, n], dc, b.t()),
             true => products(cpu, batch, da.data_mut(), [k, m, n], b, dc.t()),
         }
-        da
+        op.a.like(da)
     });
-    let db = needs[1].then(|| {
-        let mut db = cpu.uninit(input.b.shape());
+    let db = op.needs[1].then(|| {
+        let mut db = cpu.uninit(op.b.shape());
         let (size, left, right) = if transpose.b { ([n, k, m], dc.t(), a) } else { ([k, n, m], a.t(), dc) };
         if shared {
             sum_of_products(cpu, batch, db.data_mut(), size, left, right);
         } else {
             products(cpu, batch, db.data_mut(), size, left, right);
         }
-        db
+        op.b.like(db)
     });
     Ok([da, db])
 }

@@ -9,18 +9,34 @@
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Result, bad_shape};
-use crate::tape::{Tape, Var};
 use crate::array::element_count;
+use crate::error::{Result, bad_shape, expect_shape};
+use crate::op::Op;
+use crate::tape::record_one;
+use crate::tensor::Tensor;
 
-/// Inputs of [`Tape::matmul`].
-#[derive(Clone, Copy, Debug)]
-pub struct MatMul<T> {
+/// C = A B for each index of the leading dimensions.
+pub struct MatMul {
     /// Left operand, [.., m, k].
-    pub a: T,
+    pub a: Tensor,
     /// Right operand, [.., k, n] with the leading dimensions of `a`, or [k, n] shared by all.
-    pub b: T,
+    pub b: Tensor,
+    /// How they are stored.
+    pub transpose: Transpose,
+}
+
+/// Gradients of [`MatMul`].
+pub struct MatMulBackward {
+    /// Left operand.
+    pub a: Tensor,
+    /// Right operand.
+    pub b: Tensor,
+    /// How they are stored.
+    pub transpose: Transpose,
+    /// Gradient of C, [.., m, n].
+    pub gradient: Tensor,
+    /// Which of the gradients of a and b are computed.
+    pub needs: [bool; 2],
 }
 
 /// Which operands are stored with their last two dimensions swapped.
@@ -34,17 +50,21 @@ pub struct Transpose {
 
 /// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub struct Sizes {
+    /// Number of products.
     pub batch: usize,
+    /// Rows of A.
     pub m: usize,
+    /// Columns of B.
     pub n: usize,
+    /// Columns of A, rows of B.
     pub k: usize,
     /// Whether one B is shared by the whole batch.
     pub shared: bool,
 }
 
 /// Validates a call; returns its dimensions and the shape of the result.
-pub(crate) fn check(a: &[usize], b: &[usize], transpose: Transpose) -> Result<(Sizes, Vec<usize>)> {
+fn check(a: &[usize], b: &[usize], transpose: Transpose) -> Result<(Sizes, Vec<usize>)> {
     let ([leading @ .., a0, a1], [others @ .., b0, b1]) = (a, b) else {
         let (argument, found) = if a.len() < 2 { ("a", a) } else { ("b", b) };
         return bad_shape("matmul", argument, found, "at least two dimensions");
@@ -65,14 +85,47 @@ pub(crate) fn check(a: &[usize], b: &[usize], transpose: Transpose) -> Result<(S
     Ok((Sizes { batch, m, n, k, shared: others.is_empty() && !leading.is_empty() }, shape))
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
+impl Op for MatMul {
+    const NAME: &'static str = "matmul";
+    /// Dimensions, and the shape of the result.
+    type Sizes = (Sizes, Vec<usize>);
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.a, &self.b]
+    }
+    fn check(&self) -> Result<(Sizes, Vec<usize>)> {
+        check(self.a.shape(), self.b.shape(), self.transpose)
+    }
+}
+
+impl Op for MatMulBackward {
+    const NAME: &'static str = "matmul_backward";
+    type Sizes = Sizes;
+    type Output = [Option<Tensor>; 2];
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.a, &self.b, &self.gradient]
+    }
+    fn check(&self) -> Result<Sizes> {
+        let (sizes, shape) = check(self.a.shape(), self.b.shape(), self.transpose)?;
+        expect_shape(Self::NAME, "gradient", self.gradient.shape(), &shape, "[.., m, n]")?;
+        Ok(sizes)
+    }
+}
+
+impl Tensor {
     /// C = A B for each index of the leading dimensions.
-    pub fn matmul(&self, input: MatMul<&Var<E::Tensor>>, transpose: Transpose) -> Result<Var<E::Tensor>> {
-        let (a, b) = (input.a.value().clone(), input.b.value().clone());
-        let c = self.engine().matmul(MatMul { a: &a, b: &b }, transpose)?;
-        let needs = [self.records(&[input.a]), self.records(&[input.b])];
-        Ok(self.record_one(&[input.a, input.b], c, move |tape, dc| {
-            Ok(tape.engine().matmul_backward(MatMul { a: &a, b: &b }, transpose, &dc, needs)?.into())
+    pub fn matmul(&self, b: &Tensor) -> Result<Tensor> {
+        self.matmul_with(b, Transpose::default())
+    }
+
+    /// [`Tensor::matmul`] of operands whose last two dimensions may be swapped.
+    pub fn matmul_with(&self, b: &Tensor, transpose: Transpose) -> Result<Tensor> {
+        let inputs = [self, b];
+        let (a, b) = (self.clone(), b.clone());
+        let c = MatMul { a: a.clone(), b: b.clone(), transpose }.run()?;
+        let needs = inputs.map(Tensor::is_recorded);
+        Ok(record_one(&inputs, c, move |gradient| {
+            Ok(MatMulBackward { a, b, transpose, gradient, needs }.run()?.into())
         }))
     }
 }

@@ -2,45 +2,49 @@
 //! order. The split depends only on the summed dimension and the dimensions inside it, not on the number of threads
 //! or of such sums, so results are reproducible. Sums of contiguous elements use four vector accumulators.
 
-use super::{check_expand, check_mean, check_sum};
+use super::{Expand, Mean, Sum, SumTo};
+use crate::array::Array;
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
-use crate::ops::elementwise::broadcast::{check_broadcasts_to, dims};
+use crate::ops::elementwise::broadcast::dims;
 use crate::ops::layout::AxisView;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
-pub(crate) fn sum(cpu: &Cpu, x: &Array<f32>, axis: usize) -> Result<Array<f32>> {
-    let (shape, around) = check_sum("sum", x.shape(), axis)?;
+pub(crate) fn sum(cpu: &Cpu, op: Sum, (shape, around): (Vec<usize>, AxisView)) -> Result<Tensor> {
     let mut y = cpu.uninit(&shape);
-    sums(cpu, x.data(), around, 1.0, y.data_mut());
-    Ok(y)
+    sums(cpu, op.x.f32().data(), around, 1.0, y.data_mut());
+    Ok(op.x.like(y))
 }
 
-pub(crate) fn mean(cpu: &Cpu, x: &Array<f32>, axis: usize) -> Result<Array<f32>> {
-    let (shape, around) = check_mean(x.shape(), axis)?;
+pub(crate) fn mean(cpu: &Cpu, op: Mean, (shape, around): (Vec<usize>, AxisView)) -> Result<Tensor> {
     let mut y = cpu.uninit(&shape);
-    sums(cpu, x.data(), around, 1.0 / around.size as f32, y.data_mut());
-    Ok(y)
+    sums(cpu, op.x.f32().data(), around, 1.0 / around.size as f32, y.data_mut());
+    Ok(op.x.like(y))
 }
 
-pub(crate) fn sum_to(cpu: &Cpu, x: &Array<f32>, shape: &[usize]) -> Result<Array<f32>> {
-    check_broadcasts_to("sum_to", shape, x.shape())?;
+pub(crate) fn sum_to(cpu: &Cpu, op: SumTo, (): ()) -> Result<Tensor> {
+    Ok(op.x.like(sum_over(cpu, op.x.f32(), &op.shape)))
+}
+
+/// Sum over the dimensions along which broadcasting `shape` to x's shape repeats elements.
+pub(crate) fn sum_over(cpu: &Cpu, x: &Array<f32>, shape: &[usize]) -> Array<f32> {
     if x.len() == shape.iter().product::<usize>() {
-        return Ok(x.with_shape(shape));
+        return x.with_shape(shape);
     }
     // Adjacent dimensions that are all summed or all kept are merged; sum them starting from the last.
     let dims = dims(x.shape(), x.shape(), shape);
     let mut sizes: Vec<usize> = dims.iter().map(|d| d.size).collect();
     let mut rest = x.clone();
     for axis in (0..dims.len()).rev().filter(|&i| dims[i].b == 0) {
-        let around = AxisView::new("sum_to", &sizes, axis)?;
-        sizes.remove(axis);
+        let inner = sizes[axis + 1..].iter().product();
+        let size = sizes.remove(axis);
+        let around = AxisView { outer: sizes[..axis].iter().product(), size, inner };
         let mut y = cpu.uninit(&sizes);
         sums(cpu, rest.data(), around, 1.0, y.data_mut());
         rest = y;
     }
-    Ok(rest.with_shape(shape))
+    rest.with_shape(shape)
 }
 
 /// y[o, i] = factor Σ_n x[o, n, i]
@@ -64,25 +68,25 @@ fn sums(cpu: &Cpu, x: &[f32], around: AxisView, factor: f32, y: &mut [f32]) {
                 // SAFETY: each task has its own row of sums.
                 let y = unsafe { out.part(task * inner, inner) };
                 let x = &x[(o * size + n0) * inner..(o * size + n1) * inner];
-                cpu.level().run(Sum { x, y, factor: if parts > 1 { 1.0 } else { factor } });
+                cpu.level().run(Rows { x, y, factor: if parts > 1 { 1.0 } else { factor } });
             }
         });
     }
     if parts > 1 {
         for (rows, y) in partial.data().chunks_exact(parts * inner).zip(y.chunks_exact_mut(inner)) {
-            cpu.level().run(Sum { x: rows, y, factor });
+            cpu.level().run(Rows { x: rows, y, factor });
         }
     }
 }
 
 /// y = factor · (sum of the rows of x); rows have the length of y.
-struct Sum<'a> {
+struct Rows<'a> {
     x: &'a [f32],
     y: &'a mut [f32],
     factor: f32,
 }
 
-impl Kernel for Sum<'_> {
+impl Kernel for Rows<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -143,11 +147,11 @@ fn sum_row<S: Simd>(s: S, x: &[f32]) -> f32 {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn expand(cpu: &Cpu, x: &Array<f32>, axis: usize, count: usize) -> Result<Array<f32>> {
-    let (shape, AxisView { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
+pub(crate) fn expand(cpu: &Cpu, op: Expand, (shape, around): (Vec<usize>, AxisView)) -> Result<Tensor> {
+    let (AxisView { outer, size, inner }, x) = (around, op.x.f32());
     let mut y = cpu.uninit(&shape);
     if y.is_empty() {
-        return Ok(y);
+        return Ok(op.x.like(y));
     }
     let out = Shared::new(y.data_mut());
     cpu.for_rows(cpu.row_parts(outer * size, inner), |_, range| {
@@ -161,5 +165,5 @@ pub(crate) fn expand(cpu: &Cpu, x: &Array<f32>, axis: usize, count: usize) -> Re
             }
         }
     });
-    Ok(y)
+    Ok(op.x.like(y))
 }

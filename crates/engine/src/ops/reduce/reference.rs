@@ -1,13 +1,15 @@
 //! Reference implementation of the reductions: a direct transcription of the equations.
 
-use super::{check_expand, check_mean, check_sum};
+use super::{Expand, Mean, Sum, SumTo};
+use crate::array::Array;
 use crate::error::Result;
-use crate::ops::elementwise::broadcast::{check_broadcasts_to, dims, offsets};
+use crate::ops::elementwise::broadcast::{dims, offsets};
 use crate::ops::layout::AxisView;
-use crate::array::{Array, Real};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-fn sums<R: Real>(x: &[R], around: AxisView) -> Vec<R> {
-    let AxisView { outer, size, inner } = around;
+fn sums(x: &Tensor, around: AxisView) -> Vec<f64> {
+    let (AxisView { outer, size, inner }, x) = (around, x.f64().data());
     let mut y = Vec::with_capacity(outer * inner);
     for o in 0..outer {
         for i in 0..inner {
@@ -17,35 +19,37 @@ fn sums<R: Real>(x: &[R], around: AxisView) -> Vec<R> {
     y
 }
 
-pub(crate) fn sum<R: Real>(x: &Array<R>, axis: usize) -> Result<Array<R>> {
-    let (shape, around) = check_sum("sum", x.shape(), axis)?;
-    Ok(Array::detached(sums(x.data(), around), &shape))
+pub(crate) fn sum(_: &Reference, op: Sum, (shape, around): (Vec<usize>, AxisView)) -> Result<Tensor> {
+    Ok(op.x.like(Array::detached(sums(&op.x, around), &shape)))
 }
 
-pub(crate) fn mean<R: Real>(x: &Array<R>, axis: usize) -> Result<Array<R>> {
-    let (shape, around) = check_mean(x.shape(), axis)?;
-    let count = R::of(around.size as f64);
-    Ok(Array::detached(sums(x.data(), around).into_iter().map(|s| s / count).collect(), &shape))
+pub(crate) fn mean(_: &Reference, op: Mean, (shape, around): (Vec<usize>, AxisView)) -> Result<Tensor> {
+    let means = sums(&op.x, around).into_iter().map(|s| s / around.size as f64).collect();
+    Ok(op.x.like(Array::detached(means, &shape)))
 }
 
-pub(crate) fn expand<R: Real>(x: &Array<R>, axis: usize, count: usize) -> Result<Array<R>> {
-    let (shape, AxisView { outer, size, inner }) = check_expand(x.shape(), axis, count)?;
+pub(crate) fn expand(_: &Reference, op: Expand, (shape, around): (Vec<usize>, AxisView)) -> Result<Tensor> {
+    let (AxisView { outer, size, inner }, x) = (around, op.x.f64().data());
     let mut y = Vec::with_capacity(outer * size * inner);
     for o in 0..outer {
         for _ in 0..size {
-            y.extend_from_slice(&x.data()[o * inner..(o + 1) * inner]);
+            y.extend_from_slice(&x[o * inner..(o + 1) * inner]);
         }
     }
-    Ok(Array::detached(y, &shape))
+    Ok(op.x.like(Array::detached(y, &shape)))
 }
 
-pub(crate) fn sum_to<R: Real>(x: &Array<R>, shape: &[usize]) -> Result<Array<R>> {
-    check_broadcasts_to("sum_to", shape, x.shape())?;
+pub(crate) fn sum_to(_: &Reference, op: SumTo, (): ()) -> Result<Tensor> {
+    Ok(op.x.like(sum_over(op.x.f64(), &op.shape)))
+}
+
+/// Sum over the dimensions along which broadcasting `shape` to x's shape repeats elements.
+pub(crate) fn sum_over(x: &Array<f64>, shape: &[usize]) -> Array<f64> {
     let dims = dims(x.shape(), x.shape(), shape);
-    let mut y = vec![R::zero(); shape.iter().product()];
+    let mut y = vec![0.0; shape.iter().product()];
     for i in 0..x.len() {
         let [from, to] = offsets(&dims, i);
         y[to] += x.data()[from];
     }
-    Ok(Array::detached(y, shape))
+    Array::detached(y, shape)
 }

@@ -5,35 +5,30 @@
 //! uses e^(ip) = e^(i64a)·e^(ib), so they are evaluated only for each a and each b. An entry depends only on its
 //! position, so it is bit-identical in every call.
 
-use super::{Rotary, Sizes, check};
+use super::{Rotary, RotaryBackward, RotaryForward, Sizes};
+use crate::array::Array;
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{Kernel, LANES, Simd};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 /// Number of positions that share one coarse angle.
 const SPAN: usize = 64;
 
-pub(crate) fn forward(cpu: &Cpu, x: &Array<f32>, rotary: Rotary) -> Result<Array<f32>> {
-    turn(cpu, "x", x, rotary, 1.0)
+pub(crate) fn forward(cpu: &Cpu, op: RotaryForward, sizes: Sizes) -> Result<Tensor> {
+    Ok(op.x.like(turn(cpu, sizes, op.x.f32(), op.rotary, 1.0)))
 }
 
-pub(crate) fn backward(cpu: &Cpu, gradient: &Array<f32>, rotary: Rotary) -> Result<Array<f32>> {
-    turn(cpu, "gradient", gradient, rotary, -1.0)
+pub(crate) fn backward(cpu: &Cpu, op: RotaryBackward, sizes: Sizes) -> Result<Tensor> {
+    Ok(op.gradient.like(turn(cpu, sizes, op.gradient.f32(), op.rotary, -1.0)))
 }
 
 #[allow(unsafe_code)]
-fn turn(
-    cpu: &Cpu,
-    argument: &'static str,
-    x: &Array<f32>,
-    rotary: Rotary,
-    direction: f64,
-) -> Result<Array<f32>> {
-    let Sizes { tokens, head } = check(argument, x.shape(), &rotary)?;
+fn turn(cpu: &Cpu, sizes: Sizes, x: &Array<f32>, rotary: Rotary, direction: f64) -> Array<f32> {
+    let Sizes { tokens, head } = sizes;
     let mut y = cpu.uninit(x.shape());
     if x.is_empty() {
-        return Ok(y);
+        return y;
     }
     let table = table(cpu, tokens, head, rotary, direction);
     let width = rotary.heads * head;
@@ -45,7 +40,7 @@ fn turn(
         let x = &x.data()[start..start + len];
         cpu.level().run(Turn { width, head, first: range.start % tokens, table: table.data(), x, y });
     });
-    Ok(y)
+    y
 }
 
 /// Table [T, d]: the cosines of a position's d/2 angles, followed by their sines.

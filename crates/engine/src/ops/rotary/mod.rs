@@ -12,11 +12,28 @@
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
 use crate::error::{Result, bad_shape, bad_value};
-use crate::tape::{Tape, Var};
+use crate::op::Op;
+use crate::tape::record_one;
+use crate::tensor::Tensor;
 
-/// Options of [`Tape::rotary`].
+/// Rotates each pair of each head of x; see [`Tensor::rotary`].
+pub struct RotaryForward {
+    /// Heads of all tokens, [B, T, H·d].
+    pub x: Tensor,
+    /// Heads, frequencies and positions.
+    pub rotary: Rotary,
+}
+
+/// Gradient of [`RotaryForward`].
+pub struct RotaryBackward {
+    /// Gradient of y, [B, T, H·d].
+    pub gradient: Tensor,
+    /// Heads, frequencies and positions.
+    pub rotary: Rotary,
+}
+
+/// Options of [`Tensor::rotary`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rotary {
     /// Number of heads; all are rotated alike.
@@ -36,12 +53,14 @@ impl Rotary {
 
 /// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub struct Sizes {
+    /// Tokens T of a sequence.
     pub tokens: usize,
+    /// Width d of a head.
     pub head: usize,
 }
 
-pub(crate) fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Result<Sizes> {
+fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Result<Sizes> {
     let Rotary { heads, theta, offset } = *rotary;
     let &[_, tokens, width] = x else {
         return bad_shape("rotary", argument, x, "three dimensions [B, T, H·d]");
@@ -60,11 +79,34 @@ pub(crate) fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Res
     Ok(Sizes { tokens, head: width / heads })
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
-    /// Rotates each pair of each head by an angle proportional to the token's position.
-    pub fn rotary(&self, x: &Var<E::Tensor>, rotary: Rotary) -> Result<Var<E::Tensor>> {
-        let y = self.engine().rotary(x.value(), rotary)?;
-        Ok(self
-            .record_one(&[x], y, move |tape, dy| Ok(vec![Some(tape.engine().rotary_backward(&dy, rotary)?)])))
+impl Op for RotaryForward {
+    const NAME: &'static str = "rotary";
+    type Sizes = Sizes;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn check(&self) -> Result<Sizes> {
+        check("x", self.x.shape(), &self.rotary)
+    }
+}
+
+impl Op for RotaryBackward {
+    const NAME: &'static str = "rotary_backward";
+    type Sizes = Sizes;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.gradient]
+    }
+    fn check(&self) -> Result<Sizes> {
+        check("gradient", self.gradient.shape(), &self.rotary)
+    }
+}
+
+impl Tensor {
+    /// Rotates each pair of each head of x [B, T, H·d] by an angle proportional to the token's position.
+    pub fn rotary(&self, rotary: Rotary) -> Result<Tensor> {
+        let y = RotaryForward { x: self.clone(), rotary }.run()?;
+        Ok(record_one(&[self], y, move |gradient| Ok(vec![Some(RotaryBackward { gradient, rotary }.run()?)])))
     }
 }

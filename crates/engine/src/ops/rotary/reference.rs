@@ -1,32 +1,33 @@
 //! Reference implementation of the rotary embedding: a direct transcription of the equations.
 
-use super::{Rotary, Sizes, check};
+use super::{Rotary, RotaryBackward, RotaryForward, Sizes};
+use crate::array::Array;
 use crate::error::Result;
-use crate::array::{Array, Real};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-pub(crate) fn forward<R: Real>(x: &Array<R>, rotary: Rotary) -> Result<Array<R>> {
-    turn("x", x, rotary, 1.0)
+pub(crate) fn forward(_: &Reference, op: RotaryForward, sizes: Sizes) -> Result<Tensor> {
+    Ok(turn(&op.x, sizes, op.rotary, 1.0))
 }
 
-pub(crate) fn backward<R: Real>(gradient: &Array<R>, rotary: Rotary) -> Result<Array<R>> {
-    turn("gradient", gradient, rotary, -1.0)
+pub(crate) fn backward(_: &Reference, op: RotaryBackward, sizes: Sizes) -> Result<Tensor> {
+    Ok(turn(&op.gradient, sizes, op.rotary, -1.0))
 }
 
-fn turn<R: Real>(argument: &'static str, x: &Array<R>, rotary: Rotary, direction: f64) -> Result<Array<R>> {
-    let Sizes { tokens, head } = check(argument, x.shape(), &rotary)?;
+fn turn(x: &Tensor, Sizes { tokens, head }: Sizes, rotary: Rotary, direction: f64) -> Tensor {
     let half = head / 2;
-    let mut y = x.data().to_vec();
+    let mut y = x.f64().data().to_vec();
     for (row, y) in y.chunks_exact_mut(rotary.heads * head).enumerate() {
         let position = (rotary.offset + row % tokens) as f64;
         for y in y.chunks_exact_mut(head) {
             for i in 0..half {
                 let angle = direction * position * rotary.frequency(i, head);
-                let (sin, cos) = (R::of(angle.sin()), R::of(angle.cos()));
+                let (sin, cos) = (angle.sin(), angle.cos());
                 let (x1, x2) = (y[i], y[i + half]);
                 y[i] = x1 * cos - x2 * sin;
                 y[i + half] = x2 * cos + x1 * sin;
             }
         }
     }
-    Ok(Array::detached(y, x.shape()))
+    x.like(Array::detached(y, x.shape()))
 }

@@ -1,18 +1,18 @@
 //! Optimised softmax, with rows distributed over threads. Each row takes three passes: maximum, exponentials and
 //! their sum, multiplication by the inverse of the sum.
 
-use super::check;
+use super::{Softmax, SoftmaxBackward};
 use crate::cpu::{Cpu, Shared};
-use crate::error::{Result, expect_shape};
+use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, x: &Array<f32>) -> Result<Array<f32>> {
-    let width = check(x.shape())?;
+pub(crate) fn forward(cpu: &Cpu, op: Softmax, width: usize) -> Result<Tensor> {
+    let x = op.x.f32();
     let mut y = cpu.uninit(x.shape());
     if x.is_empty() {
-        return Ok(y);
+        return Ok(op.x.like(y));
     }
     let out = Shared::new(y.data_mut());
     cpu.for_rows(cpu.row_parts(x.len() / width, 4 * width), |_, range| {
@@ -21,7 +21,7 @@ pub(crate) fn forward(cpu: &Cpu, x: &Array<f32>) -> Result<Array<f32>> {
         let y = unsafe { out.part(start, len) };
         cpu.level().run(Forward { width, x: &x.data()[start..start + len], y });
     });
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
 struct Forward<'a> {
@@ -56,12 +56,11 @@ impl Kernel for Forward<'_> {
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn backward(cpu: &Cpu, y: &Array<f32>, gradient: &Array<f32>) -> Result<Array<f32>> {
-    let width = check(y.shape())?;
-    expect_shape("softmax", "gradient", gradient.shape(), y.shape(), "the shape of x")?;
+pub(crate) fn backward(cpu: &Cpu, op: SoftmaxBackward, width: usize) -> Result<Tensor> {
+    let (y, gradient) = (op.y.f32(), op.gradient.f32());
     let mut dx = cpu.uninit(y.shape());
     if y.is_empty() {
-        return Ok(dx);
+        return Ok(op.y.like(dx));
     }
     let out = Shared::new(dx.data_mut());
     cpu.for_rows(cpu.row_parts(y.len() / width, 2 * width), |_, range| {
@@ -71,7 +70,7 @@ pub(crate) fn backward(cpu: &Cpu, y: &Array<f32>, gradient: &Array<f32>) -> Resu
         let (y, dy) = (&y.data()[start..start + len], &gradient.data()[start..start + len]);
         cpu.level().run(Backward { width, y, dy, dx });
     });
-    Ok(dx)
+    Ok(op.y.like(dx))
 }
 
 struct Backward<'a> {

@@ -9,24 +9,67 @@
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Result, bad_shape};
-use crate::tape::{Tape, Var};
+use crate::error::{Result, bad_shape, expect_shape};
+use crate::op::Op;
+use crate::tape::record_one;
+use crate::tensor::Tensor;
+
+/// Softmax over the last dimension.
+pub struct Softmax {
+    /// Rows, [.., n].
+    pub x: Tensor,
+}
+
+/// Gradient of [`Softmax`].
+pub struct SoftmaxBackward {
+    /// The result, [.., n].
+    pub y: Tensor,
+    /// Gradient of y.
+    pub gradient: Tensor,
+}
 
 /// Validates the shape and returns the row width.
-pub(crate) fn check(x: &[usize]) -> Result<usize> {
-    match x.last() {
+fn check(x: &Tensor) -> Result<usize> {
+    match x.shape().last() {
         Some(&width) => Ok(width),
-        None => bad_shape("softmax", "x", x, "at least one dimension [.., n]"),
+        None => bad_shape("softmax", "x", x.shape(), "at least one dimension [.., n]"),
     }
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
+impl Op for Softmax {
+    const NAME: &'static str = "softmax";
+    /// Row width n.
+    type Sizes = usize;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn check(&self) -> Result<usize> {
+        check(&self.x)
+    }
+}
+
+impl Op for SoftmaxBackward {
+    const NAME: &'static str = "softmax_backward";
+    /// Row width n.
+    type Sizes = usize;
+    type Output = Tensor;
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.y, &self.gradient]
+    }
+    fn check(&self) -> Result<usize> {
+        expect_shape(Self::NAME, "gradient", self.gradient.shape(), self.y.shape(), "the shape of x")?;
+        check(&self.y)
+    }
+}
+
+impl Tensor {
     /// Softmax over the last dimension; a row of only −inf gives zeros.
-    pub fn softmax(&self, x: &Var<E::Tensor>) -> Result<Var<E::Tensor>> {
-        let y = self.engine().softmax(x.value())?;
+    pub fn softmax(&self) -> Result<Tensor> {
+        let y = Softmax { x: self.clone() }.run()?;
         let kept = y.clone();
-        Ok(self
-            .record_one(&[x], y, move |tape, dy| Ok(vec![Some(tape.engine().softmax_backward(&kept, &dy)?)])))
+        Ok(record_one(&[self], y, move |gradient| {
+            Ok(vec![Some(SoftmaxBackward { y: kept, gradient }.run()?)])
+        }))
     }
 }

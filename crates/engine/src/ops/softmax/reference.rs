@@ -1,32 +1,32 @@
 //! Reference implementation of softmax: a direct transcription of the equations.
 
-use super::check;
-use crate::error::{Result, expect_shape};
-use crate::array::{Array, Real};
+use super::{Softmax, SoftmaxBackward};
+use crate::array::Array;
+use crate::error::Result;
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-pub(crate) fn forward<R: Real>(x: &Array<R>) -> Result<Array<R>> {
-    let width = check(x.shape())?;
-    let mut y = x.data().to_vec();
+pub(crate) fn forward(_: &Reference, op: Softmax, width: usize) -> Result<Tensor> {
+    let mut y = op.x.f64().data().to_vec();
     for row in y.chunks_exact_mut(width.max(1)) {
-        let max = row.iter().fold(R::neg_infinity(), |m, &v| if v > m { v } else { m });
+        let max = row.iter().fold(f64::NEG_INFINITY, |m, &v| if v > m { v } else { m });
         // Without a shift, a fully masked row is e^−inf = 0 everywhere.
-        let shift = if max == R::neg_infinity() { R::zero() } else { max };
+        let shift = if max == f64::NEG_INFINITY { 0.0 } else { max };
         row.iter_mut().for_each(|v| *v = (*v - shift).exp());
-        let sum = row.iter().copied().sum::<R>();
-        if sum != R::zero() {
+        let sum = row.iter().sum::<f64>();
+        if sum != 0.0 {
             row.iter_mut().for_each(|v| *v /= sum);
         }
     }
-    Ok(Array::detached(y, x.shape()))
+    Ok(op.x.like(Array::detached(y, op.x.shape())))
 }
 
-pub(crate) fn backward<R: Real>(y: &Array<R>, gradient: &Array<R>) -> Result<Array<R>> {
-    let width = check(y.shape())?.max(1);
-    expect_shape("softmax", "gradient", gradient.shape(), y.shape(), "the shape of x")?;
+pub(crate) fn backward(_: &Reference, op: SoftmaxBackward, width: usize) -> Result<Tensor> {
+    let (y, dy) = (op.y.f64().data(), op.gradient.f64().data());
     let mut dx = Vec::with_capacity(y.len());
-    for (y, dy) in y.data().chunks_exact(width).zip(gradient.data().chunks_exact(width)) {
-        let mean = y.iter().zip(dy).map(|(&y, &dy)| y * dy).sum::<R>();
-        dx.extend(y.iter().zip(dy).map(|(&y, &dy)| y * (dy - mean)));
+    for (y, dy) in y.chunks_exact(width.max(1)).zip(dy.chunks_exact(width.max(1))) {
+        let mean = y.iter().zip(dy).map(|(y, dy)| y * dy).sum::<f64>();
+        dx.extend(y.iter().zip(dy).map(|(y, dy)| y * (dy - mean)));
     }
-    Ok(Array::detached(dx, y.shape()))
+    Ok(op.y.like(Array::detached(dx, op.y.shape())))
 }

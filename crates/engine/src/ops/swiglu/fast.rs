@@ -1,37 +1,49 @@
 //! Optimised SwiGLU: a single pass, forward and backward, eight elements at a time, in parts distributed over
 //! threads.
 
-use super::{SwiGlu, check, check_gradient};
+use super::{SwiGlu, SwiGluBackward};
+use crate::array::Array;
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
-use crate::array::Array;
+use crate::tensor::Tensor;
+
+pub(crate) fn forward(cpu: &Cpu, op: SwiGlu, (): ()) -> Result<Vec<Tensor>> {
+    let one = |(gate, up): (&Tensor, &Tensor)| gate.like(run_forward(cpu, gate.f32(), up.f32()));
+    Ok(op.gates.iter().zip(&op.ups).map(one).collect())
+}
+
+pub(crate) fn backward(cpu: &Cpu, op: SwiGluBackward, (): ()) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+    let SwiGlu { gates, ups } = &op.forward;
+    let one = |((gate, up), dy): ((&Tensor, &Tensor), &Tensor)| {
+        let (dgate, dup) = run_backward(cpu, gate.f32(), up.f32(), dy.f32());
+        (gate.like(dgate), up.like(dup))
+    };
+    Ok(gates.iter().zip(ups).zip(&op.gradients).map(one).unzip())
+}
 
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, input: SwiGlu<&Array<f32>>) -> Result<Array<f32>> {
-    check(input.gate.shape(), input.up.shape())?;
-    let (gate, up) = (input.gate.data(), input.up.data());
-    let mut y = cpu.uninit(input.gate.shape());
+fn run_forward(cpu: &Cpu, gate: &Array<f32>, up: &Array<f32>) -> Array<f32> {
+    let mut y = cpu.uninit(gate.shape());
+    let (gate, up) = (gate.data(), up.data());
     let out = Shared::new(y.data_mut());
     cpu.for_rows(cpu.row_parts(gate.len(), 1), |_, range| {
         // SAFETY: parts are disjoint ranges.
         let y = unsafe { out.part(range.start, range.len()) };
         cpu.level().run(Forward { gate: &gate[range.clone()], up: &up[range], y });
     });
-    Ok(y)
+    y
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn backward(
+fn run_backward(
     cpu: &Cpu,
-    input: SwiGlu<&Array<f32>>,
+    gate: &Array<f32>,
+    up: &Array<f32>,
     gradient: &Array<f32>,
-) -> Result<SwiGlu<Array<f32>>> {
-    check(input.gate.shape(), input.up.shape())?;
-    check_gradient(input.gate.shape(), gradient.shape())?;
-    let (gate, up, dy) = (input.gate.data(), input.up.data(), gradient.data());
-    let mut dgate = cpu.uninit(input.gate.shape());
-    let mut dup = cpu.uninit(input.gate.shape());
+) -> (Array<f32>, Array<f32>) {
+    let (mut dgate, mut dup) = (cpu.uninit(gate.shape()), cpu.uninit(gate.shape()));
+    let (gate, up, dy) = (gate.data(), up.data(), gradient.data());
     {
         let (dgate, dup) = (Shared::new(dgate.data_mut()), Shared::new(dup.data_mut()));
         cpu.for_rows(cpu.row_parts(gate.len(), 1), |_, range| {
@@ -42,7 +54,7 @@ pub(crate) fn backward(
             cpu.level().run(Backward { gate, up, dy, dgate, dup });
         });
     }
-    Ok(SwiGlu { gate: dgate, up: dup })
+    (dgate, dup)
 }
 
 struct Forward<'a> {

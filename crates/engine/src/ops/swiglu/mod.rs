@@ -8,62 +8,88 @@
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Result, expect_shape};
-use crate::tape::{Tape, Var};
+use crate::error::{Result, expect_lengths, expect_shape};
+use crate::op::{Op, chosen, owned};
+use crate::tape::record;
+use crate::tensor::Tensor;
 
-/// Inputs of [`Tape::swiglu`], or the gradients of these inputs.
-#[derive(Clone, Copy, Debug)]
-pub struct SwiGlu<T> {
-    /// Gates before the SiLU activation, any shape.
-    pub gate: T,
-    /// Values that are multiplied by the gates, with the same shape.
-    pub up: T,
+/// y = SiLU(gate) ∘ up for each gate and its up; see [`swiglu_each`].
+pub struct SwiGlu {
+    /// Gates before the SiLU activation, of any shapes.
+    pub gates: Vec<Tensor>,
+    /// Values that are multiplied by the gates, each of the shape of its gate.
+    pub ups: Vec<Tensor>,
 }
 
-pub(crate) fn check(gate: &[usize], up: &[usize]) -> Result<()> {
-    expect_shape("swiglu", "up", up, gate, "the shape of gate")
+/// Gradients of [`SwiGlu`]: those of the gates, and those of the ups.
+pub struct SwiGluBackward {
+    /// The inputs.
+    pub forward: SwiGlu,
+    /// Gradient of each result.
+    pub gradients: Vec<Tensor>,
 }
 
-pub(crate) fn check_gradient(gate: &[usize], gradient: &[usize]) -> Result<()> {
-    expect_shape("swiglu", "gradient", gradient, gate, "the shape of gate")
+/// Returns an error unless each of `others` has the shape of its gate.
+fn expect_alike(
+    operation: &'static str,
+    name: &'static str,
+    gates: &[Tensor],
+    others: &[Tensor],
+) -> Result<()> {
+    expect_lengths(operation, gates.len(), &[others.len()])?;
+    let same = |(gate, other): (&Tensor, &Tensor)| {
+        expect_shape(operation, name, other.shape(), gate.shape(), "the shape of gate")
+    };
+    gates.iter().zip(others).try_for_each(same)
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
-    /// y = SiLU(gate) ∘ up.
-    pub fn swiglu(&self, input: SwiGlu<&Var<E::Tensor>>) -> Result<Var<E::Tensor>> {
-        Ok(self.swiglu_each(&[input])?.remove(0))
+impl Op for SwiGlu {
+    const NAME: &'static str = "swiglu";
+    type Sizes = ();
+    type Output = Vec<Tensor>;
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.gates.iter().chain(&self.ups).collect()
     }
-
-    /// y = SiLU(gate) ∘ up for each of the inputs, as one operation in both directions.
-    pub fn swiglu_each(&self, inputs: &[SwiGlu<&Var<E::Tensor>>]) -> Result<Vec<Var<E::Tensor>>> {
-        let value = |input: &SwiGlu<&Var<E::Tensor>>| SwiGlu {
-            gate: input.gate.value().clone(),
-            up: input.up.value().clone(),
-        };
-        let values: Vec<SwiGlu<E::Tensor>> = inputs.iter().map(value).collect();
-        let y = self.engine().swiglu(&values.iter().map(SwiGlu::as_ref).collect::<Vec<_>>())?;
-        let variables: Vec<&Var<E::Tensor>> =
-            inputs.iter().flat_map(|input| [input.gate, input.up]).collect();
-        Ok(self.record(&variables, y, move |tape, gradients| {
-            let used = values.iter().zip(&gradients).filter(|(_, gradient)| gradient.is_some());
-            let used: Vec<SwiGlu<&E::Tensor>> = used.map(|(input, _)| input.as_ref()).collect();
-            let dy: Vec<&E::Tensor> = gradients.iter().flatten().collect();
-            let mut found = tape.engine().swiglu_backward(&used, &dy)?.into_iter();
-            let mut result = Vec::with_capacity(2 * gradients.len());
-            for gradient in &gradients {
-                let d = if gradient.is_some() { found.next() } else { None };
-                let (gate, up) = d.map(|d| (d.gate, d.up)).unzip();
-                result.extend([gate, up]);
-            }
-            Ok(result)
-        }))
+    fn check(&self) -> Result<()> {
+        expect_alike(Self::NAME, "up", &self.gates, &self.ups)
     }
 }
 
-impl<T> SwiGlu<T> {
-    /// The same inputs, borrowed.
-    pub(crate) fn as_ref(&self) -> SwiGlu<&T> {
-        SwiGlu { gate: &self.gate, up: &self.up }
+impl Op for SwiGluBackward {
+    const NAME: &'static str = "swiglu_backward";
+    type Sizes = ();
+    type Output = (Vec<Tensor>, Vec<Tensor>);
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.forward.inputs().into_iter().chain(&self.gradients).collect()
     }
+    fn check(&self) -> Result<()> {
+        self.forward.check()?;
+        expect_alike(Self::NAME, "gradient", &self.forward.gates, &self.gradients)
+    }
+}
+
+impl Tensor {
+    /// y = SiLU(gate) ∘ up; this tensor is the gate.
+    pub fn swiglu(&self, up: &Tensor) -> Result<Tensor> {
+        Ok(swiglu_each(&[self], &[up])?.remove(0))
+    }
+}
+
+/// y = SiLU(gate) ∘ up for each gate and its up, as one operation in both directions.
+pub fn swiglu_each(gates: &[&Tensor], ups: &[&Tensor]) -> Result<Vec<Tensor>> {
+    let y = SwiGlu { gates: owned(gates), ups: owned(ups) }.run()?;
+    let inputs: Vec<&Tensor> = gates.iter().zip(ups).flat_map(|(&gate, &up)| [gate, up]).collect();
+    let (gates, ups) = (owned(gates), owned(ups));
+    Ok(record(&inputs, y, move |_, gradients| {
+        let used: Vec<usize> = (0..gates.len()).filter(|&i| gradients[i].is_some()).collect();
+        let forward = SwiGlu { gates: chosen(&gates, &used), ups: chosen(&ups, &used) };
+        let gradients = gradients.into_iter().flatten().collect();
+        let (dgates, dups) = SwiGluBackward { forward, gradients }.run()?;
+        let mut result = vec![None; 2 * gates.len()];
+        for ((i, dgate), dup) in used.into_iter().zip(dgates).zip(dups) {
+            result[2 * i] = Some(dgate);
+            result[2 * i + 1] = Some(dup);
+        }
+        Ok(result)
+    }))
 }

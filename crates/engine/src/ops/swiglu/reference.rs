@@ -1,32 +1,34 @@
 //! Reference implementation of SwiGLU: a direct transcription of the equations.
 
-use super::{SwiGlu, check, check_gradient};
+use super::{SwiGlu, SwiGluBackward};
+use crate::array::Array;
 use crate::error::Result;
-use crate::array::{Array, Real};
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-fn sigmoid<R: Real>(x: R) -> R {
-    R::one() / (R::one() + (-x).exp())
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
-pub(crate) fn forward<R: Real>(input: SwiGlu<&Array<R>>) -> Result<Array<R>> {
-    check(input.gate.shape(), input.up.shape())?;
-    let y = input.gate.data().iter().zip(input.up.data()).map(|(&g, &u)| g * sigmoid(g) * u).collect();
-    Ok(Array::detached(y, input.gate.shape()))
+fn of(like: &Tensor, data: Vec<f64>) -> Tensor {
+    like.like(Array::detached(data, like.shape()))
 }
 
-pub(crate) fn backward<R: Real>(
-    input: SwiGlu<&Array<R>>,
-    gradient: &Array<R>,
-) -> Result<SwiGlu<Array<R>>> {
-    check(input.gate.shape(), input.up.shape())?;
-    check_gradient(input.gate.shape(), gradient.shape())?;
-    let (g, u, dy) = (input.gate.data(), input.up.data(), gradient.data());
-    let one = R::one();
-    let dgate =
-        (0..g.len()).map(|i| dy[i] * u[i] * sigmoid(g[i]) * (one + g[i] * (one - sigmoid(g[i])))).collect();
-    let dup = (0..g.len()).map(|i| dy[i] * g[i] * sigmoid(g[i])).collect();
-    Ok(SwiGlu {
-        gate: Array::detached(dgate, input.gate.shape()),
-        up: Array::detached(dup, input.gate.shape()),
-    })
+pub(crate) fn forward(_: &Reference, op: SwiGlu, (): ()) -> Result<Vec<Tensor>> {
+    let one = |(gate, up): (&Tensor, &Tensor)| {
+        let pairs = gate.f64().data().iter().zip(up.f64().data());
+        of(gate, pairs.map(|(&g, &u)| g * sigmoid(g) * u).collect())
+    };
+    Ok(op.gates.iter().zip(&op.ups).map(one).collect())
+}
+
+pub(crate) fn backward(_: &Reference, op: SwiGluBackward, (): ()) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+    let SwiGlu { gates, ups } = &op.forward;
+    let one = |((gate, up), dy): ((&Tensor, &Tensor), &Tensor)| {
+        let (g, u, dy) = (gate.f64().data(), up.f64().data(), dy.f64().data());
+        let dgate = |i: usize| dy[i] * u[i] * sigmoid(g[i]) * (1.0 + g[i] * (1.0 - sigmoid(g[i])));
+        let dup = |i: usize| dy[i] * g[i] * sigmoid(g[i]);
+        (of(gate, (0..g.len()).map(dgate).collect()), of(up, (0..g.len()).map(dup).collect()))
+    };
+    Ok(gates.iter().zip(ups).zip(&op.gradients).map(one).unzip())
 }
