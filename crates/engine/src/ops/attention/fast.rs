@@ -14,11 +14,12 @@
 use std::f64::consts::{LN_2, LOG2_E};
 
 pub(crate) use super::fast_backward::backward;
-use super::{Attention, BLOCK_TOKENS, KeyValues, Sizes, check, check_blocks, fast_decode};
+use super::{AttentionBlocks, AttentionForward, BLOCK_TOKENS, Sizes, fast_decode};
+use crate::array::Array;
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 /// Number of keys per tile.
 pub(crate) const TILE: usize = 128;
@@ -31,66 +32,35 @@ const CHUNK: usize = 8 * BLOCK;
 /// Columns per panel.
 pub(super) const PANEL: usize = 16;
 
-pub(super) fn shapes(input: Attention<&Array<f32>>) -> Attention<&[usize]> {
-    Attention { query: input.query.shape(), key: input.key.shape(), value: input.value.shape() }
-}
-
 /// Returns the output and, with `keep`, what the backward pass needs: the output and L [B, Tq, H].
-pub(crate) fn forward(
-    cpu: &Cpu,
-    input: Attention<&Array<f32>>,
-    heads: usize,
-    keep: bool,
-) -> Result<(Array<f32>, Vec<Array<f32>>)> {
-    let z = check(shapes(input), heads)?;
+pub(crate) fn forward(cpu: &Cpu, op: AttentionForward, z: Sizes) -> Result<(Tensor, Vec<Tensor>)> {
+    let input = op.input.as_ref().map(Tensor::f32);
     let mut output = cpu.uninit(&z.output());
-    let mut sums = keep.then(|| cpu.uninit(&[z.batch, z.queries, heads]));
-    {
-        let out = Shared::new(output.data_mut());
-        let sums = sums.as_mut().map(|l| Shared::new(l.data_mut()));
-        let sums = sums.as_ref();
-        let (keys, values) = ([input.key], [input.value]);
-        let input = Inputs {
-            query: input.query,
-            key: Source { blocks: &keys, per_block: z.keys.max(1) },
-            value: Source { blocks: &values, per_block: z.keys.max(1) },
-        };
-        if z.queries == 1 {
-            fast_decode::run(cpu, z, input, &out, sums);
-        } else {
-            run(cpu, z, input, &out, sums);
-        }
-    }
-    let saved = sums.map_or_else(Vec::new, |sums| vec![output.clone(), sums]);
-    Ok((output, saved))
+    let mut sums = op.keep.then(|| cpu.uninit(&[z.batch, z.queries, z.heads]));
+    let inputs = Inputs {
+        query: input.query,
+        key: Source { blocks: &[input.key], per_block: z.keys.max(1) },
+        value: Source { blocks: &[input.value], per_block: z.keys.max(1) },
+    };
+    run(cpu, z, inputs, &mut output, sums.as_mut());
+    let output = op.input.query.like(output);
+    let kept = sums.map_or_else(Vec::new, |sums| vec![output.clone(), output.like(sums)]);
+    Ok((output, kept))
 }
 
 /// Forward pass over a key-value cache in blocks, for inference. It processes the same tiles in the same order as
 /// [`forward`], so results are bit-identical.
-pub(crate) fn forward_blocks(
-    cpu: &Cpu,
-    query: &Array<f32>,
-    blocks: &[KeyValues<Array<f32>>],
-    heads: usize,
-) -> Result<Array<f32>> {
-    let shapes: Vec<_> =
-        blocks.iter().map(|block| KeyValues { key: block.key.shape(), value: block.value.shape() }).collect();
-    let z = check_blocks(query.shape(), &shapes, heads)?;
-    let keys: Vec<&Array<f32>> = blocks.iter().map(|block| &block.key).collect();
-    let values: Vec<&Array<f32>> = blocks.iter().map(|block| &block.value).collect();
-    let input = Inputs {
-        query,
+pub(crate) fn forward_blocks(cpu: &Cpu, op: AttentionBlocks, z: Sizes) -> Result<Tensor> {
+    let keys: Vec<&Array<f32>> = op.blocks.iter().map(|block| block.key.f32()).collect();
+    let values: Vec<&Array<f32>> = op.blocks.iter().map(|block| block.value.f32()).collect();
+    let inputs = Inputs {
+        query: op.query.f32(),
         key: Source { blocks: &keys, per_block: BLOCK_TOKENS },
         value: Source { blocks: &values, per_block: BLOCK_TOKENS },
     };
     let mut output = cpu.uninit(&z.output());
-    let out = Shared::new(output.data_mut());
-    if z.queries == 1 {
-        fast_decode::run(cpu, z, input, &out, None);
-    } else {
-        run(cpu, z, input, &out, None);
-    }
-    Ok(output)
+    run(cpu, z, inputs, &mut output, None);
+    Ok(op.query.like(output))
 }
 
 /// Queries, and keys and values that may be split over several blocks.
@@ -118,7 +88,13 @@ impl<'a> Source<'a> {
     }
 }
 
-fn run(cpu: &Cpu, z: Sizes, input: Inputs<'_>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
+fn run(cpu: &Cpu, z: Sizes, input: Inputs<'_>, output: &mut Array<f32>, sums: Option<&mut Array<f32>>) {
+    let out = &Shared::new(output.data_mut());
+    let sums = sums.map(|l| Shared::new(l.data_mut()));
+    let sums = sums.as_ref();
+    if z.queries == 1 {
+        return fast_decode::run(cpu, z, input, out, sums);
+    }
     let heads = z.batch * z.heads;
     // Use smaller chunks for short calls with few heads, so that every thread has work.
     let chunk = (z.queries * heads / (4 * cpu.threads())).next_multiple_of(BLOCK).clamp(BLOCK, CHUNK);

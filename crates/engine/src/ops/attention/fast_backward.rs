@@ -11,35 +11,35 @@
 
 use std::f64::consts::{LN_2, LOG2_E};
 
-use super::fast::{BLOCK, Head, PANEL, STRIDE, TILE, exp2, shapes};
-use super::{Attention, Sizes, check};
-use crate::cpu::{Carve, Cpu, Shared, with_scratch};
-use crate::error::{Result, bad_value, expect_shape};
-use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
+use super::fast::{BLOCK, Head, PANEL, STRIDE, TILE, exp2};
+use super::{Attention, AttentionBackward, Sizes};
 use crate::array::Array;
+use crate::cpu::{Carve, Cpu, Shared, with_scratch};
+use crate::error::{Result, bad_value};
+use crate::op::Op;
+use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
+use crate::tensor::Tensor;
 
 /// Maximum number of positions per span.
 const SPAN: usize = 4 * TILE;
 
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: Attention<&Array<f32>>,
-    heads: usize,
-    saved: &[Array<f32>],
-    gradient: &Array<f32>,
-) -> Result<Attention<Array<f32>>> {
-    let z = check(shapes(input), heads)?;
-    expect_shape("attention", "gradient", gradient.shape(), &z.output(), "[B, Tq, H·e]")?;
-    let [output, sums] = saved else {
-        return bad_value("attention", format!("got {} saved tensors, expected 2", saved.len()));
+pub(crate) fn backward(cpu: &Cpu, op: AttentionBackward, z: Sizes) -> Result<Attention<Tensor>> {
+    let (input, heads, gradient) = (op.input.as_ref().map(Tensor::f32), z.heads, op.gradient.f32());
+    let (output, sums) = match &op.kept[..] {
+        [output, sums] if output.shape() == z.output() && sums.shape() == [z.batch, z.queries, heads] => {
+            (output.f32(), sums.f32())
+        }
+        kept => {
+            let message = format!("{} tensors are not what the forward pass kept", kept.len());
+            return bad_value(AttentionBackward::NAME, message);
+        }
     };
-    expect_shape("attention", "saved output", output.shape(), &z.output(), "[B, Tq, H·e]")?;
-    expect_shape("attention", "saved sums", sums.shape(), &[z.batch, z.queries, heads], "[B, Tq, H]")?;
+    let like = |array| op.gradient.like(array);
     let mut query = cpu.zeros(input.query.shape());
     let mut key = cpu.zeros(input.key.shape());
     let mut value = cpu.zeros(input.value.shape());
     if gradient.is_empty() {
-        return Ok(Attention { query, key, value });
+        return Ok(Attention { query, key, value }.map(like));
     }
     let overlap = overlap(cpu, z, gradient, output);
     {
@@ -81,7 +81,7 @@ pub(crate) fn backward(
             });
         }
     }
-    Ok(Attention { query, key, value })
+    Ok(Attention { query, key, value }.map(like))
 }
 
 /// D = Σ dO ∘ O for every query and head, [B, Tq, H].

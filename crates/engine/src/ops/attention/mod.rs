@@ -14,11 +14,12 @@ mod fast_backward;
 mod fast_decode;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Result, bad_shape, bad_value};
-use crate::tape::{Tape, Var};
+use crate::error::{Result, bad_shape, bad_value, expect_shape};
+use crate::op::Op;
+use crate::tape::{record_one, records};
+use crate::tensor::Tensor;
 
-/// Inputs of [`Tape::attention`], or the gradients of these inputs.
+/// Inputs of [`Attention::attention`], or the gradients of these inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<T> {
     /// Queries, [B, Tq, H·d].
@@ -33,6 +34,11 @@ impl<T> Attention<T> {
     /// Applies `f` to every input.
     pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> Attention<U> {
         Attention { query: f(self.query), key: f(self.key), value: f(self.value) }
+    }
+
+    /// Borrows every input.
+    pub(crate) fn as_ref(&self) -> Attention<&T> {
+        Attention { query: &self.query, key: &self.key, value: &self.value }
     }
 }
 
@@ -55,16 +61,20 @@ impl<T> KeyValues<T> {
     }
 }
 
-/// Tokens per full block of [`KeyValues`]: a multiple of the fast engine's tile size, so that no tile crosses
+/// Tokens per full block of [`KeyValues`]: a multiple of the CPU's tile size, so that no tile crosses
 /// blocks.
 pub const BLOCK_TOKENS: usize = 2 * fast::TILE;
 
 /// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub struct Sizes {
+    /// B.
     pub batch: usize,
+    /// Tq.
     pub queries: usize,
+    /// Tk.
     pub keys: usize,
+    /// H.
     pub heads: usize,
     /// Width of a query or key.
     pub dk: usize,
@@ -74,22 +84,22 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// Position of the first query among the keys.
-    pub(crate) fn offset(&self) -> usize {
+    pub fn offset(&self) -> usize {
         self.keys - self.queries
     }
 
     /// Output shape, [B, Tq, H·e].
-    pub(crate) fn output(&self) -> [usize; 3] {
+    pub fn output(&self) -> [usize; 3] {
         [self.batch, self.queries, self.heads * self.dv]
     }
 
     /// Score scale d^-½.
-    pub(crate) fn scale(&self) -> f64 {
+    pub fn scale(&self) -> f64 {
         1.0 / (self.dk as f64).sqrt()
     }
 }
 
-pub(crate) fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
+fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
     const NAME: &str = "attention";
     if heads == 0 {
         return bad_value(NAME, "heads is 0; it must be at least 1");
@@ -120,7 +130,7 @@ pub(crate) fn check(input: Attention<&[usize]>, heads: usize) -> Result<Sizes> {
 }
 
 /// Validates a query [1, Tq, H·d] against the blocks of a cache.
-pub(crate) fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], heads: usize) -> Result<Sizes> {
+fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], heads: usize) -> Result<Sizes> {
     const NAME: &str = "attention_blocks";
     let width = query.last().copied().unwrap_or(0);
     let (mut keys, mut value_width) = (0, 0);
@@ -139,18 +149,101 @@ pub(crate) fn check_blocks(query: &[usize], blocks: &[KeyValues<&[usize]>], head
     check(Attention { query, key: &[1, keys, width], value: &[1, keys, value_width] }, heads)
 }
 
-impl<'e, E: Engine> Tape<'e, E> {
+/// The forward pass as a device runs it. Its result is the output and, with `keep`, what the backward pass needs.
+pub struct AttentionForward {
+    /// The inputs.
+    pub input: Attention<Tensor>,
+    /// Number of heads.
+    pub heads: usize,
+    /// Whether a backward pass will follow.
+    pub keep: bool,
+}
+
+/// Gradients of [`AttentionForward`] with respect to its inputs.
+pub struct AttentionBackward {
+    /// The inputs.
+    pub input: Attention<Tensor>,
+    /// Number of heads.
+    pub heads: usize,
+    /// What the forward pass kept.
+    pub kept: Vec<Tensor>,
+    /// Gradient of the output.
+    pub gradient: Tensor,
+}
+
+/// Attention over a key-value cache in blocks; see [`Tensor::attention_blocks`].
+pub struct AttentionBlocks {
+    /// Queries, [1, Tq, H·d].
+    pub query: Tensor,
+    /// The cache.
+    pub blocks: Vec<KeyValues<Tensor>>,
+    /// Number of heads.
+    pub heads: usize,
+}
+
+impl Op for AttentionForward {
+    const NAME: &'static str = "attention";
+    type Sizes = Sizes;
+    type Output = (Tensor, Vec<Tensor>);
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let Attention { query, key, value } = &self.input;
+        vec![query, key, value]
+    }
+    fn check(&self) -> Result<Sizes> {
+        check(self.input.as_ref().map(Tensor::shape), self.heads)
+    }
+}
+
+impl Op for AttentionBackward {
+    const NAME: &'static str = "attention_backward";
+    type Sizes = Sizes;
+    type Output = Attention<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let Attention { query, key, value } = &self.input;
+        [query, key, value, &self.gradient].into_iter().chain(&self.kept).collect()
+    }
+    fn check(&self) -> Result<Sizes> {
+        let sizes = check(self.input.as_ref().map(Tensor::shape), self.heads)?;
+        expect_shape(Self::NAME, "gradient", self.gradient.shape(), &sizes.output(), "[B, Tq, H·e]")?;
+        Ok(sizes)
+    }
+}
+
+impl Op for AttentionBlocks {
+    const NAME: &'static str = "attention_blocks";
+    type Sizes = Sizes;
+    type Output = Tensor;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let blocks = self.blocks.iter().flat_map(|block| [&block.key, &block.value]);
+        std::iter::once(&self.query).chain(blocks).collect()
+    }
+    fn check(&self) -> Result<Sizes> {
+        let blocks: Vec<_> = self.blocks.iter().map(|block| block.map(Tensor::shape)).collect();
+        check_blocks(self.query.shape(), &blocks, self.heads)
+    }
+}
+
+impl Attention<&Tensor> {
     /// Causal softmax attention; the `heads` heads are concatenated in the last dimension.
-    pub fn attention(&self, input: Attention<&Var<E::Tensor>>, heads: usize) -> Result<Var<E::Tensor>> {
-        let inputs = [input.query, input.key, input.value];
-        let [query, key, value] = inputs.map(|v| v.value().clone());
-        let keep = self.records(&inputs);
-        let input = Attention { query: &query, key: &key, value: &value };
-        let (output, saved) = self.engine().attention(input, heads, keep)?;
-        Ok(self.record_one(&inputs, output, move |tape, gradient| {
-            let input = Attention { query: &query, key: &key, value: &value };
-            let d = tape.engine().attention_backward(input, heads, &saved, &gradient)?;
+    pub fn attention(self, heads: usize) -> Result<Tensor> {
+        let tensors = [self.query, self.key, self.value];
+        let input = self.map(Tensor::clone);
+        let op = AttentionForward { input: input.clone(), heads, keep: records(&tensors) };
+        let (output, kept) = op.run()?;
+        Ok(record_one(&tensors, output, move |gradient| {
+            let d = AttentionBackward { input, heads, kept, gradient }.run()?;
             Ok(vec![Some(d.query), Some(d.key), Some(d.value)])
         }))
+    }
+}
+
+impl Tensor {
+    /// Attention of a query [1, Tq, H·d] over a key-value cache in blocks, bit-identical to [`Attention::attention`];
+    /// for inference. It is not recorded.
+    pub fn attention_blocks(&self, blocks: &[KeyValues<Tensor>], heads: usize) -> Result<Tensor> {
+        AttentionBlocks { query: self.clone(), blocks: blocks.to_vec(), heads }.run()
     }
 }

@@ -1,37 +1,49 @@
 //! Reference implementation of attention: a direct transcription of the equations, one query at a time.
 
-use super::{Attention, Sizes, check};
-use crate::error::{Result, expect_shape};
-use crate::array::{Array, Real};
+use super::{Attention, AttentionBackward, AttentionBlocks, AttentionForward, KeyValues, Sizes};
+use crate::array::Array;
+use crate::error::Result;
+use crate::reference::Reference;
+use crate::tensor::Tensor;
 
-fn shapes<R: Real>(input: Attention<&Array<R>>) -> Attention<&[usize]> {
-    Attention { query: input.query.shape(), key: input.key.shape(), value: input.value.shape() }
-}
-
-fn dot<R: Real>(a: &[R], b: &[R]) -> R {
+fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| a * b).sum()
 }
 
 /// Attention weights P_i of the keys visible to query `i`.
-fn probabilities<R: Real>(input: Attention<&Array<R>>, z: Sizes, b: usize, h: usize, i: usize) -> Vec<R> {
+fn probabilities(input: Attention<&Array<f64>>, z: Sizes, b: usize, h: usize, i: usize) -> Vec<f64> {
     let q = row(input.query, z.queries, z.heads, b, i, h);
-    let scores: Vec<R> = (0..=z.offset() + i)
-        .map(|j| dot(q, row(input.key, z.keys, z.heads, b, j, h)) * R::of(z.scale()))
-        .collect();
-    let largest = scores.iter().fold(R::neg_infinity(), |m, &s| m.max(s));
-    let sum: R = scores.iter().map(|&s| (s - largest).exp()).sum();
+    let scores: Vec<f64> =
+        (0..=z.offset() + i).map(|j| dot(q, row(input.key, z.keys, z.heads, b, j, h)) * z.scale()).collect();
+    let largest = scores.iter().fold(f64::NEG_INFINITY, |m, &s| m.max(s));
+    let sum: f64 = scores.iter().map(|&s| (s - largest).exp()).sum();
     scores.iter().map(|&s| (s - largest).exp() / sum).collect()
 }
 
 /// Head `h` of token `t` of batch entry `b` of x [B, T, H·width].
-fn row<R: Real>(x: &Array<R>, tokens: usize, heads: usize, b: usize, t: usize, h: usize) -> &[R] {
+fn row(x: &Array<f64>, tokens: usize, heads: usize, b: usize, t: usize, h: usize) -> &[f64] {
     let width = x.width() / heads;
     &x.data()[((b * tokens + t) * heads + h) * width..][..width]
 }
 
-pub(crate) fn forward<R: Real>(input: Attention<&Array<R>>, heads: usize) -> Result<Array<R>> {
-    let z = check(shapes(input), heads)?;
-    let mut out = vec![R::zero(); z.output().iter().product()];
+pub(crate) fn forward(_: &Reference, op: AttentionForward, z: Sizes) -> Result<(Tensor, Vec<Tensor>)> {
+    let output = attend(op.input.as_ref().map(Tensor::f64), z);
+    Ok((op.input.query.like(output), Vec::new()))
+}
+
+pub(crate) fn forward_blocks(_: &Reference, op: AttentionBlocks, z: Sizes) -> Result<Tensor> {
+    let join = |part: fn(&KeyValues<Tensor>) -> &Tensor, width: usize| {
+        let data: Vec<f64> = op.blocks.iter().flat_map(|block| part(block).f64().data()).copied().collect();
+        Array::detached(data, &[1, z.keys, z.heads * width])
+    };
+    let (key, value) = (join(|block| &block.key, z.dk), join(|block| &block.value, z.dv));
+    let input = Attention { query: op.query.f64(), key: &key, value: &value };
+    Ok(op.query.like(attend(input, z)))
+}
+
+fn attend(input: Attention<&Array<f64>>, z: Sizes) -> Array<f64> {
+    let heads = z.heads;
+    let mut out = vec![0.0; z.output().iter().product()];
     for (at, o) in out.chunks_exact_mut(z.dv).enumerate() {
         let (b, i, h) = (at / heads / z.queries, at / heads % z.queries, at % heads);
         for (j, p) in probabilities(input, z, b, h, i).into_iter().enumerate() {
@@ -39,26 +51,22 @@ pub(crate) fn forward<R: Real>(input: Attention<&Array<R>>, heads: usize) -> Res
             o.iter_mut().zip(v).for_each(|(o, &v)| *o += p * v);
         }
     }
-    Ok(Array::detached(out, &z.output()))
+    Array::detached(out, &z.output())
 }
 
-pub(crate) fn backward<R: Real>(
-    input: Attention<&Array<R>>,
-    heads: usize,
-    gradient: &Array<R>,
-) -> Result<Attention<Array<R>>> {
-    let z = check(shapes(input), heads)?;
-    expect_shape("attention", "gradient", gradient.shape(), &z.output(), "[B, Tq, H·e]")?;
-    let scale = R::of(z.scale());
-    let mut dq = vec![R::zero(); input.query.len()];
-    let mut dk = vec![R::zero(); input.key.len()];
-    let mut dv = vec![R::zero(); input.value.len()];
+pub(crate) fn backward(_: &Reference, op: AttentionBackward, z: Sizes) -> Result<Attention<Tensor>> {
+    let (input, heads, gradient) = (op.input.as_ref().map(Tensor::f64), z.heads, op.gradient.f64());
+    let scale = z.scale();
+    let mut dq = vec![0.0; input.query.len()];
+    let mut dk = vec![0.0; input.key.len()];
+    let mut dv = vec![0.0; input.value.len()];
     for (at, dq) in dq.chunks_exact_mut(z.dk).enumerate() {
         let (b, i, h) = (at / heads / z.queries, at / heads % z.queries, at % heads);
         let q = row(input.query, z.queries, heads, b, i, h);
         let d_out = row(gradient, z.queries, heads, b, i, h);
         let p = probabilities(input, z, b, h, i);
-        let dp: Vec<R> = (0..p.len()).map(|j| dot(d_out, row(input.value, z.keys, heads, b, j, h))).collect();
+        let dp: Vec<f64> =
+            (0..p.len()).map(|j| dot(d_out, row(input.value, z.keys, heads, b, j, h))).collect();
         // Σ_j P_ij dP_ij = dO_i · O_i
         let d = dot(&p, &dp);
         for j in 0..p.len() {
@@ -74,9 +82,7 @@ pub(crate) fn backward<R: Real>(
             }
         }
     }
-    Ok(Attention {
-        query: Array::detached(dq, input.query.shape()),
-        key: Array::detached(dk, input.key.shape()),
-        value: Array::detached(dv, input.value.shape()),
-    })
+    let of = |like: &Tensor, data| like.like(Array::detached(data, like.shape()));
+    let Attention { query, key, value } = &op.input;
+    Ok(Attention { query: of(query, dq), key: of(key, dk), value: of(value, dv) })
 }

@@ -5,16 +5,17 @@
 //! in place, and two products for the gradients, all before the next block. The softmax of a block's rows is
 //! distributed over threads; sums over the vocabulary and over tokens are in f64, in a fixed order.
 
-use super::{Call, CrossEntropy, IGNORE, LinearCrossEntropy, TokenLosses, check, check_gradient, factor};
+use super::{
+    CrossEntropy, IGNORE, LinearCrossEntropy, LinearCrossEntropyBackward, Sizes, TokenLosses, TokenLossesOf,
+};
+use crate::array::Array;
 use crate::cpu::{Cpu, Shared};
 use crate::error::Result;
-use crate::ops::linear::{self, Linear};
+use crate::ops::linear::{self, fast::Job};
+use crate::ops::pack;
 use crate::product::{Accum, Matrix, product};
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
-use crate::array::Array;
-use crate::weight::{PackedWeight, Weight};
-
-type AnyWeight<'a> = Weight<&'a Array<f32>, &'a PackedWeight>;
+use crate::tensor::Tensor;
 
 /// Maximum number of logits per block: 16 MB.
 const BLOCK: usize = 4 * 1024 * 1024;
@@ -22,42 +23,36 @@ const BLOCK: usize = 4 * 1024 * 1024;
 const TOKENS: usize = 256;
 
 /// Number of tokens per block: as many as fit, the same for all blocks except the last.
-fn block_tokens(call: &Call) -> usize {
-    let most = (BLOCK / call.vocabulary.max(1)).clamp(1, TOKENS);
-    let blocks = call.counted.len().div_ceil(most).max(1);
-    call.counted.len().div_ceil(blocks).max(1)
+fn block_tokens(sizes: &Sizes) -> usize {
+    let most = (BLOCK / sizes.vocabulary.max(1)).clamp(1, TOKENS);
+    let blocks = sizes.counted.len().div_ceil(most).max(1);
+    sizes.counted.len().div_ceil(blocks).max(1)
 }
 
 pub(crate) fn forward(
     cpu: &Cpu,
-    input: LinearCrossEntropy<&Array<f32>, AnyWeight<'_>>,
-    targets: &[u32],
-    normaliser: Option<f64>,
-    needs: [bool; 2],
-) -> Result<CrossEntropy<Array<f32>>> {
-    let call = check("linear_cross_entropy", input.x.shape(), input.weight.shape(), targets)?;
-    let factor = factor(&call, normaliser)?;
-    let Call { width, vocabulary, .. } = call;
-    let whole = call.counted.len() == targets.len();
-    let mut dx =
-        needs[0].then(|| if whole { cpu.uninit(input.x.shape()) } else { cpu.zeros(input.x.shape()) });
-    let mut dw = needs[1].then(|| cpu.uninit(input.weight.shape()));
-    if call.counted.is_empty() {
-        dw = needs[1].then(|| cpu.zeros(input.weight.shape()));
-    }
+    op: LinearCrossEntropy,
+    (sizes, factor): (Sizes, f64),
+) -> Result<CrossEntropy> {
+    let LinearCrossEntropy { x: input, weight, targets, needs, .. } = &op;
+    let Sizes { width, vocabulary, ref counted } = sizes;
+    let whole = counted.len() == targets.len();
+    let mut dx = needs[0].then(|| if whole { cpu.uninit(input.shape()) } else { cpu.zeros(input.shape()) });
+    let mut dw = needs[1]
+        .then(|| if counted.is_empty() { cpu.zeros(weight.shape()) } else { cpu.uninit(weight.shape()) });
     let keep = needs[0] || needs[1];
     let mut total = 0.0;
     let mut accumulate = Accum::Replace;
-    for rows in call.counted.chunks(block_tokens(&call)) {
-        let x = gather(cpu, input.x, width, rows);
-        let mut logits = linear::fast::forward(cpu, Linear { x: &x, weight: input.weight, bias: None })?;
+    for rows in counted.chunks(block_tokens(&sizes)) {
+        let x = gather(cpu, input.f32(), width, rows);
+        let mut logits = logits(cpu, &x, weight, vocabulary);
         let scale = keep.then_some(factor as f32);
         let seen = softmax_rows(cpu, &mut logits, rows, targets, scale, false);
         total += seen.iter().map(|row| row.nll).sum::<f64>();
         let dl = Matrix::rows(logits.data(), rows.len(), vocabulary);
-        if let (Some(dx), Weight::Full(weight)) = (&mut dx, input.weight) {
+        if let Some(dx) = &mut dx {
             let mut block = cpu.uninit(x.shape());
-            let weight = Matrix::rows(weight.data(), vocabulary, width);
+            let weight = Matrix::rows(weight.f32().data(), vocabulary, width);
             product(cpu, block.data_mut(), Accum::Replace, dl, weight);
             let out = dx.data_mut();
             for (i, &row) in rows.iter().enumerate() {
@@ -70,37 +65,34 @@ pub(crate) fn forward(
             accumulate = Accum::Add;
         }
     }
-    let loss = cpu.from_slice(&[(total * factor) as f32], &[])?;
-    Ok(CrossEntropy { loss, gradients: [dx, dw] })
+    let loss = input.like(cpu.from_slice(&[(total * factor) as f32], &[])?);
+    Ok(CrossEntropy { loss, gradients: [dx, dw].map(|found| found.map(|array| input.like(array))) })
 }
 
-pub(crate) fn backward(
-    cpu: &Cpu,
-    kept: [Option<Array<f32>>; 2],
-    gradient: &Array<f32>,
-) -> Result<[Option<Array<f32>>; 2]> {
-    check_gradient(gradient.shape())?;
-    let factor = gradient.data()[0];
+pub(crate) fn backward(cpu: &Cpu, op: LinearCrossEntropyBackward, (): ()) -> Result<[Option<Tensor>; 2]> {
+    let factor = op.gradient.f32().data()[0];
     if factor == 1.0 {
-        return Ok(kept);
+        return Ok(op.kept);
     }
-    let [dx, dw] = kept;
-    Ok([scale(cpu, dx, factor)?, scale(cpu, dw, factor)?])
+    let [dx, dw] = op.kept.map(|kept| {
+        let scaled = scale(cpu, kept?.into_f32(), factor);
+        Some(scaled.map(|array| op.gradient.like(array)))
+    });
+    Ok([dx.transpose()?, dw.transpose()?])
 }
 
 #[allow(unsafe_code)]
-fn scale(cpu: &Cpu, tensor: Option<Array<f32>>, factor: f32) -> Result<Option<Array<f32>>> {
-    let Some(mut tensor) = tensor else { return Ok(None) };
-    if !tensor.is_unique() {
-        tensor = cpu.from_slice(tensor.data(), tensor.shape())?;
+fn scale(cpu: &Cpu, mut array: Array<f32>, factor: f32) -> Result<Array<f32>> {
+    if !array.is_unique() {
+        array = cpu.from_slice(array.data(), array.shape())?;
     }
-    let len = tensor.len();
-    let out = Shared::new(tensor.data_mut());
+    let len = array.len();
+    let out = Shared::new(array.data_mut());
     cpu.for_rows(cpu.row_parts(len, 1), |_, range| {
         // SAFETY: parts are disjoint ranges.
         cpu.level().run(Scale(unsafe { out.part(range.start, range.len()) }, factor));
     });
-    Ok(Some(tensor))
+    Ok(array)
 }
 
 struct Scale<'a>(&'a mut [f32], f32);
@@ -112,17 +104,12 @@ impl Kernel for Scale<'_> {
     }
 }
 
-pub(crate) fn token_losses(
-    cpu: &Cpu,
-    x: &Array<f32>,
-    weight: AnyWeight<'_>,
-    targets: &[u32],
-) -> Result<TokenLosses> {
-    let call = check("token_losses", x.shape(), weight.shape(), targets)?;
+pub(crate) fn token_losses(cpu: &Cpu, op: TokenLossesOf, sizes: Sizes) -> Result<TokenLosses> {
+    let TokenLossesOf { x, weight, targets } = &op;
     let mut result = TokenLosses { nll: vec![0.0; targets.len()], greedy: vec![IGNORE; targets.len()] };
-    for rows in call.counted.chunks(block_tokens(&call)) {
-        let x = gather(cpu, x, call.width, rows);
-        let mut logits = linear::fast::forward(cpu, Linear { x: &x, weight, bias: None })?;
+    for rows in sizes.counted.chunks(block_tokens(&sizes)) {
+        let x = gather(cpu, x.f32(), sizes.width, rows);
+        let mut logits = logits(cpu, &x, weight, sizes.vocabulary);
         let seen = softmax_rows(cpu, &mut logits, rows, targets, None, true);
         for (&row, seen) in rows.iter().zip(seen) {
             result.nll[row] = seen.nll as f32;
@@ -130,6 +117,15 @@ pub(crate) fn token_losses(
         }
     }
     Ok(result)
+}
+
+/// L = x Wᵀ.
+fn logits(cpu: &Cpu, x: &Array<f32>, weight: &Tensor, vocabulary: usize) -> Array<f32> {
+    let sizes = linear::Sizes { rows: x.shape()[0], inner: x.width(), outer: vocabulary };
+    let mut logits = cpu.uninit(&[sizes.rows, vocabulary]);
+    let job = Job { sizes, weight: pack::raw(weight), y: logits.data_mut() };
+    linear::fast::multiply(cpu, x.data(), vec![job]);
+    logits
 }
 
 /// Copies the selected rows of x into a contiguous tensor.

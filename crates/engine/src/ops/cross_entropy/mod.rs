@@ -14,33 +14,57 @@
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Result, bad_shape, bad_value, expect_shape};
-use crate::tape::{Tape, Var};
-use crate::weight::Weight;
+use crate::error::{Result, bad_shape, bad_value, expect_shape, no_gradient};
+use crate::op::Op;
+use crate::tape::{record_one, records};
+use crate::tensor::Tensor;
 
 /// Target value that marks a token without a target.
 pub const IGNORE: u32 = u32::MAX;
 
-/// Inputs of [`Tape::linear_cross_entropy`].
-#[derive(Clone, Copy, Debug)]
-pub struct LinearCrossEntropy<T, W = T> {
+/// Loss and, because they depend on later layers only through a factor, its gradients; see
+/// [`Tensor::linear_cross_entropy`].
+pub struct LinearCrossEntropy {
     /// Outputs of the last layer, [.., D].
-    pub x: T,
-    /// Weights of the output layer, [V, D]: a tensor, or for inference a [`Weight`] that may be packed.
-    pub weight: W,
+    pub x: Tensor,
+    /// Weights of the output layer, [V, D]; they may be packed if no gradient is needed.
+    pub weight: Tensor,
+    /// Target of each row of x, or [`IGNORE`].
+    pub targets: Vec<u32>,
+    /// What the sum is divided by; `None` means the number of targets.
+    pub normaliser: Option<f64>,
+    /// Whether the gradients of x and of the weights are computed.
+    pub needs: [bool; 2],
 }
 
-/// Result of [`Engine::linear_cross_entropy`].
+/// Result of [`LinearCrossEntropy`].
 #[derive(Clone, Debug)]
-pub struct CrossEntropy<T> {
+pub struct CrossEntropy {
     /// Loss, a scalar.
-    pub loss: T,
+    pub loss: Tensor,
     /// Gradients of the loss with respect to x and the weights, if requested.
-    pub gradients: [Option<T>; 2],
+    pub gradients: [Option<Tensor>; 2],
 }
 
-/// Result of [`Engine::token_losses`], one entry per token.
+/// The gradients of [`CrossEntropy`], multiplied by that of the loss.
+pub struct LinearCrossEntropyBackward {
+    /// Gradients that the forward pass computed.
+    pub kept: [Option<Tensor>; 2],
+    /// Gradient of the loss, a scalar.
+    pub gradient: Tensor,
+}
+
+/// Loss and most probable target of each token; see [`Tensor::token_losses`].
+pub struct TokenLossesOf {
+    /// Outputs of the last layer, [.., D].
+    pub x: Tensor,
+    /// Weights of the output layer, [V, D]; they may be packed.
+    pub weight: Tensor,
+    /// Target of each row of x, or [`IGNORE`].
+    pub targets: Vec<u32>,
+}
+
+/// Result of [`Tensor::token_losses`], one entry per token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLosses {
     /// Negative log-probability of the target; 0 for a token without a target.
@@ -50,14 +74,71 @@ pub struct TokenLosses {
 }
 
 /// Validated call.
-pub(crate) struct Call {
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// Width of x, D.
     pub width: usize,
+    /// Number of ids, V.
     pub vocabulary: usize,
     /// Rows of x that have a target.
     pub counted: Vec<usize>,
 }
 
-pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize], targets: &[u32]) -> Result<Call> {
+impl Op for LinearCrossEntropy {
+    const NAME: &'static str = "linear_cross_entropy";
+    /// And the scale of the loss, 1 / n.
+    type Sizes = (Sizes, f64);
+    type Output = CrossEntropy;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn weights(&self) -> Vec<&Tensor> {
+        vec![&self.weight]
+    }
+    fn check(&self) -> Result<(Sizes, f64)> {
+        let sizes = check(Self::NAME, self.x.shape(), self.weight.shape(), &self.targets)?;
+        let n = self.normaliser.unwrap_or(sizes.counted.len().max(1) as f64);
+        if !n.is_finite() || n <= 0.0 {
+            return bad_value(Self::NAME, format!("the normaliser is {n}; it must be above 0 and finite"));
+        }
+        if self.needs.contains(&true) && !self.weight.is_plain() {
+            return no_gradient(Self::NAME, self.weight.dtype());
+        }
+        Ok((sizes, 1.0 / n))
+    }
+}
+
+impl Op for LinearCrossEntropyBackward {
+    const NAME: &'static str = "linear_cross_entropy_backward";
+    type Sizes = ();
+    type Output = [Option<Tensor>; 2];
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        self.kept.iter().flatten().chain([&self.gradient]).collect()
+    }
+    fn check(&self) -> Result<()> {
+        expect_shape(Self::NAME, "gradient", self.gradient.shape(), &[], "a scalar")
+    }
+}
+
+impl Op for TokenLossesOf {
+    const NAME: &'static str = "token_losses";
+    type Sizes = Sizes;
+    type Output = TokenLosses;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        vec![&self.x]
+    }
+    fn weights(&self) -> Vec<&Tensor> {
+        vec![&self.weight]
+    }
+    fn check(&self) -> Result<Sizes> {
+        check(Self::NAME, self.x.shape(), self.weight.shape(), &self.targets)
+    }
+}
+
+fn check(operation: &'static str, x: &[usize], weight: &[usize], targets: &[u32]) -> Result<Sizes> {
     let &[vocabulary, width] = weight else {
         return bad_shape(operation, "weight", weight, "two dimensions [V, D]");
     };
@@ -80,44 +161,29 @@ pub(crate) fn check(operation: &'static str, x: &[usize], weight: &[usize], targ
         return bad_value(operation, message);
     }
     let counted = (0..rows).filter(|&row| targets[row] != IGNORE).collect();
-    Ok(Call { width, vocabulary, counted })
+    Ok(Sizes { width, vocabulary, counted })
 }
 
-/// Loss scale 1 / n.
-pub(crate) fn factor(call: &Call, normaliser: Option<f64>) -> Result<f64> {
-    match normaliser {
-        Some(n) if n.is_finite() && n > 0.0 => Ok(1.0 / n),
-        Some(n) => {
-            bad_value("linear_cross_entropy", format!("the normaliser is {n}; it must be above 0 and finite"))
-        }
-        None => Ok(1.0 / (call.counted.len().max(1) as f64)),
-    }
-}
-
-/// Rejects an upstream gradient that is not a scalar.
-pub(crate) fn check_gradient(gradient: &[usize]) -> Result<()> {
-    expect_shape("linear_cross_entropy", "gradient", gradient, &[], "a scalar")
-}
-
-impl<'e, E: Engine> Tape<'e, E> {
-    /// Σ nll / normaliser over the tokens that have a target; the normaliser defaults to their number. A recording
-    /// tape rejects a packed weight.
-    pub fn linear_cross_entropy<'a>(
+impl Tensor {
+    /// Σ nll / normaliser of softmax(x Wᵀ) over the tokens that have a target; the normaliser defaults to their number.
+    /// W may be packed if nothing is recorded.
+    pub fn linear_cross_entropy(
         &self,
-        input: LinearCrossEntropy<&'a Var<E::Tensor>, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,
+        weight: &Tensor,
         targets: &[u32],
         normaliser: Option<f64>,
-    ) -> Result<Var<E::Tensor>> {
-        let (x, weight) = (input.x, input.weight.into());
-        let values = LinearCrossEntropy { x: x.value(), weight: weight.map(Var::value) };
-        self.refuse_packed("linear_cross_entropy", &[values.weight])?;
-        let mut inputs = vec![x];
-        inputs.extend(weight.full());
-        let needs = [self.records(&[x]), self.records(&inputs[1..])];
-        let CrossEntropy { loss, gradients } =
-            self.engine().linear_cross_entropy(values, targets, normaliser, needs)?;
-        Ok(self.record_one(&inputs, loss, move |tape, gradient| {
-            Ok(tape.engine().linear_cross_entropy_backward(gradients, &gradient)?.into())
+    ) -> Result<Tensor> {
+        let needs = [records(&[self]), records(&[weight])];
+        let (x, targets) = (self.clone(), targets.to_vec());
+        let op = LinearCrossEntropy { x, weight: weight.clone(), targets, normaliser, needs };
+        let CrossEntropy { loss, gradients: kept } = op.run()?;
+        Ok(record_one(&[self, weight], loss, move |gradient| {
+            Ok(LinearCrossEntropyBackward { kept, gradient }.run()?.into())
         }))
+    }
+
+    /// Loss and most probable target of each token, for evaluation. It is not recorded.
+    pub fn token_losses(&self, weight: &Tensor, targets: &[u32]) -> Result<TokenLosses> {
+        TokenLossesOf { x: self.clone(), weight: weight.clone(), targets: targets.to_vec() }.run()
     }
 }

@@ -19,8 +19,8 @@ use std::ops::Range;
 use super::Sizes;
 use super::source::{Bf16, F32, Int8, Source};
 use crate::cpu::{Carve, Shared};
+use crate::ops::pack::{BLOCK, RawWeight};
 use crate::simd::{Kernel, LANES, Simd};
-use crate::weight::{BLOCK, RawWeight};
 
 /// Number of rows of W processed together.
 pub(super) const COLUMNS: usize = 8;

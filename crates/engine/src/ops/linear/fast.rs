@@ -5,148 +5,128 @@
 //! rows.
 
 use super::dots::{COLUMNS, Dots};
-use super::{Linear, LinearList, Sizes, check, output_shape};
-use crate::cpu::{Cpu, Products, Shared, with_scratch};
-use crate::error::{Result, expect_shape};
-use crate::kernels::{Kernels, list_forward};
-use crate::product::{Accum, Matrix, product};
+use super::{LinearList, LinearListBackward, LinearListGradients, Sizes, backward_each};
 use crate::array::Array;
-use crate::weight::{PackedWeight, RawWeight, Weight};
-
-type AnyWeight<'a> = Weight<&'a Array<f32>, &'a PackedWeight>;
+use crate::cpu::{Cpu, Products, Shared, with_scratch};
+use crate::error::Result;
+use crate::ops::accumulate::fast::add_to;
+use crate::ops::pack::{self, RawWeight};
+use crate::product::{Accum, Matrix, product};
+use crate::tensor::Tensor;
 
 /// Number of multiply-adds below which a single thread is used.
 const SMALL: usize = 32 * 1024;
 
-pub(crate) fn forward(cpu: &Cpu, input: Linear<&Array<f32>, AnyWeight<'_>>) -> Result<Array<f32>> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Array::shape))?;
-    let mut y = cpu.uninit(&output_shape(input.x.shape(), sizes));
-    let x = input.x.data();
-    match (input.weight.raw(), cpu.products()) {
-        (RawWeight::F32(w), Products::Fastest) => {
-            let w = Matrix::rows(w, sizes.outer, sizes.inner);
-            let x = Matrix::rows(x, sizes.rows, sizes.inner);
-            product(cpu, y.data_mut(), Accum::Replace, x, w.t());
-        }
-        (weight, _) => invariant(cpu, x, &[Job { sizes, weight, y: Shared::new(y.data_mut()) }]),
-    }
-    if let Some(bias) = input.bias {
-        add_bias(&mut y, bias, sizes);
-    }
-    Ok(y)
-}
-
-fn add_bias(y: &mut Array<f32>, bias: &Array<f32>, sizes: Sizes) {
-    let bias = bias.data();
-    for row in y.data_mut().chunks_exact_mut(sizes.outer.max(1)) {
-        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-    }
-}
-
 /// Several products. For inference, those that follow each other and have the same x are distributed over threads as a
 /// single product.
-pub(crate) fn forward_list(
-    cpu: &Cpu,
-    input: LinearList<'_, &Array<f32>, AnyWeight<'_>>,
-) -> Result<Vec<Array<f32>>> {
-    if cpu.products() == Products::Fastest {
-        return list_forward(cpu, input);
-    }
-    let LinearList { x, weights, products } = input;
-    let mut outputs = Vec::with_capacity(products.len());
-    for product in products {
-        let x = x[product.x].shape();
-        let sizes = check(x, weights[product.weight].shape(), product.bias.map(Array::shape))?;
-        outputs.push((sizes, cpu.uninit(&output_shape(x, sizes))));
-    }
-    let mut rest = &mut outputs[..];
-    for same in products.chunk_by(|a, b| a.x == b.x) {
-        let (now, later) = rest.split_at_mut(same.len());
-        rest = later;
-        let jobs: Vec<Job<'_>> = std::iter::zip(same, now)
-            .map(|(product, (sizes, y))| Job {
-                sizes: *sizes,
-                weight: weights[product.weight].raw(),
-                y: Shared::new(y.data_mut()),
+pub(crate) fn forward(cpu: &Cpu, op: LinearList, sizes: Vec<Sizes>) -> Result<Vec<Tensor>> {
+    let LinearList { x, weights, products } = &op;
+    let mut outputs: Vec<Array<f32>> = std::iter::zip(products, &sizes)
+        .map(|(product, sizes)| cpu.uninit(&sizes.output_shape(x[product.x].shape())))
+        .collect();
+    let mut rest = sizes.iter().zip(&mut outputs);
+    for same in products.chunk_by(|a, b| cpu.products() == Products::BatchInvariant && a.x == b.x) {
+        let jobs: Vec<Job<'_>> = std::iter::zip(same, &mut rest)
+            .map(|(product, (&sizes, y))| Job {
+                sizes,
+                weight: pack::raw(&weights[product.weight]),
+                y: y.data_mut(),
             })
             .collect();
-        invariant(cpu, x[same[0].x].data(), &jobs);
+        multiply(cpu, x[same[0].x].f32().data(), jobs);
     }
-    for (product, (sizes, y)) in products.iter().zip(&mut outputs) {
-        if let Some(bias) = product.bias {
-            add_bias(y, bias, *sizes);
+    for (product, y) in products.iter().zip(&mut outputs) {
+        if let Some(bias) = &product.bias {
+            add_bias(y, bias.f32());
         }
-        if let Some(residual) = product.residual {
-            Kernels::accumulate(cpu, y, residual)?;
+        if let Some(residual) = &product.residual {
+            add_to(cpu, y, residual.f32())?;
         }
     }
-    Ok(outputs.into_iter().map(|(_, y)| y).collect())
+    Ok(products.iter().zip(outputs).map(|(product, y)| x[product.x].like(y)).collect())
 }
 
-pub(crate) fn backward(
-    cpu: &Cpu,
-    input: Linear<&Array<f32>>,
-    gradient: &Array<f32>,
-    needs: [bool; 3],
-) -> Result<[Option<Array<f32>>; 3]> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.bias.map(Array::shape))?;
-    expect_shape("linear", "gradient", gradient.shape(), &output_shape(input.x.shape(), sizes), "[.., out]")?;
-    let x = Matrix::rows(input.x.data(), sizes.rows, sizes.inner);
-    let w = Matrix::rows(input.weight.data(), sizes.outer, sizes.inner);
-    let dy = Matrix::rows(gradient.data(), sizes.rows, sizes.outer);
-    let dx = needs[0].then(|| {
-        let mut dx = cpu.uninit(input.x.shape());
-        product(cpu, dx.data_mut(), Accum::Replace, dy, w);
-        dx
-    });
-    let dw = needs[1].then(|| {
-        let mut dw = cpu.uninit(input.weight.shape());
-        product(cpu, dw.data_mut(), Accum::Replace, dy.t(), x);
-        dw
-    });
-    let db = needs[2].then(|| {
-        let mut db = cpu.zeros(&[sizes.outer]);
-        let sums = db.data_mut();
-        for row in gradient.data().chunks_exact(sizes.outer.max(1)) {
-            sums.iter_mut().zip(row).for_each(|(s, g)| *s += g);
-        }
-        db
-    });
-    Ok([dx, dw, db])
+fn add_bias(y: &mut Array<f32>, bias: &Array<f32>) {
+    for row in y.data_mut().chunks_exact_mut(bias.len().max(1)) {
+        row.iter_mut().zip(bias.data()).for_each(|(y, b)| *y += b);
+    }
+}
+
+pub(crate) fn backward(cpu: &Cpu, op: LinearListBackward, sizes: Vec<Sizes>) -> Result<LinearListGradients> {
+    let (x, weights) = (&op.x, &op.weights);
+    backward_each(&op.products, &op.needs, op.dx, |i, needs| {
+        let (x, weight, gradient) = (&x[op.products[i].x], &weights[op.products[i].weight], &op.gradients[i]);
+        let Sizes { rows, inner, outer } = sizes[i];
+        let dy = Matrix::rows(gradient.f32().data(), rows, outer);
+        let dx = needs[0].then(|| {
+            let mut dx = cpu.uninit(x.shape());
+            let w = Matrix::rows(weight.f32().data(), outer, inner);
+            product(cpu, dx.data_mut(), Accum::Replace, dy, w);
+            dx
+        });
+        let dw = needs[1].then(|| {
+            let mut dw = cpu.uninit(weight.shape());
+            let x = Matrix::rows(x.f32().data(), rows, inner);
+            product(cpu, dw.data_mut(), Accum::Replace, dy.t(), x);
+            dw
+        });
+        let db = needs[2].then(|| {
+            let mut db = cpu.zeros(&[outer]);
+            let sums = db.data_mut();
+            for row in gradient.f32().data().chunks_exact(outer.max(1)) {
+                sums.iter_mut().zip(row).for_each(|(s, g)| *s += g);
+            }
+            db
+        });
+        [dx, dw, db].map(|found| found.map(|array| gradient.like(array)))
+    })
 }
 
 /// One product y = x Wᵀ.
-struct Job<'a> {
-    sizes: Sizes,
-    weight: RawWeight<'a>,
-    y: Shared<'a>,
+pub(crate) struct Job<'a> {
+    pub sizes: Sizes,
+    pub weight: RawWeight<'a>,
+    pub y: &'a mut [f32],
 }
 
-/// Computes y = x Wᵀ for each job, all with the same x. Each row's result is independent of the other rows.
-fn invariant(cpu: &Cpu, x: &[f32], jobs: &[Job<'_>]) {
-    let outer: usize = jobs.iter().map(|job| job.sizes.outer).sum();
-    let work = jobs.first().map_or(0, |job| job.sizes.rows * job.sizes.inner);
-    if jobs.first().is_none_or(|job| job.sizes.rows == 0) {
+/// Computes y = x Wᵀ for each job, all with the same x.
+pub(crate) fn multiply(cpu: &Cpu, x: &[f32], mut jobs: Vec<Job<'_>>) {
+    if let ([Job { sizes, weight: RawWeight::F32(w), y }], Products::Fastest) =
+        (&mut jobs[..], cpu.products())
+    {
+        let x = Matrix::rows(x, sizes.rows, sizes.inner);
+        let w = Matrix::rows(w, sizes.outer, sizes.inner);
+        return product(cpu, y, Accum::Replace, x, w.t());
+    }
+    let jobs: Vec<_> =
+        jobs.into_iter().map(|Job { sizes, weight, y }| (sizes, weight, Shared::new(y))).collect();
+    invariant(cpu, x, &jobs);
+}
+
+/// Computes y = x Wᵀ for each job. Each row's result is independent of the other rows.
+fn invariant(cpu: &Cpu, x: &[f32], jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) {
+    let Some(&(Sizes { rows, inner, .. }, ..)) = jobs.first() else { return };
+    if rows == 0 {
         return;
     }
+    let work = rows * inner;
+    let outer: usize = jobs.iter().map(|(sizes, ..)| sizes.outer).sum();
     // Each task takes some rows of W, so that all threads together read W once; tasks have a minimum size.
     let share = outer.div_ceil(cpu.threads() * 4);
     let per_task = share.max(8 * 1024 / work.max(1)).next_multiple_of(COLUMNS).max(COLUMNS);
-    let tasks = |job: &Job<'_>| job.sizes.outer.div_ceil(per_task);
     let run = |mut task: usize| {
-        for job in jobs {
-            let count = tasks(job);
+        for &(sizes, weight, ref y) in jobs {
+            let count = sizes.outer.div_ceil(per_task);
             if task >= count {
                 task -= count;
                 continue;
             }
-            let Job { sizes, weight, ref y } = *job;
             let columns = task * per_task..((task + 1) * per_task).min(sizes.outer);
             return with_scratch(Dots::scratch(sizes), |scratch| {
                 cpu.level().run(Dots { sizes, x, weight, y, columns, scratch });
             });
         }
     };
-    let count = jobs.iter().map(tasks).sum();
+    let count = jobs.iter().map(|(sizes, ..)| sizes.outer.div_ceil(per_task)).sum();
     if work * outer < SMALL { (0..count).for_each(run) } else { cpu.parallel(count, run) }
 }

@@ -7,39 +7,18 @@
 //! several at once:   y_i = x_i W_iᵀ (+ b_i) (+ r_i)           r_i of y_i's shape
 //! dx = Σ dy_i W_i over the products of x,   dW = Σ dy_iᵀ x_i over those with W,   dr_i = dy_i
 //! ```
-//! W may be packed in reduced precision ([`Engine::pack`]); then the layer is not differentiable.
+//! W may be packed in reduced precision ([`Tensor::pack`]); then the layer is not differentiable.
 
 mod dots;
 pub(crate) mod fast;
 pub(crate) mod reference;
 mod source;
 
-use crate::engine::{Engine, WeightRef};
-use crate::error::{Result, bad_shape, bad_value, expect_shape};
-use crate::tape::{Tape, Var};
-use crate::weight::Weight;
-
-/// Inputs of [`Tape::linear`].
-#[derive(Clone, Copy, Debug)]
-pub struct Linear<T, W = T> {
-    /// Input rows, [.., in].
-    pub x: T,
-    /// Weights, [out, in]: a tensor, or for inference a [`Weight`] that may be packed.
-    pub weight: W,
-    /// Bias added to every row, [out].
-    pub bias: Option<T>,
-}
-
-/// Inputs of [`Tape::linear_list`]: products that may share their rows and their weights.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearList<'a, T, W = T> {
-    /// Input rows, each [.., in].
-    pub x: &'a [T],
-    /// Weights, each [out, in]: tensors, or for inference [`Weight`]s that may be packed.
-    pub weights: &'a [W],
-    /// What is multiplied with what.
-    pub products: &'a [Product<T>],
-}
+use crate::error::{Result, bad_shape, bad_value, expect_lengths, expect_shape, no_gradient};
+use crate::op::{Op, owned};
+use crate::ops::accumulate::add_gradient;
+use crate::tape::{record, records};
+use crate::tensor::Tensor;
 
 /// One of the products of a [`LinearList`].
 #[derive(Clone, Copy, Debug)]
@@ -61,13 +40,30 @@ impl<T> Product<T> {
     }
 }
 
-/// Gradients of [`Tape::linear_list`] beside those of the input rows; `None` where none was asked for.
-#[derive(Clone, Debug)]
-pub struct LinearListGradients<T> {
-    /// One for each weight.
-    pub weights: Vec<Option<T>>,
-    /// One for each product.
-    pub biases: Vec<Option<T>>,
+/// Products that may share their rows and their weights; see [`linear_list`].
+pub struct LinearList {
+    /// Input rows, each [.., in].
+    pub x: Vec<Tensor>,
+    /// Weights, each [out, in]; they may be packed.
+    pub weights: Vec<Tensor>,
+    /// What is multiplied with what.
+    pub products: Vec<Product<Tensor>>,
+}
+
+/// Gradients of [`LinearList`]. Those of residuals are `gradients` themselves.
+pub struct LinearListBackward {
+    /// Input rows, each [.., in].
+    pub x: Vec<Tensor>,
+    /// Weights, each [out, in].
+    pub weights: Vec<Tensor>,
+    /// What was multiplied with what; residuals are not read.
+    pub products: Vec<Product<Tensor>>,
+    /// Gradient of each product.
+    pub gradients: Vec<Tensor>,
+    /// Which gradients are computed.
+    pub needs: LinearListNeeds,
+    /// What the gradient of each x is added to, if anything.
+    pub dx: Vec<Option<Tensor>>,
 }
 
 /// Which gradients of a [`LinearList`] are computed.
@@ -81,15 +77,92 @@ pub struct LinearListNeeds {
     pub biases: Vec<bool>,
 }
 
-/// Validated dimensions of a call.
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
+/// Gradients of a [`LinearList`]; `None` where none was asked for.
+#[derive(Clone, Debug)]
+pub struct LinearListGradients {
+    /// One for each of the input rows: `dx` with the gradient added.
+    pub x: Vec<Option<Tensor>>,
+    /// One for each weight.
+    pub weights: Vec<Option<Tensor>>,
+    /// One for each product.
+    pub biases: Vec<Option<Tensor>>,
+}
+
+/// Validated dimensions of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Number of rows of x.
     pub rows: usize,
+    /// Width of x.
     pub inner: usize,
+    /// Width of the result.
     pub outer: usize,
 }
 
-pub(crate) fn check(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Result<Sizes> {
+impl Sizes {
+    /// Shape of the result, given that of x.
+    pub fn output_shape(&self, x: &[usize]) -> Vec<usize> {
+        let mut shape = x.to_vec();
+        shape.pop();
+        shape.push(self.outer);
+        shape
+    }
+}
+
+impl Op for LinearList {
+    const NAME: &'static str = "linear";
+    /// Those of each product.
+    type Sizes = Vec<Sizes>;
+    type Output = Vec<Tensor>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let added = self.products.iter().flat_map(|product| [&product.bias, &product.residual]);
+        self.x.iter().chain(added.flatten()).collect()
+    }
+    fn weights(&self) -> Vec<&Tensor> {
+        self.weights.iter().collect()
+    }
+    fn check(&self) -> Result<Vec<Sizes>> {
+        self.products.iter().map(|product| check(&self.x, &self.weights, product)).collect()
+    }
+}
+
+impl Op for LinearListBackward {
+    const NAME: &'static str = "linear_backward";
+    /// Those of each product.
+    type Sizes = Vec<Sizes>;
+    type Output = LinearListGradients;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        let all = self.x.iter().chain(&self.weights).chain(&self.gradients);
+        all.chain(self.dx.iter().flatten()).collect()
+    }
+    fn check(&self) -> Result<Vec<Sizes>> {
+        let Self { x, weights, products, gradients, needs, dx } = self;
+        expect_lengths(Self::NAME, products.len(), &[gradients.len(), needs.biases.len()])?;
+        expect_lengths(Self::NAME, x.len(), &[needs.x.len(), dx.len()])?;
+        expect_lengths(Self::NAME, weights.len(), &[needs.weights.len()])?;
+        for (x, dx) in x.iter().zip(dx) {
+            if let Some(dx) = dx {
+                expect_shape(Self::NAME, "dx", dx.shape(), x.shape(), "the shape of x")?;
+            }
+        }
+        let one = |(product, gradient): (&Product<Tensor>, &Tensor)| {
+            let sizes = check(x, weights, product)?;
+            let expected = sizes.output_shape(x[product.x].shape());
+            expect_shape(Self::NAME, "gradient", gradient.shape(), &expected, "[.., out]")?;
+            Ok(sizes)
+        };
+        products.iter().zip(gradients).map(one).collect()
+    }
+}
+
+/// Validates one product of a list.
+fn check(x: &[Tensor], weights: &[Tensor], product: &Product<Tensor>) -> Result<Sizes> {
+    let (Some(x), Some(weight)) = (x.get(product.x), weights.get(product.weight)) else {
+        return bad_value("linear", "a product names rows or a weight that the list does not have");
+    };
+    let (x, weight) = (x.shape(), weight.shape());
     let &[outer, inner] = weight else {
         return bad_shape("linear", "weight", weight, "two dimensions [out, in]");
     };
@@ -99,165 +172,97 @@ pub(crate) fn check(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Re
     if width != inner {
         return bad_shape("linear", "x", x, format!("[.., {inner}] (the weight's second dimension)"));
     }
-    if let Some(bias) = bias {
-        expect_shape("linear", "bias", bias, &[outer], "out")?;
+    let sizes = Sizes { rows: rows.iter().product(), inner, outer };
+    if let Some(bias) = &product.bias {
+        expect_shape("linear", "bias", bias.shape(), &[outer], "out")?;
     }
-    Ok(Sizes { rows: rows.iter().product(), inner, outer })
-}
-
-/// Validates one product of a list, given its shapes.
-pub(crate) fn check_product(
-    x: Option<&[usize]>,
-    weight: Option<&[usize]>,
-    bias: Option<&[usize]>,
-    residual: Option<&[usize]>,
-) -> Result<Sizes> {
-    let (Some(x), Some(weight)) = (x, weight) else {
-        return bad_value("linear", "a product names rows or a weight that the list does not have");
-    };
-    let sizes = check(x, weight, bias)?;
-    if let Some(residual) = residual {
-        expect_shape("linear", "residual", residual, &output_shape(x, sizes), "[.., out]")?;
+    if let Some(residual) = &product.residual {
+        expect_shape("linear", "residual", residual.shape(), &sizes.output_shape(x), "[.., out]")?;
     }
     Ok(sizes)
 }
 
-/// Shape of the result.
-pub(crate) fn output_shape(x: &[usize], sizes: Sizes) -> Vec<usize> {
-    let mut shape = x.to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = sizes.outer;
+impl Tensor {
+    /// x Wᵀ. W may be packed if nothing is recorded.
+    pub fn linear(&self, weight: &Tensor) -> Result<Tensor> {
+        Ok(linear_list(&[self], &[weight], &[Product::new(0, 0)])?.remove(0))
     }
-    shape
-}
 
-impl<'e, E: Engine> Tape<'e, E> {
-    /// Computes x Wᵀ for several weights W, as one operation in both directions. A recording tape rejects packed
-    /// weights.
-    pub fn linear_each<const N: usize>(
-        &self,
-        x: &Var<E::Tensor>,
-        weights: [Weight<&Var<E::Tensor>, &E::Packed>; N],
-    ) -> Result<[Var<E::Tensor>; N]> {
-        let products: [Product<&Var<E::Tensor>>; N] = std::array::from_fn(|i| Product::new(0, i));
-        let outputs = self.linear_list(LinearList { x: &[x], weights: &weights, products: &products })?;
-        let Ok(outputs) = outputs.try_into() else { unreachable!("one for each weight") };
+    /// x Wᵀ + bias.
+    pub fn linear_bias(&self, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let product = Product { bias: Some(bias), ..Product::new(0, 0) };
+        Ok(linear_list(&[self], &[weight], &[product])?.remove(0))
+    }
+
+    /// x Wᵀ for several weights W, as one operation in both directions.
+    pub fn linear_each<const N: usize>(&self, weights: [&Tensor; N]) -> Result<[Tensor; N]> {
+        let products: [Product<&Tensor>; N] = std::array::from_fn(|i| Product::new(0, i));
+        let Ok(outputs) = linear_list(&[self], &weights, &products)?.try_into() else {
+            unreachable!("one for each weight")
+        };
         Ok(outputs)
     }
+}
 
-    /// Computes several products, as one operation in both directions. A recording tape rejects packed weights.
-    pub fn linear_list(
-        &self,
-        input: LinearList<'_, &Var<E::Tensor>, Weight<&Var<E::Tensor>, &E::Packed>>,
-    ) -> Result<Vec<Var<E::Tensor>>> {
-        let LinearList { x, weights, products } = input;
-        let values: Vec<WeightRef<'_, E>> = weights.iter().map(|weight| weight.map(Var::value)).collect();
-        self.refuse_packed("linear", &values)?;
-        let rows: Vec<&E::Tensor> = x.iter().map(|x| x.value()).collect();
-        let own = values_of(products);
-        let outputs = self.engine().linear_list(LinearList { x: &rows, weights: &values, products: &own })?;
-        let mut inputs: Vec<&Var<E::Tensor>> = x.to_vec();
-        inputs.extend(weights.iter().filter_map(|weight| weight.full().copied()));
-        inputs.extend(products.iter().filter_map(|product| product.bias));
-        inputs.extend(products.iter().filter_map(|product| product.residual));
-        if self.is_constant(&inputs) {
-            return Ok(outputs.into_iter().map(|y| self.constant(y)).collect());
-        }
+/// x Wᵀ (+ bias) (+ residual) for a list of products, as one operation in both directions. Each result is bit-identical
+/// to that of a separate product to which the residual is then added. Weights may be packed if nothing is recorded.
+pub fn linear_list(x: &[&Tensor], weights: &[&Tensor], products: &[Product<&Tensor>]) -> Result<Vec<Tensor>> {
+    let biases = products.iter().filter_map(|product| product.bias);
+    let residuals = products.iter().filter_map(|product| product.residual);
+    let inputs: Vec<&Tensor> = x.iter().chain(weights).copied().chain(biases).chain(residuals).collect();
+    if records(&inputs)
+        && let Some(packed) = weights.iter().find(|weight| !weight.is_plain())
+    {
+        return no_gradient(LinearList::NAME, packed.dtype());
+    }
+    let (x, weights) = (owned(x), owned(weights));
+    let mut products: Vec<Product<Tensor>> = products
+        .iter()
+        .map(|p| Product { x: p.x, weight: p.weight, bias: p.bias.cloned(), residual: p.residual.cloned() })
+        .collect();
+    let y = LinearList { x: x.clone(), weights: weights.clone(), products: products.clone() }.run()?;
+    // The backward pass needs to know which products have a residual, but not the residual.
+    let residuals: Vec<bool> = products.iter_mut().map(|product| product.residual.take().is_some()).collect();
+    Ok(record(&inputs, y, move |tape, gradients| {
+        // A product whose result received no gradient contributes nothing.
+        let used: Vec<usize> = (0..products.len()).filter(|&i| gradients[i].is_some()).collect();
+        let needed = |tensor: &Tensor| tensor.is_recorded();
         let needs = LinearListNeeds {
-            x: x.iter().map(|x| self.records(&[x])).collect(),
-            weights: weights.iter().map(|w| w.full().is_some_and(|w| self.records(&[w]))).collect(),
-            biases: products.iter().map(|p| p.bias.is_some_and(|bias| self.records(&[bias]))).collect(),
+            x: x.iter().map(needed).collect(),
+            weights: weights.iter().map(needed).collect(),
+            biases: used.iter().map(|&i| products[i].bias.as_ref().is_some_and(needed)).collect(),
         };
-        let x: Vec<Var<E::Tensor>> = x.iter().map(|&x| x.clone()).collect();
-        let weights: Vec<E::Tensor> =
-            weights.iter().filter_map(|weight| Some((*weight.full()?).value().clone())).collect();
-        let products: Vec<Product<Var<E::Tensor>>> = products.iter().map(Product::cloned).collect();
-        Ok(self.record(&inputs, outputs, move |tape, gradients| {
-            // A product whose result received no gradient contributes nothing.
-            let used: Vec<usize> = (0..products.len()).filter(|&i| gradients[i].is_some()).collect();
-            let dy: Vec<&E::Tensor> = gradients.iter().flatten().collect();
-            let refs: Vec<Product<&Var<E::Tensor>>> = used.iter().map(|&i| products[i].as_ref()).collect();
-            let needs = LinearListNeeds { biases: used.iter().map(|&i| needs.biases[i]).collect(), ..needs };
-            let mut dx: Vec<Option<E::Tensor>> = std::iter::zip(&x, &needs.x)
-                .map(|(x, &needed)| if needed { tape.take_gradient(x) } else { None })
-                .collect();
-            let rows: Vec<&E::Tensor> = x.iter().map(Var::value).collect();
-            let list = LinearList {
-                x: &rows,
-                weights: &weights.iter().collect::<Vec<_>>(),
-                products: &values_of(&refs),
-            };
-            let found = tape.engine().linear_list_backward(list, &dy, &needs, &mut dx)?;
-            let mut result = dx;
-            result.extend(found.weights);
-            let mut biases = found.biases.into_iter();
-            for (product, gradient) in products.iter().zip(&gradients) {
-                let bias = if gradient.is_some() { biases.next().flatten() } else { None };
-                if product.bias.is_some() {
-                    result.push(bias);
-                }
-            }
-            let with_residual =
-                products.iter().zip(gradients).filter(|(product, _)| product.residual.is_some());
-            result.extend(with_residual.map(|(_, gradient)| gradient));
-            Ok(result)
-        }))
-    }
-
-    /// Computes y = x Wᵀ (+ bias). W is a variable, or a [`Weight`] that may be packed; a recording tape rejects
-    /// packed weights.
-    pub fn linear<'a>(
-        &self,
-        input: Linear<&'a Var<E::Tensor>, impl Into<Weight<&'a Var<E::Tensor>, &'a E::Packed>>>,
-    ) -> Result<Var<E::Tensor>> {
-        let Linear { x, weight, bias } = input;
-        let weight = match weight.into() {
-            Weight::Full(weight) => weight,
-            Weight::Packed(packed) => {
-                let weight = Weight::Packed(packed);
-                self.refuse_packed("linear", &[weight])?;
-                let input = Linear { x: x.value(), weight, bias: bias.map(Var::value) };
-                return Ok(self.constant(self.engine().linear(input)?));
-            }
-        };
-        let values = Linear { x: x.value(), weight: weight.value(), bias: bias.map(Var::value) };
-        let all = [x, weight, bias.unwrap_or(x)];
-        let inputs = &all[..2 + usize::from(bias.is_some())];
-        let y = self.engine().linear(values)?;
-        if self.is_constant(inputs) {
-            return Ok(self.constant(y));
-        }
-        let needs = [self.records(&[x]), self.records(&[weight]), bias.is_some_and(|b| self.records(&[b]))];
-        let (x, weight, bias) = (values.x.clone(), values.weight.clone(), values.bias.cloned());
-        Ok(self.record_one(inputs, y, move |tape, dy| {
-            let input = Linear { x: &x, weight: &weight, bias: bias.as_ref() };
-            Ok(tape.engine().linear_backward(input, &dy, needs)?.into())
-        }))
-    }
+        let dx = x.iter().map(|x| tape.take_gradient(x)).collect();
+        let terms = used.iter().map(|&i| products[i].clone()).collect();
+        let dy = gradients.iter().flatten().cloned().collect();
+        let found = LinearListBackward { x, weights, products: terms, gradients: dy, needs, dx }.run()?;
+        let mut biases = vec![None; products.len()];
+        used.into_iter().zip(found.biases).for_each(|(i, bias)| biases[i] = bias);
+        let biases = products.iter().zip(biases).filter(|(product, _)| product.bias.is_some());
+        let residuals = residuals.into_iter().zip(gradients).filter(|(residual, _)| *residual);
+        let mut result = found.x;
+        result.extend(found.weights);
+        result.extend(biases.map(|(_, gradient)| gradient));
+        result.extend(residuals.map(|(_, gradient)| gradient));
+        Ok(result)
+    }))
 }
 
-impl<T> Product<T> {
-    /// The same product with borrowed tensors.
-    fn as_ref(&self) -> Product<&T> {
-        let Self { x, weight, bias, residual } = self;
-        Product { x: *x, weight: *weight, bias: bias.as_ref(), residual: residual.as_ref() }
+/// Gradients of a list from a function that computes those of x, weight and bias for one product, as far as they are
+/// needed. It goes from the last to the first: the order in which a tape would process separate products.
+pub(crate) fn backward_each(
+    products: &[Product<Tensor>],
+    needs: &LinearListNeeds,
+    dx: Vec<Option<Tensor>>,
+    one: impl Fn(usize, [bool; 3]) -> [Option<Tensor>; 3],
+) -> Result<LinearListGradients> {
+    let (weights, biases) = (vec![None; needs.weights.len()], vec![None; products.len()]);
+    let mut found = LinearListGradients { x: dx, weights, biases };
+    for (i, product) in products.iter().enumerate().rev() {
+        let [x, weight, bias] = one(i, [needs.x[product.x], needs.weights[product.weight], needs.biases[i]]);
+        add_gradient(&mut found.x[product.x], x)?;
+        add_gradient(&mut found.weights[product.weight], weight)?;
+        found.biases[i] = bias;
     }
-}
-
-impl<T: Clone> Product<&T> {
-    fn cloned(&self) -> Product<T> {
-        let Self { x, weight, bias, residual } = *self;
-        Product { x, weight, bias: bias.cloned(), residual: residual.cloned() }
-    }
-}
-
-/// The same products with the tensors of their variables.
-fn values_of<'a, T>(products: &[Product<&'a Var<T>>]) -> Vec<Product<&'a T>> {
-    let value = |&Product { x, weight, bias, residual }: &Product<&'a Var<T>>| Product {
-        x,
-        weight,
-        bias: bias.map(Var::value),
-        residual: residual.map(Var::value),
-    };
-    products.iter().map(value).collect()
+    Ok(found)
 }

@@ -9,11 +9,12 @@
 //! This file is specialised for K = 4; other kernel widths use the loops of [`super::any_kernel`].
 
 use super::any_kernel::{AnyBackward, AnyForward};
-use super::{ShortConv, ShortConvGradients, Sizes, check, check_gradient};
+use super::{ShortConv, ShortConvBackward, ShortConvForward, ShortConvGradients, Sizes};
+use crate::array::Array;
 use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::error::Result;
 use crate::simd::{self, Kernel, LANES, Simd, load_or_part, store_or_part};
-use crate::array::Array;
+use crate::tensor::Tensor;
 
 /// Kernel width that this file is specialised for.
 const K: usize = 4;
@@ -22,9 +23,28 @@ const GROUP: usize = 4;
 /// Number of inputs that a group reads.
 const SEEN: usize = GROUP + K - 1;
 
+pub(crate) fn forward(cpu: &Cpu, op: ShortConvForward, sizes: Vec<Sizes>) -> Result<Vec<(Tensor, Tensor)>> {
+    let one = |(input, sizes): (&ShortConv<Tensor>, Sizes)| {
+        let (y, tail) = run_forward(cpu, sizes, input.map(Tensor::f32));
+        (input.x.like(y), input.x.like(tail))
+    };
+    Ok(op.inputs.iter().zip(sizes).map(one).collect())
+}
+
+pub(crate) fn backward(
+    cpu: &Cpu,
+    op: ShortConvBackward,
+    sizes: Vec<Sizes>,
+) -> Result<Vec<ShortConvGradients>> {
+    let one = |((input, gradient), sizes): ((&ShortConv<Tensor>, &Tensor), Sizes)| {
+        let (x, weight) = run_backward(cpu, sizes, input.map(Tensor::f32), gradient.f32());
+        ShortConvGradients { x: gradient.like(x), weight: gradient.like(weight) }
+    };
+    Ok(op.inputs.iter().zip(&op.gradients).zip(sizes).map(one).collect())
+}
+
 #[allow(unsafe_code)]
-pub(crate) fn forward(cpu: &Cpu, input: ShortConv<&Array<f32>>) -> Result<(Array<f32>, Array<f32>)> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Array::shape))?;
+fn run_forward(cpu: &Cpu, sizes: Sizes, input: ShortConv<&Array<f32>>) -> (Array<f32>, Array<f32>) {
     let Sizes { batch, width, kernel, .. } = sizes;
     let mut y = cpu.uninit(input.x.shape());
     let mut tail = cpu.uninit(&[batch, kernel - 1, width]);
@@ -51,17 +71,16 @@ pub(crate) fn forward(cpu: &Cpu, input: ShortConv<&Array<f32>>) -> Result<(Array
             row.copy_from_slice(inputs.row(b, sizes.tokens + j));
         }
     });
-    Ok((y, tail))
+    (y, tail)
 }
 
 #[allow(unsafe_code)]
-pub(crate) fn backward(
+fn run_backward(
     cpu: &Cpu,
+    sizes: Sizes,
     input: ShortConv<&Array<f32>>,
     gradient: &Array<f32>,
-) -> Result<ShortConvGradients<Array<f32>>> {
-    let sizes = check(input.x.shape(), input.weight.shape(), input.tail.map(Array::shape))?;
-    check_gradient(input.x.shape(), gradient.shape())?;
+) -> (Array<f32>, Array<f32>) {
     let Sizes { tokens, width, kernel, .. } = sizes;
     let blocks = Blocks::new(sizes);
     let len = packed_len(sizes);
@@ -100,7 +119,7 @@ pub(crate) fn backward(
     for sums in partial.data().chunks_exact(len.max(1)) {
         unpack_add(sizes, sums, dw.data_mut());
     }
-    Ok(ShortConvGradients { x: dx, weight: dw })
+    (dx, dw)
 }
 
 /// Range of tokens of one sequence.

@@ -16,11 +16,12 @@ mod any_kernel;
 pub(crate) mod fast;
 pub(crate) mod reference;
 
-use crate::engine::Engine;
-use crate::error::{Result, bad_shape, expect_shape};
-use crate::tape::{Tape, Var};
+use crate::error::{Result, bad_shape, expect_lengths, expect_shape};
+use crate::op::Op;
+use crate::tape::record;
+use crate::tensor::Tensor;
 
-/// Inputs of [`Tape::short_conv`].
+/// Inputs of [`short_conv_each`].
 #[derive(Clone, Copy, Debug)]
 pub struct ShortConv<T> {
     /// Input tokens, [B, T, D].
@@ -31,28 +32,87 @@ pub struct ShortConv<T> {
     pub tail: Option<T>,
 }
 
-/// Gradients of [`Tape::short_conv`].
-#[derive(Clone, Debug)]
-pub struct ShortConvGradients<T> {
-    /// Gradient of `x`.
-    pub x: T,
-    /// Gradient of `weight`.
-    pub weight: T,
+impl<T> ShortConv<T> {
+    /// Applies `f` to every input.
+    pub(crate) fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> ShortConv<U> {
+        ShortConv { x: f(&self.x), weight: f(&self.weight), tail: self.tail.as_ref().map(f) }
+    }
 }
 
-/// Output y, and the tail for the next call.
-pub type OutputAndTail<T> = (Var<T>, Var<T>);
+/// Several convolutions; the result is the output y of each, and the tail for the next call.
+pub struct ShortConvForward {
+    /// The inputs.
+    pub inputs: Vec<ShortConv<Tensor>>,
+}
 
-/// Validated dimensions of a call.
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
+/// Gradients of [`ShortConvForward`]; tails are treated as constants.
+pub struct ShortConvBackward {
+    /// The inputs.
+    pub inputs: Vec<ShortConv<Tensor>>,
+    /// Gradient of each y.
+    pub gradients: Vec<Tensor>,
+}
+
+/// Gradients of one convolution.
+#[derive(Clone, Debug)]
+pub struct ShortConvGradients {
+    /// Gradient of `x`.
+    pub x: Tensor,
+    /// Gradient of `weight`.
+    pub weight: Tensor,
+}
+
+/// Validated dimensions of a convolution.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// B.
     pub batch: usize,
+    /// T.
     pub tokens: usize,
+    /// Number of channels, D.
     pub width: usize,
+    /// K.
     pub kernel: usize,
 }
 
-pub(crate) fn check(x: &[usize], weight: &[usize], tail: Option<&[usize]>) -> Result<Sizes> {
+impl Op for ShortConvForward {
+    const NAME: &'static str = "short_conv";
+    /// Those of each convolution.
+    type Sizes = Vec<Sizes>;
+    type Output = Vec<(Tensor, Tensor)>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        tensors(&self.inputs).collect()
+    }
+    fn check(&self) -> Result<Vec<Sizes>> {
+        self.inputs.iter().map(check).collect()
+    }
+}
+
+impl Op for ShortConvBackward {
+    const NAME: &'static str = "short_conv_backward";
+    /// Those of each convolution.
+    type Sizes = Vec<Sizes>;
+    type Output = Vec<ShortConvGradients>;
+
+    fn inputs(&self) -> Vec<&Tensor> {
+        tensors(&self.inputs).chain(&self.gradients).collect()
+    }
+    fn check(&self) -> Result<Vec<Sizes>> {
+        expect_lengths(Self::NAME, self.inputs.len(), &[self.gradients.len()])?;
+        for (input, gradient) in self.inputs.iter().zip(&self.gradients) {
+            expect_shape(Self::NAME, "gradient", gradient.shape(), input.x.shape(), "the shape of x")?;
+        }
+        self.inputs.iter().map(check).collect()
+    }
+}
+
+fn tensors(inputs: &[ShortConv<Tensor>]) -> impl Iterator<Item = &Tensor> {
+    inputs.iter().flat_map(|input| [&input.x, &input.weight].into_iter().chain(&input.tail))
+}
+
+fn check(input: &ShortConv<Tensor>) -> Result<Sizes> {
+    let ShortConv { x, weight, tail } = input.map(Tensor::shape);
     let &[batch, tokens, width] = x else {
         return bad_shape("short_conv", "x", x, "three dimensions [B, T, D]");
     };
@@ -69,53 +129,34 @@ pub(crate) fn check(x: &[usize], weight: &[usize], tail: Option<&[usize]>) -> Re
     Ok(Sizes { batch, tokens, width, kernel })
 }
 
-pub(crate) fn check_gradient(x: &[usize], gradient: &[usize]) -> Result<()> {
-    expect_shape("short_conv", "gradient", gradient, x, "the shape of x")
-}
-
-impl<'e, E: Engine> Tape<'e, E> {
+impl Tensor {
     /// y = SiLU(w ∗ x), and the tail for the next call. Neither tail is differentiable.
-    pub fn short_conv(&self, input: ShortConv<&Var<E::Tensor>>) -> Result<OutputAndTail<E::Tensor>> {
-        let [found] = self.short_conv_each([input])?;
+    pub fn short_conv(&self, weight: &Tensor, tail: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        let [found] = short_conv_each([ShortConv { x: self, weight, tail }])?;
         Ok(found)
     }
-
-    /// Several convolutions, as one operation in both directions.
-    pub fn short_conv_each<const N: usize>(
-        &self,
-        inputs: [ShortConv<&Var<E::Tensor>>; N],
-    ) -> Result<[OutputAndTail<E::Tensor>; N]> {
-        let values = inputs.map(|input| ShortConv {
-            x: input.x.value().clone(),
-            weight: input.weight.value().clone(),
-            tail: input.tail.map(|tail| tail.value().clone()),
-        });
-        let found = self.engine().short_conv(&values.each_ref().map(ShortConv::as_ref))?;
-        let (ys, tails): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        let variables: Vec<&Var<E::Tensor>> =
-            inputs.iter().flat_map(|input| [input.x, input.weight]).collect();
-        let ys = self.record(&variables, ys, move |tape, gradients| {
-            let given: Vec<&E::Tensor> = gradients.iter().flatten().collect();
-            let used = values.iter().zip(&gradients).filter(|(_, gradient)| gradient.is_some());
-            let used: Vec<ShortConv<&E::Tensor>> = used.map(|(input, _)| input.as_ref()).collect();
-            let mut found = tape.engine().short_conv_backward(&used, &given)?.into_iter();
-            let mut result = Vec::with_capacity(2 * N);
-            for gradient in &gradients {
-                let d = if gradient.is_some() { found.next() } else { None };
-                let (x, weight) = d.map(|d| (d.x, d.weight)).unzip();
-                result.extend([x, weight]);
-            }
-            Ok(result)
-        });
-        let all: Vec<_> = ys.into_iter().zip(tails).map(|(y, tail)| (y, self.constant(tail))).collect();
-        let Ok(all) = all.try_into() else { unreachable!("one for each convolution") };
-        Ok(all)
-    }
 }
 
-impl<T> ShortConv<T> {
-    /// The same inputs, borrowed.
-    pub(crate) fn as_ref(&self) -> ShortConv<&T> {
-        ShortConv { x: &self.x, weight: &self.weight, tail: self.tail.as_ref() }
-    }
+/// Several convolutions, as one operation in both directions: [`Tensor::short_conv`] for each of the inputs.
+pub fn short_conv_each<const N: usize>(inputs: [ShortConv<&Tensor>; N]) -> Result<[(Tensor, Tensor); N]> {
+    let kept: Vec<ShortConv<Tensor>> = inputs.iter().map(|input| input.map(|&t| t.clone())).collect();
+    let (ys, tails): (Vec<_>, Vec<_>) = ShortConvForward { inputs: kept.clone() }.run()?.into_iter().unzip();
+    let variables: Vec<&Tensor> = inputs.iter().flat_map(|input| [input.x, input.weight]).collect();
+    let ys = record(&variables, ys, move |_, gradients| {
+        // A convolution whose result received no gradient contributes nothing.
+        let used: Vec<usize> = (0..N).filter(|&i| gradients[i].is_some()).collect();
+        let inputs = used.iter().map(|&i| kept[i].clone()).collect();
+        let gradients = gradients.into_iter().flatten().collect();
+        let found = ShortConvBackward { inputs, gradients }.run()?;
+        let mut result = vec![None; 2 * N];
+        for (i, d) in used.into_iter().zip(found) {
+            result[2 * i] = Some(d.x);
+            result[2 * i + 1] = Some(d.weight);
+        }
+        Ok(result)
+    });
+    let Ok(all) = ys.into_iter().zip(tails).collect::<Vec<_>>().try_into() else {
+        unreachable!("one for each convolution")
+    };
+    Ok(all)
 }
