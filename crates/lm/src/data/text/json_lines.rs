@@ -27,6 +27,7 @@ pub enum Compression {
 const BUFFER: usize = 1 << 18;
 
 /// Support zstd windows up to 2 GiB, as produced by `zstd --long=31`.
+#[cfg(feature = "zstd")]
 const ZSTD_WINDOW_LOG: u32 = 31;
 
 pub(super) struct JsonLines {
@@ -78,15 +79,23 @@ fn decompressed(
             let file = BufReader::with_capacity(BUFFER, file);
             Box::new(BufReader::with_capacity(BUFFER, flate2::bufread::MultiGzDecoder::new(file)))
         }
-        Compression::Zstd => {
-            let decoder = zstd::Decoder::new(file).and_then(|mut decoder| {
-                decoder.window_log_max(ZSTD_WINDOW_LOG)?;
-                Ok(decoder)
-            });
-            let decoder = decoder.map_err(Error::io(path, "read"))?;
-            Box::new(BufReader::with_capacity(BUFFER, decoder))
-        }
+        Compression::Zstd => zstandard(path, file)?,
     })
+}
+
+#[cfg(feature = "zstd")]
+fn zstandard(path: &Path, file: impl Read + Send + 'static) -> Result<Box<dyn BufRead + Send>> {
+    let decoder = zstd::Decoder::new(file).and_then(|mut decoder| {
+        decoder.window_log_max(ZSTD_WINDOW_LOG)?;
+        Ok(decoder)
+    });
+    let decoder = decoder.map_err(Error::io(path, "read"))?;
+    Ok(Box::new(BufReader::with_capacity(BUFFER, decoder)))
+}
+
+#[cfg(not(feature = "zstd"))]
+fn zstandard(path: &Path, _file: impl Read) -> Result<Box<dyn BufRead + Send>> {
+    Err(super::missing(path, "zstd"))
 }
 
 impl Records for JsonLines {

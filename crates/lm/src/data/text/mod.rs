@@ -1,6 +1,8 @@
-//! The documents of text files: `.txt`, `.jsonl`, `.jsonl.gz`, `.jsonl.zst`, `.parquet`.
+//! The documents of text files: `.txt`, `.jsonl`, `.jsonl.gz`, `.jsonl.zst`, `.parquet`. The last two need the features
+//! `zstd` and `parquet`.
 
 mod json_lines;
+#[cfg(feature = "parquet")]
 mod table;
 
 use std::fs::{self, File};
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use self::json_lines::JsonLines;
 pub use self::json_lines::{Compression, kind, lines};
-use self::table::Table;
+#[cfg(feature = "parquet")]
 pub use self::table::guarded;
 use crate::error::{Error, Result};
 
@@ -24,7 +26,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format of a file. Rejects other extensions.
+    /// The format of a file. Rejects other extensions, and formats that need a feature which is off.
     pub fn of(path: &Path) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let known = [
@@ -35,7 +37,11 @@ impl Format {
             (".parquet", Self::Parquet),
         ];
         if let Some((_, format)) = known.iter().find(|(extension, _)| name.ends_with(extension)) {
-            return Ok(*format);
+            return match format {
+                Self::Parquet if !cfg!(feature = "parquet") => Err(missing(path, "parquet")),
+                Self::JsonLines(Compression::Zstd) if !cfg!(feature = "zstd") => Err(missing(path, "zstd")),
+                format => Ok(*format),
+            };
         }
         let list = known.map(|(extension, _)| extension).join(", ");
         Err(Error::file(path, format!("has an unknown extension; the extensions of text files are {list}")))
@@ -75,7 +81,7 @@ impl Documents {
         let records: Box<dyn Records> = match Format::of(path)? {
             Format::Text => Box::new(WholeFile { path: path.into(), place: 0, bytes: 0 }),
             Format::JsonLines(compression) => Box::new(JsonLines::open(path, compression, text_column)?),
-            Format::Parquet => Box::new(Table::open(path, text_column)?),
+            Format::Parquet => table(path, text_column)?,
         };
         Ok(Self { records })
     }
@@ -156,6 +162,22 @@ impl Records for WholeFile {
     fn bytes(&self) -> u64 {
         self.bytes
     }
+}
+
+#[cfg(feature = "parquet")]
+fn table(path: &Path, column: &str) -> Result<Box<dyn Records>> {
+    Ok(Box::new(table::Table::open(path, column)?))
+}
+
+#[cfg(not(feature = "parquet"))]
+fn table(path: &Path, _column: &str) -> Result<Box<dyn Records>> {
+    Err(missing(path, "parquet"))
+}
+
+/// The error for a file whose format this build does not read.
+fn missing(path: &Path, feature: &str) -> Error {
+    let message = format!("cannot be read: march-lm was built without its feature `{feature}`; switch it on");
+    Error::file(path, message)
 }
 
 /// Opens a file for reading.
