@@ -87,3 +87,13 @@ impl Error {
         move |cause| Self::Io { path, action, cause }
     }
 }
+
+/// For regions that are recomputed in the backward pass, whose errors pass through the engine.
+impl From<Error> for march_engine::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Engine(error) => error,
+            other => Self::Value { operation: "block", message: other.to_string() },
+        }
+    }
+}

@@ -1,19 +1,17 @@
 //! The feed-forward half of a block: W_down (SiLU(W_gate x) ∘ W_up x).
 
-use march_engine::Engine;
-use march_engine::ops::linear::Product;
-use march_engine::ops::swiglu::SwiGlu;
+use march_engine::ops::swiglu::swiglu_each;
 
 use super::config::ModelConfig;
 use super::mixer::Streams;
-use super::parameters::{Builder, Parameter};
+use super::parameters::{Builder, Projection};
 use super::pass::Pass;
 use crate::error::Result;
 
 pub(super) struct FeedForward {
-    gate_proj: Parameter,
-    up_proj: Parameter,
-    pub down_proj: Parameter,
+    gate_proj: Projection,
+    up_proj: Projection,
+    pub down_proj: Projection,
 }
 
 impl FeedForward {
@@ -27,15 +25,9 @@ impl FeedForward {
     }
 
     /// SiLU(W_gate x) ∘ W_up x of each stream, which W_down multiplies.
-    pub fn forward<E: Engine>(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        x: &Streams<E::Tensor>,
-    ) -> Result<Streams<E::Tensor>> {
-        let x = x.list();
-        let products: Vec<_> = (0..x.len()).flat_map(|i| [Product::new(i, 0), Product::new(i, 1)]).collect();
-        let found = pass.linear_list(&x, &[self.gate_proj, self.up_proj], &products)?;
-        let inputs: Vec<_> = found.chunks_exact(2).map(|two| SwiGlu { gate: &two[0], up: &two[1] }).collect();
-        Ok(Streams::of(pass.tape.swiglu_each(&inputs)?))
+    pub fn forward(&self, pass: &Pass, x: &Streams) -> Result<Streams> {
+        let found = pass.project_streams(x, [self.gate_proj, self.up_proj])?;
+        let (gates, ups): (Vec<_>, Vec<_>) = found.iter().map(|[gate, up]| (gate, up)).unzip();
+        Ok(Streams::of(swiglu_each(&gates, &ups)?))
     }
 }

@@ -2,7 +2,7 @@
 //! numbers. Hashing all numbers of a large model would take seconds. Training changes nearly all of them, so a few
 //! thousand per tensor are enough to distinguish two models.
 
-use march_engine::Engine;
+use march_engine::Tensor;
 use sha2::{Digest, Sha256};
 
 use super::{Model, ModelConfig, ParameterSpec};
@@ -47,15 +47,15 @@ fn fingerprint(
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-impl<E: Engine> Model<E> {
+impl Model {
     /// Identifies this model with these parameters: a SHA-256, in hexadecimal, of the configuration, the parameters'
     /// names and shapes, and up to 4096 numbers of each.
-    pub fn fingerprint(&self, engine: &E, parameters: &[E::Tensor]) -> Result<String> {
+    pub fn fingerprint(&self, parameters: &[Tensor]) -> Result<String> {
         fingerprint(&self.config, &self.layout, |i, r, columns| {
             let whole = self.layout[i].shape.len() < 2;
             let numbers = match whole {
-                true => engine.to_f32(&parameters[i]),
-                false => engine.to_f32(&engine.slice(&parameters[i], 0, r..r + 1)?),
+                true => parameters[i].to_f32(),
+                false => parameters[i].slice(0, r..r + 1)?.to_f32(),
             };
             Ok(columns.iter().map(|&c| numbers[c]).collect())
         })

@@ -16,29 +16,25 @@ mod trace;
 
 use std::sync::{Arc, Mutex};
 
-use march_engine::ops::cross_entropy::{LinearCrossEntropy, TokenLosses};
-use march_engine::ops::embedding::Embedding;
-use march_engine::ops::rms_norm::RmsNorm;
-use march_engine::{Engine, Precision, Tape, Var, Weight};
+use march_engine::ops::cross_entropy::TokenLosses;
+use march_engine::{Device, Precision, Tape, Tensor};
 
 use crate::anchors::{AnchorPlan, Placement, Policy, Recording, Timeline};
 use crate::error::{Error, Result};
 use crate::memory::{BankFile, BankTag, Memory, StateBank};
 use block::Block;
-use mixer::{AnyMixer, Layer, Streams};
+use mixer::{Layer, Mixer, Streams, adaptive};
 
 pub use config::ModelConfig;
-pub use parameters::{Builder, Init, Parameter, ParameterSpec};
-pub use pass::{MixerOutput, Pass, Row, Weights};
+pub use parameters::{Builder, Init, Parameter, ParameterSpec, Projection};
+pub use pass::{MixerOutput, Pass, Projections, Row, RowInputs, Weights};
 pub use trace::{MeanRouting, Trace};
 
 use pass::{Context, RowPlan};
 
-/// The parameters of a model, in the order of [`Model::layout`].
-pub type Parameters<E> = Vec<<E as Engine>::Tensor>;
-
-/// The parameters of a model for inference, in the order of [`Model::layout`]; matrices may be packed in fewer bits.
-pub type InferenceParameters<E> = Vec<Weight<<E as Engine>::Tensor, <E as Engine>::Packed>>;
+/// The parameters of a model, in the order of [`Model::layout`]. For inference, matrices may be packed in fewer bits
+/// ([`Model::quantize`]).
+pub type Parameters = Vec<Tensor>;
 
 /// Sequences of token ids, all of one length.
 #[derive(Clone, Copy, Debug)]
@@ -68,40 +64,43 @@ pub struct Settings {
     pub policy: Policy,
     /// Whether to keep only the inputs of each block for the backward pass, and recompute the rest.
     pub recompute: bool,
+    /// The anchors that banks recorded ([`StateBank::recording`]), one recording per sequence, in place of those that
+    /// the policy would place and keep.
+    pub recordings: Option<Vec<Recording>>,
 }
 
 /// Where calls record the routing weights of one sequence; see [`Trace`].
-pub type TraceCell<E> = Arc<Mutex<Trace<E>>>;
+pub type TraceCell = Arc<Mutex<Trace>>;
 
 /// One sequence's part of a call that continues sequences: its next tokens and its bank.
-pub struct Part<'a, E: Engine> {
+pub struct Part<'a> {
     /// The next tokens, at least one.
     pub ids: &'a [u32],
     /// What is kept of the tokens before them; the call updates it.
-    pub bank: &'a mut StateBank<E>,
+    pub bank: &'a mut StateBank,
     /// Where routing weights are recorded, if anywhere.
-    pub trace: Option<&'a TraceCell<E>>,
+    pub trace: Option<&'a TraceCell>,
 }
 
-impl<'a, E: Engine> Part<'a, E> {
+impl<'a> Part<'a> {
     /// Creates the part for the next tokens of a sequence, without a trace.
-    pub fn new(ids: &'a [u32], bank: &'a mut StateBank<E>) -> Self {
+    pub fn new(ids: &'a [u32], bank: &'a mut StateBank) -> Self {
         Self { ids, bank, trace: None }
     }
 }
 
 /// A model's layout and computation.
-pub struct Model<E: Engine> {
+pub struct Model {
     config: ModelConfig,
     layout: Vec<ParameterSpec>,
     embeddings: Parameter,
     anchor_embedding: Option<Parameter>,
-    blocks: Vec<Block<E>>,
+    blocks: Vec<Arc<Block>>,
     norm: Parameter,
     head: Parameter,
 }
 
-impl<E: Engine> Model<E> {
+impl Model {
     /// Creates the model that a configuration describes.
     pub fn new(config: &ModelConfig) -> Self {
         Self::with_mixer(config, |layer, builder| config.mixer.build(config.hidden_size, layer, builder))
@@ -110,26 +109,26 @@ impl<E: Engine> Model<E> {
     /// Creates a model from a configuration, but with mixers of another kind.
     pub fn with_mixer(
         config: &ModelConfig,
-        mut mixer: impl FnMut(Layer, &mut Builder<'_>) -> Box<dyn AnyMixer<E>>,
+        mut mixer: impl FnMut(Layer, &mut Builder<'_>) -> Box<dyn Mixer>,
     ) -> Self {
         let (width, vocabulary) = (config.hidden_size, config.vocab_size);
         let mut layout = Vec::new();
         let mut builder = Builder::new(&mut layout, "model.");
-        let embeddings = builder.linear("embeddings", vocabulary, width);
+        let embeddings = builder.linear("embeddings", vocabulary, width).weight;
         let stream = config.mixer.has_anchor_stream();
         let anchor_embedding = stream.then(|| builder.add("anchor_embedding", &[width], Init::Normal));
         let count = config.num_hidden_layers;
         let blocks = (0..count)
             .map(|index| {
                 let mut builder = builder.child(&format!("layers.{index}."));
-                Block::new(config, &mut builder, |builder| mixer(Layer { index, count }, builder))
+                Arc::new(Block::new(config, &mut builder, |builder| mixer(Layer { index, count }, builder)))
             })
             .collect();
         let norm = builder.add("norm.weight", &[width], Init::Constant(1.0));
         let head = if config.tie_word_embeddings {
             embeddings
         } else {
-            Builder::new(&mut layout, "").linear("lm_head", vocabulary, width)
+            Builder::new(&mut layout, "").linear("lm_head", vocabulary, width).weight
         };
         Self { config: config.clone(), layout, embeddings, anchor_embedding, blocks, norm, head }
     }
@@ -157,23 +156,23 @@ impl<E: Engine> Model<E> {
         let matrices =
             self.layout.iter().enumerate().filter(|(i, spec)| spec.shape.len() == 2 && Some(*i) != table);
         let numbers: usize = matrices.map(|(_, spec)| spec.count()).sum();
-        let along: f64 = self.blocks.iter().map(|block| block.work(tokens, policy)).sum();
+        let along: f64 = self.blocks.iter().map(|block| block.mixer.work(tokens, policy)).sum();
         2.0 * numbers as f64 * tokens as f64 + along
     }
 
     /// Size of what decoding keeps after `tokens` tokens, in bytes.
     pub fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
-        self.blocks.iter().map(|block| block.memory_bytes(tokens, policy)).sum()
+        self.blocks.iter().map(|block| block.mixer.memory_bytes(tokens, policy)).sum()
     }
 
     /// Of [`Model::memory_bytes`], those that only a rollback uses: the anchors' convolution tails, which no token reads.
     pub fn rollback_bytes(&self, tokens: usize, policy: &Policy) -> usize {
-        self.blocks.iter().map(|block| block.rollback_bytes(tokens, policy)).sum()
+        self.blocks.iter().map(|block| block.mixer.rollback_bytes(tokens, policy)).sum()
     }
 
     /// Size of one anchor in all layers together, in bytes.
     pub fn anchor_bytes(&self, policy: &Policy) -> usize {
-        self.blocks.iter().map(|block| block.anchor_bytes(policy.storage)).sum()
+        self.blocks.iter().map(|block| block.mixer.anchor_bytes(policy.storage)).sum()
     }
 
     /// The policy that the model was trained with; a policy without anchors if the model has none.
@@ -202,10 +201,12 @@ impl<E: Engine> Model<E> {
         }
     }
 
-    /// Initial parameters: identical for the same seed, on any engine and with any number of threads.
-    pub fn init(&self, engine: &E, seed: u64) -> Result<Parameters<E>> {
-        let count = self.layout.len();
-        (0..count).map(|i| Ok(engine.from_f32(&self.initial(i, seed), &self.layout[i].shape)?)).collect()
+    /// Initial parameters: identical for the same seed, on any device and with any number of threads.
+    pub fn init(&self, device: &Device, seed: u64) -> Result<Parameters> {
+        let tensor = |(i, spec): (usize, &ParameterSpec)| {
+            Ok(Tensor::from_slice(&self.initial(i, seed), &spec.shape, device)?)
+        };
+        self.layout.iter().enumerate().map(tensor).collect()
     }
 
     /// The initial values of one parameter.
@@ -216,14 +217,9 @@ impl<E: Engine> Model<E> {
     /// Converts parameters for inference to fewer bits: the matrices used in products and embeddings. Norms,
     /// convolutions and the gates' vectors stay in f32. Such weights cannot be trained: no gradient passes through
     /// them.
-    pub fn quantize(
-        &self,
-        engine: &E,
-        parameters: Parameters<E>,
-        weights: Precision,
-    ) -> Result<InferenceParameters<E>> {
+    pub fn quantize(&self, parameters: Parameters, weights: Precision) -> Result<Parameters> {
         let both = self.layout.iter().zip(parameters);
-        both.map(|(spec, tensor)| rounded(engine, spec, tensor, weights)).collect()
+        both.map(|(spec, tensor)| rounded(spec, tensor, weights)).collect()
     }
 
     /// Size of all parameters with weights in the given precision, in bytes.
@@ -231,49 +227,58 @@ impl<E: Engine> Model<E> {
         self.layout.iter().map(|spec| spec.bytes(weights)).sum()
     }
 
-    /// Puts the parameters, [`Parameters`] or [`InferenceParameters`], on a tape. For inference, once is enough for
-    /// many calls.
-    pub fn bind(
-        &self,
-        tape: &Tape<'_, E>,
-        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
-    ) -> Weights<E> {
-        let weights = parameters.iter().map(|parameter| parameter.clone().into());
-        weights.enumerate().map(|(key, weight)| weight.map(|tensor| tape.parameter(key, tensor))).collect()
+    /// Puts the parameters on a tape for training. Inference needs no tape: `parameters.into()`.
+    pub fn bind(&self, tape: &Tape, parameters: &[Tensor]) -> Weights {
+        parameters.iter().enumerate().map(|(key, tensor)| tape.parameter(key, tensor)).collect()
     }
 
     /// Creates the bank of an empty text.
-    pub fn bank(&self, policy: Policy) -> Result<StateBank<E>> {
+    pub fn bank(&self, policy: Policy) -> Result<StateBank> {
         self.check_policy(&policy)?;
-        Ok(StateBank::new(policy, self.blocks.iter().map(Block::new_memory).collect()))
+        Ok(StateBank::new(policy, self.blocks.iter().map(|block| block.mixer.memory()).collect()))
     }
 
     /// Loads the bank of a file that was written for the same model and tokenizer. A `policy` replaces the file's; it
     /// may differ only in top-K and retention.
     pub fn load_bank(
         &self,
-        engine: &E,
+        device: &Device,
         file: &BankFile,
         tag: &BankTag,
         policy: Option<&Policy>,
-    ) -> Result<StateBank<E>> {
+    ) -> Result<StateBank> {
         file.check_tag(tag)?;
-        file.load(engine, self.bank(policy.unwrap_or(file.policy()).clone())?, tag)
+        file.load(device, self.bank(policy.unwrap_or(file.policy()).clone())?, tag)
     }
 
     /// The last hidden layer, normalised, [rows, tokens, hidden_size], for sequences from their beginning. States are
     /// exact, whatever the policy's storage.
-    pub fn forward<'e>(
-        &'e self,
-        tape: &Tape<'e, E>,
-        weights: &Weights<E>,
+    pub fn forward(
+        &self,
+        weights: &Weights,
         batch: Batch<'_>,
         settings: &Settings,
-        trace: Option<&TraceCell<E>>,
-    ) -> Result<Var<E::Tensor>> {
+        trace: Option<&TraceCell>,
+    ) -> Result<Tensor> {
         self.check_policy(&settings.policy)?;
         self.check_batch(&batch)?;
-        let policy = &settings.policy;
+        let anchors = self.plan(weights, &batch, settings)?;
+        let rows = vec![RowPlan { position: 0, tokens: batch.tokens(), anchors }];
+        let pass = self.pass(weights, rows, trace.into_iter().map(|trace| Some(trace.clone())).collect());
+        self.run(&pass, batch.ids, [batch.rows, batch.tokens()], &mut [], settings.recompute)
+    }
+
+    /// The anchors of sequences from their beginning.
+    fn plan(&self, weights: &Weights, batch: &Batch<'_>, settings: &Settings) -> Result<AnchorPlan> {
+        let (policy, tokens, layers) = (&settings.policy, batch.tokens(), self.blocks.len());
+        if let Some(recordings) = &settings.recordings {
+            if recordings.len() != batch.rows {
+                let (found, expected) = (recordings.len(), batch.rows);
+                let message = format!("got {found} recordings, expected {expected} (one per sequence)");
+                return Err(Error::Request(message));
+            }
+            return AnchorPlan::replayed(policy, recordings, tokens, layers);
+        }
         if policy.budget().is_some() {
             return Err(Error::Request(format!(
                 "retention {} is decided per layer while a bank reads the text, and the forward pass can \
@@ -281,55 +286,26 @@ impl<E: Engine> Model<E> {
                 policy.retention
             )));
         }
-        let plan = match policy.placement {
-            Placement::Periodic => AnchorPlan::fresh(policy, batch.rows, batch.tokens()),
-            Placement::Adaptive(_) => {
-                let rows = batch.ids.chunks(batch.tokens()).map(|ids| {
-                    let mut timeline = Timeline::default();
-                    let memory = &mut self.blocks.first().map(Block::new_memory);
-                    let memory = memory.as_deref_mut();
-                    let boundaries =
-                        self.place(tape.engine(), weights, ids, policy, &mut timeline, memory)?;
-                    Ok(Recording { boundaries, evictions: Vec::new() })
-                });
-                let rows = rows.collect::<Result<Vec<_>>>()?;
-                AnchorPlan::replayed(policy, &rows, batch.tokens(), self.blocks.len())?
-            }
+        let Placement::Adaptive(_) = policy.placement else {
+            return Ok(AnchorPlan::fresh(policy, batch.rows, tokens));
         };
-        self.run_fresh(tape, weights, batch, plan, settings.recompute, trace)
-    }
-
-    /// The last hidden layer of sequences from their beginning, as in [`Model::forward`], but with the anchors that
-    /// banks recorded, one recording per sequence.
-    pub fn replay<'e>(
-        &'e self,
-        tape: &Tape<'e, E>,
-        weights: &Weights<E>,
-        batch: Batch<'_>,
-        settings: &Settings,
-        recordings: &[Recording],
-        trace: Option<&TraceCell<E>>,
-    ) -> Result<Var<E::Tensor>> {
-        self.check_policy(&settings.policy)?;
-        self.check_batch(&batch)?;
-        if recordings.len() != batch.rows {
-            let message =
-                format!("got {} recordings, expected {} (one per sequence)", recordings.len(), batch.rows);
-            return Err(Error::Request(message));
-        }
-        let plan = AnchorPlan::replayed(&settings.policy, recordings, batch.tokens(), self.blocks.len())?;
-        self.run_fresh(tape, weights, batch, plan, settings.recompute, trace)
+        let rows = batch.ids.chunks(tokens).map(|ids| {
+            let mut memory = self.blocks.first().map(|block| block.mixer.memory());
+            let mut timeline = Timeline::default();
+            let boundaries = self.place(weights, ids, policy, &mut timeline, memory.as_deref_mut())?;
+            Ok(Recording { boundaries, evictions: Vec::new() })
+        });
+        AnchorPlan::replayed(policy, &rows.collect::<Result<Vec<_>>>()?, tokens, layers)
     }
 
     /// Same as [`Model::step`] for sequences with equal numbers of tokens: [rows, tokens, hidden_size].
-    pub fn extend<'e>(
-        &'e self,
-        tape: &Tape<'e, E>,
-        weights: &Weights<E>,
+    pub fn extend(
+        &self,
+        weights: &Weights,
         batch: Batch<'_>,
-        banks: &mut [&mut StateBank<E>],
-        trace: Option<&TraceCell<E>>,
-    ) -> Result<Var<E::Tensor>> {
+        banks: &mut [&mut StateBank],
+        trace: Option<&TraceCell>,
+    ) -> Result<Tensor> {
         self.check_batch(&batch)?;
         if banks.len() != batch.rows {
             let message = format!("got {} banks, expected {} (one per sequence)", banks.len(), batch.rows);
@@ -337,19 +313,14 @@ impl<E: Engine> Model<E> {
         }
         let rows = batch.ids.chunks(batch.tokens()).zip(banks);
         let mut parts: Vec<_> = rows.map(|(ids, bank)| Part { ids, bank, trace }).collect();
-        let hidden = self.step(tape, weights, &mut parts)?;
-        Ok(tape.reshape(&hidden, &[batch.rows, batch.tokens(), self.config.hidden_size])?)
+        let hidden = self.step(weights, &mut parts)?;
+        Ok(hidden.reshape(&[batch.rows, batch.tokens(), self.config.hidden_size])?)
     }
 
     /// The last hidden layer, normalised, for the next tokens of any number of sequences, each with any number of
     /// tokens: concatenated, [1, tokens of all, hidden_size]. The banks are updated. The result of a sequence is
     /// bit-identical whatever else is in the call.
-    pub fn step<'e>(
-        &'e self,
-        tape: &Tape<'e, E>,
-        weights: &Weights<E>,
-        parts: &mut [Part<'_, E>],
-    ) -> Result<Var<E::Tensor>> {
+    pub fn step(&self, weights: &Weights, parts: &mut [Part<'_>]) -> Result<Tensor> {
         for part in parts.iter() {
             self.check_batch(&Batch::one(part.ids))?;
             part.bank.check_whole()?;
@@ -358,7 +329,7 @@ impl<E: Engine> Model<E> {
         for part in parts.iter_mut() {
             let StateBank { policy, timeline, layers, .. } = &mut *part.bank;
             let memory = layers.first_mut().map(|layer| &mut **layer);
-            boundaries.push(self.place(tape.engine(), weights, part.ids, policy, timeline, memory)?);
+            boundaries.push(self.place(weights, part.ids, policy, timeline, memory)?);
         }
         // Where layers decide at a boundary which anchors they keep, a new call begins there, so that it sees what they
         // kept.
@@ -372,9 +343,9 @@ impl<E: Engine> Model<E> {
             .collect();
         let rounds = ends.iter().map(Vec::len).max().unwrap_or(0);
         if rounds == 1 {
-            return self.step_once(tape, weights, parts, &boundaries);
+            return self.step_once(weights, parts, &boundaries);
         }
-        let mut hidden: Vec<Vec<Var<E::Tensor>>> = parts.iter().map(|_| Vec::new()).collect();
+        let mut hidden: Vec<Vec<Tensor>> = parts.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
             let (mut now, mut here, mut owners) = (Vec::new(), Vec::new(), Vec::new());
             for (i, part) in parts.iter_mut().enumerate() {
@@ -384,24 +355,24 @@ impl<E: Engine> Model<E> {
                 here.push(boundaries[i].clone());
                 now.push(Part { ids: &part.ids[start..end], bank: part.bank, trace: part.trace });
             }
-            let all = self.step_once(tape, weights, &mut now, &here)?;
+            let all = self.step_once(weights, &mut now, &here)?;
             let mut at = 0;
             for (owner, tokens) in owners {
-                hidden[owner].push(tape.slice(&all, 1, at..at + tokens)?);
+                hidden[owner].push(all.slice(1, at..at + tokens)?);
                 at += tokens;
             }
         }
-        Ok(tape.concat(&hidden.iter().flatten().collect::<Vec<_>>(), 1)?)
+        Ok(Tensor::concat(&hidden.iter().flatten().collect::<Vec<_>>(), 1)?)
     }
 
     /// One call of [`Model::step`]; its anchors are at those of `boundaries` that lie within it.
-    fn step_once<'e>(
-        &'e self,
-        tape: &Tape<'e, E>,
-        weights: &Weights<E>,
-        parts: &mut [Part<'_, E>],
+    fn step_once(
+        &self,
+        weights: &Weights,
+        parts: &mut [Part<'_>],
         boundaries: &[Vec<usize>],
-    ) -> Result<Var<E::Tensor>> {
+    ) -> Result<Tensor> {
+        let chunk = weights[0].device().chunk_tokens();
         let mut rows = Vec::with_capacity(parts.len());
         let mut timelines = Vec::with_capacity(parts.len());
         let mut first_new = 0;
@@ -412,7 +383,6 @@ impl<E: Engine> Model<E> {
             let (anchors, after) = if here.is_empty() && part.trace.is_none() {
                 (AnchorPlan::quiet(policy, timeline, tokens, first_new), None)
             } else {
-                let chunk = E::CHUNK_TOKENS;
                 let (plan, after) = AnchorPlan::next(policy, timeline, tokens, here, first_new, chunk);
                 (plan, Some(after))
             };
@@ -425,15 +395,15 @@ impl<E: Engine> Model<E> {
             true => parts.iter().map(|part| part.trace.cloned()).collect(),
             false => Vec::new(),
         };
-        let context = self.context(weights, rows, traces);
-        let mut banks: Vec<&mut StateBank<E>> = parts.iter_mut().map(|part| &mut *part.bank).collect();
+        let pass = self.pass(weights, rows, traces);
+        let mut banks: Vec<&mut StateBank> = parts.iter_mut().map(|part| &mut *part.bank).collect();
         banks.iter_mut().for_each(|bank| bank.torn = true);
-        let hidden = self.run(tape, context, &ids, [1, ids.len()], &mut banks, false)?;
+        let hidden = self.run(&pass, &ids, [1, ids.len()], &mut banks, false)?;
         for (part, timeline) in parts.iter_mut().zip(timelines) {
             let bank = &mut *part.bank;
             bank.torn = false;
             let Some(timeline) = timeline else {
-                bank.timeline.advance(part.ids.len(), E::CHUNK_TOKENS);
+                bank.timeline.advance(part.ids.len(), chunk);
                 continue;
             };
             let placed = timeline.complete > bank.timeline.complete;
@@ -445,69 +415,49 @@ impl<E: Engine> Model<E> {
         Ok(hidden)
     }
 
-    /// Places anchors among the next tokens of a text, for all layers; the first layer decides.
+    /// Places anchors among the next tokens of a text, for all layers. `memory` is that of the first layer.
     fn place(
         &self,
-        engine: &E,
-        weights: &Weights<E>,
+        weights: &Weights,
         ids: &[u32],
         policy: &Policy,
         timeline: &mut Timeline,
-        memory: Option<&mut dyn Memory<E>>,
+        memory: Option<&mut dyn Memory>,
     ) -> Result<Vec<usize>> {
         let (Placement::Adaptive(_), Some(block), Some(memory)) =
             (policy.placement, self.blocks.first(), memory)
         else {
             return Ok(policy.periodic(timeline.position, ids.len()));
         };
-        let tape = Tape::inference(engine);
         // No gradient flows through the placement of anchors.
-        let constants = weights.iter().map(|weight| weight.clone().map(|var| var.detach())).collect();
-        let pass = Pass { tape: &tape, context: self.context(&constants, Vec::new(), Vec::new()) };
+        let constants = weights.iter().map(Tensor::detach).collect();
+        let pass = self.pass(&constants, Vec::new(), Vec::new());
         let input = |range: std::ops::Range<usize>| {
-            let (ids, shape) = (&ids[range.clone()], [1, range.len()]);
-            Ok(tape.embedding(Embedding { table: pass.matrix(self.embeddings), ids, shape: &shape })?)
+            let text = pass.weight(self.embeddings).embedding(&ids[range.clone()], &[1, range.len()])?;
+            Ok(text.rms_norm(pass.weight(block.attn_norm), pass.norm_eps())?)
         };
-        block.place(&pass, ids.len(), &input, policy, timeline, memory)
+        adaptive::place(&*block.mixer, &pass, ids.len(), &input, policy, timeline, memory)
     }
 
     /// Computes the logits from the last hidden layer, [.., vocab_size].
-    pub fn logits(
-        &self,
-        tape: &Tape<'_, E>,
-        weights: &Weights<E>,
-        hidden: &Var<E::Tensor>,
-    ) -> Result<Var<E::Tensor>> {
-        let weight = weights[self.head.0].as_ref();
-        Ok(tape.linear(march_engine::ops::linear::Linear { x: hidden, weight, bias: None })?)
+    pub fn logits(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
+        Ok(hidden.linear(&weights[self.head.0])?)
     }
 
     /// Σ −ln p(target) / normaliser from the last hidden layer; by default the normaliser is the number of targets.
     pub fn loss(
         &self,
-        tape: &Tape<'_, E>,
-        weights: &Weights<E>,
-        hidden: &Var<E::Tensor>,
+        weights: &Weights,
+        hidden: &Tensor,
         targets: &[u32],
         normaliser: Option<f64>,
-    ) -> Result<Var<E::Tensor>> {
-        let input = LinearCrossEntropy { x: hidden, weight: weights[self.head.0].as_ref() };
-        Ok(tape.linear_cross_entropy(input, targets, normaliser)?)
+    ) -> Result<Tensor> {
+        Ok(hidden.linear_cross_entropy(&weights[self.head.0], targets, normaliser)?)
     }
 
     /// −ln p of each target from the last hidden layer, and the most probable token at each position.
-    pub fn token_losses(
-        &self,
-        tape: &Tape<'_, E>,
-        weights: &Weights<E>,
-        hidden: &Var<E::Tensor>,
-        targets: &[u32],
-    ) -> Result<TokenLosses> {
-        Ok(tape.engine().token_losses(
-            hidden.value(),
-            weights[self.head.0].as_ref().map(Var::value),
-            targets,
-        )?)
+    pub fn token_losses(&self, weights: &Weights, hidden: &Tensor, targets: &[u32]) -> Result<TokenLosses> {
+        Ok(hidden.token_losses(&weights[self.head.0], targets)?)
     }
 
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {
@@ -529,76 +479,44 @@ impl<E: Engine> Model<E> {
         Ok(())
     }
 
-    fn context(
+    fn pass(&self, weights: &Weights, rows: Vec<RowPlan>, traces: Vec<Option<TraceCell>>) -> Pass {
+        let (weights, norm_eps) = (Arc::clone(weights), self.config.norm_eps);
+        Pass(Arc::new(Context { weights, rows, norm_eps, traces }))
+    }
+
+    fn run(
         &self,
-        weights: &Weights<E>,
-        rows: Vec<RowPlan>,
-        traces: Vec<Option<TraceCell<E>>>,
-    ) -> Arc<Context<E>> {
-        Arc::new(Context { weights: Arc::clone(weights), rows, norm_eps: self.config.norm_eps, traces })
-    }
-
-    /// Runs a call on sequences from their beginning.
-    fn run_fresh<'e>(
-        &'e self,
-        tape: &Tape<'e, E>,
-        weights: &Weights<E>,
-        batch: Batch<'_>,
-        anchors: AnchorPlan,
-        recompute: bool,
-        trace: Option<&TraceCell<E>>,
-    ) -> Result<Var<E::Tensor>> {
-        let row = RowPlan { position: 0, tokens: batch.tokens(), anchors };
-        let context = self.context(
-            weights,
-            vec![row],
-            trace.map(|trace| vec![Some(trace.clone())]).unwrap_or_default(),
-        );
-        self.run(tape, context, batch.ids, [batch.rows, batch.tokens()], &mut [], recompute)
-    }
-
-    fn run<'e>(
-        &'e self,
-        tape: &Tape<'e, E>,
-        context: Arc<Context<E>>,
+        pass: &Pass,
         ids: &[u32],
         shape: [usize; 2],
-        banks: &mut [&mut StateBank<E>],
+        banks: &mut [&mut StateBank],
         recompute: bool,
-    ) -> Result<Var<E::Tensor>> {
-        let pass = Pass { tape, context: Arc::clone(&context) };
-        let text = tape.embedding(Embedding { table: pass.matrix(self.embeddings), ids, shape: &shape })?;
+    ) -> Result<Tensor> {
+        let text = pass.weight(self.embeddings).embedding(ids, &shape)?;
         let anchors = match self.anchor_embedding {
             Some(embedding) if pass.new_anchors() > 0 => {
-                Some(tape.reshape(pass.weight(embedding), &[1, self.config.hidden_size])?)
+                Some(pass.weight(embedding).reshape(&[1, self.config.hidden_size])?)
             }
             _ => None,
         };
         let mut streams = Streams { text, anchors };
         for (index, block) in self.blocks.iter().enumerate() {
             streams = if recompute && banks.is_empty() {
-                block.forward_recomputed(tape, &context, streams)?
+                block.forward_recomputed(pass, &streams)?
             } else {
-                let mut memory: Vec<&mut dyn Memory<E>> =
+                let mut memory: Vec<&mut dyn Memory> =
                     banks.iter_mut().map(|bank| &mut *bank.layers[index]).collect();
-                block.forward(&pass, streams, &mut memory)?
+                block.forward(pass, &streams, &mut memory)?
             };
         }
-        let input = RmsNorm { x: &streams.text, weight: pass.weight(self.norm) };
-        Ok(tape.rms_norm(input, self.config.norm_eps)?)
+        Ok(streams.text.rms_norm(pass.weight(self.norm), self.config.norm_eps)?)
     }
 }
 
 /// Converts a parameter for inference: packed if it is a matrix and the precision is not f32.
-pub(crate) fn rounded<E: Engine>(
-    engine: &E,
-    spec: &ParameterSpec,
-    tensor: E::Tensor,
-    weights: Precision,
-) -> Result<Weight<E::Tensor, E::Packed>> {
+pub(crate) fn rounded(spec: &ParameterSpec, tensor: Tensor, weights: Precision) -> Result<Tensor> {
     if weights == Precision::F32 || !spec.is_matrix() {
-        return Ok(Weight::Full(tensor));
+        return Ok(tensor);
     }
-    let packed = engine.pack(&tensor, weights);
-    packed.map(Weight::Packed).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
+    tensor.pack(weights).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
 }

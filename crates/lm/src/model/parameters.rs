@@ -50,6 +50,15 @@ impl ParameterSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter(pub(crate) usize);
 
+/// A linear layer: its matrix, and a bias if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Projection {
+    /// W, [out, in].
+    pub weight: Parameter,
+    /// Added to every row, [out].
+    pub bias: Option<Parameter>,
+}
+
 /// Adds parameters to a layout under a common prefix.
 pub struct Builder<'a> {
     layout: &'a mut Vec<ParameterSpec>,
@@ -74,7 +83,14 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds `name.weight`, [rows, columns], with normal initialisation.
-    pub fn linear(&mut self, name: &str, rows: usize, columns: usize) -> Parameter {
-        self.add(&format!("{name}.weight"), &[rows, columns], Init::Normal)
+    pub fn linear(&mut self, name: &str, rows: usize, columns: usize) -> Projection {
+        Projection { weight: self.add(&format!("{name}.weight"), &[rows, columns], Init::Normal), bias: None }
+    }
+
+    /// Like [`Builder::linear`], with `name.bias`, [rows], which starts as a constant.
+    pub fn linear_bias(&mut self, name: &str, rows: usize, columns: usize, bias: f64) -> Projection {
+        let linear = self.linear(name, rows, columns);
+        let bias = self.add(&format!("{name}.bias"), &[rows], Init::Constant(bias));
+        Projection { bias: Some(bias), ..linear }
     }
 }

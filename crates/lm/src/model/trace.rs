@@ -2,36 +2,31 @@
 
 use std::collections::BTreeMap;
 
-use march_engine::Engine;
+use march_engine::Tensor;
 
 use super::Row;
 
 /// One call's weights in one layer.
-struct Part<T> {
+struct Part {
     position: usize,
     tokens: usize,
     /// The anchor ordinal of each column.
     ordinals: Vec<usize>,
     /// [tokens, value_heads, anchors].
-    weights: T,
+    weights: Tensor,
 }
 
 /// Routing weights of one sequence, by layer.
-pub struct Trace<E: Engine> {
+#[derive(Default)]
+pub struct Trace {
     heads: usize,
     boundaries: Vec<usize>,
-    layers: Vec<Vec<Part<E::Tensor>>>,
+    layers: Vec<Vec<Part>>,
 }
 
-impl<E: Engine> Default for Trace<E> {
-    fn default() -> Self {
-        Self { heads: 0, boundaries: Vec::new(), layers: Vec::new() }
-    }
-}
-
-impl<E: Engine> Trace<E> {
+impl Trace {
     /// Adds the weights of one call, [tokens, heads, anchors]; `None` if no token sees an anchor.
-    pub(super) fn note(&mut self, layer: usize, heads: usize, row: Row<'_>, weights: Option<E::Tensor>) {
+    pub(super) fn note(&mut self, layer: usize, heads: usize, row: Row<'_>, weights: Option<Tensor>) {
         self.heads = heads;
         let Row { position, tokens, anchors: plan, .. } = row;
         let new = plan.boundaries.first().map_or(&[][..], Vec::as_slice);
@@ -53,13 +48,13 @@ impl<E: Engine> Trace<E> {
 
     /// The number of heads, and π of one layer over the whole text, [tokens, heads, anchors], without the null; 0 where
     /// an anchor was not seen or not chosen. `anchors` is the number of boundaries in the text.
-    pub fn weights(&self, engine: &E, layer: usize, tokens: usize, anchors: usize) -> (usize, Vec<f32>) {
+    pub fn weights(&self, layer: usize, tokens: usize, anchors: usize) -> (usize, Vec<f32>) {
         let parts = self.layers.get(layer).map_or(&[][..], Vec::as_slice);
         let heads = self.heads;
         let mut all = vec![0.0; tokens * heads * anchors];
         for part in parts {
             let columns = part.ordinals.len();
-            let weights = engine.to_f32(&part.weights);
+            let weights = part.weights.to_f32();
             for row in 0..part.tokens * heads {
                 for (column, &ordinal) in part.ordinals.iter().enumerate().filter(|(_, o)| **o <= anchors) {
                     let to = (part.position * heads + row) * anchors + ordinal - 1;
@@ -73,13 +68,13 @@ impl<E: Engine> Trace<E> {
     }
 
     /// The mean of π over all recorded tokens that saw an anchor, and over the heads.
-    pub fn means(&self, engine: &E) -> MeanRouting {
+    pub fn means(&self) -> MeanRouting {
         let mut means = MeanRouting { heads: self.heads, ..MeanRouting::default() };
         for (layer, parts) in self.layers.iter().enumerate() {
             let tokens: usize = parts.iter().map(|part| part.tokens).sum();
             means.tokens = means.tokens.max(tokens);
             for part in parts {
-                let weights = engine.to_f32(&part.weights);
+                let weights = part.weights.to_f32();
                 for row in weights.chunks(part.ordinals.len().max(1)) {
                     for (&ordinal, &weight) in part.ordinals.iter().zip(row) {
                         let by_layer =

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use march_engine::{Cpu, Engine};
+use march_engine::Device;
 use serde_json::{Value, json};
 
 pub use environment::Session;
@@ -94,11 +94,10 @@ pub enum Event {
 }
 
 /// A trainer, its data and its folder.
-pub struct Run<'e, E: Engine> {
-    engine: &'e E,
+pub struct Run {
     config: Config,
     folder: Folder,
-    trainer: Trainer<'e, E>,
+    trainer: Trainer,
     loader: Loader,
     validation: Option<Loader>,
     tokenizer: Tokenizer,
@@ -111,16 +110,16 @@ pub struct Run<'e, E: Engine> {
 }
 
 /// Everything that a run needs before it has a folder.
-struct RunParts<'e, E: Engine> {
-    trainer: Trainer<'e, E>,
+struct RunParts {
+    trainer: Trainer,
     loader: Loader,
     validation: Option<Loader>,
     tokenizer: Tokenizer,
 }
 
-impl<'e, E: Engine> RunParts<'e, E> {
+impl RunParts {
     /// Opens the data and creates a trainer before its first step.
-    fn new(engine: &'e E, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
+    fn new(device: &Device, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
         let Config { model, data, train } = config;
         let Sources { training, validation, tokenizer } =
             Sources::open(data, train.seed, train.validation_sequences)?;
@@ -136,7 +135,7 @@ impl<'e, E: Engine> RunParts<'e, E> {
             return Err(Error::config(CONFIGURATION, "vocab_size", message));
         }
         if let Some([memory, _]) = machine_memory() {
-            let count = Model::<E>::new(model).parameter_count();
+            let count = Model::new(model).parameter_count();
             // Weights, gradients and two moments.
             if count > memory / 16 {
                 let message = format!(
@@ -157,25 +156,24 @@ impl<'e, E: Engine> RunParts<'e, E> {
             return Err(Error::config(CONFIGURATION, "retention", message));
         }
         let (architecture, parameters) = match &options.init_from {
-            Some(from) => start::load(engine, model, from, train.seed)?,
+            Some(from) => start::load(device, model, from, train.seed)?,
             None => {
                 let architecture = Model::new(model);
-                let parameters = architecture.init(engine, train.seed)?;
+                let parameters = architecture.init(device, train.seed)?;
                 (architecture, parameters)
             }
         };
-        let settings = Settings { policy, recompute: train.recompute == Recompute::On };
-        let trainer =
-            Trainer::new(engine, architecture, parameters, settings, train.clone(), data.sequence_length)?
-                .with_ranks(ranks)?;
+        let settings = Settings { policy, recompute: train.recompute == Recompute::On, ..Settings::default() };
+        let trainer = Trainer::new(architecture, parameters, settings, train.clone(), data.sequence_length)?
+            .with_ranks(ranks)?;
         Ok(Self { trainer, loader, validation, tokenizer })
     }
 }
 
-impl<'e, E: Engine> Run<'e, E> {
+impl Run {
     /// Starts a run in a new folder. Everything that determines its result is in the folder before the first step.
     pub fn create(
-        engine: &'e E,
+        device: &Device,
         mut config: Config,
         folder: &Path,
         options: RunOptions,
@@ -193,7 +191,7 @@ impl<'e, E: Engine> Run<'e, E> {
         if let Some(from) = &options.init_from {
             start::adapt(&mut config, from, options.upcycle_null_bias)?;
         }
-        let parts = RunParts::new(engine, &config, &options, ranks)?;
+        let parts = RunParts::new(device, &config, &options, ranks)?;
         let own = Folder::create(folder, writes)?;
         // Another process may have started one in the meantime.
         refuse_run()?;
@@ -208,7 +206,7 @@ impl<'e, E: Engine> Run<'e, E> {
                 }
             }
         }
-        let mut run = Self::new(engine, config, own, options, parts);
+        let mut run = Self::new(config, own, options, parts);
         if writes {
             let init_from = run.options.init_from.clone();
             if init_from.is_some() {
@@ -227,7 +225,7 @@ impl<'e, E: Engine> Run<'e, E> {
     /// the beginning. Damaged checkpoints are set aside and reported to `watch`. Fails if no checkpoint can be used, or
     /// if the configuration or data has changed; then nothing is modified.
     pub fn resume(
-        engine: &'e E,
+        device: &Device,
         folder: &Path,
         options: RunOptions,
         ranks: Box<dyn Ranks>,
@@ -239,8 +237,8 @@ impl<'e, E: Engine> Run<'e, E> {
         let mut config = Record::config(folder, record.as_ref(), &options.settings)?;
         follow_data(&mut config.data, folder);
         config.data.make_absolute()?;
-        let parts = RunParts::new(engine, &config, &options, ranks)?;
-        let mut run = Self::new(engine, config, own, options, parts);
+        let parts = RunParts::new(device, &config, &options, ranks)?;
+        let mut run = Self::new(config, own, options, parts);
         let (data, validation) = run.fingerprints()?;
         if let Some(record) = &record {
             record.check_data(&run.config.data, &data, validation.as_deref())?;
@@ -337,17 +335,10 @@ impl<'e, E: Engine> Run<'e, E> {
         Ok((data, self.validation.as_ref().map(of).transpose()?))
     }
 
-    fn new(
-        engine: &'e E,
-        config: Config,
-        folder: Folder,
-        options: RunOptions,
-        parts: RunParts<'e, E>,
-    ) -> Self {
+    fn new(config: Config, folder: Folder, options: RunOptions, parts: RunParts) -> Self {
         let RunParts { trainer, loader, validation, tokenizer } = parts;
         let progress = Progress::default();
         Self {
-            engine,
             config,
             folder,
             trainer,
@@ -367,7 +358,7 @@ impl<'e, E: Engine> Run<'e, E> {
     }
 
     /// The trainer.
-    pub fn trainer(&self) -> &Trainer<'e, E> {
+    pub fn trainer(&self) -> &Trainer {
         &self.trainer
     }
 
@@ -376,9 +367,8 @@ impl<'e, E: Engine> Run<'e, E> {
         self.folder.path()
     }
 
-    /// Decides how the run uses the memory of its engine; see [`Trainer::plan_memory`].
-    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
-    pub fn plan_memory(&mut self, cpu: &Cpu, available: Option<usize>) -> Result<MemoryPlan> {
+    /// Decides how the run uses the memory of its device; see [`Trainer::plan_memory`].
+    pub fn plan_memory(&mut self, cpu: &Device, available: Option<usize>) -> Result<MemoryPlan> {
         self.trainer.plan_memory(cpu, available)
     }
 
@@ -465,7 +455,7 @@ impl<'e, E: Engine> Run<'e, E> {
         let validation = match &self.validation {
             Some(loader) if validate => {
                 let sequences = self.config.train.validation_sequences;
-                match self.trainer.validate_unless(loader, sequences, stop)? {
+                match self.trainer.validate(loader, sequences, stop)? {
                     Some(validation) => Some(validation),
                     None => return Ok(false),
                 }
@@ -512,8 +502,7 @@ impl<'e, E: Engine> Run<'e, E> {
             let seed = train.seed.wrapping_add(step << 8).wrapping_add(i as u64);
             let sampling = Sampling { temperature: 0.8, seed, ..Sampling::default() };
             let bank = model.bank(self.trainer.settings().policy.clone())?;
-            let mut generator =
-                Generator::new(self.engine, model, self.trainer.parameters(), bank, sampling)?;
+            let mut generator = Generator::new(model, self.trainer.parameters(), bank, sampling)?;
             let keep_going = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             generator.read(&ids, &mut { keep_going })?;
             let mut tokens = Vec::new();

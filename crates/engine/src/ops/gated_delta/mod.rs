@@ -180,16 +180,25 @@ impl<T> GatedDelta<T> {
 /// Validated dimensions of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
+    /// Number of sequences.
     pub batch: usize,
+    /// Tokens of each.
     pub tokens: usize,
     /// Number of trailing tokens that have a query.
     pub asking: usize,
+    /// Number of query and key heads.
     pub key_heads: usize,
+    /// Number of value heads.
     pub value_heads: usize,
+    /// d_k
     pub key_dim: usize,
+    /// d_v
     pub value_dim: usize,
+    /// Boundaries of all sequences together.
     pub boundaries: usize,
+    /// Whether the state after the last token is returned.
     pub final_state: bool,
+    /// Position of the first token within its chunk.
     pub chunk_offset: usize,
 }
 

@@ -5,18 +5,18 @@
 //! ```
 //! Memory: every key and value of the text, in blocks that are shared between forks of the text.
 
-use march_engine::Engine;
+use march_engine::Tensor;
 use march_engine::ops::attention::{Attention as Inputs, BLOCK_TOKENS, KeyValues};
 use march_engine::ops::rotary::Rotary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{AnyMixer, Contradiction, Layer, Mixer, MixerSpec, Streams};
+use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
-use crate::model::{Builder, MixerOutput, Parameter, Pass};
+use crate::memory::{LayerReader, LayerWriter, Memory};
+use crate::model::{Builder, Pass, Projection};
 
 /// Configuration of the Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,12 +58,7 @@ impl MixerSpec for AttentionConfig {
         Ok(())
     }
 
-    fn build<E: Engine>(
-        &self,
-        hidden_size: usize,
-        _: Layer,
-        builder: &mut Builder<'_>,
-    ) -> Box<dyn AnyMixer<E>> {
+    fn build(&self, hidden_size: usize, _: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer> {
         let mut square = |name| builder.linear(name, hidden_size, hidden_size);
         Box::new(Attention {
             heads: self.num_heads,
@@ -81,36 +76,37 @@ struct Attention {
     heads: usize,
     theta: f64,
     width: usize,
-    q_proj: Parameter,
-    k_proj: Parameter,
-    v_proj: Parameter,
-    o_proj: Parameter,
+    q_proj: Projection,
+    k_proj: Projection,
+    v_proj: Projection,
+    o_proj: Projection,
 }
 
 /// The keys and values of a text, in blocks of [`BLOCK_TOKENS`] tokens, the last of which is open. Appending to a fork
 /// copies at most the open block.
-pub struct KeyValueCache<E: Engine> {
-    blocks: Vec<KeyValues<E::Tensor>>,
+#[derive(Clone, Default)]
+pub struct KeyValueCache {
+    blocks: Vec<KeyValues<Tensor>>,
 }
 
-impl<E: Engine> KeyValueCache<E> {
+impl KeyValueCache {
     /// Appends the keys and values of the next tokens, [1, n, width].
-    fn append(&mut self, engine: &E, key: &E::Tensor, value: &E::Tensor) -> Result<()> {
-        let (count, mut done) = (engine.shape(key)[1], 0);
+    fn append(&mut self, key: &Tensor, value: &Tensor) -> Result<()> {
+        let (count, mut done) = (key.shape()[1], 0);
         while done < count {
-            let filled = self.blocks.last().map_or(BLOCK_TOKENS, |block| engine.shape(&block.key)[1]);
+            let filled = self.blocks.last().map_or(BLOCK_TOKENS, |block| block.key.shape()[1]);
             let open = self.blocks.last_mut().filter(|_| filled < BLOCK_TOKENS);
             let room = if open.is_some() { BLOCK_TOKENS - filled } else { BLOCK_TOKENS };
             let end = count.min(done + room);
-            let cut = |x: &E::Tensor| match done == 0 && end == count {
+            let cut = |x: &Tensor| match done == 0 && end == count {
                 true => Ok(x.clone()),
-                false => engine.slice(x, 1, done..end),
+                false => x.slice(1, done..end),
             };
             let new = KeyValues { key: cut(key)?, value: cut(value)? };
             match open {
                 Some(open) => {
-                    engine.append(&mut open.key, &new.key, 1)?;
-                    engine.append(&mut open.value, &new.value, 1)?;
+                    open.key.append(&new.key, 1)?;
+                    open.value.append(&new.value, 1)?;
                 }
                 None => self.blocks.push(new),
             }
@@ -120,67 +116,49 @@ impl<E: Engine> KeyValueCache<E> {
     }
 }
 
-impl<E: Engine> Memory<E> for KeyValueCache<E> {
-    fn fork(&self) -> Box<dyn Memory<E>> {
-        Box::new(Self { blocks: self.blocks.clone() })
+impl Memory for KeyValueCache {
+    fn fork(&self) -> Box<dyn Memory> {
+        Box::new(self.clone())
     }
 
-    fn bytes(&self, engine: &E) -> usize {
-        let block = |block: &KeyValues<E::Tensor>| {
-            tensor_bytes(engine, &block.key) + tensor_bytes(engine, &block.value)
-        };
-        self.blocks.iter().map(block).sum()
+    fn bytes(&self) -> usize {
+        self.blocks.iter().map(|block| block.key.bytes() + block.value.bytes()).sum()
     }
 
-    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
-        file.tokens(engine, "keys", self.blocks.iter().map(|block| &block.key).collect());
-        file.tokens(engine, "values", self.blocks.iter().map(|block| &block.value).collect());
+    fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {
+        file.tokens("keys", self.blocks.iter().map(|block| &block.key).collect());
+        file.tokens("values", self.blocks.iter().map(|block| &block.value).collect());
         Ok(())
     }
 
-    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
-        self.append(engine, &file.required(engine, "keys")?, &file.required(engine, "values")?)
+    fn load(&mut self, file: &LayerReader<'_>) -> Result<()> {
+        self.append(&file.required("keys")?, &file.required("values")?)
     }
 }
 
-impl<E: Engine> Mixer<E> for Attention {
-    type Memory = KeyValueCache<E>;
-
-    fn memory(&self) -> KeyValueCache<E> {
-        KeyValueCache { blocks: Vec::new() }
+impl Mixer for Attention {
+    fn memory(&self) -> Box<dyn Memory> {
+        Box::new(KeyValueCache::default())
     }
 
-    fn output(&self) -> Parameter {
+    fn output(&self) -> Projection {
         self.o_proj
     }
 
-    fn forward(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut KeyValueCache<E>],
-    ) -> Result<Streams<E::Tensor>> {
-        let [query, key, value] = pass.linear_each(&input.text, [self.q_proj, self.k_proj, self.v_proj])?;
-        let mixed =
-            pass.each_row([&query, &key, &value], memory, |pass, [query, key, value], row, memory| {
-                let rotary = Rotary { heads: self.heads, theta: self.theta, offset: row.position };
-                let query = pass.tape.rotary(query, rotary)?;
-                let key = pass.tape.rotary(key, rotary)?;
-                let readout = match memory {
-                    Some(memory) => {
-                        let engine = pass.engine();
-                        memory.append(engine, key.value(), value.value())?;
-                        let readout = engine.attention_blocks(query.value(), &memory.blocks, self.heads)?;
-                        pass.tape.constant(readout)
-                    }
-                    None => {
-                        let input = Inputs { query: &query, key: &key, value };
-                        pass.tape.attention(input, self.heads)?
-                    }
-                };
-                Ok(MixerOutput { readout, states: None })
-            })?;
-        Ok(Streams { text: mixed.readout, anchors: None })
+    fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
+        let qkv = pass.project(&input.text, [self.q_proj, self.k_proj, self.v_proj])?;
+        let mixed = pass.each_row(qkv, memory, |[query, key, value], row, memory| {
+            let rotary = Rotary { heads: self.heads, theta: self.theta, offset: row.position };
+            let (query, key) = (query.rotary(rotary)?, key.rotary(rotary)?);
+            let memory: Option<&mut KeyValueCache> = memory;
+            let Some(memory) = memory else {
+                let input = Inputs { query: &query, key: &key, value: &value };
+                return Ok(input.attention(self.heads)?);
+            };
+            memory.append(&key, &value)?;
+            Ok(query.attention_blocks(&memory.blocks, self.heads)?)
+        })?;
+        Ok(mixed.readout.into())
     }
 
     /// Operations for a score and a weighted value, two each per dimension, for every pair of a token and one at or

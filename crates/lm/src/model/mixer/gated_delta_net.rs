@@ -10,19 +10,20 @@
 
 use std::sync::Arc;
 
-use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
-use march_engine::ops::rms_norm::GatedRmsNormList;
-use march_engine::ops::short_conv::ShortConv;
-use march_engine::{Engine, Var};
+use march_engine::Tensor;
+use march_engine::ops::gated_delta::{CHUNK_TOKENS, GatedDelta, GatedDeltaOptions};
+use march_engine::ops::rms_norm::gated_rms_norm_each;
+use march_engine::ops::short_conv::{ShortConv, short_conv_each};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{AnyMixer, Contradiction, Layer, Mixer, MixerSpec, Streams};
+use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
-use crate::error::{Error, Result};
-use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
-use crate::model::{Builder, Init, MixerOutput, Parameter, Pass, Row};
+use crate::error::Result;
+use crate::memory::{LayerReader, LayerWriter, Memory};
+use crate::model::pass::slice_rows;
+use crate::model::{Builder, Init, Parameter, Pass, Projection, Row};
 
 /// Configuration of Gated DeltaNet, and of the recurrence in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -90,12 +91,7 @@ impl MixerSpec for GatedDeltaNetConfig {
         Ok(())
     }
 
-    fn build<E: Engine>(
-        &self,
-        hidden_size: usize,
-        _: Layer,
-        builder: &mut Builder<'_>,
-    ) -> Box<dyn AnyMixer<E>> {
+    fn build(&self, hidden_size: usize, _: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer> {
         Box::new(GatedDeltaNet::new(self, hidden_size, builder))
     }
 }
@@ -109,13 +105,13 @@ pub(super) struct GatedDeltaNet {
     pub value_dim: usize,
     pub allow_neg_eigval: bool,
     conv_size: usize,
-    pub q_proj: Parameter,
-    k_proj: Parameter,
-    v_proj: Parameter,
-    a_proj: Parameter,
-    b_proj: Parameter,
-    pub g_proj: Parameter,
-    pub o_proj: Parameter,
+    pub q_proj: Projection,
+    k_proj: Projection,
+    v_proj: Projection,
+    a_proj: Projection,
+    b_proj: Projection,
+    pub g_proj: Projection,
+    pub o_proj: Projection,
     /// Convolutions of q, k and v.
     conv1d: [Parameter; 3],
     pub a_log: Parameter,
@@ -124,134 +120,109 @@ pub(super) struct GatedDeltaNet {
 }
 
 /// The result of the recurrence.
-pub(super) struct RecurrenceOutput<T> {
+pub(super) struct RecurrenceOutput {
     /// o, [B, n, value_heads·d_v].
-    pub readout: Var<T>,
+    pub readout: Tensor,
     /// The states at the plan's boundaries, [N, value_heads, d_k, d_v].
-    pub boundary_states: Var<T>,
+    pub boundary_states: Tensor,
 }
 
 /// What Gated DeltaNet keeps of a text.
-pub struct DeltaMemory<E: Engine> {
-    pub(super) recurrence: Recurrence<E>,
+#[derive(Clone, Default)]
+pub struct DeltaMemory {
+    pub(super) recurrence: Recurrence,
     /// The last inputs of the convolutions of q, k and v, [1, conv_size − 1, channels].
-    pub(super) tails: Option<[E::Tensor; 3]>,
-}
-
-impl<E: Engine> Clone for DeltaMemory<E> {
-    fn clone(&self) -> Self {
-        Self { recurrence: self.recurrence.clone(), tails: self.tails.clone() }
-    }
-}
-
-impl<E: Engine> Default for DeltaMemory<E> {
-    fn default() -> Self {
-        Self { recurrence: Recurrence::default(), tails: None }
-    }
+    pub(super) tails: Option<[Tensor; 3]>,
 }
 
 /// Names of the convolution tails in a file.
 pub(super) const TAILS: [&str; 3] = ["q_tail", "k_tail", "v_tail"];
 
-impl<E: Engine> Memory<E> for DeltaMemory<E> {
-    fn fork(&self) -> Box<dyn Memory<E>> {
+impl Memory for DeltaMemory {
+    fn fork(&self) -> Box<dyn Memory> {
         Box::new(self.clone())
     }
 
-    fn bytes(&self, engine: &E) -> usize {
-        let tails = self.tails.iter().flatten().map(|tail| tensor_bytes(engine, tail)).sum::<usize>();
-        self.recurrence.bytes(engine) + tails
+    fn bytes(&self) -> usize {
+        self.recurrence.bytes() + self.tails.iter().flatten().map(Tensor::bytes).sum::<usize>()
     }
 
-    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
-        self.recurrence.save(engine, "", file);
+    fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {
+        self.recurrence.save("", file);
         for (name, tail) in TAILS.into_iter().zip(self.tails.iter().flatten()) {
-            file.tensor(engine, name, tail);
+            file.tensor(name, tail);
         }
         Ok(())
     }
 
-    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
-        self.recurrence.load(engine, "", file)?;
-        let [q, k, v] = TAILS.map(|name| file.required(engine, name));
+    fn load(&mut self, file: &LayerReader<'_>) -> Result<()> {
+        self.recurrence.load("", file)?;
+        let [q, k, v] = TAILS.map(|name| file.required(name));
         self.tails = Some([q?, k?, v?]);
         Ok(())
     }
 
-    fn state(&self) -> Option<&E::Tensor> {
+    fn state(&self) -> Option<&Tensor> {
         self.recurrence.state.as_ref()
     }
 }
 
 /// The gated delta rule between calls: a state, and what was written since.
 ///
-/// The state is the one at the last point of the engine's chunk grid, not the newest. The next call recomputes the open
+/// The state is the one at the last point of the device's chunk grid, not the newest. The next call recomputes the open
 /// chunk from there, so that every token is bit-identical to the same token in one long call.
-pub(super) struct Recurrence<E: Engine> {
+#[derive(Clone, Default)]
+pub(super) struct Recurrence {
     /// [1, value_heads, d_k, d_v]; `None` stands for zero.
-    pub state: Option<E::Tensor>,
+    pub state: Option<Tensor>,
     /// Keys, values, retention and write inputs of the tokens since the state, each [1, n, width].
-    pub open: Option<[E::Tensor; 4]>,
+    pub open: Option<[Tensor; 4]>,
 }
 
 /// Names, in a file, of what was written since the state.
 const OPEN: [&str; 4] = ["chunk_key", "chunk_value", "chunk_retention", "chunk_write"];
 
-impl<E: Engine> Clone for Recurrence<E> {
-    fn clone(&self) -> Self {
-        Self { state: self.state.clone(), open: self.open.clone() }
-    }
-}
-
-impl<E: Engine> Default for Recurrence<E> {
-    fn default() -> Self {
-        Self { state: None, open: None }
-    }
-}
-
-impl<E: Engine> Recurrence<E> {
+impl Recurrence {
     /// The rule right after a state from which no open chunk needs to be recomputed.
-    pub fn at(state: E::Tensor) -> Self {
+    pub fn at(state: Tensor) -> Self {
         Self { state: Some(state), open: None }
     }
 
     /// Number of tokens since the state.
-    fn open_tokens(&self, engine: &E) -> usize {
-        self.open.as_ref().map_or(0, |[keys, ..]| engine.shape(keys)[1])
+    fn open_tokens(&self) -> usize {
+        self.open.as_ref().map_or(0, |[keys, ..]| keys.shape()[1])
     }
 
     /// Appends what the next tokens write; returns everything that was written since the state.
-    fn append(&mut self, engine: &E, writes: [&E::Tensor; 4]) -> Result<[E::Tensor; 4]> {
+    fn append(&mut self, writes: [&Tensor; 4]) -> Result<[Tensor; 4]> {
         match &mut self.open {
             Some(open) => {
                 for (open, new) in open.iter_mut().zip(writes) {
-                    engine.append(open, new, 1)?;
+                    open.append(new, 1)?;
                 }
+                Ok(open.clone())
             }
-            None => self.open = Some(writes.map(Clone::clone)),
+            None => Ok(self.open.insert(writes.map(Tensor::clone)).clone()),
         }
-        let Some(open) = &self.open else { unreachable!("it was just set") };
-        Ok(open.clone())
     }
 
-    pub fn bytes(&self, engine: &E) -> usize {
-        let open = self.open.iter().flatten();
-        self.state.iter().chain(open).map(|tensor| tensor_bytes(engine, tensor)).sum()
+    pub fn bytes(&self) -> usize {
+        self.state.iter().chain(self.open.iter().flatten()).map(Tensor::bytes).sum()
     }
 
     /// Lists the tensors for a file, with a prefix for their names.
-    pub fn save<'a>(&'a self, engine: &E, prefix: &str, file: &mut LayerWriter<'a, E>) {
+    pub fn save<'a>(&'a self, prefix: &str, file: &mut LayerWriter<'a>) {
         if let Some(state) = &self.state {
-            file.tensor(engine, &format!("{prefix}state"), state);
+            file.tensor(&format!("{prefix}state"), state);
         }
         for (name, tensor) in OPEN.into_iter().zip(self.open.iter().flatten()) {
-            file.tensor(engine, &format!("{prefix}{name}"), tensor);
+            file.tensor(&format!("{prefix}{name}"), tensor);
         }
     }
 
-    pub fn load(&mut self, engine: &E, prefix: &str, file: &LayerReader<'_>) -> Result<()> {
-        self.state = file.tensor(engine, &format!("{prefix}state"))?;
-        let [key, value, retention, write] = OPEN.map(|name| file.tensor(engine, &format!("{prefix}{name}")));
+    pub fn load(&mut self, prefix: &str, file: &LayerReader<'_>) -> Result<()> {
+        self.state = file.tensor(&format!("{prefix}state"))?;
+        let [key, value, retention, write] = OPEN.map(|name| file.tensor(&format!("{prefix}{name}")));
         self.open = match (key?, value?, retention?, write?) {
             (Some(key), Some(value), Some(retention), Some(write)) => Some([key, value, retention, write]),
             _ => None,
@@ -261,57 +232,53 @@ impl<E: Engine> Recurrence<E> {
 }
 
 /// The gated delta rule with the parameters of its gates.
-pub(super) struct Rule<'a, T> {
+pub(super) struct Rule<'a> {
     pub key_heads: usize,
     pub value_heads: usize,
     pub allow_neg_eigval: bool,
-    pub a_log: &'a Var<T>,
-    pub dt_bias: &'a Var<T>,
+    pub a_log: &'a Tensor,
+    pub dt_bias: &'a Tensor,
 }
 
-impl<T: Clone> Rule<'_, T> {
+impl Rule<'_> {
     fn input<'a>(
         &'a self,
-        query: &'a Var<T>,
-        [key, value, retention_input, write_input]: [&'a Var<T>; 4],
-        initial_state: Option<&'a Var<T>>,
-    ) -> GatedDelta<&'a Var<T>> {
+        query: &'a Tensor,
+        [key, value, retention_input, write_input]: [&'a Tensor; 4],
+        initial_state: Option<&'a Tensor>,
+    ) -> GatedDelta<&'a Tensor> {
         let (a_log, dt_bias) = (self.a_log, self.dt_bias);
         GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state }
     }
 
-    /// Runs over a row's tokens: queries, then keys, values, retention and write inputs. `boundaries` are relative to
-    /// the row's first token, for each batch entry; `recent` are text positions where the open chunk was already cut.
-    pub fn run<E: Engine<Tensor = T>>(
+    /// Runs over a row's tokens: queries, then keys, values, retention and write inputs. The states at the row's
+    /// boundaries are returned.
+    pub fn run(
         &self,
-        pass: &Pass<'_, '_, E>,
-        [query, writes @ ..]: [&Var<T>; 5],
+        [query, writes @ ..]: [&Tensor; 5],
         row: Row<'_>,
-        boundaries: &Arc<Vec<Vec<usize>>>,
-        recent: &[usize],
-        memory: Option<&mut Recurrence<E>>,
-    ) -> Result<RecurrenceOutput<T>> {
+        memory: Option<&mut Recurrence>,
+    ) -> Result<RecurrenceOutput> {
         let options = GatedDeltaOptions {
             key_heads: self.key_heads,
             value_heads: self.value_heads,
             allow_neg_eigval: self.allow_neg_eigval,
-            boundaries: Arc::clone(boundaries),
+            boundaries: Arc::clone(&row.anchors.boundaries),
             final_state: false,
             chunk_offset: 0,
         };
         let Some(memory) = memory else {
-            let out = pass.tape.gated_delta(self.input(query, writes, None), &options)?;
+            let out = self.input(query, writes, None).gated_delta(&options)?;
             return Ok(RecurrenceOutput { readout: out.readout, boundary_states: out.boundary_states });
         };
-        let (tape, engine, chunk) = (pass.tape, pass.engine(), E::CHUNK_TOKENS);
-        let again = memory.open_tokens(engine);
+        let (chunk, again) = (query.device().chunk_tokens(), memory.open_tokens());
         let (start, end) = (row.position - again, row.position + row.tokens);
-        let whole = memory.append(engine, writes.map(Var::value))?.map(|tensor| tape.constant(tensor));
-        // The cuts of this call, relative to the position of the memory's state: first the earlier ones again, then the
-        // new ones.
-        let before: Vec<usize> = recent.iter().filter(|&&at| at > start).map(|at| at - start).collect();
-        let new = boundaries.first().map_or(&[][..], Vec::as_slice).iter().map(|at| at + again);
-        let anchors: Vec<usize> = before.iter().copied().chain(new).collect();
+        let whole = memory.append(writes)?;
+        // The cuts of this call, relative to the position of the memory's state: first the positions where the open
+        // chunk was cut before, then the new boundaries.
+        let recent = row.anchors.recent.iter().filter(|&&at| at > start).map(|at| at - start);
+        let new = row.anchors.boundaries.first().into_iter().flatten().map(|at| at + again);
+        let anchors: Vec<usize> = recent.clone().chain(new).collect();
         // The state is kept at the last point of the grid, if that is new.
         let grid = (end / chunk * chunk).saturating_sub(start);
         let mut cuts = anchors.clone();
@@ -324,28 +291,23 @@ impl<T: Clone> Rule<'_, T> {
             chunk_offset: start % chunk,
             ..options
         };
-        let initial = memory.state.clone().map(|state| tape.constant(state));
-        let out = tape.gated_delta(self.input(query, whole.each_ref(), initial.as_ref()), &options)?;
+        let out = self.input(query, whole.each_ref(), memory.state.as_ref()).gated_delta(&options)?;
         let all = &out.boundary_states;
         if grid > 0 {
-            memory.state = Some(tape.slice(all, 0, at..at + 1)?.into_value());
-            let mut open = Vec::with_capacity(OPEN.len());
-            for tensor in &whole {
-                open.push(tape.slice(tensor, 1, grid..again + row.tokens)?.into_value());
-            }
-            memory.open = <[T; 4]>::try_from(open).ok();
+            memory.state = Some(all.slice(0, at..at + 1)?);
+            let [k, v, a, b] = whole.map(|tensor| tensor.slice(1, grid..again + row.tokens));
+            memory.open = Some([k?, v?, a?, b?]);
         }
         // The states of the new anchors: without the recomputed ones, and without that of the grid point unless it is an
         // anchor.
-        let (old, end) = (before.len(), cuts.len());
+        let (old, end) = (recent.count(), cuts.len());
         let boundary_states = match cuts.len() > anchors.len() {
             true if old < at && at + 1 < end => {
-                let parts = [tape.slice(all, 0, old..at)?, tape.slice(all, 0, at + 1..end)?];
-                tape.concat(&parts.each_ref(), 0)?
+                Tensor::concat(&[&all.slice(0, old..at)?, &all.slice(0, at + 1..end)?], 0)?
             }
-            true if old < at => pass.slice_rows(all, old..at)?,
-            true => pass.slice_rows(all, at + 1..end)?,
-            false => pass.slice_rows(all, old..end)?,
+            true if old < at => slice_rows(all, old..at)?,
+            true => slice_rows(all, at + 1..end)?,
+            false => slice_rows(all, old..end)?,
         };
         Ok(RecurrenceOutput { readout: out.readout, boundary_states })
     }
@@ -383,54 +345,68 @@ impl GatedDeltaNet {
         }
     }
 
-    /// The matrices of queries, keys, values, retention and write inputs.
-    pub fn projections(&self) -> [Parameter; 5] {
+    /// The layers of queries, keys, values, retention and write inputs.
+    pub fn projections(&self) -> [Projection; 5] {
         [self.q_proj, self.k_proj, self.v_proj, self.a_proj, self.b_proj]
     }
 
     /// Computes queries, keys and values after their convolutions. With a memory, its tails precede the first token and
-    /// are updated; the tails at each of `boundaries` are returned as well.
-    pub fn convolve<E: Engine>(
+    /// are updated.
+    pub fn convolve(
         &self,
-        pass: &Pass<'_, '_, E>,
-        inputs: [&Var<E::Tensor>; 3],
-        boundaries: &[usize],
-        memory: Option<&mut DeltaMemory<E>>,
-    ) -> Result<([Var<E::Tensor>; 3], Vec<[E::Tensor; 3]>)> {
-        let weights = self.conv1d.map(|p| pass.weight(p));
+        pass: &Pass,
+        inputs: [&Tensor; 3],
+        memory: Option<&mut DeltaMemory>,
+    ) -> Result<[Tensor; 3]> {
         let tails = memory.as_ref().and_then(|memory| memory.tails.as_ref());
-        let tails = tails.map(|tails| tails.each_ref().map(|tail| pass.tape.constant(tail.clone())));
-        let conv = |x: [&Var<E::Tensor>; 3], tails: Option<&[Var<E::Tensor>; 3]>| {
-            let input =
-                |i: usize| ShortConv { x: x[i], weight: weights[i], tail: tails.map(|tails| &tails[i]) };
-            let [q, k, v] = pass.tape.short_conv_each([input(0), input(1), input(2)])?;
-            Ok::<_, Error>(([q.0, k.0, v.0], [q.1, k.1, v.1].map(Var::into_value)))
-        };
-        let mut at_boundaries = Vec::with_capacity(boundaries.len());
-        if memory.is_some() {
-            for &boundary in boundaries {
-                // The tails at a boundary are the new tails of a call that ends there.
-                let recent = self.conv_size.saturating_sub(1).min(boundary);
-                let [q, k, v] = inputs.map(|x| pass.tape.slice(x, 1, boundary - recent..boundary));
-                let tails = tails.as_ref().filter(|_| recent == boundary);
-                at_boundaries.push(conv([&q?, &k?, &v?], tails)?.1);
-            }
-        }
-        let (y, new_tails) = conv(inputs, tails.as_ref())?;
+        let (y, new_tails) = self.convolve_after(pass, inputs, tails)?;
         if let Some(memory) = memory {
             memory.tails = Some(new_tails);
         }
-        Ok((y, at_boundaries))
+        Ok(y)
     }
 
-    /// Runs the recurrence over convolved inputs; also returns the states at the row's boundaries.
-    pub fn recur<E: Engine>(
+    /// The convolutions of tokens that follow `tails`, and the tails after them.
+    fn convolve_after(
         &self,
-        pass: &Pass<'_, '_, E>,
-        inputs: [&Var<E::Tensor>; 5],
+        pass: &Pass,
+        [q, k, v]: [&Tensor; 3],
+        tails: Option<&[Tensor; 3]>,
+    ) -> Result<([Tensor; 3], [Tensor; 3])> {
+        let conv = |x, i: usize| {
+            let (weight, tail) = (pass.weight(self.conv1d[i]), tails.map(|tails| &tails[i]));
+            ShortConv { x, weight, tail }
+        };
+        let [q, k, v] = short_conv_each([conv(q, 0), conv(k, 1), conv(v, 2)])?;
+        Ok(([q.0, k.0, v.0], [q.1, k.1, v.1]))
+    }
+
+    /// The convolution tails at each boundary of a row, from which a rollback continues: those after a call that ends
+    /// there. `memory` is the one before the row.
+    pub fn tails_at_boundaries(
+        &self,
+        pass: &Pass,
+        inputs: [&Tensor; 3],
         row: Row<'_>,
-        memory: Option<&mut Recurrence<E>>,
-    ) -> Result<RecurrenceOutput<E::Tensor>> {
+        memory: &DeltaMemory,
+    ) -> Result<Vec<[Tensor; 3]>> {
+        let at = |&boundary: &usize| {
+            let recent = self.conv_size.saturating_sub(1).min(boundary);
+            let [q, k, v] = inputs.map(|x| x.slice(1, boundary - recent..boundary));
+            let tails = memory.tails.as_ref().filter(|_| recent == boundary);
+            Ok(self.convolve_after(pass, [&q?, &k?, &v?], tails)?.1)
+        };
+        row.anchors.boundaries.first().into_iter().flatten().map(at).collect()
+    }
+
+    /// S ← α S + β k (v − α Sᵀk)ᵀ, o = Sᵀ q over convolved inputs; also returns the states at the row's boundaries.
+    pub fn recur(
+        &self,
+        pass: &Pass,
+        inputs: [&Tensor; 5],
+        row: Row<'_>,
+        memory: Option<&mut Recurrence>,
+    ) -> Result<RecurrenceOutput> {
         let rule = Rule {
             key_heads: self.key_heads,
             value_heads: self.value_heads,
@@ -438,18 +414,13 @@ impl GatedDeltaNet {
             a_log: pass.weight(self.a_log),
             dt_bias: pass.weight(self.dt_bias),
         };
-        rule.run(pass, inputs, row, &row.anchors.boundaries, &row.anchors.recent, memory)
+        rule.run(inputs, row, memory)
     }
 
     /// rms_norm(o) ∘ SiLU(g) of each stream, which W_o multiplies.
-    pub fn gated<E: Engine>(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        readouts: &[&Var<E::Tensor>],
-        gates: &[&Var<E::Tensor>],
-    ) -> Result<Streams<E::Tensor>> {
-        let input = GatedRmsNormList { x: readouts, gates, weight: pass.weight(self.o_norm) };
-        Ok(Streams::of(pass.tape.gated_rms_norm_each(input, pass.norm_eps())?))
+    pub fn gated(&self, pass: &Pass, readouts: &[&Tensor], gates: &[&Tensor]) -> Result<Streams> {
+        let y = gated_rms_norm_each(readouts, gates, pass.weight(self.o_norm), pass.norm_eps())?;
+        Ok(Streams::of(y))
     }
 
     /// Operations for kᵀS, the update of S and Sᵀq: two for each number of S.
@@ -458,10 +429,10 @@ impl GatedDeltaNet {
     }
 
     /// Size of the live memory in bytes: a state, the inputs since it, and the convolution tails.
-    pub fn live_bytes<E: Engine>(&self, tokens: usize) -> usize {
+    pub fn live_bytes(&self, tokens: usize) -> usize {
         let inputs = self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2);
-        let state = if tokens < E::CHUNK_TOKENS { 0 } else { self.state_bytes() };
-        state + self.tail_bytes() + tokens % E::CHUNK_TOKENS * inputs * size_of::<f32>()
+        let state = if tokens < CHUNK_TOKENS { 0 } else { self.state_bytes() };
+        state + self.tail_bytes() + tokens % CHUNK_TOKENS * inputs * size_of::<f32>()
     }
 
     /// Size of a state, in bytes.
@@ -476,32 +447,23 @@ impl GatedDeltaNet {
     }
 }
 
-impl<E: Engine> Mixer<E> for GatedDeltaNet {
-    type Memory = DeltaMemory<E>;
-
-    fn memory(&self) -> DeltaMemory<E> {
-        DeltaMemory::default()
+impl Mixer for GatedDeltaNet {
+    fn memory(&self) -> Box<dyn Memory> {
+        Box::new(DeltaMemory::default())
     }
 
-    fn output(&self) -> Parameter {
+    fn output(&self) -> Projection {
         self.o_proj
     }
 
-    fn forward(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut DeltaMemory<E>],
-    ) -> Result<Streams<E::Tensor>> {
-        let [q, k, v, a, b] = self.projections();
-        let [q, k, v, a, b, gate] = pass.linear_each(&input.text, [q, k, v, a, b, self.g_proj])?;
-        let mixed =
-            pass.each_row([&q, &k, &v, &a, &b], memory, |pass, [q, k, v, a, b], row, mut memory| {
-                let ([q, k, v], _) = self.convolve(pass, [q, k, v], &[], memory.as_deref_mut())?;
-                let recurrence = memory.map(|memory| &mut memory.recurrence);
-                let out = self.recur(pass, [&q, &k, &v, a, b], row, recurrence)?;
-                Ok(MixerOutput { readout: out.readout, states: None })
-            })?;
+    fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
+        let ([q, k, v, a, b], gate) = pass.project(&input.text, (self.projections(), self.g_proj))?;
+        let mixed = pass.each_row([q, k, v, a, b], memory, |[q, k, v, a, b], row, memory| {
+            let mut memory: Option<&mut DeltaMemory> = memory;
+            let [q, k, v] = self.convolve(pass, [&q, &k, &v], memory.as_deref_mut())?;
+            let recurrence = memory.map(|memory| &mut memory.recurrence);
+            Ok(self.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?.readout)
+        })?;
         self.gated(pass, &[&mixed.readout], &[&gate])
     }
 
@@ -510,6 +472,6 @@ impl<E: Engine> Mixer<E> for GatedDeltaNet {
     }
 
     fn memory_bytes(&self, tokens: usize, _: &Policy) -> usize {
-        self.live_bytes::<E>(tokens)
+        self.live_bytes(tokens)
     }
 }

@@ -7,18 +7,18 @@
 
 use std::sync::Once;
 
-use march_engine::Engine;
+use march_engine::Tensor;
 use march_engine::ops::log_linear::{LogLinear as Inputs, LogLinearOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::gated_delta_net::{DeltaMemory, GatedDeltaNet, GatedDeltaNetConfig, TAILS};
-use super::{AnyMixer, Contradiction, Layer, Mixer, MixerSpec, Streams};
+use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::memory::{LayerReader, LayerWriter, Memory, tensor_bytes};
-use crate::model::{Builder, Init, MixerOutput, Parameter, Pass};
+use crate::memory::{LayerReader, LayerWriter, Memory};
+use crate::model::{Builder, Init, Parameter, Pass, Projection};
 
 /// Configuration of Log-Linear Gated DeltaNet.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,12 +62,7 @@ impl MixerSpec for LogLinearConfig {
         self.base.check(hidden_size)
     }
 
-    fn build<E: Engine>(
-        &self,
-        hidden_size: usize,
-        _: Layer,
-        builder: &mut Builder<'_>,
-    ) -> Box<dyn AnyMixer<E>> {
+    fn build(&self, hidden_size: usize, _: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
         let (heads, levels) = (base.value_heads, self.levels.num_levels);
         Box::new(LogLinear {
@@ -82,7 +77,7 @@ impl MixerSpec for LogLinearConfig {
 struct LogLinear {
     base: GatedDeltaNet,
     levels: usize,
-    l_proj: Parameter,
+    l_proj: Projection,
     level_scale: Parameter,
 }
 
@@ -104,92 +99,85 @@ impl LogLinear {
 }
 
 /// What Log-Linear Gated DeltaNet keeps of a text.
-pub struct LevelMemory<E: Engine> {
+#[derive(Clone, Default)]
+pub struct LevelMemory {
     /// The states of the levels; `None` before the first token.
-    levels: Option<E::Tensor>,
+    levels: Option<Tensor>,
     /// The memory of Gated DeltaNet, of which only the convolution tails are used.
-    base: DeltaMemory<E>,
+    base: DeltaMemory,
 }
 
-impl<E: Engine> Memory<E> for LevelMemory<E> {
-    fn fork(&self) -> Box<dyn Memory<E>> {
-        Box::new(Self { levels: self.levels.clone(), base: self.base.clone() })
+impl Memory for LevelMemory {
+    fn fork(&self) -> Box<dyn Memory> {
+        Box::new(self.clone())
     }
 
-    fn bytes(&self, engine: &E) -> usize {
-        self.levels.as_ref().map_or(0, |levels| tensor_bytes(engine, levels)) + self.base.bytes(engine)
+    fn bytes(&self) -> usize {
+        self.levels.as_ref().map_or(0, Tensor::bytes) + self.base.bytes()
     }
 
-    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
+    fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {
         if let Some(levels) = &self.levels {
-            file.tensor(engine, "levels", levels);
+            file.tensor("levels", levels);
         }
         for (name, tail) in TAILS.into_iter().zip(self.base.tails.iter().flatten()) {
-            file.tensor(engine, name, tail);
+            file.tensor(name, tail);
         }
         Ok(())
     }
 
-    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
-        self.levels = Some(file.required(engine, "levels")?);
-        let [q, k, v] = TAILS.map(|name| file.required(engine, name));
+    fn load(&mut self, file: &LayerReader<'_>) -> Result<()> {
+        self.levels = Some(file.required("levels")?);
+        let [q, k, v] = TAILS.map(|name| file.required(name));
         self.base.tails = Some([q?, k?, v?]);
         Ok(())
     }
 }
 
-impl<E: Engine> Mixer<E> for LogLinear {
-    type Memory = LevelMemory<E>;
-
-    fn memory(&self) -> LevelMemory<E> {
-        LevelMemory { levels: None, base: DeltaMemory::default() }
+impl Mixer for LogLinear {
+    fn memory(&self) -> Box<dyn Memory> {
+        Box::new(LevelMemory::default())
     }
 
-    fn output(&self) -> Parameter {
+    fn output(&self) -> Projection {
         self.base.o_proj
     }
 
-    fn forward(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut LevelMemory<E>],
-    ) -> Result<Streams<E::Tensor>> {
+    fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
         let base = &self.base;
-        let [q, k, v, a, b] = base.projections();
-        let weights = [self.l_proj, q, k, v, a, b, base.g_proj];
-        let [level_input, q, k, v, a, b, gate] = pass.linear_each(&input.text, weights)?;
-        let inputs = [&q, &k, &v, &a, &b, &level_input];
-        let mixed =
-            pass.each_row(inputs, memory, |pass, [q, k, v, a, b, level_input], row, mut memory| {
-                let base_memory = memory.as_deref_mut().map(|memory| &mut memory.base);
-                let ([query, key, value], _) = base.convolve(pass, [q, k, v], &[], base_memory)?;
-                self.warn_past_levels(row.position + row.tokens);
-                let options = LogLinearOptions {
-                    key_heads: base.key_heads,
-                    value_heads: base.value_heads,
-                    allow_neg_eigval: base.allow_neg_eigval,
-                    position: row.position,
-                    want_state: memory.is_some(),
-                };
-                let inputs = Inputs {
-                    query: &query,
-                    key: &key,
-                    value: &value,
-                    retention_input: a,
-                    write_input: b,
-                    a_log: pass.weight(base.a_log),
-                    dt_bias: pass.weight(base.dt_bias),
-                    level_input,
-                    level_scale: pass.weight(self.level_scale),
-                };
-                let initial = memory.as_ref().and_then(|memory| memory.levels.as_ref());
-                let (readout, levels) = pass.tape.log_linear_delta(inputs, &options, initial)?;
-                if let Some(memory) = memory {
-                    memory.levels = levels;
-                }
-                Ok(MixerOutput { readout, states: None })
-            })?;
+        let layers = (self.l_proj, base.projections(), base.g_proj);
+        let (level_input, recurrence, gate) = pass.project(&input.text, layers)?;
+        let inputs = (recurrence, level_input);
+        let mixed = pass.each_row(inputs, memory, |([q, k, v, a, b], level_input), row, memory| {
+            let mut memory: Option<&mut LevelMemory> = memory;
+            let base_memory = memory.as_deref_mut().map(|memory| &mut memory.base);
+            let [query, key, value] = base.convolve(pass, [&q, &k, &v], base_memory)?;
+            self.warn_past_levels(row.position + row.tokens);
+            let options = LogLinearOptions {
+                key_heads: base.key_heads,
+                value_heads: base.value_heads,
+                allow_neg_eigval: base.allow_neg_eigval,
+                position: row.position,
+                want_state: memory.is_some(),
+            };
+            let inputs = Inputs {
+                query: &query,
+                key: &key,
+                value: &value,
+                retention_input: &a,
+                write_input: &b,
+                a_log: pass.weight(base.a_log),
+                dt_bias: pass.weight(base.dt_bias),
+                level_input: &level_input,
+                level_scale: pass.weight(self.level_scale),
+            };
+            let initial = memory.as_ref().and_then(|memory| memory.levels.as_ref());
+            let (readout, levels) = inputs.log_linear_delta(&options, initial)?;
+            if let Some(memory) = memory {
+                memory.levels = levels;
+            }
+            Ok(readout)
+        })?;
         base.gated(pass, &[&mixed.readout], &[&gate])
     }
 

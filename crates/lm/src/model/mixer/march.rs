@@ -10,19 +10,19 @@
 //! uniform; top-K there takes the newest. Nothing reads the anchor stream after the keys of the last layer. Memory:
 //! that of Gated DeltaNet, and for each kept anchor its state, its routing key and the convolution tails.
 
-use march_engine::ops::linear::Product;
 use march_engine::ops::state_read::StateRead;
-use march_engine::{Engine, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::anchored::{self, AnchoredMemory, Reader, Routing};
+use super::anchored::{self, AnchoredMemory, NewAnchors, Reader, Routing};
 use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig};
-use super::{AnyMixer, Contradiction, Extension, FirstInput, Layer, Mixer, MixerConfig, MixerSpec, Streams};
-use crate::anchors::{Policy, Storage, Timeline};
+use super::{Contradiction, Extension, Layer, Mixer, MixerConfig, MixerSpec, Streams};
+use crate::anchors::{Policy, Storage};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
-use crate::model::{Builder, Init, MixerOutput, Parameter, Pass};
+use crate::memory::Memory;
+use crate::model::pass::{repeat_rows, slice_rows};
+use crate::model::{Builder, MixerOutput, Pass, Projection};
 
 /// Configuration of MARCH.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,19 +135,12 @@ impl MixerSpec for MarchConfig {
         Ok(())
     }
 
-    fn build<E: Engine>(
-        &self,
-        hidden_size: usize,
-        layer: Layer,
-        builder: &mut Builder<'_>,
-    ) -> Box<dyn AnyMixer<E>> {
+    fn build(&self, hidden_size: usize, layer: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
         let RoutingConfig { routing_dim, null_route, routing_scale, null_bias_init, .. } = self.routing;
         let heads = base.value_heads;
-        let null_proj = null_route.then(|| {
-            let weight = builder.linear("null_proj", heads, hidden_size);
-            [weight, builder.add("null_proj.bias", &[heads], Init::Constant(null_bias_init))]
-        });
+        let null_proj =
+            null_route.then(|| builder.linear_bias("null_proj", heads, hidden_size, null_bias_init));
         Box::new(March {
             base,
             layer,
@@ -160,141 +153,70 @@ impl MixerSpec for MarchConfig {
     }
 }
 
-struct March {
-    base: GatedDeltaNet,
+pub(super) struct March {
+    pub base: GatedDeltaNet,
     layer: Layer,
     routing_dim: usize,
     routing_scale: f64,
-    routing_query_proj: Parameter,
-    routing_key_proj: Parameter,
-    /// Weight and bias.
-    null_proj: Option<[Parameter; 2]>,
+    routing_query_proj: Projection,
+    routing_key_proj: Projection,
+    null_proj: Option<Projection>,
 }
 
-/// The projections of a layer.
-struct LayerProjections<T> {
-    /// Queries, keys, values, retention and write inputs of the text, before the convolutions.
-    recurrence: [Var<T>; 5],
-    routing_query: Var<T>,
-    null_score: Option<Var<T>>,
-    gate: Var<T>,
-    /// The anchors' routing keys, if there are anchors.
-    keys: Option<Var<T>>,
-    /// The anchors' queries before SiLU and gates, if a later layer reads the anchors.
-    anchors: Option<[Var<T>; 2]>,
-}
-
-impl March {
-    /// Computes all projections as one operation.
-    fn project<E: Engine>(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-    ) -> Result<LayerProjections<E::Tensor>> {
-        let mut weights = self.base.projections().to_vec();
-        weights.push(self.routing_query_proj);
-        let mut products: Vec<_> = (0..weights.len()).map(|i| Product::new(0, i)).collect();
-        if let Some([weight, bias]) = self.null_proj {
-            let bias = Some(pass.weight(bias));
-            products.push(Product { bias, ..Product::new(0, weights.len()) });
-            weights.push(weight);
-        }
-        let gate = weights.len();
-        weights.push(self.base.g_proj);
-        products.push(Product::new(0, gate));
-        let (has_keys, goes_on) = (input.anchors.is_some(), input.anchors.is_some() && !self.layer.last());
-        if has_keys {
-            products.push(Product::new(1, weights.len()));
-            weights.push(self.routing_key_proj);
-        }
-        if goes_on {
-            products.extend([Product::new(1, 0), Product::new(1, gate)]);
-        }
-        let mut found = pass.linear_list(&input.list(), &weights, &products)?.into_iter();
-        let mut next = || {
-            let Some(product) = found.next() else { unreachable!("one for each product") };
-            product
-        };
-        Ok(LayerProjections {
-            recurrence: std::array::from_fn(|_| next()),
-            routing_query: next(),
-            null_score: self.null_proj.map(|_| next()),
-            gate: next(),
-            keys: has_keys.then(&mut next),
-            anchors: goes_on.then(|| [next(), next()]),
-        })
-    }
-}
-
-impl<E: Engine> Mixer<E> for March {
-    type Memory = AnchoredMemory<E>;
-
-    fn memory(&self) -> AnchoredMemory<E> {
-        AnchoredMemory::default()
+impl Mixer for March {
+    fn memory(&self) -> Box<dyn Memory> {
+        Box::new(AnchoredMemory::default())
     }
 
-    fn output(&self) -> Parameter {
+    fn output(&self) -> Projection {
         self.base.o_proj
     }
 
-    fn forward(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut AnchoredMemory<E>],
-    ) -> Result<Streams<E::Tensor>> {
+    fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
         let base = &self.base;
-        let p = self.project(pass, input)?;
+        // Of the text: q, k, v, α and β before their activations; ρ_t = W_R x_t; n_t = w_∅·x_t + b_∅; the gate.
+        let layers = (base.projections(), self.routing_query_proj, self.null_proj, base.g_proj);
+        let (recurrence, routing_query, null_score, gate) = pass.project(&input.text, layers)?;
+        // Of the anchors: κ_m = W_κ u_m and, unless nothing reads them after this layer, q_m and the gate.
+        let own = (!self.layer.last()).then_some([base.q_proj, base.g_proj]);
+        let anchors = input.anchors.as_ref().map(|u| pass.project(u, (self.routing_key_proj, own)));
+        let (keys, own) = anchors.transpose()?.unzip();
         let count = pass.new_anchors();
-        let keys = match &p.keys {
-            Some(keys) => Some(pass.repeat_rows(keys, count)?),
-            None => None,
-        };
-        let reader = Reader {
-            base,
-            layer: self.layer,
-            routing_scale: self.routing_scale,
-            equal_scores: self.layer.first(),
-            want_mass: false,
-        };
-        let [q, k, v, a, b] = p.recurrence.each_ref();
-        // A model without a null passes the routing query in its place, where it is ignored.
-        let inputs = [q, k, v, a, b, &p.routing_query, p.null_score.as_ref().unwrap_or(&p.routing_query)];
-        let has_null = p.null_score.is_some();
-        let mixed = pass.each_row(inputs, memory, |pass, inputs, row, mut memory| {
-            let [q, k, v, a, b, routing_query, null] = inputs;
-            let boundaries = row.anchors.boundaries.first().map_or(&[][..], Vec::as_slice);
-            let base_memory = memory.as_deref_mut().map(|memory| &mut memory.base);
-            let (qkv, tails) = base.convolve(pass, [q, k, v], boundaries, base_memory)?;
-            let [q, k, v] = qkv.each_ref();
-            let recurrence = memory.as_deref_mut().map(|memory| &mut memory.base.recurrence);
-            let out = base.recur(pass, [q, k, v, a, b], row, recurrence)?;
-            let keys = match &keys {
-                Some(keys) if !row.anchors.new.is_empty() => {
-                    Some(pass.slice_rows(keys, row.anchors.new.clone())?)
+        let keys = keys.map(|keys| repeat_rows(&keys, count)).transpose()?;
+
+        let inputs = (recurrence, routing_query, null_score);
+        let mixed =
+            pass.each_row(inputs, memory, |([q, k, v, a, b], routing_query, null_score), row, memory| {
+                let mut memory: Option<&mut AnchoredMemory> = memory;
+                if let Some(memory) = &mut memory {
+                    memory.push_tails(base, pass, [&q, &k, &v], row)?;
                 }
-                _ => None,
-            };
-            let mut anchors = memory.map(|memory| &mut memory.anchors);
-            if let Some(anchors) = &mut anchors {
-                anchors.push_tails(pass.engine(), tails)?;
-            }
-            let routing = Routing { query: q, routing_query, null_score: has_null.then_some(null) };
-            let states = &out.boundary_states;
-            let readout =
-                match reader.historical_readout(pass, routing, states, keys.as_ref(), row, anchors)? {
-                    Some(history) => pass.tape.add(&out.readout, &history.readout)?,
+                let [q, k, v] =
+                    base.convolve(pass, [&q, &k, &v], memory.as_deref_mut().map(|m| &mut m.base))?;
+                // S_tᵀ q_t, and A_m = S at each boundary.
+                let recurrence = memory.as_deref_mut().map(|memory| &mut memory.base.recurrence);
+                let out = base.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?;
+                // Σ_m π_tm A_mᵀ q_t, π_t = softmax([ρ_t·κ_m …, n_t]).
+                let routing =
+                    Routing { query: &q, routing_query: &routing_query, null_score: null_score.as_ref() };
+                let keys = keys.as_ref().filter(|_| !row.anchors.new.is_empty());
+                let keys = keys.map(|keys| slice_rows(keys, row.anchors.new.clone())).transpose()?;
+                let new = NewAnchors { states: &out.boundary_states, keys: keys.as_ref() };
+                let kept = memory.map(|memory| &mut memory.anchors);
+                let readout = match self.reader().historical_readout(pass, routing, new, row, kept)? {
+                    Some(history) => (&out.readout + &history.readout)?,
                     None => out.readout,
                 };
-            Ok(MixerOutput { readout, states: Some(out.boundary_states) })
-        })?;
-        let (Some([query, gate]), Some(states)) = (&p.anchors, &mixed.states) else {
-            return base.gated(pass, &[&mixed.readout], &[&p.gate]);
+                Ok(MixerOutput { readout, states: Some(out.boundary_states) })
+            })?;
+
+        let (Some([query, anchor_gate]), Some(states)) = (own.flatten(), &mixed.states) else {
+            return base.gated(pass, &[&mixed.readout], &[&gate]);
         };
-        let query = pass.repeat_rows(&pass.tape.silu(query)?, count)?;
-        let own_readout = pass.tape.state_read(StateRead { query: &query, states }, base.key_heads)?;
-        let gate = pass.repeat_rows(gate, count)?;
-        base.gated(pass, &[&mixed.readout, &own_readout], &[&p.gate, &gate])
+        // o_m = A_mᵀ q_m with q_m = SiLU(W_q u_m).
+        let query = repeat_rows(&query.silu()?, count)?;
+        let own_readout = StateRead { query: &query, states }.state_read(base.key_heads)?;
+        base.gated(pass, &[&mixed.readout, &own_readout], &[&gate, &repeat_rows(&anchor_gate, count)?])
     }
 
     /// Operations of the recurrence, and of reading anchors.
@@ -303,7 +225,7 @@ impl<E: Engine> Mixer<E> for March {
     }
 
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
-        anchored::memory_bytes::<E>(&self.base, self.layer, self.routing_dim, tokens, policy)
+        anchored::memory_bytes(&self.base, self.layer, self.routing_dim, tokens, policy)
     }
 
     fn rollback_bytes(&self, tokens: usize, policy: &Policy) -> usize {
@@ -313,16 +235,17 @@ impl<E: Engine> Mixer<E> for March {
     fn anchor_bytes(&self, storage: Storage) -> usize {
         anchored::anchor_bytes(&self.base, self.routing_dim, storage)
     }
+}
 
-    fn place(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        tokens: usize,
-        input: FirstInput<'_, E::Tensor>,
-        policy: &Policy,
-        timeline: &mut Timeline,
-        memory: &mut AnchoredMemory<E>,
-    ) -> Result<Vec<usize>> {
-        anchored::place(&self.base, pass, tokens, input, policy, timeline, memory)
+impl March {
+    fn reader(&self) -> Reader<'_> {
+        Reader {
+            base: &self.base,
+            layer: self.layer,
+            routing_scale: self.routing_scale,
+            // In the first layer all anchors still have the same embedding.
+            equal_scores: self.layer.first(),
+            want_mass: false,
+        }
     }
 }

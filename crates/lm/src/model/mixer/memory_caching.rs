@@ -18,18 +18,19 @@
 //! Memory: that of Gated DeltaNet and of the running mean, and for each closed segment its state, its key and the
 //! convolution tails.
 
-use march_engine::{Engine, Var};
+use march_engine::Tensor;
+use march_engine::ops::gated_delta::CHUNK_TOKENS;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::anchored::{self, AnchoredMemory, Reader, Routing, UNIT};
+use super::anchored::{self, AnchoredMemory, NewAnchors, Reader, Routing, UNIT};
 use super::gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig, Recurrence, RecurrenceOutput, Rule};
-use super::{AnyMixer, Contradiction, FirstInput, Layer, Mixer, MixerSpec, Streams};
-use crate::anchors::{Anchor, Policy, Storage, Timeline};
+use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
+use crate::anchors::{Anchor, Policy, Storage};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Ledger, Memory};
-use crate::model::{Builder, MixerOutput, Parameter, Pass, Row};
+use crate::model::{Builder, Pass, Projection, Row};
 
 /// Configuration of Memory Caching.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,12 +87,7 @@ impl MixerSpec for MemoryCachingConfig {
         Some(Policy { interval: Some(anchor_interval), top_k: routing_top_k, ..Policy::default() })
     }
 
-    fn build<E: Engine>(
-        &self,
-        hidden_size: usize,
-        layer: Layer,
-        builder: &mut Builder<'_>,
-    ) -> Box<dyn AnyMixer<E>> {
+    fn build(&self, hidden_size: usize, layer: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer> {
         let base = GatedDeltaNet::new(&self.base, hidden_size, builder);
         let width = base.value_heads * self.segments.routing_dim;
         Box::new(MemoryCaching {
@@ -104,61 +100,62 @@ impl MixerSpec for MemoryCachingConfig {
     }
 }
 
-struct MemoryCaching {
-    base: GatedDeltaNet,
+pub(super) struct MemoryCaching {
+    pub base: GatedDeltaNet,
     layer: Layer,
     routing_dim: usize,
     /// W_u.
-    segment_query_proj: Parameter,
+    segment_query_proj: Projection,
     /// W_c.
-    segment_key_proj: Parameter,
+    segment_key_proj: Projection,
 }
 
 /// What Memory Caching keeps of a text.
-pub struct SegmentMemory<E: Engine> {
+#[derive(Clone, Default)]
+pub struct SegmentMemory {
     /// The recurrence and the closed segments.
-    anchored: AnchoredMemory<E>,
+    pub(super) anchored: AnchoredMemory,
     /// The running mean of the open segment.
-    mean: Recurrence<E>,
+    mean: Recurrence,
 }
 
 /// Prefix of the names of the running mean's tensors in a file.
 const MEAN: &str = "mean_";
 
-impl<E: Engine> Memory<E> for SegmentMemory<E> {
-    fn fork(&self) -> Box<dyn Memory<E>> {
-        Box::new(Self { anchored: self.anchored.clone(), mean: self.mean.clone() })
+impl Memory for SegmentMemory {
+    fn fork(&self) -> Box<dyn Memory> {
+        Box::new(self.clone())
     }
 
-    fn bytes(&self, engine: &E) -> usize {
-        self.anchored.bytes(engine) + self.mean.bytes(engine)
+    fn bytes(&self) -> usize {
+        self.anchored.bytes() + self.mean.bytes()
     }
 
-    fn rollback_bytes(&self, engine: &E) -> usize {
-        self.anchored.rollback_bytes(engine)
+    fn rollback_bytes(&self) -> usize {
+        self.anchored.rollback_bytes()
     }
 
-    fn anchors(&self, engine: &E) -> (usize, usize) {
-        self.anchored.anchors(engine)
+    fn anchors(&self) -> (usize, usize) {
+        self.anchored.anchors()
     }
 
-    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()> {
-        self.mean.save(engine, MEAN, file);
-        self.anchored.save(engine, file)
+    fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {
+        self.mean.save(MEAN, file);
+        self.anchored.save(file)
     }
 
-    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()> {
-        self.mean.load(engine, MEAN, file)?;
-        self.anchored.load(engine, file)
+    fn load(&mut self, file: &LayerReader<'_>) -> Result<()> {
+        self.mean.load(MEAN, file)?;
+        self.anchored.load(file)
     }
 
-    fn rollback(&mut self, engine: &E, anchor: Anchor, place: usize) -> Result<Storage> {
-        let storage = self.anchored.rollback(engine, anchor, place)?;
+    fn rollback(&mut self, anchor: Anchor, place: usize) -> Result<Storage> {
+        let storage = self.anchored.rollback(anchor, place)?;
         // At a boundary, the running mean equals the key of the segment that ends there.
-        self.mean = match self.anchored.last_key(engine)? {
+        self.mean = match self.anchored.last_key()? {
             Some((key, heads)) => {
-                let width = engine.shape(&key).last().copied().unwrap_or(0);
-                Recurrence::at(engine.reshape(&key, &[1, heads, 1, width / heads.max(1)])?)
+                let width = key.shape().last().copied().unwrap_or(0);
+                Recurrence::at(key.reshape(&[1, heads, 1, width / heads.max(1)])?)
             }
             None => Recurrence::default(),
         };
@@ -173,7 +170,7 @@ impl<E: Engine> Memory<E> for SegmentMemory<E> {
         self.anchored.ledger_mut()
     }
 
-    fn state(&self) -> Option<&E::Tensor> {
+    fn state(&self) -> Option<&Tensor> {
         self.anchored.state()
     }
 }
@@ -186,18 +183,16 @@ const WRITE_ALL: f64 = 1e4;
 impl MemoryCaching {
     /// The mean of W_c x over the segment so far, for each token [B, n, value_heads·d_r] and at each boundary [N,
     /// value_heads, 1, d_r].
-    fn running_mean<E: Engine>(
+    fn running_mean(
         &self,
-        pass: &Pass<'_, '_, E>,
-        keys: &Var<E::Tensor>,
+        keys: &Tensor,
         row: Row<'_>,
-        memory: Option<&mut Recurrence<E>>,
-    ) -> Result<RecurrenceOutput<E::Tensor>> {
-        let (engine, heads) = (pass.engine(), self.base.value_heads);
-        let &[batch, tokens, _] = engine.shape(keys.value()) else { unreachable!("[B, n, width]") };
-        let constant =
-            |value| Ok::<_, crate::Error>(pass.tape.constant(engine.full(&[batch, tokens, heads], value)?));
-        let (unit, kept) = (constant(UNIT)?, constant(KEEP_ALL)?);
+        memory: Option<&mut Recurrence>,
+    ) -> Result<RecurrenceOutput> {
+        let (device, heads) = (keys.device(), self.base.value_heads);
+        let &[batch, tokens, _] = keys.shape() else { unreachable!("[B, n, width]") };
+        let gates = [batch, tokens, heads];
+        let (unit, kept) = (Tensor::full(&gates, UNIT, device)?, Tensor::full(&gates, KEEP_ALL, device)?);
         // σ(−ln(i − 1)) = 1/i for the i-th token of its segment.
         let mut write = Vec::with_capacity(batch * tokens * heads);
         for b in 0..batch {
@@ -213,92 +208,70 @@ impl MemoryCaching {
                 before += 1;
             }
         }
-        let write = pass.tape.constant(engine.from_f64(&write, &[batch, tokens, heads])?);
-        let zero = pass.tape.constant(engine.full(&[heads], 0.0)?);
-        let rule = Rule {
-            key_heads: heads,
-            value_heads: heads,
-            allow_neg_eigval: false,
-            a_log: &zero,
-            dt_bias: &zero,
-        };
-        let inputs = [&unit, &unit, keys, &kept, &write];
-        rule.run(pass, inputs, row, &row.anchors.boundaries, &row.anchors.recent, memory)
+        let write = Tensor::from_f64(&write, &gates, device)?;
+        let zero = &Tensor::full(&[heads], 0.0, device)?;
+        let (key_heads, value_heads, allow_neg_eigval) = (heads, heads, false);
+        let rule = Rule { key_heads, value_heads, allow_neg_eigval, a_log: zero, dt_bias: zero };
+        rule.run([&unit, &unit, keys, &kept, &write], row, memory)
     }
 
     /// Size of the running mean after `tokens` tokens, in bytes.
-    fn mean_bytes<E: Engine>(&self, tokens: usize) -> usize {
+    fn mean_bytes(&self, tokens: usize) -> usize {
         let heads = self.base.value_heads;
-        let state = if tokens < E::CHUNK_TOKENS { 0 } else { heads * self.routing_dim };
-        let open = tokens % E::CHUNK_TOKENS * heads * (self.routing_dim + 3);
+        let state = if tokens < CHUNK_TOKENS { 0 } else { heads * self.routing_dim };
+        let open = tokens % CHUNK_TOKENS * heads * (self.routing_dim + 3);
         (state + open) * size_of::<f32>()
     }
 }
 
-impl<E: Engine> Mixer<E> for MemoryCaching {
-    type Memory = SegmentMemory<E>;
-
-    fn memory(&self) -> SegmentMemory<E> {
-        SegmentMemory { anchored: AnchoredMemory::default(), mean: Recurrence::default() }
+impl Mixer for MemoryCaching {
+    fn memory(&self) -> Box<dyn Memory> {
+        Box::new(SegmentMemory::default())
     }
 
-    fn output(&self) -> Parameter {
+    fn output(&self) -> Projection {
         self.base.o_proj
     }
 
-    fn forward(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut SegmentMemory<E>],
-    ) -> Result<Streams<E::Tensor>> {
+    fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
         let (base, heads) = (&self.base, self.base.value_heads);
-        let [q, k, v, a, b] = base.projections();
-        let weights = [q, k, v, a, b, self.segment_query_proj, self.segment_key_proj, base.g_proj];
-        let [q, k, v, a, b, queries, keys, gate] = pass.linear_each(&input.text, weights)?;
+        // q, k, v, α and β before their activations; u_t = W_u x_t, W_c x_t; the gate.
+        let layers = (base.projections(), [self.segment_query_proj, self.segment_key_proj], base.g_proj);
+        let (recurrence, routing, gate) = pass.project(&input.text, layers)?;
         let reader =
             Reader { base, layer: self.layer, routing_scale: 1.0, equal_scores: false, want_mass: true };
-        let inputs = [&q, &k, &v, &a, &b, &queries, &keys];
-        let mixed =
-            pass.each_row(inputs, memory, |pass, [q, k, v, a, b, queries, keys], row, mut memory| {
-                let tape = pass.tape;
-                let boundaries = row.anchors.boundaries.first().map_or(&[][..], Vec::as_slice);
-                let base_memory = memory.as_deref_mut().map(|memory| &mut memory.anchored.base);
-                let (qkv, tails) = base.convolve(pass, [q, k, v], boundaries, base_memory)?;
-                let [q, k, v] = qkv.each_ref();
-                let recurrence = memory.as_deref_mut().map(|memory| &mut memory.anchored.base.recurrence);
-                let out = base.recur(pass, [q, k, v, a, b], row, recurrence)?;
-                let mean = memory.as_deref_mut().map(|memory| &mut memory.mean);
-                let mean = self.running_mean(pass, keys, row, mean)?;
-                // u_t · c_s, the open segment's score, [B, n, value_heads].
-                let shape = pass.engine().shape(queries.value()).to_vec();
-                let by_head = [shape[0], shape[1], heads, self.routing_dim];
-                let products = tape.reshape(&tape.mul(queries, &mean.readout)?, &by_head)?;
-                let open_score = tape.sum(&products, 3)?;
-                let closed = pass.engine().shape(mean.boundary_states.value())[0];
-                let keys = tape.reshape(&mean.boundary_states, &[closed, heads * self.routing_dim])?;
-                let keys = Some(&keys).filter(|_| closed > 0);
-                let mut anchors = memory.map(|memory| &mut memory.anchored.anchors);
-                if let Some(anchors) = &mut anchors {
-                    anchors.push_tails(pass.engine(), tails)?;
-                }
-                let routing = Routing { query: q, routing_query: queries, null_score: Some(&open_score) };
-                let history =
-                    reader.historical_readout(pass, routing, &out.boundary_states, keys, row, anchors)?;
-                let Some(history) = history else {
-                    return Ok(MixerOutput { readout: out.readout, states: None });
-                };
-                // g_ts = 1 − Σ_{i<s} g_ti is the weight of the current state.
-                let by_head = |width| [shape[0], shape[1], heads, width];
-                let closed = match history.mass {
-                    Some(mass) => tape.reshape(&mass, &by_head(1))?,
-                    None => unreachable!("it was asked for"),
-                };
-                let current = tape.reshape(&out.readout, &by_head(base.value_dim))?;
-                let current = tape.sub(&current, &tape.mul(&current, &closed)?)?;
-                let current = tape.reshape(&current, &[shape[0], shape[1], heads * base.value_dim])?;
-                Ok(MixerOutput { readout: tape.add(&current, &history.readout)?, states: None })
-            })?;
+        let inputs = (recurrence, routing);
+        let mixed = pass.each_row(inputs, memory, |([q, k, v, a, b], [queries, keys]), row, memory| {
+            let mut memory: Option<&mut SegmentMemory> = memory;
+            if let Some(memory) = &mut memory {
+                memory.anchored.push_tails(base, pass, [&q, &k, &v], row)?;
+            }
+            let base_memory = memory.as_deref_mut().map(|memory| &mut memory.anchored.base);
+            let [q, k, v] = base.convolve(pass, [&q, &k, &v], base_memory)?;
+            // S_tᵀ q_t, and A_i = S at the end of each segment.
+            let recurrence = memory.as_deref_mut().map(|memory| &mut memory.anchored.base.recurrence);
+            let out = base.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?;
+            let mean = memory.as_deref_mut().map(|memory| &mut memory.mean);
+            let mean = self.running_mean(&keys, row, mean)?;
+            // u_t · c_s, the open segment's score, [B, n, value_heads].
+            let &[batch, tokens, _] = queries.shape() else { unreachable!("[B, n, width]") };
+            let by_head = |width| [batch, tokens, heads, width];
+            let open_score = queries.mul(&mean.readout)?.reshape(&by_head(self.routing_dim))?.sum(3)?;
+            let closed = mean.boundary_states.shape()[0];
+            let keys = mean.boundary_states.reshape(&[closed, heads * self.routing_dim])?;
+            let new = NewAnchors { states: &out.boundary_states, keys: Some(&keys).filter(|_| closed > 0) };
+            let routing = Routing { query: &q, routing_query: &queries, null_score: Some(&open_score) };
+            let kept = memory.map(|memory| &mut memory.anchored.anchors);
+            let Some(history) = reader.historical_readout(pass, routing, new, row, kept)? else {
+                return Ok(out.readout);
+            };
+            // g_ts = 1 − Σ_{i<s} g_ti is the weight of the current state.
+            let Some(mass) = history.mass else { unreachable!("it was asked for") };
+            let closed = mass.reshape(&by_head(1))?;
+            let current = out.readout.reshape(&by_head(base.value_dim))?;
+            let current = (&current - &(&current * &closed)?)?;
+            Ok((&current.reshape(&[batch, tokens, heads * base.value_dim])? + &history.readout)?)
+        })?;
         base.gated(pass, &[&mixed.readout], &[&gate])
     }
 
@@ -310,8 +283,8 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
     }
 
     fn memory_bytes(&self, tokens: usize, policy: &Policy) -> usize {
-        let kept = anchored::memory_bytes::<E>(&self.base, self.layer, self.routing_dim, tokens, policy);
-        kept + self.mean_bytes::<E>(tokens)
+        let kept = anchored::memory_bytes(&self.base, self.layer, self.routing_dim, tokens, policy);
+        kept + self.mean_bytes(tokens)
     }
 
     fn rollback_bytes(&self, tokens: usize, policy: &Policy) -> usize {
@@ -320,17 +293,5 @@ impl<E: Engine> Mixer<E> for MemoryCaching {
 
     fn anchor_bytes(&self, storage: Storage) -> usize {
         anchored::anchor_bytes(&self.base, self.routing_dim, storage)
-    }
-
-    fn place(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        tokens: usize,
-        input: FirstInput<'_, E::Tensor>,
-        policy: &Policy,
-        timeline: &mut Timeline,
-        memory: &mut SegmentMemory<E>,
-    ) -> Result<Vec<usize>> {
-        anchored::place(&self.base, pass, tokens, input, policy, timeline, &mut memory.anchored)
     }
 }

@@ -3,6 +3,7 @@
 //! A mixer is one file in this folder and two lines below: its module and its entry in [`mixers!`]; see
 //! `docs/add-a-mixer.md`. The file also defines what the mixer keeps of a text between calls, its [`Memory`].
 
+pub(super) mod adaptive;
 mod anchored;
 pub mod attention;
 pub mod gated_delta_net;
@@ -11,17 +12,16 @@ pub mod march;
 pub mod memory_caching;
 
 use std::any::Any;
-use std::ops::Range;
 
-use march_engine::{Engine, Var};
+use march_engine::Tensor;
 use serde_json::{Map, Value};
 
-use crate::anchors::{Policy, Storage, Timeline};
+use crate::anchors::{Policy, Storage};
 pub use crate::config::Contradiction;
 use crate::config::Document;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Memory;
-use crate::model::{Builder, Parameter, Pass};
+use crate::model::{Builder, Pass, Projection};
 
 /// The layer that a mixer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,50 +46,46 @@ impl Layer {
 
 /// The two streams that pass through every layer.
 #[derive(Clone, Debug)]
-pub struct Streams<T> {
+pub struct Streams {
     /// Text, [B, n, D]; with memories, the concatenated sequences, [1, N, D].
-    pub text: Var<T>,
+    pub text: Tensor,
     /// The call's new anchors, those of all rows concatenated, [N, D]; [1, D] while they are all equal; `None` if there
     /// are no anchors or nothing reads them any more.
-    pub anchors: Option<Var<T>>,
+    pub anchors: Option<Tensor>,
 }
 
-impl<T> Streams<T> {
+impl Streams {
     /// The text, and the anchors if there are any.
-    pub(crate) fn list(&self) -> Vec<&Var<T>> {
+    pub(crate) fn list(&self) -> Vec<&Tensor> {
         [&self.text].into_iter().chain(&self.anchors).collect()
     }
 
     /// The streams of a list of one or two.
-    pub(crate) fn of(list: Vec<Var<T>>) -> Self {
+    pub(crate) fn of(list: Vec<Tensor>) -> Self {
         let mut list = list.into_iter();
         let Some(text) = list.next() else { unreachable!("the text is always there") };
         Self { text, anchors: list.next() }
     }
 }
 
-/// Computes the input of the first layer's mixer for a range of a call's tokens, [1, n, D].
-pub type FirstInput<'a, T> = &'a dyn Fn(Range<usize>) -> Result<Var<T>>;
+/// A text without anchors.
+impl From<Tensor> for Streams {
+    fn from(text: Tensor) -> Self {
+        Self { text, anchors: None }
+    }
+}
 
-/// A sequence mixer, with the indices of its parameters.
-pub trait Mixer<E: Engine>: Send + Sync {
-    /// What the mixer keeps of a text between calls.
-    type Memory: Memory<E>;
-
-    /// Creates the memory of an empty text.
-    fn memory(&self) -> Self::Memory;
+/// A sequence mixer, with the handles of its parameters.
+pub trait Mixer: Any + Send + Sync {
+    /// Creates what the mixer keeps of a text between calls, for an empty text.
+    fn memory(&self) -> Box<dyn Memory>;
 
     /// W_o, with which the block multiplies the readout before it adds it to its input.
-    fn output(&self) -> Parameter;
+    fn output(&self) -> Projection;
 
     /// Computes the readout of both streams from their normalised inputs. `memory` has one entry for each sequence,
     /// which the call continues; if it is empty, the call starts from the beginning and keeps nothing.
-    fn forward(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut Self::Memory],
-    ) -> Result<Streams<E::Tensor>>;
+    fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams>;
 
     /// Floating-point operations of a forward pass over one text of `tokens` tokens from its beginning, counting the
     /// products along the text: everything except the mixer's linear layers.
@@ -106,104 +102,6 @@ pub trait Mixer<E: Engine>: Send + Sync {
     /// Size of an anchor in one layer, in bytes; 0 for a mixer without anchors.
     fn anchor_bytes(&self, _: Storage) -> usize {
         0
-    }
-
-    /// Places anchors among the next `tokens` tokens of a text. The first layer decides this for all layers; by default
-    /// anchors are on the policy's grid. `timeline` and `memory` are those before these tokens; the method records in
-    /// them what later decisions need.
-    fn place(
-        &self,
-        _: &Pass<'_, '_, E>,
-        tokens: usize,
-        _: FirstInput<'_, E::Tensor>,
-        policy: &Policy,
-        timeline: &mut Timeline,
-        _: &mut Self::Memory,
-    ) -> Result<Vec<usize>> {
-        Ok(policy.periodic(timeline.position, tokens))
-    }
-}
-
-/// A [`Mixer`] with the type of its memory erased, as a model holds it. Implemented for every mixer.
-pub trait AnyMixer<E: Engine>: Send + Sync {
-    /// See [`Mixer::memory`].
-    fn new_memory(&self) -> Box<dyn Memory<E>>;
-    /// See [`Mixer::output`].
-    fn output_matrix(&self) -> Parameter;
-    /// See [`Mixer::forward`].
-    fn mix(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut dyn Memory<E>],
-    ) -> Result<Streams<E::Tensor>>;
-    /// See [`Mixer::work`].
-    fn count_work(&self, tokens: usize, policy: &Policy) -> f64;
-    /// See [`Mixer::memory_bytes`].
-    fn count_memory(&self, tokens: usize, policy: &Policy) -> usize;
-    /// See [`Mixer::rollback_bytes`].
-    fn count_rollback(&self, tokens: usize, policy: &Policy) -> usize;
-    /// See [`Mixer::anchor_bytes`].
-    fn count_anchor(&self, storage: Storage) -> usize;
-    /// See [`Mixer::place`].
-    fn place_anchors(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        tokens: usize,
-        input: FirstInput<'_, E::Tensor>,
-        policy: &Policy,
-        timeline: &mut Timeline,
-        memory: &mut dyn Memory<E>,
-    ) -> Result<Vec<usize>>;
-}
-
-/// Downcasts a memory to the type that its mixer created.
-fn downcast_memory<E: Engine, M: Memory<E>>(memory: &mut dyn Memory<E>) -> Result<&mut M> {
-    let any: &mut dyn Any = memory;
-    any.downcast_mut().ok_or_else(|| Error::Request("the bank belongs to a model with other mixers".into()))
-}
-
-impl<E: Engine, M: Mixer<E>> AnyMixer<E> for M {
-    fn new_memory(&self) -> Box<dyn Memory<E>> {
-        Box::new(self.memory())
-    }
-    fn output_matrix(&self) -> Parameter {
-        self.output()
-    }
-    fn mix(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        input: &Streams<E::Tensor>,
-        memory: &mut [&mut dyn Memory<E>],
-    ) -> Result<Streams<E::Tensor>> {
-        let mut typed = Vec::with_capacity(memory.len());
-        for memory in memory {
-            typed.push(downcast_memory(&mut **memory)?);
-        }
-        self.forward(pass, input, &mut typed)
-    }
-    fn count_work(&self, tokens: usize, policy: &Policy) -> f64 {
-        self.work(tokens, policy)
-    }
-    fn count_memory(&self, tokens: usize, policy: &Policy) -> usize {
-        self.memory_bytes(tokens, policy)
-    }
-    fn count_rollback(&self, tokens: usize, policy: &Policy) -> usize {
-        self.rollback_bytes(tokens, policy)
-    }
-    fn count_anchor(&self, storage: Storage) -> usize {
-        self.anchor_bytes(storage)
-    }
-    fn place_anchors(
-        &self,
-        pass: &Pass<'_, '_, E>,
-        tokens: usize,
-        input: FirstInput<'_, E::Tensor>,
-        policy: &Policy,
-        timeline: &mut Timeline,
-        memory: &mut dyn Memory<E>,
-    ) -> Result<Vec<usize>> {
-        self.place(pass, tokens, input, policy, timeline, downcast_memory(memory)?)
     }
 }
 
@@ -253,12 +151,7 @@ pub trait MixerSpec: Sized {
         Ok(())
     }
     /// Lays out the parameters and creates the mixer.
-    fn build<E: Engine>(
-        &self,
-        hidden_size: usize,
-        layer: Layer,
-        builder: &mut Builder<'_>,
-    ) -> Box<dyn AnyMixer<E>>;
+    fn build(&self, hidden_size: usize, layer: Layer, builder: &mut Builder<'_>) -> Box<dyn Mixer>;
 }
 
 /// Generates the list of mixers: for each, a variant of [`MixerConfig`] and an arm in each of its methods.
@@ -323,12 +216,12 @@ macro_rules! mixers {
             }
 
             /// Lays out the parameters of one layer and creates its mixer.
-            pub fn build<E: Engine>(
+            pub fn build(
                 &self,
                 hidden_size: usize,
                 layer: Layer,
                 builder: &mut Builder<'_>,
-            ) -> Box<dyn AnyMixer<E>> {
+            ) -> Box<dyn Mixer> {
                 match self { $(Self::$variant(keys) => keys.build(hidden_size, layer, builder),)* }
             }
         }
