@@ -16,7 +16,7 @@ use march_engine::ops::gated_delta::CHUNK_TOKENS;
 
 use super::Layer;
 use super::adaptive::PlacementState;
-use super::gated_delta_net::{DeltaMemory, GatedDeltaNet, Recurrence, TAILS};
+use super::gated_delta_net::{DeltaMemory, GatedDeltaNet, Recurrence, RecurrenceOutput, TAILS};
 use crate::anchors::{Anchor, AnchorPlan, Placement, Policy, Storage, frobenius};
 use crate::error::{Error, Result};
 use crate::memory::{DECAY, LayerReader, LayerWriter, Ledger, LedgerEntry, Memory, STATES};
@@ -27,7 +27,7 @@ use crate::model::{Pass, Row};
 pub struct AnchoredMemory {
     pub(super) base: DeltaMemory,
     /// The kept anchors.
-    pub(super) anchors: Anchors,
+    anchors: Anchors,
     /// The state of adaptive placement, in the first layer.
     pub(super) placement: PlacementState,
 }
@@ -120,7 +120,7 @@ impl Memory for AnchoredMemory {
 impl AnchoredMemory {
     /// Adds the convolution tails at a row's boundaries, given the inputs of the convolutions. It comes before the
     /// convolutions of the row, which replace the tails that it starts from.
-    pub fn push_tails(
+    fn push_tails(
         &mut self,
         base: &GatedDeltaNet,
         pass: &Pass,
@@ -146,7 +146,7 @@ impl AnchoredMemory {
 
 /// The kept anchors of one layer, oldest first.
 #[derive(Clone, Default)]
-pub(super) struct Anchors {
+struct Anchors {
     /// One entry per anchor, [1, value_heads, d_k, d_v], in storage precision.
     states: Arc<Vec<Tensor>>,
     /// The routing keys, [anchors, value_heads·d_r].
@@ -249,6 +249,25 @@ impl Anchors {
     }
 }
 
+/// Convolutions and recurrence of a row, given the inputs of the convolutions and the gates: the queries, S_tᵀ q_t, and
+/// the states at the row's boundaries. With a memory, the convolution tails at the boundaries are added to it.
+pub(super) fn recur(
+    base: &GatedDeltaNet,
+    pass: &Pass,
+    [q, k, v, a, b]: [Tensor; 5],
+    row: Row<'_>,
+    mut memory: Option<&mut AnchoredMemory>,
+) -> Result<(Tensor, RecurrenceOutput)> {
+    if let Some(memory) = &mut memory {
+        memory.push_tails(base, pass, [&q, &k, &v], row)?;
+    }
+    let mut memory = memory.map(|memory| &mut memory.base);
+    let [q, k, v] = base.convolve(pass, [&q, &k, &v], memory.as_deref_mut())?;
+    let recurrence = memory.map(|memory| &mut memory.recurrence);
+    let out = base.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?;
+    Ok((q, out))
+}
+
 /// How a mixer reads its anchors.
 pub(super) struct Reader<'a> {
     pub base: &'a GatedDeltaNet,
@@ -268,7 +287,7 @@ pub(super) struct Routing<'a> {
     pub null_score: Option<&'a Tensor>,
 }
 
-/// The anchors that a row adds: their states, and their routing keys if there are any.
+/// The anchors that a row adds: their states, and their routing keys if there are anchors in the call.
 pub(super) struct NewAnchors<'a> {
     pub states: &'a Tensor,
     pub keys: Option<&'a Tensor>,
@@ -299,8 +318,10 @@ impl Reader<'_> {
         routing: Routing<'_>,
         new: NewAnchors<'_>,
         row: Row<'_>,
-        mut kept: Option<&mut Anchors>,
+        memory: Option<&mut AnchoredMemory>,
     ) -> Result<Option<History>> {
+        let mut kept = memory.map(|memory| &mut memory.anchors);
+        let new_keys = new.keys.filter(|keys| keys.shape()[0] > 0);
         // With a budget, the layer's own ledger determines which anchors are visible.
         let own = match (&kept, row.anchors.budget) {
             (Some(kept), Some(_)) => Some(row.anchors.seeing(kept.ledger.anchors(), row.tokens)),
@@ -308,11 +329,11 @@ impl Reader<'_> {
         };
         let row = Row { anchors: own.as_ref().unwrap_or(row.anchors), ..row };
         self.trace(pass, row, None);
-        if let (Some(kept), Some(keys)) = (&mut kept, new.keys) {
+        if let (Some(kept), Some(keys)) = (&mut kept, new_keys) {
             kept.push(new.states, keys, row.anchors.storage)?;
         }
         let (plan, top_k) = row.anchors.read_in(self.layer.index, self.equal_scores);
-        let keys = kept.as_ref().map_or(new.keys.cloned(), |kept| kept.routing_keys.clone());
+        let keys = kept.as_ref().map_or(new_keys.cloned(), |kept| kept.routing_keys.clone());
         let history = match keys.filter(|_| !plan.segments.is_empty()) {
             Some(keys) => {
                 let options = self.options(top_k, plan);

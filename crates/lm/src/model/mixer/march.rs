@@ -174,36 +174,26 @@ impl Mixer for March {
 
     fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
         let base = &self.base;
-        // Of the text: q, k, v, α and β before their activations; ρ_t = W_R x_t; n_t = w_∅·x_t + b_∅; the gate.
+        // Text: q, k, v, α and β before convolutions and activations; ρ_t = W_R x_t; n_t = w_∅·x_t + b_∅; the gate.
         let layers = (base.projections(), self.routing_query_proj, self.null_proj, base.g_proj);
-        let (recurrence, routing_query, null_score, gate) = pass.project(&input.text, layers)?;
-        // Of the anchors: κ_m = W_κ u_m and, unless nothing reads them after this layer, q_m and the gate.
+        let (inputs, routing_query, null_score, gate) = pass.project(&input.text, layers)?;
+        // Anchors: κ_m = W_κ u_m and, unless nothing reads the anchors after this layer, W_q u_m and the gate.
         let own = (!self.layer.last()).then_some([base.q_proj, base.g_proj]);
         let anchors = input.anchors.as_ref().map(|u| pass.project(u, (self.routing_key_proj, own)));
         let (keys, own) = anchors.transpose()?.unzip();
-        let count = pass.new_anchors();
-        let keys = keys.map(|keys| repeat_rows(&keys, count)).transpose()?;
+        let keys = keys.map(|keys| repeat_rows(&keys, pass.new_anchors())).transpose()?;
 
-        let inputs = (recurrence, routing_query, null_score);
+        let inputs = (inputs, routing_query, null_score);
         let mixed =
-            pass.each_row(inputs, memory, |([q, k, v, a, b], routing_query, null_score), row, memory| {
-                let mut memory: Option<&mut AnchoredMemory> = memory;
-                if let Some(memory) = &mut memory {
-                    memory.push_tails(base, pass, [&q, &k, &v], row)?;
-                }
-                let [q, k, v] =
-                    base.convolve(pass, [&q, &k, &v], memory.as_deref_mut().map(|m| &mut m.base))?;
+            pass.each_row(inputs, memory, |(inputs, routing_query, null_score), row, mut memory| {
                 // S_tᵀ q_t, and A_m = S at each boundary.
-                let recurrence = memory.as_deref_mut().map(|memory| &mut memory.base.recurrence);
-                let out = base.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?;
-                // Σ_m π_tm A_mᵀ q_t, π_t = softmax([ρ_t·κ_m …, n_t]).
-                let routing =
-                    Routing { query: &q, routing_query: &routing_query, null_score: null_score.as_ref() };
-                let keys = keys.as_ref().filter(|_| !row.anchors.new.is_empty());
-                let keys = keys.map(|keys| slice_rows(keys, row.anchors.new.clone())).transpose()?;
+                let (query, out) = anchored::recur(base, pass, inputs, row, memory.as_deref_mut())?;
+                // Σ_m π_tm A_mᵀ q_t with π_t = softmax([ρ_t·κ_m …, n_t]).
+                let (routing_query, null_score) = (&routing_query, null_score.as_ref());
+                let routing = Routing { query: &query, routing_query, null_score };
+                let keys = keys.as_ref().map(|keys| slice_rows(keys, row.anchors.new.clone())).transpose()?;
                 let new = NewAnchors { states: &out.boundary_states, keys: keys.as_ref() };
-                let kept = memory.map(|memory| &mut memory.anchors);
-                let readout = match self.reader().historical_readout(pass, routing, new, row, kept)? {
+                let readout = match self.reader().historical_readout(pass, routing, new, row, memory)? {
                     Some(history) => (&out.readout + &history.readout)?,
                     None => out.readout,
                 };
@@ -214,9 +204,10 @@ impl Mixer for March {
             return base.gated(pass, &[&mixed.readout], &[&gate]);
         };
         // o_m = A_mᵀ q_m with q_m = SiLU(W_q u_m).
-        let query = repeat_rows(&query.silu()?, count)?;
+        let query = repeat_rows(&query.silu()?, pass.new_anchors())?;
         let own_readout = StateRead { query: &query, states }.state_read(base.key_heads)?;
-        base.gated(pass, &[&mixed.readout, &own_readout], &[&gate, &repeat_rows(&anchor_gate, count)?])
+        let anchor_gate = repeat_rows(&anchor_gate, pass.new_anchors())?;
+        base.gated(pass, &[&mixed.readout, &own_readout], &[&gate, &anchor_gate])
     }
 
     /// Operations of the recurrence, and of reading anchors.

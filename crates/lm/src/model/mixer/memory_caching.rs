@@ -241,17 +241,11 @@ impl Mixer for MemoryCaching {
         let reader =
             Reader { base, layer: self.layer, routing_scale: 1.0, equal_scores: false, want_mass: true };
         let inputs = (recurrence, routing);
-        let mixed = pass.each_row(inputs, memory, |([q, k, v, a, b], [queries, keys]), row, memory| {
-            let mut memory: Option<&mut SegmentMemory> = memory;
-            if let Some(memory) = &mut memory {
-                memory.anchored.push_tails(base, pass, [&q, &k, &v], row)?;
-            }
-            let base_memory = memory.as_deref_mut().map(|memory| &mut memory.anchored.base);
-            let [q, k, v] = base.convolve(pass, [&q, &k, &v], base_memory)?;
+        let mixed = pass.each_row(inputs, memory, |(recurrence, [queries, keys]), row, memory| {
+            let memory: Option<&mut SegmentMemory> = memory;
+            let (mut anchored, mean) = memory.map(|memory| (&mut memory.anchored, &mut memory.mean)).unzip();
             // S_tᵀ q_t, and A_i = S at the end of each segment.
-            let recurrence = memory.as_deref_mut().map(|memory| &mut memory.anchored.base.recurrence);
-            let out = base.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?;
-            let mean = memory.as_deref_mut().map(|memory| &mut memory.mean);
+            let (query, out) = anchored::recur(base, pass, recurrence, row, anchored.as_deref_mut())?;
             let mean = self.running_mean(&keys, row, mean)?;
             // u_t · c_s, the open segment's score, [B, n, value_heads].
             let &[batch, tokens, _] = queries.shape() else { unreachable!("[B, n, width]") };
@@ -259,10 +253,9 @@ impl Mixer for MemoryCaching {
             let open_score = queries.mul(&mean.readout)?.reshape(&by_head(self.routing_dim))?.sum(3)?;
             let closed = mean.boundary_states.shape()[0];
             let keys = mean.boundary_states.reshape(&[closed, heads * self.routing_dim])?;
-            let new = NewAnchors { states: &out.boundary_states, keys: Some(&keys).filter(|_| closed > 0) };
-            let routing = Routing { query: &q, routing_query: &queries, null_score: Some(&open_score) };
-            let kept = memory.map(|memory| &mut memory.anchored.anchors);
-            let Some(history) = reader.historical_readout(pass, routing, new, row, kept)? else {
+            let new = NewAnchors { states: &out.boundary_states, keys: Some(&keys) };
+            let routing = Routing { query: &query, routing_query: &queries, null_score: Some(&open_score) };
+            let Some(history) = reader.historical_readout(pass, routing, new, row, anchored)? else {
                 return Ok(out.readout);
             };
             // g_ts = 1 − Σ_{i<s} g_ti is the weight of the current state.
