@@ -142,7 +142,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Advances over tokens that contain no boundary; `chunk` is the engine's chunk length.
+    /// Advances over tokens that contain no boundary; `chunk` is the device's chunk length.
     pub(crate) fn advance(&mut self, tokens: usize, chunk: usize) {
         self.position += tokens;
         let chunk_start = self.position / chunk.max(1) * chunk;

@@ -66,7 +66,7 @@ struct Walk {
 }
 
 /// Follows one row over `tokens` tokens with anchors at `boundaries`. `evictions` lists what a layer dropped in
-/// addition to what the policy drops; `chunk` is the engine's chunk length.
+/// addition to what the policy drops; `chunk` is the device's chunk length.
 fn walk(
     policy: &Policy,
     start: &Timeline,

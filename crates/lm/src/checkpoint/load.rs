@@ -1,39 +1,30 @@
 //! Loading models from checkpoint folders. These methods of the model are here because the model itself does not use
 //! files.
 
-use march_engine::{Engine, Precision};
+use march_engine::{Device, Precision, Tensor};
 
 use super::Checkpoint;
 use crate::error::Result;
-use crate::model::{InferenceParameters, Model, ParameterSpec, Parameters, rounded};
+use crate::model::{Model, Parameters, rounded};
 
-impl<E: Engine> Model<E> {
+impl Model {
     /// Loads a model and its parameters from a checkpoint.
-    pub fn load(engine: &E, checkpoint: &Checkpoint) -> Result<(Self, Parameters<E>)> {
-        Self::load_each(engine, checkpoint, |_, tensor| Ok(tensor))
+    pub fn load(device: &Device, checkpoint: &Checkpoint) -> Result<(Self, Parameters)> {
+        Self::load_in(device, checkpoint, Precision::F32)
     }
 
     /// Loads a model and its parameters for inference, with weights in fewer bits; see [`Model::quantize`].
     pub fn load_in(
-        engine: &E,
+        device: &Device,
         checkpoint: &Checkpoint,
         weights: Precision,
-    ) -> Result<(Self, InferenceParameters<E>)> {
-        Self::load_each(engine, checkpoint, |spec, tensor| rounded(engine, spec, tensor, weights))
-    }
-
-    /// Loads a model from a checkpoint, and applies `take` to each of its parameters.
-    fn load_each<T>(
-        engine: &E,
-        checkpoint: &Checkpoint,
-        take: impl Fn(&ParameterSpec, E::Tensor) -> Result<T>,
-    ) -> Result<(Self, Vec<T>)> {
+    ) -> Result<(Self, Parameters)> {
         let model = Self::new(checkpoint.config());
         checkpoint.check(model.layout())?;
         let mut parameters = Vec::with_capacity(model.layout().len());
         checkpoint.read_all(model.layout(), |i, numbers| {
             let spec = &model.layout()[i];
-            parameters.push(take(spec, engine.from_f32(numbers, &spec.shape)?)?);
+            parameters.push(rounded(spec, Tensor::from_slice(numbers, &spec.shape, device)?, weights)?);
             Ok(())
         })?;
         Ok((model, parameters))

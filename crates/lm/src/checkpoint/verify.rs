@@ -1,7 +1,7 @@
 //! Loading tensors while a second thread checks the files: against their checksums, and for numbers that are not
 //! finite.
 //!
-//! Copying a file's numbers to the engine is bound by memory bandwidth, and so is checking them. In parallel on two
+//! Copying a file's numbers to the device is bound by memory bandwidth, and so is checking them. In parallel on two
 //! cores the check costs almost nothing; done sequentially, it would add half of the loading time. The checking thread
 //! stays at most [`AHEAD`] bytes ahead of the copying thread, so that the data both threads touch is in memory only
 //! once and copied pages are released soon.

@@ -3,67 +3,61 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use march_engine::{Engine, Weight};
+use march_engine::Tensor;
 
 use super::{GenerationSummary, Inference, Limits, Sampling, Session, StopReason, Text};
-use crate::anchors::{Anchor, Policy};
+use crate::anchors::Anchor;
 use crate::error::{Error, Result};
 use crate::memory::{BankTag, Rollback, StateBank};
 use crate::model::{Model, TraceCell};
 use crate::tokenizer::Tokenizer;
 
 /// A model with one session.
-pub struct Generator<'e, E: Engine> {
-    inference: Inference<'e, E>,
-    session: Session<E>,
+pub struct Generator<'m> {
+    inference: Inference<'m>,
+    session: Session,
 }
 
-impl<'e, E: Engine> Generator<'e, E> {
+impl<'m> Generator<'m> {
     /// Creates a generator that continues after what `bank` has read.
-    pub fn new(
-        engine: &'e E,
-        model: &'e Model<E>,
-        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
-        bank: StateBank<E>,
-        sampling: Sampling,
-    ) -> Result<Self> {
+    pub fn new(model: &'m Model, parameters: &[Tensor], bank: StateBank, sampling: Sampling) -> Result<Self> {
         let session = Session::new(Text::new(bank), sampling)?;
-        Ok(Self { inference: Inference::new(engine, model, parameters), session })
+        Ok(Self { inference: Inference::new(model, parameters), session })
     }
 
     /// From now on, records in `trace` which anchors the tokens read.
-    pub fn with_trace(mut self, trace: &TraceCell<E>) -> Self {
+    pub fn with_trace(mut self, trace: &TraceCell) -> Self {
         self.session.set_trace(Some(trace.clone()));
         self
     }
 
     /// The text so far.
-    pub fn text(&self) -> &Text<E> {
+    pub fn text(&self) -> &Text {
         self.session.text()
     }
 
     /// Switches to another text, or to a fork of this one. The random number generator keeps its state.
-    pub fn set_text(&mut self, text: Text<E>) {
+    pub fn set_text(&mut self, text: Text) {
         self.session.set_text(text);
     }
 
     /// Reads the rest of the text and returns the bank.
-    pub fn bank(&mut self) -> Result<&StateBank<E>> {
-        self.settle()?;
+    pub fn bank(&mut self) -> Result<&StateBank> {
+        self.read_rest()?;
         Ok(self.session.text.bank())
     }
 
     /// Reads the rest of the text and writes it to a file, as [`Text::save`] does.
     pub fn save(&mut self, path: &Path, tag: &BankTag) -> Result<()> {
-        self.settle()?;
-        self.text().save(self.inference.engine(), path, tag)
+        self.read_rest()?;
+        self.text().save(path, tag)
     }
 
     /// Rolls back to the last kept anchor that is at most `tokens` tokens into the text, as [`StateBank::rollback`]
     /// does, and returns that anchor. If `tokens` is the end of the text, the text is unchanged and the result is
     /// `None`.
     pub fn rollback(&mut self, tokens: usize) -> Result<Option<(Anchor, Rollback)>> {
-        self.settle()?;
+        self.read_rest()?;
         let all = self.text().tokens();
         if tokens > all {
             let message = format!("cannot roll back to {tokens} tokens: the text has {all}");
@@ -73,7 +67,7 @@ impl<'e, E: Engine> Generator<'e, E> {
             return Ok(None);
         }
         let mut bank = self.text().bank().clone();
-        let back = bank.rollback_to(self.inference.engine(), tokens)?;
+        let back = bank.rollback_to(tokens)?;
         self.set_text(Text::new(bank));
         Ok(Some(back))
     }
@@ -82,7 +76,7 @@ impl<'e, E: Engine> Generator<'e, E> {
     /// `watch` receives the number of tokens left and may stop; tokens that were not read are then not part of the
     /// text. Returns whether all were read.
     pub fn read(&mut self, ids: &[u32], watch: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<bool> {
-        self.settle()?;
+        self.read_rest()?;
         let mut left = ids;
         while !left.is_empty() {
             let room = self.inference.room(&self.session);
@@ -106,7 +100,7 @@ impl<'e, E: Engine> Generator<'e, E> {
 
     /// Samples the next token and appends it to the text.
     pub fn next_token(&mut self) -> Result<u32> {
-        self.settle()?;
+        self.read_rest()?;
         let token = self.session.draw()?;
         self.session.push(&[token]);
         Ok(token)
@@ -124,7 +118,7 @@ impl<'e, E: Engine> Generator<'e, E> {
         self.session.begin(tokenizer, limits.clone())?;
         loop {
             if self.session.written() < limits.max_tokens {
-                self.settle()?;
+                self.read_rest()?;
             }
             let piece = self.session.advance(tokenizer)?;
             let asked = show(&piece.text).is_break();
@@ -141,25 +135,10 @@ impl<'e, E: Engine> Generator<'e, E> {
     }
 
     /// Reads all unread tokens.
-    fn settle(&mut self) -> Result<()> {
+    fn read_rest(&mut self) -> Result<()> {
         while self.session.unread() > 0 {
             self.inference.step(&mut [&mut self.session])?;
         }
         Ok(())
     }
-}
-
-/// Returns the `count` tokens that follow a prompt of at least one token.
-pub fn continue_text<E: Engine>(
-    engine: &E,
-    model: &Model<E>,
-    parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
-    policy: &Policy,
-    prompt: &[u32],
-    count: usize,
-    sampling: Sampling,
-) -> Result<Vec<u32>> {
-    let mut generator = Generator::new(engine, model, parameters, model.bank(policy.clone())?, sampling)?;
-    generator.session.push(prompt);
-    (0..count).map(|_| generator.next_token()).collect()
 }

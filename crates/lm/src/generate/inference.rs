@@ -1,7 +1,7 @@
 //! Running a model on any number of texts in one call.
 
+use march_engine::Tensor;
 use march_engine::ops::cross_entropy::TokenLosses;
-use march_engine::{Engine, Tape, Var, Weight};
 
 use super::{Session, call_tokens};
 use crate::error::Result;
@@ -21,37 +21,21 @@ pub struct Scores {
 const LOGIT_ROWS: usize = 64;
 
 /// A model with its weights, ready to run. Several threads can use one at the same time.
-pub struct Inference<'e, E: Engine> {
-    engine: &'e E,
-    model: &'e Model<E>,
-    weights: Weights<E>,
+#[derive(Clone)]
+pub struct Inference<'m> {
+    model: &'m Model,
+    weights: Weights,
     call_tokens: usize,
 }
 
-impl<E: Engine> Clone for Inference<'_, E> {
-    fn clone(&self) -> Self {
-        Self { weights: self.weights.clone(), ..*self }
-    }
-}
-
-impl<'e, E: Engine> Inference<'e, E> {
-    /// Creates it from a model and its parameters.
-    pub fn new(
-        engine: &'e E,
-        model: &'e Model<E>,
-        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
-    ) -> Self {
-        let weights = model.bind(&Tape::inference(engine), parameters);
-        Self { engine, model, weights, call_tokens: call_tokens(model.parameter_count()) }
-    }
-
-    /// The engine.
-    pub fn engine(&self) -> &'e E {
-        self.engine
+impl<'m> Inference<'m> {
+    /// Creates it from a model and its parameters, which may be packed ([`Model::quantize`]).
+    pub fn new(model: &'m Model, parameters: &[Tensor]) -> Self {
+        Self { model, weights: parameters.into(), call_tokens: call_tokens(model.parameter_count()) }
     }
 
     /// The model.
-    pub fn model(&self) -> &'e Model<E> {
+    pub fn model(&self) -> &'m Model {
         self.model
     }
 
@@ -73,22 +57,21 @@ impl<'e, E: Engine> Inference<'e, E> {
 
     /// The number of a session's tokens that the next step reads: all unread ones, except that calls end on a grid, so
     /// that no chunk of the recurrence is computed twice.
-    pub fn next_tokens(&self, session: &Session<E>) -> usize {
+    pub fn next_tokens(&self, session: &Session) -> usize {
         self.room(session).min(session.unread())
     }
 
     /// Number of tokens up to the next point of the grid of calls.
-    pub(super) fn room(&self, session: &Session<E>) -> usize {
+    pub(super) fn room(&self, session: &Session) -> usize {
         self.call_tokens - session.text.bank.timeline().position % self.call_tokens
     }
 
     /// Reads the next unread tokens of each session in one call of the model; sessions without unread tokens are
     /// unchanged. Sessions with no unread tokens left can then sample their next one. A session's text does not depend
     /// on what else is in the call.
-    pub fn step(&self, sessions: &mut [&mut Session<E>]) -> Result<()> {
+    pub fn step(&self, sessions: &mut [&mut Session]) -> Result<()> {
         let counts: Vec<usize> = sessions.iter().map(|session| self.next_tokens(session)).collect();
-        let tape = Tape::inference(self.engine);
-        let mut parts: Vec<Part<'_, E>> = std::iter::zip(sessions.iter_mut(), &counts)
+        let mut parts: Vec<Part<'_>> = std::iter::zip(sessions.iter_mut(), &counts)
             .filter(|(_, count)| **count > 0)
             .map(|(session, &count)| {
                 let Session { text, trace, .. } = &mut **session;
@@ -98,7 +81,7 @@ impl<'e, E: Engine> Inference<'e, E> {
         if parts.is_empty() {
             return Ok(());
         }
-        let hidden = self.model.step(&tape, &self.weights, &mut parts)?;
+        let hidden = self.model.step(&self.weights, &mut parts)?;
         let (mut at, mut last, mut owners) = (0, Vec::new(), Vec::new());
         for (i, (session, &count)) in
             sessions.iter_mut().zip(&counts).enumerate().filter(|(_, (_, n))| **n > 0)
@@ -107,56 +90,54 @@ impl<'e, E: Engine> Inference<'e, E> {
             session.text.logits = None;
             at += count;
             if session.text.unread.is_empty() {
-                last.push(tape.slice(&hidden, 1, at - 1..at)?);
+                last.push(hidden.slice(1, at - 1..at)?);
                 owners.push(i);
             }
         }
-        for (owner, logits) in owners.into_iter().zip(self.logits(&tape, &last)?) {
+        for (owner, logits) in owners.into_iter().zip(self.logits(&last)?) {
             sessions[owner].text.logits = Some(logits);
         }
         Ok(())
     }
 
     /// The logits after each of the given positions of the last layer, [1, 1, hidden_size].
-    fn logits(&self, tape: &Tape<'e, E>, last: &[Var<E::Tensor>]) -> Result<Vec<Vec<f32>>> {
+    fn logits(&self, last: &[Tensor]) -> Result<Vec<Vec<f32>>> {
         if last.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = tape.concat(&last.iter().collect::<Vec<_>>(), 1)?;
-        let logits = self.model.logits(tape, &self.weights, &rows)?;
-        let logits = self.engine.to_f32(logits.value());
-        self.engine.check()?;
-        Ok(logits.chunks(self.model.config().vocab_size).map(<[f32]>::to_vec).collect())
+        let rows = Tensor::concat(&last.iter().collect::<Vec<_>>(), 1)?;
+        let logits = self.model.logits(&self.weights, &rows)?;
+        let numbers = logits.to_f32();
+        logits.device().check()?;
+        Ok(numbers.chunks(self.model.config().vocab_size).map(<[f32]>::to_vec).collect())
     }
 
     /// Reads the next tokens of any number of texts in one call, without logits.
-    pub fn read(&self, parts: &mut [Part<'_, E>]) -> Result<()> {
-        self.model.step(&Tape::inference(self.engine), &self.weights, parts)?;
+    pub fn read(&self, parts: &mut [Part<'_>]) -> Result<()> {
+        self.model.step(&self.weights, parts)?;
         Ok(())
     }
 
     /// −ln p of each token's target and the most probable token at each position, for the next tokens of any number of
     /// texts in one call. `targets` has one entry per token, with the texts concatenated.
-    pub fn losses(&self, parts: &mut [Part<'_, E>], targets: &[u32]) -> Result<TokenLosses> {
-        let tape = Tape::inference(self.engine);
-        let hidden = self.model.step(&tape, &self.weights, parts)?;
-        self.model.token_losses(&tape, &self.weights, &hidden, targets)
+    pub fn losses(&self, parts: &mut [Part<'_>], targets: &[u32]) -> Result<TokenLosses> {
+        let hidden = self.model.step(&self.weights, parts)?;
+        self.model.token_losses(&self.weights, &hidden, targets)
     }
 
     /// As [`Inference::losses`], with the `top` most probable tokens, at least one.
-    pub fn scores(&self, parts: &mut [Part<'_, E>], targets: &[u32], top: usize) -> Result<Scores> {
-        let tape = Tape::inference(self.engine);
-        let hidden = self.model.step(&tape, &self.weights, parts)?;
-        let TokenLosses { nll, greedy } = self.model.token_losses(&tape, &self.weights, &hidden, targets)?;
+    pub fn scores(&self, parts: &mut [Part<'_>], targets: &[u32], top: usize) -> Result<Scores> {
+        let hidden = self.model.step(&self.weights, parts)?;
+        let TokenLosses { nll, greedy } = self.model.token_losses(&self.weights, &hidden, targets)?;
         if top <= 1 {
-            let best = self.model.token_losses(&tape, &self.weights, &hidden, &greedy)?;
+            let best = self.model.token_losses(&self.weights, &hidden, &greedy)?;
             let top = std::iter::zip(greedy, best.nll).map(|best| vec![best]).collect();
             return Ok(Scores { nll, top });
         }
         let mut found = Vec::with_capacity(targets.len());
         for start in (0..targets.len()).step_by(LOGIT_ROWS) {
             let end = targets.len().min(start + LOGIT_ROWS);
-            let rows = self.logits(&tape, &[tape.slice(&hidden, 1, start..end)?])?;
+            let rows = self.logits(&[hidden.slice(1, start..end)?])?;
             for (logits, i) in rows.iter().zip(start..end) {
                 let own = logits[targets[i] as usize];
                 found.push(

@@ -10,7 +10,7 @@ mod sampling;
 mod session;
 mod stream;
 
-pub use generator::{Generator, continue_text};
+pub use generator::Generator;
 pub use inference::{Inference, Scores, most_probable};
 pub use sampling::Sampling;
 pub use session::{GeneratedPiece, GenerationSummary, Limits, Session, StopReason, Text};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use march_engine::Engine;
+use march_engine::Device;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
@@ -15,8 +15,9 @@ use crate::model::{Model, TraceCell};
 use crate::tokenizer::Tokenizer;
 
 /// A text so far. Cloning it is cheap and forks the text.
-pub struct Text<E: Engine> {
-    pub(super) bank: StateBank<E>,
+#[derive(Clone, Debug)]
+pub struct Text {
+    pub(super) bank: StateBank,
     /// The last tokens of the text, which the bank has not read yet.
     pub(super) unread: Vec<u32>,
     /// The logits after what the bank has read; `None` if it has read nothing since it was created or loaded.
@@ -25,29 +26,22 @@ pub struct Text<E: Engine> {
     pub(super) recent: VecDeque<u32>,
 }
 
-impl<E: Engine> Clone for Text<E> {
-    fn clone(&self) -> Self {
-        let Self { bank, unread, logits, recent } = self;
-        Self { bank: bank.clone(), unread: unread.clone(), logits: logits.clone(), recent: recent.clone() }
-    }
-}
-
-impl<E: Engine> Text<E> {
+impl Text {
     /// A text that a bank has read completely.
-    pub fn new(bank: StateBank<E>) -> Self {
+    pub fn new(bank: StateBank) -> Self {
         Self { bank, unread: Vec::new(), logits: None, recent: VecDeque::new() }
     }
 
     /// Loads the text of a file that [`super::Generator::save`] wrote for the same model and tokenizer. A `policy`
     /// replaces the file's; it may differ only in top-K and retention.
     pub fn load(
-        engine: &E,
-        model: &Model<E>,
+        device: &Device,
+        model: &Model,
         file: &BankFile,
         tag: &BankTag,
         policy: Option<&Policy>,
     ) -> Result<Self> {
-        let mut text = Self::new(model.load_bank(engine, file, tag, policy)?);
+        let mut text = Self::new(model.load_bank(device, file, tag, policy)?);
         if let Some(Ending { logits, recent }) = file.ending(model.config().vocab_size)? {
             (text.logits, text.recent) = (Some(logits), recent.into());
         }
@@ -71,7 +65,7 @@ impl<E: Engine> Text<E> {
     }
 
     /// What is kept of the text, except for the few tokens that are still unread; see [`super::Generator::bank`].
-    pub fn bank(&self) -> &StateBank<E> {
+    pub fn bank(&self) -> &StateBank {
         &self.bank
     }
 
@@ -82,14 +76,11 @@ impl<E: Engine> Text<E> {
 
     /// Writes what the bank has read to a file, as [`StateBank::append`] does, together with what is needed to continue
     /// from there without a new token. Unread tokens are not saved: the caller must append them again after loading.
-    pub fn save(&self, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
-        match self.logits.as_ref().filter(|_| self.unread.is_empty()) {
-            Some(logits) => {
-                let recent = self.recent.iter().copied().collect();
-                self.bank.append_with(&Ending { logits: logits.clone(), recent }, engine, path, tag)
-            }
-            None => self.bank.append(engine, path, tag),
-        }
+    pub fn save(&self, path: &Path, tag: &BankTag) -> Result<()> {
+        let logits = self.logits.as_ref().filter(|_| self.unread.is_empty());
+        let recent = || self.recent.iter().copied().collect();
+        let ending = logits.map(|logits| Ending { logits: logits.clone(), recent: recent() });
+        self.bank.append(ending.as_ref(), path, tag)
     }
 
     pub(super) fn append(&mut self, ids: &[u32], remember: usize) {
@@ -142,44 +133,44 @@ pub struct GeneratedPiece {
 }
 
 /// The state of a text being generated.
-struct GenerationState<E: Engine> {
+struct GenerationState {
     limits: Limits,
     stream: TextStream,
     stops: Stops,
     tokens: usize,
     /// Where a stop string may have begun: the text before that token, and what was shown since.
-    fork: Option<(Text<E>, String)>,
+    fork: Option<(Text, String)>,
 }
 
 /// One text that a model continues.
-pub struct Session<E: Engine> {
-    pub(super) text: Text<E>,
+pub struct Session {
+    pub(super) text: Text,
     sampling: Sampling,
     random: ChaCha8Rng,
-    writing: Option<GenerationState<E>>,
-    pub(super) trace: Option<TraceCell<E>>,
+    writing: Option<GenerationState>,
+    pub(super) trace: Option<TraceCell>,
 }
 
-impl<E: Engine> Session<E> {
+impl Session {
     /// Creates a session that continues after what the text's bank has read.
-    pub fn new(text: Text<E>, sampling: Sampling) -> Result<Self> {
+    pub fn new(text: Text, sampling: Sampling) -> Result<Self> {
         sampling.check()?;
         let random = ChaCha8Rng::seed_from_u64(sampling.seed);
         Ok(Self { text, sampling, random, writing: None, trace: None })
     }
 
     /// From now on, records in `trace` which anchors the tokens read.
-    pub fn set_trace(&mut self, trace: Option<TraceCell<E>>) {
+    pub fn set_trace(&mut self, trace: Option<TraceCell>) {
         self.trace = trace;
     }
 
     /// The text so far.
-    pub fn text(&self) -> &Text<E> {
+    pub fn text(&self) -> &Text {
         &self.text
     }
 
     /// Switches to another text, or to a fork of this one. The random number generator keeps its state.
-    pub fn set_text(&mut self, text: Text<E>) {
+    pub fn set_text(&mut self, text: Text) {
         self.text = text;
         self.writing = None;
     }

@@ -10,7 +10,7 @@ mod rollback;
 use std::any::Any;
 use std::fmt;
 
-use march_engine::Engine;
+use march_engine::Tensor;
 use march_engine::ops::anchor_read::Storage;
 
 use crate::anchors::{Anchor, Policy, Recording, Timeline};
@@ -23,33 +23,33 @@ pub use ledger::{Ledger, LedgerEntry};
 pub use rollback::Rollback;
 
 /// What one layer keeps of one text between calls.
-pub trait Memory<E: Engine>: Any + Send + Sync {
+pub trait Memory: Any + Send + Sync {
     /// Returns a copy that continues independently. It copies handles: tensors are shared until one side appends to
     /// them.
-    fn fork(&self) -> Box<dyn Memory<E>>;
+    fn fork(&self) -> Box<dyn Memory>;
 
     /// Size of everything that is kept, in bytes.
-    fn bytes(&self, engine: &E) -> usize;
+    fn bytes(&self) -> usize;
 
     /// Lists the tensors that a file must hold.
-    fn save<'a>(&'a self, engine: &E, file: &mut LayerWriter<'a, E>) -> Result<()>;
+    fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()>;
 
     /// Loads the tensors of a file into the memory of an empty text.
-    fn load(&mut self, engine: &E, file: &LayerReader<'_>) -> Result<()>;
+    fn load(&mut self, file: &LayerReader<'_>) -> Result<()>;
 
     /// Returns to the state right after `anchor`, which has index `place` among the anchors that all layers keep.
     /// Returns the precision of the restored state.
-    fn rollback(&mut self, _: &E, _: Anchor, _place: usize) -> Result<Storage> {
+    fn rollback(&mut self, _: Anchor, _place: usize) -> Result<Storage> {
         Err(Error::Request("this layer keeps no anchors, so it cannot be rolled back".into()))
     }
 
     /// Of these bytes, those that only [`Memory::rollback`] uses: no token reads them.
-    fn rollback_bytes(&self, _: &E) -> usize {
+    fn rollback_bytes(&self) -> usize {
         0
     }
 
     /// The number of kept anchors, and their bytes.
-    fn anchors(&self, _: &E) -> (usize, usize) {
+    fn anchors(&self) -> (usize, usize) {
         (0, 0)
     }
 
@@ -63,29 +63,31 @@ pub trait Memory<E: Engine>: Any + Send + Sync {
         None
     }
 
-    /// The state of the recurrence at the last point of the engine's chunk grid, if there is one.
-    fn state(&self) -> Option<&E::Tensor> {
+    /// The state of the recurrence at the last point of the device's chunk grid, if there is one.
+    fn state(&self) -> Option<&Tensor> {
         None
     }
 }
 
-/// Size of a tensor in f32, in bytes.
-pub(crate) fn tensor_bytes<E: Engine>(engine: &E, tensor: &E::Tensor) -> usize {
-    engine.shape(tensor).iter().product::<usize>() * size_of::<f32>()
+impl Clone for Box<dyn Memory> {
+    fn clone(&self) -> Self {
+        (**self).fork()
+    }
 }
 
 /// What is kept of one sequence. Cloning it is cheap and forks the sequence.
-pub struct StateBank<E: Engine> {
+#[derive(Clone)]
+pub struct StateBank {
     /// How anchors are placed, kept and read.
     pub(crate) policy: Policy,
     /// How far the sequence has progressed.
     pub(crate) timeline: Timeline,
-    pub(crate) layers: Vec<Box<dyn Memory<E>>>,
+    pub(crate) layers: Vec<Box<dyn Memory>>,
     /// Set while a call is running, and after a call failed between two layers.
     pub(crate) torn: bool,
 }
 
-impl<E: Engine> fmt::Debug for StateBank<E> {
+impl fmt::Debug for StateBank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { policy, timeline, .. } = self;
         f.debug_struct("StateBank")
@@ -95,17 +97,9 @@ impl<E: Engine> fmt::Debug for StateBank<E> {
     }
 }
 
-impl<E: Engine> Clone for StateBank<E> {
-    fn clone(&self) -> Self {
-        let Self { policy, timeline, layers, torn } = self;
-        let layers = layers.iter().map(|layer| layer.fork()).collect();
-        Self { policy: policy.clone(), timeline: timeline.clone(), layers, torn: *torn }
-    }
-}
-
-impl<E: Engine> StateBank<E> {
+impl StateBank {
     /// The bank of an empty text, from the layers' empty memories.
-    pub(crate) fn new(policy: Policy, layers: Vec<Box<dyn Memory<E>>>) -> Self {
+    pub(crate) fn new(policy: Policy, layers: Vec<Box<dyn Memory>>) -> Self {
         Self { policy, timeline: Timeline::default(), layers, torn: false }
     }
 
@@ -130,12 +124,12 @@ impl<E: Engine> StateBank<E> {
     }
 
     /// The layers' memories.
-    pub fn layers(&self) -> &[Box<dyn Memory<E>>] {
+    pub fn layers(&self) -> &[Box<dyn Memory>] {
         &self.layers
     }
 
-    /// Starts or stops recording where anchors are placed and which ones layers drop, for `Model::replay`. Recording
-    /// must start with an empty bank; the recorded lists grow with the text.
+    /// Starts or stops recording where anchors are placed and which ones layers drop, for
+    /// `Settings::recordings`. Recording must start with an empty bank; the recorded lists grow with the text.
     pub fn record(&mut self, on: bool) -> Result<()> {
         match (on, &self.timeline.boundaries) {
             (true, None) if self.timeline.position > 0 => {
@@ -155,8 +149,7 @@ impl<E: Engine> StateBank<E> {
 
     /// What was recorded; `None` unless recording was started with [`StateBank::record`].
     pub fn recording(&self) -> Option<Recording> {
-        let evictions =
-            |layer: &dyn Memory<E>| layer.ledger().map_or_else(Vec::new, |it| it.evictions.clone());
+        let evictions = |layer: &dyn Memory| layer.ledger().map_or_else(Vec::new, |it| it.evictions.clone());
         let evictions = self.layers.iter().map(|layer| evictions(&**layer)).collect();
         Some(Recording { boundaries: self.timeline.boundaries.clone()?, evictions })
     }
@@ -171,12 +164,12 @@ impl<E: Engine> StateBank<E> {
     }
 
     /// Size of everything that is kept, in bytes.
-    pub fn bytes(&self, engine: &E) -> usize {
-        self.layers.iter().map(|layer| layer.bytes(engine)).sum()
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.bytes()).sum()
     }
 
     /// Of these bytes, those that only a rollback uses: no token reads them.
-    pub fn rollback_bytes(&self, engine: &E) -> usize {
-        self.layers.iter().map(|layer| layer.rollback_bytes(engine)).sum()
+    pub fn rollback_bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.rollback_bytes()).sum()
     }
 }

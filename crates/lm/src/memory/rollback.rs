@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use march_engine::Engine;
 use march_engine::ops::anchor_read::Storage;
 
 use super::StateBank;
@@ -19,11 +18,11 @@ pub enum Rollback {
     Approximate(String),
 }
 
-impl<E: Engine> StateBank<E> {
+impl StateBank {
     /// Returns to the point right after kept anchor `ordinal`: position and memories are those of that boundary, and
     /// later anchors are removed. Anchors that were dropped in the meantime stay dropped. On an error the bank is
     /// unchanged.
-    pub fn rollback(&mut self, engine: &E, ordinal: usize) -> Result<Rollback> {
+    pub fn rollback(&mut self, ordinal: usize) -> Result<Rollback> {
         self.check_whole()?;
         let kept = &self.timeline.kept;
         let Some(place) = kept.iter().position(|anchor| anchor.ordinal == ordinal) else {
@@ -35,7 +34,7 @@ impl<E: Engine> StateBank<E> {
         let mut storage = Storage::F32;
         for layer in &self.layers {
             let mut back = layer.fork();
-            let stored = back.rollback(engine, anchor, place)?;
+            let stored = back.rollback(anchor, place)?;
             if stored != Storage::F32 {
                 storage = stored;
             }
@@ -77,10 +76,10 @@ impl<E: Engine> StateBank<E> {
 
     /// Applies [`StateBank::rollback`] to the last kept anchor that is at most `tokens` tokens into the text. Returns
     /// that anchor, at which the text now ends.
-    pub fn rollback_to(&mut self, engine: &E, tokens: usize) -> Result<(Anchor, Rollback)> {
+    pub fn rollback_to(&mut self, tokens: usize) -> Result<(Anchor, Rollback)> {
         let kept = &self.timeline.kept;
         if let Some(&anchor) = kept.iter().rev().find(|anchor| anchor.position <= tokens) {
-            return Ok((anchor, self.rollback(engine, anchor.ordinal)?));
+            return Ok((anchor, self.rollback(anchor.ordinal)?));
         }
         let first = match kept.first() {
             Some(first) => format!("the first kept anchor is at {} tokens", first.position),

@@ -38,7 +38,7 @@ pub struct Session {
     pub processes: usize,
     /// Number of compute threads per process.
     pub threads: usize,
-    /// The engine's kernels.
+    /// The kernels of the device.
     pub kernels: String,
     /// The device that ran the model: `cpu`, or the name of a GPU; empty in sessions of earlier versions, which only had
     /// the first.

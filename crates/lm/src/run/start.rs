@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use march_engine::Engine;
+use march_engine::{Device, Tensor};
 
 use crate::anchors::Policy;
 use crate::checkpoint::Checkpoint;
@@ -79,15 +79,15 @@ fn refuse_other_keys(
 }
 
 /// The model of a configuration with the weights of a checkpoint; what the model adds to them is drawn with `seed`.
-pub(super) fn load<E: Engine>(
-    engine: &E,
+pub(super) fn load(
+    device: &Device,
     model: &ModelConfig,
     from: &Path,
     seed: u64,
-) -> Result<(Model<E>, Parameters<E>)> {
+) -> Result<(Model, Parameters)> {
     let checkpoint = Checkpoint::open(from)?;
     let architecture = Model::new(model);
-    let layout = Model::<E>::new(checkpoint.config()).layout().to_vec();
+    let layout = Model::new(checkpoint.config()).layout().to_vec();
     let extension = extension_of(model, checkpoint.config());
     let added = |spec: &ParameterSpec| extension.as_ref().is_some_and(|extension| extension.adds(&spec.name));
     if let Some(difference) = difference(architecture.layout(), &layout, added) {
@@ -98,13 +98,13 @@ pub(super) fn load<E: Engine>(
         );
         return Err(Error::file(from, message));
     }
-    let (_, loaded) = Model::load(engine, &checkpoint)?;
+    let (_, loaded) = Model::load(device, &checkpoint)?;
     let mut parameters = Vec::with_capacity(architecture.layout().len());
     for (i, spec) in architecture.layout().iter().enumerate() {
         let place = layout.iter().position(|other| other.name == spec.name);
         parameters.push(match place.and_then(|place| loaded.get(place)) {
             Some(tensor) => tensor.clone(),
-            None => engine.from_f32(&architecture.initial(i, seed), &spec.shape)?,
+            None => Tensor::from_slice(&architecture.initial(i, seed), &spec.shape, device)?,
         });
     }
     Ok((architecture, parameters))

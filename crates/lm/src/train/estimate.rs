@@ -1,6 +1,6 @@
 //! Estimates of the memory and the work of a training step.
 
-use march_engine::{Cpu, Engine, Tape};
+use march_engine::{Device, Tape, Tensor};
 
 use super::Trainer;
 use crate::error::Result;
@@ -29,10 +29,9 @@ pub struct StepMemory {
 
 impl StepMemory {
     /// Runs the model forward on a short text with a few of its layers, and scales what it keeps to all layers of a
-    /// single process that computes one sequence at a time.
-    #[inline] // compiled where it is called: one copy of the model for `Cpu` is enough
+    /// single process that computes one sequence at a time. `cpu` must count its bytes.
     pub fn measure(
-        engine: &Cpu,
+        cpu: &Device,
         config: &ModelConfig,
         settings: &Settings,
         sequence_length: usize,
@@ -42,15 +41,15 @@ impl StepMemory {
         let layers = config.num_hidden_layers;
         let kept = |layers: usize, recompute: bool| -> Result<usize> {
             let config = ModelConfig { num_hidden_layers: layers, ..config.clone() };
-            let model: Model<Cpu> = Model::new(&config);
-            let zeros = model.layout().iter().map(|spec| Ok(engine.full(&spec.shape, 0.0)?));
+            let model = Model::new(&config);
+            let zeros = model.layout().iter().map(|spec| Ok(Tensor::full(&spec.shape, 0.0, cpu)?));
             let parameters = zeros.collect::<Result<Vec<_>>>()?;
             let settings = Settings { recompute, ..settings.clone() };
-            let before = engine.live_bytes();
-            let tape = Tape::new(engine);
+            let before = cpu.live_bytes();
+            let tape = Tape::new();
             let weights = model.bind(&tape, &parameters);
-            let _hidden = model.forward(&tape, &weights, Batch::one(&vec![0; short]), &settings, None)?;
-            Ok(engine.live_bytes().saturating_sub(before))
+            let _hidden = model.forward(&weights, Batch::one(&vec![0; short]), &settings, None)?;
+            Ok(cpu.live_bytes().saturating_sub(before))
         };
         // The first and the last layer differ from those in between.
         let all = |recompute: bool| -> Result<usize> {
@@ -64,7 +63,7 @@ impl StepMemory {
         };
         let whole = all(false)?;
         Ok(Self {
-            parameters: 4 * size_of::<f32>() * Model::<Cpu>::new(config).parameter_count(),
+            parameters: 4 * size_of::<f32>() * Model::new(config).parameter_count(),
             // The gradients of one block are added.
             activations: whole + whole / layers,
             recomputed: all(true)? + 2 * whole / layers,
@@ -87,18 +86,17 @@ impl StepMemory {
 pub struct MemoryPlan {
     /// The memory that a step of this process takes.
     pub step: StepMemory,
-    /// Bytes available to the engine; `None` if unknown.
+    /// Bytes available to the device; `None` if unknown.
     pub available: Option<usize>,
     /// Whether blocks are recomputed in the backward pass.
     pub recompute: bool,
 }
 
-impl<E: Engine> Trainer<'_, E> {
+impl Trainer {
     /// Estimates the memory of a step by measuring on `cpu`, and turns recomputation on or off according to `recompute`
-    /// in `[train]` and the bytes that are available to the trainer's engine, if known. This is where `auto` is
+    /// in `[train]` and the bytes that are available to the trainer's device, if known. This is where `auto` is
     /// resolved; until then recomputation is off. Call it before the first step.
-    #[inline] // as for `StepMemory::measure`
-    pub fn plan_memory(&mut self, cpu: &Cpu, available: Option<usize>) -> Result<MemoryPlan> {
+    pub fn plan_memory(&mut self, cpu: &Device, available: Option<usize>) -> Result<MemoryPlan> {
         let sequence_length = self.config.tokens_per_step / self.rows;
         let measured = StepMemory::measure(cpu, self.model.config(), &self.settings, sequence_length)?;
         let step = measured.of(self.rows_at_once(), self.rank().1);

@@ -12,12 +12,13 @@ mod state;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use march_engine::ops::adamw::squared_norm;
 use march_engine::ops::cross_entropy::{IGNORE, TokenLosses};
-use march_engine::{Engine, Tape};
+use march_engine::{Device, Tape, Tensor};
 
 use crate::data::Loader;
 use crate::error::{Error, Result};
-use crate::model::{Batch, Model, Parameters, Settings};
+use crate::model::{Batch, Model, Parameters, Settings, Weights};
 use ranks::{Overlap, Ranks, SingleProcess};
 
 pub use config::{Recompute, Schedule, TrainConfig};
@@ -50,11 +51,10 @@ pub struct Validation {
 }
 
 /// A model in training.
-pub struct Trainer<'e, E: Engine> {
-    engine: &'e E,
-    model: Model<E>,
-    parameters: Parameters<E>,
-    optimizer: Optimizer<E>,
+pub struct Trainer {
+    model: Model,
+    parameters: Parameters,
+    optimizer: Optimizer,
     settings: Settings,
     config: TrainConfig,
     /// Number of sequences per step, in all processes.
@@ -64,20 +64,18 @@ pub struct Trainer<'e, E: Engine> {
     step: u64,
 }
 
-impl<'e, E: Engine> Trainer<'e, E> {
+impl Trainer {
     /// Creates a trainer before its first step.
     pub fn new(
-        engine: &'e E,
-        model: Model<E>,
-        parameters: Parameters<E>,
+        model: Model,
+        parameters: Parameters,
         settings: Settings,
         config: TrainConfig,
         sequence_length: usize,
     ) -> Result<Self> {
-        let optimizer = Optimizer::new(engine, model.layout())?;
+        let optimizer = Optimizer::new(&parameters)?;
         let rows = config.tokens_per_step / sequence_length;
         Ok(Self {
-            engine,
             model,
             parameters,
             optimizer,
@@ -118,13 +116,18 @@ impl<'e, E: Engine> Trainer<'e, E> {
         self.ranks.borrow_mut().sum(values)
     }
 
+    /// The device that holds the parameters.
+    fn device(&self) -> &Device {
+        self.parameters[0].device()
+    }
+
     /// The model.
-    pub fn model(&self) -> &Model<E> {
+    pub fn model(&self) -> &Model {
         &self.model
     }
 
     /// The model's parameters.
-    pub fn parameters(&self) -> &Parameters<E> {
+    pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
@@ -154,7 +157,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         // counted theirs.
         let expected = (self.rows * loader.source().targets()) as f64;
         let mut counted = 0;
-        let mut gradients: Vec<Option<E::Tensor>> = vec![None; self.parameters.len()];
+        let mut gradients: Vec<Option<Tensor>> = vec![None; self.parameters.len()];
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let (mut loss, mut overlap) = (0.0, None);
         let (share, count) = {
@@ -183,7 +186,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
             }
         }
         loader.seek(first.wrapping_add(self.rows as u64));
-        let squared = self.engine.squared_norm(&gradients.iter().flatten().collect::<Vec<_>>())?;
+        let squared = squared_norm(&gradients.iter().flatten().collect::<Vec<_>>())?;
         let mut counted = counted as f64;
         if count > 1 {
             [loss, counted] = self.agree([loss, counted], squared, count as f64)?;
@@ -196,7 +199,6 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let rate = self.config.rate(self.step);
         self.step += 1;
         self.optimizer.update(
-            self.engine,
             self.model.layout(),
             &mut self.parameters,
             &gradients,
@@ -213,31 +215,29 @@ impl<'e, E: Engine> Trainer<'e, E> {
         batch: Batch<'_>,
         targets: &[u32],
         expected: f64,
-        gradients: &mut [Option<E::Tensor>],
-        ready: &mut dyn FnMut(usize, &mut [Option<E::Tensor>]),
+        gradients: &mut [Option<Tensor>],
+        ready: &mut dyn FnMut(usize, &mut [Option<Tensor>]),
     ) -> Result<f64> {
-        let tape = Tape::new(self.engine);
+        let tape = Tape::new();
         let weights = self.model.bind(&tape, &self.parameters);
-        let hidden = self.model.forward(&tape, &weights, batch, &self.settings, None)?;
-        let loss = self.model.loss(&tape, &weights, &hidden, targets, Some(expected))?;
+        let hidden = self.model.forward(&weights, batch, &self.settings, None)?;
+        let loss = self.model.loss(&weights, &hidden, targets, Some(expected))?;
         drop((weights, hidden));
         let mut failed = None;
         tape.backward(&loss, |key, gradient| {
             match &mut gradients[key] {
-                Some(sum) => failed = self.engine.accumulate(sum, &gradient).err().or(failed.take()),
+                Some(sum) => failed = sum.accumulate(&gradient).err().or(failed.take()),
                 none => *none = Some(gradient),
             }
             ready(key, gradients);
         })?;
-        match failed {
-            Some(error) => Err(error.into()),
-            None => {
-                let loss = self.engine.to_f64(loss.value())[0];
-                // The loss of a lost device is meaningless.
-                self.engine.check()?;
-                Ok(loss)
-            }
+        if let Some(error) = failed {
+            return Err(error.into());
         }
+        let loss = loss.to_f64()[0];
+        // The loss of a lost device is meaningless.
+        self.device().check()?;
+        Ok(loss)
     }
 
     /// The step's last [`Trainer::micro_step`] with several processes: gradients are summed as they become final.
@@ -246,7 +246,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         batch: Batch<'_>,
         targets: &[u32],
         expected: f64,
-        gradients: &mut [Option<E::Tensor>],
+        gradients: &mut [Option<Tensor>],
     ) -> Result<(f64, Overlap)> {
         let (mut loss, mut order) = (0.0, Vec::new());
         let mut ranks = self.ranks.borrow_mut();
@@ -254,7 +254,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
             loss = self.micro_step(batch, targets, expected, gradients, &mut |key, gradients| {
                 if let Some(gradient) = gradients[key].take() {
                     order.push(key);
-                    hand_over(&self.engine.to_f32(&gradient));
+                    hand_over(&gradient.to_f32());
                 }
             })?;
             Ok(())
@@ -263,7 +263,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         for key in order {
             let spec = &self.model.layout()[key];
             let (own, rest) = sums.split_at(spec.count());
-            gradients[key] = Some(self.engine.from_f32(own, &spec.shape)?);
+            gradients[key] = Some(Tensor::from_slice(own, &spec.shape, self.device())?);
             sums = rest;
         }
         Ok((loss, overlap))
@@ -287,8 +287,8 @@ impl<'e, E: Engine> Trainer<'e, E> {
     }
 
     /// The error for a loss or gradient that is not finite.
-    fn diverged(&self, loss: f64, gradients: &[Option<E::Tensor>]) -> Error {
-        let norm = |tensor: &E::Tensor| self.engine.squared_norm(&[tensor]).map_or(f64::NAN, f64::sqrt);
+    fn diverged(&self, loss: f64, gradients: &[Option<Tensor>]) -> Error {
+        let norm = |tensor: &Tensor| squared_norm(&[tensor]).map_or(f64::NAN, f64::sqrt);
         let mut text = format!(
             "step {}: the loss is {loss}, or a gradient is not finite; the weights were not changed.\n\
              Norms by layer (weights, gradient):",
@@ -318,17 +318,9 @@ impl<'e, E: Engine> Trainer<'e, E> {
         Error::Diverged(text)
     }
 
-    /// The mean loss of the source's first sequences, and the fraction of targets that are the most probable token.
-    pub fn validate(&self, loader: &Loader, sequences: usize) -> Result<Validation> {
-        let never = AtomicBool::new(false);
-        // Nothing stops it, so there is a result.
-        let nothing = Validation { loss: f64::NAN, accuracy: f64::NAN };
-        Ok(self.validate_unless(loader, sequences, &never)?.unwrap_or(nothing))
-    }
-
-    /// Like [`Trainer::validate`], but stops between two micro-batches once `stop` is set. With several processes
-    /// `stop` is ignored.
-    pub fn validate_unless(
+    /// The mean loss of the source's first sequences, and the fraction of targets that are the most probable token;
+    /// `None` if `stop` was set, which is checked between two micro-batches. With several processes `stop` is ignored.
+    pub fn validate(
         &self,
         loader: &Loader,
         sequences: usize,
@@ -338,6 +330,7 @@ impl<'e, E: Engine> Trainer<'e, E> {
         let count = (sequences as u64).min(loader.source().sequences());
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let settings = Settings { recompute: false, ..self.settings.clone() };
+        let weights: Weights = self.parameters[..].into();
         let share = self.ranks.borrow().share(count as usize);
         let (mut at, end) = (share.start as u64, share.end as u64);
         let (mut nats, mut right, mut counted) = (0.0, 0.0, 0.0);
@@ -351,11 +344,9 @@ impl<'e, E: Engine> Trainer<'e, E> {
             for i in at..at + rows {
                 loader.source().sequence(i, &mut inputs, &mut targets)?;
             }
-            let tape = Tape::inference(self.engine);
-            let weights = self.model.bind(&tape, &self.parameters);
             let batch = Batch { ids: &inputs, rows: rows as usize };
-            let hidden = self.model.forward(&tape, &weights, batch, &settings, None)?;
-            let TokenLosses { nll, greedy } = self.model.token_losses(&tape, &weights, &hidden, &targets)?;
+            let hidden = self.model.forward(&weights, batch, &settings, None)?;
+            let TokenLosses { nll, greedy } = self.model.token_losses(&weights, &hidden, &targets)?;
             nats += nll.iter().map(|&nll| f64::from(nll)).sum::<f64>();
             right += greedy.iter().zip(&targets).filter(|(a, b)| **b != IGNORE && a == b).count() as f64;
             counted += count_targets(&targets) as f64;

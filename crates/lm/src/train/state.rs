@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use march_engine::Engine;
+use march_engine::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::{Optimizer, Trainer};
@@ -53,19 +53,19 @@ fn moments(layout: &[ParameterSpec]) -> Vec<ParameterSpec> {
     of("first").chain(of("second")).collect()
 }
 
-impl<E: Engine> Trainer<'_, E> {
+impl Trainer {
     /// Writes a new checkpoint folder. `progress.step` is replaced by the trainer's step.
     pub fn save(&self, folder: &Path, progress: &Progress, tokenizer: Option<&[u8]>) -> Result<()> {
         let layout = self.model.layout();
         let moments = moments(layout);
         let new = NewFolder::create(folder)?;
-        new.model(self.model.config(), layout, SHARD_BYTES, |i| Ok(self.engine.to_f32(&self.parameters[i])))?;
+        new.model(self.model.config(), layout, SHARD_BYTES, |i| Ok(self.parameters[i].to_f32()))?;
         if self.step > 0 {
             new.tensors(OPTIMIZER_FILE, &moments, |i| {
                 let count = layout.len();
                 let moment =
                     if i < count { &self.optimizer.first[i] } else { &self.optimizer.second[i - count] };
-                Ok(self.engine.to_f32(moment))
+                Ok(moment.to_f32())
             })?;
         }
         if let Some(tokenizer) = tokenizer {
@@ -75,7 +75,7 @@ impl<E: Engine> Trainer<'_, E> {
         let text = serde_json::to_string_pretty(&progress).unwrap_or_default();
         new.file(PROGRESS_FILE, (text + "\n").as_bytes())?;
         // Numbers read from a device that was lost in the meantime must not become a checkpoint.
-        self.engine.check()?;
+        self.device().check()?;
         new.finish()
     }
 
@@ -101,16 +101,16 @@ impl<E: Engine> Trainer<'_, E> {
             let message = "is a checkpoint of another model than the run's config.toml describes";
             return Err(Error::file(folder, message));
         }
-        let (_, parameters) = Model::load(self.engine, &checkpoint)?;
+        let (_, parameters) = Model::load(self.device(), &checkpoint)?;
         let optimizer = match progress.step {
-            0 => Optimizer::new(self.engine, self.model.layout())?,
+            0 => Optimizer::new(&parameters)?,
             _ => {
                 let specs = moments(self.model.layout());
                 let file = checkpoint.open_beside(folder, OPTIMIZER_FILE)?;
                 file.check(&specs)?;
                 let mut first = Vec::with_capacity(specs.len());
                 file.read_all(&specs, |i, numbers| {
-                    first.push(self.engine.from_f32(numbers, &specs[i].shape)?);
+                    first.push(Tensor::from_slice(numbers, &specs[i].shape, self.device())?);
                     Ok(())
                 })?;
                 let second = first.split_off(self.model.layout().len());

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{self, Storage, StoredStates};
-use march_engine::{Engine, checksum};
+use march_engine::{Device, Tensor, checksum};
 use safetensors::Dtype;
 
 use super::BankFile;
@@ -15,33 +15,44 @@ use crate::error::{Error, Result};
 use crate::memory::Ledger;
 
 /// A tensor to write.
-pub(super) struct Out<'a, E: Engine> {
+pub(super) struct OutTensor<'a> {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     /// Number of leading rows to skip because the file already has them.
     pub done: usize,
-    pub numbers: Numbers<'a, E>,
+    pub numbers: Numbers<'a>,
 }
 
 /// The source of a tensor's numbers.
-pub(super) enum Numbers<'a, E: Engine> {
+pub(super) enum Numbers<'a> {
     /// Tensors that are concatenated; one checksum.
-    Whole(Vec<&'a E::Tensor>),
+    Whole(Vec<&'a Tensor>),
     /// Numbers in host memory; one checksum.
     Host(&'a [f32]),
     /// A tensor with one checksum per row.
-    Rows(&'a E::Tensor),
+    Rows(&'a Tensor),
     /// One part of each stored state per row; one checksum per row.
-    Stored(Vec<&'a E::Stored>, usize),
+    Stored(&'a [Tensor], usize),
 }
 
-impl<E: Engine> Out<'_, E> {
+impl OutTensor<'_> {
+    /// The device that holds the numbers; `None` for numbers in host memory.
+    pub fn device(&self) -> Option<&Device> {
+        let tensor = match &self.numbers {
+            Numbers::Whole(parts) => parts.first().copied(),
+            Numbers::Host(_) => None,
+            Numbers::Rows(tensor) => Some(*tensor),
+            Numbers::Stored(states, _) => states.first(),
+        };
+        tensor.map(Tensor::device)
+    }
+
     pub fn rows(&self) -> usize {
         match &self.numbers {
             Numbers::Whole(_) | Numbers::Host(_) => 1,
             Numbers::Rows(_) => self.shape[0] - self.done,
-            Numbers::Stored(list, _) => list.len() - self.done,
+            Numbers::Stored(states, _) => states.len() - self.done,
         }
     }
 
@@ -59,107 +70,106 @@ impl<E: Engine> Out<'_, E> {
     }
 
     /// Passes the bytes under each checksum to `give`.
-    pub fn each_row(&self, engine: &E, mut give: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    pub fn each_row(&self, mut give: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match &self.numbers {
             Numbers::Whole(parts) => {
-                let parts: Vec<_> = parts.iter().map(|part| engine.to_f32(part)).collect();
+                let parts: Vec<_> = parts.iter().map(|part| part.to_f32()).collect();
                 give(&file_bytes(&parts.concat()))
             }
             Numbers::Host(numbers) => give(&file_bytes(numbers)),
             Numbers::Rows(tensor) => {
-                let numbers = engine.to_f32(tensor);
+                let numbers = tensor.to_f32();
                 let width = numbers.len() / self.shape[0].max(1);
-                let rows = numbers.chunks_exact(width.max(1)).skip(self.done);
-                rows.into_iter().try_for_each(|row| give(&file_bytes(row)))
+                numbers.chunks_exact(width.max(1)).skip(self.done).try_for_each(|row| give(&file_bytes(row)))
             }
-            Numbers::Stored(list, part) => list[self.done..].iter().try_for_each(|stored| {
-                let stored = engine.stored_to_host(stored)?;
+            Numbers::Stored(states, part) => states[self.done..].iter().try_for_each(|state| {
+                let stored = state.stored()?;
                 give(stored.parts()?.get(*part).map_or(&[][..], |bytes| bytes))
             }),
         }
     }
 
     /// Whether the first rows have these checksums.
-    pub fn begins_with(&self, engine: &E, sums: &[u64]) -> Result<bool> {
-        Ok(match &self.numbers {
-            Numbers::Whole(_) | Numbers::Host(_) => false,
-            Numbers::Rows(tensor) => {
-                let numbers = engine.to_f32(tensor);
-                let width = numbers.len() / self.shape[0].max(1);
-                let rows = numbers.chunks_exact(width.max(1)).map(|row| checksum(&file_bytes(row)));
-                sums.len() <= self.shape[0] && rows.zip(sums).all(|(own, sum)| own == *sum)
+    pub fn begins_with(&self, sums: &[u64]) -> Result<bool> {
+        if sums.len() > self.rows() {
+            return Ok(false);
+        }
+        match &self.numbers {
+            Numbers::Whole(_) | Numbers::Host(_) => Ok(false),
+            Numbers::Rows(_) => {
+                let mut own = Vec::with_capacity(self.rows());
+                self.each_row(|row| {
+                    own.push(checksum(row));
+                    Ok(())
+                })?;
+                Ok(own.starts_with(sums))
             }
-            Numbers::Stored(list, part) => {
-                if sums.len() > list.len() {
-                    return Ok(false);
-                }
-                for (stored, sum) in list.iter().zip(sums) {
-                    if engine.stored_to_host(stored)?.checksums().get(*part) != Some(sum) {
+            Numbers::Stored(states, part) => {
+                for (state, sum) in states.iter().zip(sums) {
+                    if state.stored()?.checksums().get(*part) != Some(sum) {
                         return Ok(false);
                     }
                 }
-                true
+                Ok(true)
             }
-        })
+        }
     }
 }
 
 /// Collects the tensors of one layer for a file.
-pub struct LayerWriter<'a, E: Engine> {
+pub struct LayerWriter<'a> {
     prefix: String,
-    pub(super) tensors: Vec<Out<'a, E>>,
+    pub(super) tensors: Vec<OutTensor<'a>>,
     pub(super) storage: Option<Storage>,
 }
 
-impl<'a, E: Engine> LayerWriter<'a, E> {
+impl<'a> LayerWriter<'a> {
     pub(super) fn new(layer: usize) -> Self {
         Self { prefix: format!("layers.{layer}."), tensors: Vec::new(), storage: None }
     }
 
-    fn add(&mut self, name: &str, dtype: Dtype, shape: Vec<usize>, numbers: Numbers<'a, E>) {
+    fn add(&mut self, name: &str, dtype: Dtype, shape: Vec<usize>, numbers: Numbers<'a>) {
         let name = format!("{}{name}", self.prefix);
-        self.tensors.push(Out { name, dtype, shape, done: 0, numbers });
+        self.tensors.push(OutTensor { name, dtype, shape, done: 0, numbers });
     }
 
     /// Adds a tensor that is written in full at every save.
-    pub fn tensor(&mut self, engine: &E, name: &str, tensor: &'a E::Tensor) {
-        self.add(name, Dtype::F32, engine.shape(tensor).to_vec(), Numbers::Whole(vec![tensor]));
+    pub fn tensor(&mut self, name: &str, tensor: &'a Tensor) {
+        self.add(name, Dtype::F32, tensor.shape().to_vec(), Numbers::Whole(vec![tensor]));
     }
 
     /// Adds a tensor [1, tokens, ..] given in parts [1, n, ..]; it is written in full at every save.
-    pub fn tokens(&mut self, engine: &E, name: &str, parts: Vec<&'a E::Tensor>) {
+    pub fn tokens(&mut self, name: &str, parts: Vec<&'a Tensor>) {
         let Some(first) = parts.first() else { return };
-        let mut shape = engine.shape(first).to_vec();
-        shape[1] = parts.iter().map(|part| engine.shape(part)[1]).sum();
+        let mut shape = first.shape().to_vec();
+        shape[1] = parts.iter().map(|part| part.shape()[1]).sum();
         self.add(name, Dtype::F32, shape, Numbers::Whole(parts));
     }
 
     /// Adds a tensor with one row per kept anchor, [anchors, ..]. Rows that a file already holds are not written again.
-    pub fn anchor_rows(&mut self, engine: &E, name: &str, rows: &'a E::Tensor) {
-        let shape = engine.shape(rows).to_vec();
-        self.add(&format!("{ANCHORS}{name}"), Dtype::F32, shape, Numbers::Rows(rows));
+    pub fn anchor_rows(&mut self, name: &str, rows: &'a Tensor) {
+        self.add(&format!("{ANCHORS}{name}"), Dtype::F32, rows.shape().to_vec(), Numbers::Rows(rows));
     }
 
     /// Adds stored states of one shape, one per kept anchor; int8 states come with their scales. A state that a file
     /// already holds is not written again.
-    pub fn anchor_states(&mut self, engine: &E, name: &str, states: &'a [Arc<E::Stored>]) -> Result<()> {
+    pub fn anchor_states(&mut self, name: &str, states: &'a [Tensor]) -> Result<()> {
         let Some(first) = states.first() else { return Ok(()) };
-        let first = engine.stored_to_host(first)?;
+        let first = first.stored()?;
         let (storage, shape) = (first.storage(), first.shape());
         let count = |rest: &[usize]| [&[states.len()], rest].concat();
-        let list = || states.iter().map(|state| &**state).collect();
         let dtype = match storage {
             Storage::F32 => Dtype::F32,
             Storage::Bf16 => Dtype::BF16,
             Storage::Int8 => {
                 let scales = format!("{ANCHORS}{SCALES}");
-                self.add(&scales, Dtype::F32, count(&shape[1..3]), Numbers::Stored(list(), 1));
+                self.add(&scales, Dtype::F32, count(&shape[1..3]), Numbers::Stored(states, 1));
                 Dtype::I8
             }
         };
         // Other tensors have a single head and are written without the dimension for heads.
         let rest = if name == STATES { &shape[1..] } else { &shape[2..] };
-        self.add(&format!("{ANCHORS}{name}"), dtype, count(rest), Numbers::Stored(list(), 0));
+        self.add(&format!("{ANCHORS}{name}"), dtype, count(rest), Numbers::Stored(states, 0));
         if name == STATES {
             self.storage = Some(storage);
         }
@@ -177,6 +187,7 @@ const SCALES: &str = "scales";
 /// Reads the tensors of one layer from a file.
 pub struct LayerReader<'f> {
     file: &'f BankFile,
+    device: &'f Device,
     prefix: String,
     ledger: Ledger,
     anchors: usize,
@@ -185,8 +196,14 @@ pub struct LayerReader<'f> {
 
 impl<'f> LayerReader<'f> {
     /// A reader for layer `layer` of a file, in which that layer keeps `anchors` anchors.
-    pub(super) fn new(file: &'f BankFile, layer: usize, ledger: Ledger, anchors: usize) -> Self {
-        Self { file, prefix: format!("layers.{layer}."), ledger, anchors, asked: RefCell::default() }
+    pub(super) fn new(
+        file: &'f BankFile,
+        device: &'f Device,
+        layer: usize,
+        ledger: Ledger,
+        anchors: usize,
+    ) -> Self {
+        Self { file, device, prefix: format!("layers.{layer}."), ledger, anchors, asked: RefCell::default() }
     }
 
     /// The number of text tokens in the bank.
@@ -211,17 +228,17 @@ impl<'f> LayerReader<'f> {
     }
 
     /// Reads a tensor that was written in full; `None` if the file has none of this name.
-    pub fn tensor<E: Engine>(&self, engine: &E, name: &str) -> Result<Option<E::Tensor>> {
+    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let (name, last) = (self.full_name(name), &self.file.last);
         let Some(part) = last.tensors.get(&name) else { return Ok(None) };
         let numbers = self.file.numbers(last, &name, part, 0)?;
-        Ok(Some(engine.from_f32(&numbers, &part.entry.shape)?))
+        Ok(Some(Tensor::from_slice(&numbers, &part.entry.shape, self.device)?))
     }
 
     /// Reads a tensor as [`LayerReader::tensor`] does, but fails if the file does not have it.
-    pub fn required<E: Engine>(&self, engine: &E, name: &str) -> Result<E::Tensor> {
+    pub fn required(&self, name: &str) -> Result<Tensor> {
         let missing = || Error::file(self.file.path(), format!("has no tensor `{}{name}`", self.prefix));
-        self.tensor(engine, name)?.ok_or_else(missing)
+        self.tensor(name)?.ok_or_else(missing)
     }
 
     /// The rows of a tensor of anchors, one row per anchor.
@@ -236,7 +253,7 @@ impl<'f> LayerReader<'f> {
     }
 
     /// Reads what [`LayerWriter::anchor_rows`] wrote, [anchors, width]. There must be at least one anchor.
-    pub fn anchor_rows<E: Engine>(&self, engine: &E, name: &str) -> Result<E::Tensor> {
+    pub fn anchor_rows(&self, name: &str) -> Result<Tensor> {
         let (name, rows) = self.rows(name)?;
         let (mut numbers, mut done) = (Vec::new(), 0);
         for section in self.file.sections() {
@@ -246,11 +263,11 @@ impl<'f> LayerReader<'f> {
             }
         }
         let width: usize = rows.first().map_or(0, |row| row.part.entry.shape[1..].iter().product());
-        Ok(engine.from_f32(&numbers, &[self.anchors, width])?)
+        Ok(Tensor::from_slice(&numbers, &[self.anchors, width], self.device)?)
     }
 
     /// Reads what [`LayerWriter::anchor_states`] wrote. Each state stays in the file until it is first used.
-    pub fn anchor_states<E: Engine>(&self, engine: &E, name: &str) -> Result<Vec<Arc<E::Stored>>> {
+    pub fn anchor_states(&self, name: &str) -> Result<Vec<Tensor>> {
         let (name, rows) = self.rows(name)?;
         let scales = match rows.iter().any(|row| row.part.entry.dtype == Dtype::I8) {
             true => self.rows(SCALES)?.1,
@@ -272,7 +289,7 @@ impl<'f> LayerReader<'f> {
             };
             let parts: Vec<_> = parts.iter().map(|row| (row.range(), row.checksum())).collect();
             let stored = StoredStates::distant(&source, shape, storage, &parts)?;
-            states.push(Arc::new(engine.stored_from_host(stored)?));
+            states.push(Tensor::from_stored(stored, self.device)?);
         }
         Ok(states)
     }

@@ -1,6 +1,6 @@
 //! Loads a bank from an opened file.
 
-use march_engine::Engine;
+use march_engine::Device;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
@@ -18,12 +18,7 @@ const FREE: [&str; 2] = ["top_k", "retention"];
 impl BankFile {
     /// Fills `empty`, the model's bank of an empty text, from this file, which must belong to the same model and
     /// tokenizer. The policy of `empty` may differ from the file's only in top-K and retention.
-    pub fn load<E: Engine>(
-        &self,
-        engine: &E,
-        mut empty: StateBank<E>,
-        tag: &BankTag,
-    ) -> Result<StateBank<E>> {
+    pub fn load(&self, device: &Device, mut empty: StateBank, tag: &BankTag) -> Result<StateBank> {
         self.check_tag(tag)?;
         self.check_policy(empty.policy())?;
         let (Section { timeline, ledgers, .. }, count) = (&self.last, empty.layers.len());
@@ -37,9 +32,9 @@ impl BankFile {
             let ledger = ledgers.get(index).cloned().unwrap_or_default();
             // If each layer decides by itself which anchors to keep, its ledger lists them.
             let own = self.policy().budget().map(|_| ledger.entries.len());
-            let reader = LayerReader::new(self, index, ledger, own.unwrap_or(timeline.kept.len()));
+            let reader = LayerReader::new(self, device, index, ledger, own.unwrap_or(timeline.kept.len()));
             if timeline.position > 0 {
-                layer.load(engine, &reader)?;
+                layer.load(&reader)?;
             }
             reader.finish()?;
         }

@@ -18,7 +18,6 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use march_engine::Engine;
 use march_engine::ops::anchor_read::Storage;
 
 pub(crate) use self::layer::STATES;
@@ -93,24 +92,20 @@ pub struct FilePart {
     pub bytes: usize,
 }
 
-impl<E: Engine> StateBank<E> {
+impl StateBank {
     /// Writes the bank to one file atomically, replacing an existing file. Banks that were loaded from the old file
     /// continue to read its old contents.
-    pub fn save(&self, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
-        write::save(self, None, engine, path, tag)
+    pub fn save(&self, path: &Path, tag: &BankTag) -> Result<()> {
+        write::save(self, None, path, tag)
     }
 
     /// Saves the bank to a file that may already hold its beginning; in that case only the new part is appended. A
     /// process that dies midway leaves the previous bank in place. The whole file is rewritten if it holds another
     /// bank, if most of the bank is new, or if half of the file would be unused. The existing file is first verified
     /// against its checksums: a file that is damaged or is not a bank is rejected and left unchanged.
-    pub fn append(&self, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
-        write::append(self, None, engine, path, tag)
-    }
-
-    /// Saves as [`StateBank::append`] does, and also writes the end of the text, which the bank itself does not hold.
-    pub fn append_with(&self, ending: &Ending, engine: &E, path: &Path, tag: &BankTag) -> Result<()> {
-        write::append(self, Some(ending), engine, path, tag)
+    /// The end of the text, which the bank itself does not hold, is written as well if it is given.
+    pub fn append(&self, ending: Option<&Ending>, path: &Path, tag: &BankTag) -> Result<()> {
+        write::append(self, ending, path, tag)
     }
 }
 

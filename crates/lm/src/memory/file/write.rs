@@ -6,13 +6,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use march_engine::checksum;
 use march_engine::ops::anchor_read::Storage;
-use march_engine::{Engine, checksum};
 use safetensors::Dtype;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::layer::{LayerWriter, Numbers, Out};
+use super::layer::{LayerWriter, Numbers, OutTensor};
 use super::section::{
     ALIGNMENT, DIGITS, FORMAT, OPENING, PLAIN_VERSION, RECENT, Row, TABLE, UNFINISHED, hexadecimal,
     is_of_anchors,
@@ -22,32 +22,20 @@ use crate::disk::{self, header::LENGTH_BYTES};
 use crate::error::{Error, Result};
 use crate::memory::{Ledger, StateBank};
 
-pub(super) fn save<E: Engine>(
-    bank: &StateBank<E>,
-    ending: Option<&Ending>,
-    engine: &E,
-    path: &Path,
-    tag: &BankTag,
-) -> Result<()> {
+pub(super) fn save(bank: &StateBank, ending: Option<&Ending>, path: &Path, tag: &BankTag) -> Result<()> {
     bank.check_whole()?;
-    let (tensors, storage) = tensors(bank, ending, engine)?;
+    let (tensors, storage) = tensors(bank, ending)?;
     let header = header(bank, ending, tag, storage, &tensors, None);
     disk::replace_with(path, |file| {
-        let prefix = write_tensors(engine, path, file, 0, header, &tensors)?;
+        let prefix = write_tensors(path, file, 0, header, &tensors)?;
         let written = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&prefix));
         written.map_err(Error::io(path, "write"))
     })
 }
 
-pub(super) fn append<E: Engine>(
-    bank: &StateBank<E>,
-    ending: Option<&Ending>,
-    engine: &E,
-    path: &Path,
-    tag: &BankTag,
-) -> Result<()> {
+pub(super) fn append(bank: &StateBank, ending: Option<&Ending>, path: &Path, tag: &BankTag) -> Result<()> {
     bank.check_whole()?;
-    let save = || save(bank, ending, engine, path, tag);
+    let save = || save(bank, ending, path, tag);
     if std::fs::metadata(path).map_or(true, |file| file.is_file() && file.len() == 0) {
         return save();
     }
@@ -55,15 +43,15 @@ pub(super) fn append<E: Engine>(
     let begun = BankFile::of_file(path, file.try_clone().map_err(Error::io(path, "append to"))?)?;
     // Verify first: data appended to a damaged file would be lost with it.
     begun.verify()?;
-    let (mut tensors, storage) = tensors(bank, ending, engine)?;
-    let whole: usize = tensors.iter().map(Out::bytes).sum();
-    if !continues(engine, &begun, tag, &mut tensors)? {
+    let (mut tensors, storage) = tensors(bank, ending)?;
+    let whole: usize = tensors.iter().map(OutTensor::bytes).sum();
+    if !continues(&begun, tag, &mut tensors)? {
         return save();
     }
     tensors.retain(|tensor| tensor.rows() > 0);
     let header = header(bank, ending, tag, storage, &tensors, Some(&begun.last.header_checksum));
     let (end, start) = (begun.last.end, begun.last.end.next_multiple_of(ALIGNMENT));
-    let new: usize = tensors.iter().map(Out::bytes).sum();
+    let new: usize = tensors.iter().map(OutTensor::bytes).sum();
     if 2 * new > whole || start + new > 2 * whole {
         return save();
     }
@@ -78,7 +66,7 @@ pub(super) fn append<E: Engine>(
         file.set_len(end as u64).map_err(failed())?;
         let mark = [&vec![0; start - end][..], UNFINISHED].concat();
         put(&mut file, end, &mark)?;
-        let prefix = write_tensors(engine, path, &mut file, start, header, &tensors)?;
+        let prefix = write_tensors(path, &mut file, start, header, &tensors)?;
         let (first, rest) = prefix.split_at(ALIGNMENT);
         put(&mut file, start + ALIGNMENT, rest)?;
         put(&mut file, start, first)
@@ -106,12 +94,7 @@ fn open_locked(path: &Path) -> Result<File> {
 }
 
 /// Whether the anchors in a file are the first of these; if so, records how many there are.
-fn continues<E: Engine>(
-    engine: &E,
-    file: &BankFile,
-    tag: &BankTag,
-    tensors: &mut [Out<'_, E>],
-) -> Result<bool> {
+fn continues(file: &BankFile, tag: &BankTag, tensors: &mut [OutTensor<'_>]) -> Result<bool> {
     let parts = file.parts();
     let known = |name: &str| !is_of_anchors(name) || tensors.iter().any(|tensor| tensor.name == name);
     if file.tag() != tag || !parts.iter().all(|part| known(&part.name)) {
@@ -123,7 +106,7 @@ fn continues<E: Engine>(
             row.part.entry.dtype == tensor.dtype && row.part.entry.shape[1..] == tensor.shape[1..]
         };
         let sums: Vec<u64> = rows.iter().map(Row::checksum).collect();
-        if !rows.iter().all(like) || !tensor.begins_with(engine, &sums)? {
+        if !rows.iter().all(like) || !tensor.begins_with(&sums)? {
             return Ok(false);
         }
         tensor.done = sums.len();
@@ -132,23 +115,22 @@ fn continues<E: Engine>(
 }
 
 /// Writes tensors to a file, with space for their header at byte `start`; returns the bytes that belong there.
-fn write_tensors<E: Engine>(
-    engine: &E,
+fn write_tensors(
     path: &Path,
     file: &mut File,
     start: usize,
     header: Map<String, Value>,
-    tensors: &[Out<'_, E>],
+    tensors: &[OutTensor<'_>],
 ) -> Result<Vec<u8>> {
     let failed = || Error::io(path, "write");
-    let mut sums = vec![0; tensors.iter().map(Out::rows).sum()];
+    let mut sums = vec![0; tensors.iter().map(OutTensor::rows).sum()];
     let room = prefix(header.clone(), &sums).len();
     file.seek(SeekFrom::Start((start + room) as u64)).map_err(failed())?;
     let mut out = BufWriter::with_capacity(1 << 20, &mut *file);
     let mut sum = sums.iter_mut();
     for tensor in tensors {
         let mut left = tensor.bytes();
-        tensor.each_row(engine, |bytes| {
+        tensor.each_row(|bytes| {
             let (Some(sum), true) = (sum.next(), bytes.len() <= left) else {
                 return Err(Error::Request(format!("tensor `{}` has rows of different sizes", tensor.name)));
             };
@@ -163,19 +145,18 @@ fn write_tensors<E: Engine>(
     out.flush().map_err(failed())?;
     drop(out);
     // Numbers read from a device that was lost in the meantime must not become a bank.
-    engine.check()?;
+    tensors.iter().find_map(OutTensor::device).map_or(Ok(()), |device| device.check())?;
     Ok(prefix(header, &sums))
 }
 
 /// All tensors of a bank, and the precision of its anchors' states.
-fn tensors<'a, E: Engine>(
-    bank: &'a StateBank<E>,
+fn tensors<'a>(
+    bank: &'a StateBank,
     ending: Option<&'a Ending>,
-    engine: &E,
-) -> Result<(Vec<Out<'a, E>>, Option<Storage>)> {
+) -> Result<(Vec<OutTensor<'a>>, Option<Storage>)> {
     let (mut tensors, mut storage) = (Vec::new(), None);
     if let Some(Ending { logits, .. }) = ending {
-        tensors.push(Out {
+        tensors.push(OutTensor {
             name: LOGITS.into(),
             dtype: Dtype::F32,
             shape: vec![logits.len()],
@@ -185,7 +166,7 @@ fn tensors<'a, E: Engine>(
     }
     for (index, layer) in bank.layers.iter().enumerate() {
         let mut writer = LayerWriter::new(index);
-        layer.save(engine, &mut writer)?;
+        layer.save(&mut writer)?;
         storage = writer.storage.or(storage);
         tensors.extend(writer.tensors);
     }
@@ -195,12 +176,12 @@ fn tensors<'a, E: Engine>(
 }
 
 /// The header without its checksums.
-fn header<E: Engine>(
-    bank: &StateBank<E>,
+fn header(
+    bank: &StateBank,
     ending: Option<&Ending>,
     tag: &BankTag,
     storage: Option<Storage>,
-    tensors: &[Out<'_, E>],
+    tensors: &[OutTensor<'_>],
     after: Option<&str>,
 ) -> Map<String, Value> {
     let zeros = "0".repeat(DIGITS);
@@ -237,7 +218,7 @@ fn header<E: Engine>(
     }
     let mut header = Map::new();
     header.insert("__metadata__".into(), metadata.into());
-    let rows: usize = tensors.iter().map(Out::rows).sum();
+    let rows: usize = tensors.iter().map(OutTensor::rows).sum();
     let mut start = rows * size_of::<u64>();
     header.insert(TABLE.into(), json!({ "dtype": "U64", "shape": [rows], "data_offsets": [0, start] }));
     for tensor in tensors {
