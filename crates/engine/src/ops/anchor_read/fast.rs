@@ -104,8 +104,8 @@ fn tiles<'a>(segments: impl Iterator<Item = &'a Segment>) -> Vec<(&'a Segment, u
         .collect()
 }
 
-/// Forward pass of all segments for queries of shape `query`: the readout, with `keep` what the backward pass needs, and with
-/// `want_weights` the weights π.
+/// Forward pass of all segments for queries of shape `query`: the readout, with `keep` what the backward pass needs,
+/// and with `want_weights` the weights π.
 fn read(
     cpu: &Cpu,
     call: &Call<'_>,
