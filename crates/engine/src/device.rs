@@ -90,6 +90,13 @@ impl Table {
     pub fn of<B: Backend>() -> TableBuilder<B> {
         TableBuilder { table: Self { entries: HashMap::default() }, backend: PhantomData }
     }
+
+    /// Names of the operations, sorted.
+    pub fn names(&self) -> Vec<&'static str> {
+        let mut names: Vec<_> = self.entries.values().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        names
+    }
 }
 
 /// A table that is being filled.
@@ -146,9 +153,7 @@ impl Device {
 
     /// Names of the operations that this device implements, sorted.
     pub fn operations(&self) -> Vec<&'static str> {
-        let mut names: Vec<_> = self.0.table().entries.values().map(|entry| entry.name).collect();
-        names.sort_unstable();
-        names
+        self.table().names()
     }
 
     /// The backend, if it is a `B`.

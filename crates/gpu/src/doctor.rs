@@ -1,19 +1,17 @@
 //! Checks a device: every operation of the engine, forward and backward, against the f64 references on random and
 //! extreme inputs; and measures its peaks and the speed of every operation.
-//!
-//! An operation that the engine leaves to another one is noted and is no failure.
 
 mod cases;
 mod peaks;
 mod programs;
 mod speeds;
 
-use march_engine::{Engine, Error, Reference, Result};
+use march_engine::{Device, Result};
 
 use self::cases::Case;
 pub use self::peaks::Peaks;
 pub(crate) use self::peaks::kernel;
-use self::programs::{Outcome, outcome};
+use self::programs::outcome;
 pub use self::speeds::{Speed, speeds};
 
 /// Agreement of outputs, relative to the largest number of each.
@@ -33,13 +31,14 @@ pub struct Line {
     pub gradient_error: f64,
     /// Whether both errors are within their tolerances, and a second run gave the same bits.
     pub passed: bool,
-    /// What failed and where, or what the engine leaves to another one; empty if there is nothing to say.
+    /// What failed and where; empty if nothing did.
     pub note: String,
 }
 
 /// Checks every operation; `progress` gets each line as soon as it is known. Returns an error only if the references
 /// themselves fail.
-pub fn operations<E: Engine>(engine: &E, progress: &mut dyn FnMut(&Line)) -> Result<Vec<Line>> {
+pub fn operations(device: &Device, progress: &mut dyn FnMut(&Line)) -> Result<Vec<Line>> {
+    let reference = Device::reference();
     let mut lines: Vec<Line> = Vec::new();
     for (operation, cases) in cases::all() {
         let mut line = Line {
@@ -50,7 +49,7 @@ pub fn operations<E: Engine>(engine: &E, progress: &mut dyn FnMut(&Line)) -> Res
             note: String::new(),
         };
         for case in &cases {
-            check(engine, case, &mut line)?;
+            check(device, &reference, case, &mut line)?;
         }
         progress(&line);
         lines.push(line);
@@ -59,15 +58,10 @@ pub fn operations<E: Engine>(engine: &E, progress: &mut dyn FnMut(&Line)) -> Res
 }
 
 /// Runs one case on the device and on the reference, and adds its errors to the line.
-fn check<E: Engine>(engine: &E, case: &Case, line: &mut Line) -> Result<()> {
-    let want = outcome(&Reference, case)?;
-    let want_gradients = want.gradients?;
-    let found = match outcome(engine, case) {
+fn check(device: &Device, reference: &Device, case: &Case, line: &mut Line) -> Result<()> {
+    let want = outcome(reference, case)?;
+    let found = match outcome(device, case) {
         Ok(found) => found,
-        Err(Error::Unsupported { operation }) => {
-            line.note = format!("{operation} is left to another engine");
-            return Ok(());
-        }
         Err(error) => {
             fail(line, case, &error.to_string());
             return Ok(());
@@ -80,31 +74,21 @@ fn check<E: Engine>(engine: &E, case: &Case, line: &mut Line) -> Result<()> {
             fail(line, case, &off(&format!("output {i}"), error, FORWARD));
         }
     }
-    match &found.gradients {
-        Ok(gradients) => {
-            // A gradient that is zero but for rounding is measured by the others.
-            let floor = 0.1 * want_gradients.iter().flatten().map(|g| largest(g)).fold(1e-4, f64::max);
-            for (i, (found, want)) in gradients.iter().zip(&want_gradients).enumerate() {
-                let error = match (found, want) {
-                    (Some(found), Some(want)) => difference(found, want, floor),
-                    (None, None) => 0.0,
-                    _ => f64::INFINITY,
-                };
-                line.gradient_error = line.gradient_error.max(error);
-                if error > GRADIENT {
-                    let name = case.inputs[i].name;
-                    fail(line, case, &off(&format!("the gradient of {name}"), error, GRADIENT));
-                }
-            }
+    // A gradient that is zero but for rounding is measured by the others.
+    let floor = 0.1 * want.gradients.iter().flatten().map(|g| largest(g)).fold(1e-4, f64::max);
+    for (i, (gradient, want)) in found.gradients.iter().zip(&want.gradients).enumerate() {
+        let error = match (gradient, want) {
+            (Some(found), Some(want)) => difference(found, want, floor),
+            (None, None) => 0.0,
+            _ => f64::INFINITY,
+        };
+        line.gradient_error = line.gradient_error.max(error);
+        if error > GRADIENT {
+            let name = case.inputs[i].name;
+            fail(line, case, &off(&format!("the gradient of {name}"), error, GRADIENT));
         }
-        Err(Error::Unsupported { operation }) => {
-            line.note = format!("{operation} is left to another engine");
-        }
-        Err(error) => fail(line, case, &error.to_string()),
     }
-    if let Ok(again) = outcome(engine, case)
-        && !same(&again, &found)
-    {
+    if outcome(device, case).is_ok_and(|again| again != found) {
         fail(line, case, "a second run gave other bits");
     }
     Ok(())
@@ -122,14 +106,6 @@ fn fail(line: &mut Line, case: &Case, what: &str) {
     line.passed = false;
 }
 
-fn same(a: &Outcome, b: &Outcome) -> bool {
-    a.outputs == b.outputs
-        && match (&a.gradients, &b.gradients) {
-            (Ok(a), Ok(b)) => a == b,
-            (a, b) => a.is_err() == b.is_err(),
-        }
-}
-
 fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |m: f64, v| m.max(v.abs()))
 }
@@ -145,14 +121,14 @@ fn difference(found: &[f64], want: &[f64], floor: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use march_engine::{Cpu, CpuOptions};
+    use march_engine::CpuOptions;
 
     use super::*;
 
-    /// An engine that has every operation passes: the cases are valid, and the tolerances suit f32.
+    /// The cases are valid, and the tolerances suit f32.
     #[test]
     fn the_cpu_passes() {
-        let cpu = Cpu::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+        let cpu = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
         let lines = operations(&cpu, &mut |_| {}).unwrap();
         let failed: Vec<&Line> = lines.iter().filter(|line| !line.passed || !line.note.is_empty()).collect();
         assert!(failed.is_empty(), "{failed:#?}");

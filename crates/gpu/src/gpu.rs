@@ -5,35 +5,33 @@
 //! the device except reading results.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use march_engine::{Error, Result};
+use march_engine::ops::anchor_read::StoredStates;
+use march_engine::{Backend, Data, Device, Error, Result, Table};
 use wgpu::{
     BindGroupEntry, BindGroupLayoutEntry, BindingResource, BindingType, BufferBinding, BufferBindingType,
     ShaderStages,
 };
 
 use crate::adapter::{self, IMMEDIATE_BYTES};
+use crate::array::{ALIGN, GpuArray};
 use crate::buffer::{Buffer, Pool};
 use crate::error::device;
 use crate::kernel::Kernel;
-use crate::ops::anchor_read::Arenas;
-use crate::tensor::{ALIGN, Tensor};
+use crate::ops::anchor_read::{Arenas, Stored};
+use crate::ops::elementwise;
+use crate::table::table;
 
 /// Dispatches in one submission, at the most.
 const RECORDED: u64 = 2048;
 
-/// Engine that runs on a GPU by Vulkan, Metal or DX12. Cloning copies a handle.
-#[derive(Clone)]
+/// A GPU, reached by Vulkan, Metal or DX12. [`Gpu::open`] makes a device of it.
 pub struct Gpu {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    description: String,
+    name: String,
     identity: String,
+    table: Table,
     device: wgpu::Device,
     queue: wgpu::Queue,
     limits: wgpu::Limits,
@@ -73,15 +71,9 @@ struct Recorder {
     count: u64,
 }
 
-impl fmt::Debug for Gpu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Gpu({})", self.inner.description)
-    }
-}
-
 impl Gpu {
     /// Opens GPU number `index` of [`crate::adapters`], or the first that can be used.
-    pub fn open(index: Option<usize>) -> Result<Self> {
+    pub fn open(index: Option<usize>) -> Result<Device> {
         let (adapter, device, queue) = adapter::open(index)?;
         let info = adapter.get_info();
         let failure = Arc::new(Failure::default());
@@ -93,8 +85,8 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error| {
             uncaptured.note(format!("the device reported an error: {error}"));
         }));
-        let inner = Inner {
-            description: format!("{} on {}", info.name, info.backend),
+        Ok(Device::new(Self {
+            name: format!("{} on {}", info.name, info.backend),
             identity: [
                 info.name,
                 info.backend.to_string(),
@@ -103,6 +95,7 @@ impl Gpu {
                 info.device_pci_bus_id,
             ]
             .join("; "),
+            table: table(),
             limits: device.limits(),
             device,
             queue,
@@ -112,56 +105,51 @@ impl Gpu {
             failure,
             dispatches: AtomicU64::new(0),
             arenas: Arenas::default(),
-        };
-        Ok(Self { inner: Arc::new(inner) })
+        }))
     }
 
-    /// Name of the device and the interface that it is reached by.
-    pub fn description(&self) -> String {
-        self.inner.description.clone()
+    /// The GPU of a device.
+    pub(crate) fn of(device: &Device) -> Result<&Self> {
+        let message = || Error::Device { message: format!("{device} is not a GPU") };
+        device.backend().ok_or_else(message)
+    }
+
+    /// Error for a call of an operation that no kernel can run.
+    pub(crate) fn unsupported<T>(&self, operation: &'static str) -> Result<T> {
+        Err(Error::Unsupported { operation, device: self.name.clone() })
     }
 
     /// Name of the device, its interface, its driver and the driver's version, and where it is plugged in: what a test of
     /// the device holds for.
     pub fn identity(&self) -> &str {
-        &self.inner.identity
+        &self.identity
     }
 
     /// Number of dispatches since the device was opened.
     pub fn dispatches(&self) -> u64 {
-        self.inner.dispatches.load(Ordering::Relaxed)
-    }
-
-    /// Bytes that tensors occupy, including buffers kept for reuse.
-    pub fn memory(&self) -> u64 {
-        self.inner.pool.bytes()
-    }
-
-    /// Bytes of buffers that wait for reuse.
-    pub(crate) fn unused(&self) -> u64 {
-        self.inner.pool.unused()
+        self.dispatches.load(Ordering::Relaxed)
     }
 
     /// Returns an error if the device was lost or reported an error.
     pub(crate) fn alive(&self) -> Result<()> {
-        if !self.inner.failure.happened.load(Ordering::SeqCst) {
+        if !self.failure.happened.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let message = self.inner.failure.message.lock().unwrap_or_else(PoisonError::into_inner);
+        let message = self.failure.message.lock().unwrap_or_else(PoisonError::into_inner);
         device(message.clone())
     }
 
     // ---- memory ----
 
     /// A new tensor with any contents, for a kernel to fill.
-    pub(crate) fn empty(&self, shape: &[usize]) -> Result<Tensor> {
+    pub(crate) fn empty(&self, shape: &[usize]) -> Result<GpuArray> {
         let bytes = 4 * shape.iter().product::<usize>() as u64;
-        Ok(Tensor::new(self.inner.pool.take(&self.inner.device, bytes)?, shape))
+        Ok(GpuArray::new(self.pool.take(&self.device, bytes)?, shape))
     }
 
     /// New tensors with any contents in one buffer, and that buffer as a whole, for kernels that write all of them. A
     /// part keeps the whole buffer alive.
-    pub(crate) fn group<const N: usize>(&self, shapes: [&[usize]; N]) -> Result<(Tensor, [Tensor; N])> {
+    pub(crate) fn group<const N: usize>(&self, shapes: [&[usize]; N]) -> Result<(GpuArray, [GpuArray; N])> {
         let mut end = 0;
         let starts = shapes.map(|shape| {
             let start = end;
@@ -175,35 +163,34 @@ impl Gpu {
     }
 
     /// A new tensor with numbers from the host.
-    pub(crate) fn upload(&self, data: &[f32], shape: &[usize]) -> Result<Tensor> {
-        Ok(Tensor::new(Buffer::filled(&self.inner.device, bytemuck::cast_slice(data))?, shape))
+    pub(crate) fn upload(&self, data: &[f32], shape: &[usize]) -> Result<GpuArray> {
+        Ok(GpuArray::new(Buffer::filled(&self.device, bytemuck::cast_slice(data))?, shape))
     }
 
     /// A list of indices from the host, as a tensor whose bits are `u32`.
-    pub(crate) fn upload_indices(&self, data: &[u32]) -> Result<Tensor> {
-        Ok(Tensor::new(Buffer::filled(&self.inner.device, bytemuck::cast_slice(data))?, &[data.len()]))
+    pub(crate) fn upload_indices(&self, data: &[u32]) -> Result<GpuArray> {
+        Ok(GpuArray::new(Buffer::filled(&self.device, bytemuck::cast_slice(data))?, &[data.len()]))
     }
 
     /// The numbers of a tensor, once the device has computed them. If the device fails, they are NaN and every later
     /// call returns the error.
-    pub(crate) fn download(&self, tensor: &Tensor) -> Vec<f32> {
+    pub(crate) fn download(&self, tensor: &GpuArray) -> Vec<f32> {
         match self.read(tensor) {
             Ok(values) => values,
             Err(error) => {
-                self.inner.failure.note(error.to_string());
+                self.failure.note(error.to_string());
                 vec![f32::NAN; tensor.len()]
             }
         }
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+    fn read(&self, tensor: &GpuArray) -> Result<Vec<f32>> {
         let bytes = 4 * tensor.len() as u64;
         if bytes == 0 {
             return Ok(Vec::new());
         }
         self.alive()?;
-        let inner = &*self.inner;
-        let staging = inner.device.create_buffer(&wgpu::BufferDescriptor {
+        let staging = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("staging"),
             size: bytes,
             usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
@@ -214,7 +201,7 @@ impl Gpu {
             recorder.pass = None;
             let encoder = recorder
                 .encoder
-                .get_or_insert_with(|| inner.device.create_command_encoder(&Default::default()));
+                .get_or_insert_with(|| self.device.create_command_encoder(&Default::default()));
             encoder.copy_buffer_to_buffer(tensor.buffer.raw(), 4 * tensor.start() as u64, &staging, 0, bytes);
             self.submit(&mut recorder);
         }
@@ -222,7 +209,7 @@ impl Gpu {
         staging.map_async(wgpu::MapMode::Read, .., move |result| {
             let _ = sender.send(result);
         });
-        if let Err(error) = inner.device.poll(wgpu::PollType::wait_indefinitely()) {
+        if let Err(error) = self.device.poll(wgpu::PollType::wait_indefinitely()) {
             return device(format!("waiting for the device failed: {error}"));
         }
         match receiver.recv() {
@@ -239,15 +226,14 @@ impl Gpu {
     }
 
     /// Copies `count` elements from one tensor to another, starting at the given elements.
-    pub(crate) fn copy(&self, from: &Tensor, at: usize, to: &Tensor, start: usize, count: usize) {
+    pub(crate) fn copy(&self, from: &GpuArray, at: usize, to: &GpuArray, start: usize, count: usize) {
         if count == 0 {
             return;
         }
         let mut recorder = self.recorder();
         recorder.pass = None;
-        let encoder = recorder
-            .encoder
-            .get_or_insert_with(|| self.inner.device.create_command_encoder(&Default::default()));
+        let encoder =
+            recorder.encoder.get_or_insert_with(|| self.device.create_command_encoder(&Default::default()));
         let bytes = |elements: usize| 4 * elements as u64;
         encoder.copy_buffer_to_buffer(
             from.buffer.raw(),
@@ -258,14 +244,9 @@ impl Gpu {
         );
     }
 
-    /// Returns unused memory to the system.
-    pub fn trim(&self) {
-        self.inner.pool.clear();
-    }
-
     /// Memory of stored anchor states.
     pub(crate) fn arenas(&self) -> &Arenas {
-        &self.inner.arenas
+        &self.arenas
     }
 
     // ---- kernels ----
@@ -275,7 +256,7 @@ impl Gpu {
     pub(crate) fn run(
         &self,
         kernel: &Kernel,
-        tensors: &[&Tensor],
+        tensors: &[&GpuArray],
         numbers: &[u32],
         groups: [usize; 3],
     ) -> Result<()> {
@@ -283,7 +264,7 @@ impl Gpu {
             return Ok(());
         }
         self.alive()?;
-        let most = self.inner.limits.max_compute_workgroups_per_dimension as usize;
+        let most = self.limits.max_compute_workgroups_per_dimension as usize;
         if let Some(count) = groups.iter().find(|&&count| count > most) {
             return device(format!(
                 "{}: {count} workgroups in one dimension, the device allows {most}",
@@ -303,8 +284,7 @@ impl Gpu {
                 }),
             })
             .collect();
-        let inner = &*self.inner;
-        let bind_group = inner.device.create_bind_group(&wgpu::BindGroupDescriptor {
+        let bind_group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: Some(kernel.name),
             layout: &pipeline.layout,
             entries: &entries,
@@ -313,7 +293,7 @@ impl Gpu {
         let Recorder { pass, encoder, count } = &mut *recorder;
         let pass = pass.get_or_insert_with(|| {
             let encoder =
-                encoder.get_or_insert_with(|| inner.device.create_command_encoder(&Default::default()));
+                encoder.get_or_insert_with(|| self.device.create_command_encoder(&Default::default()));
             encoder.begin_compute_pass(&Default::default()).forget_lifetime()
         });
         pass.set_pipeline(&pipeline.pipeline);
@@ -324,7 +304,7 @@ impl Gpu {
         let [x, y, z] = groups.map(|count| count as u32);
         pass.dispatch_workgroups(x, y, z);
         *count += 1;
-        inner.dispatches.fetch_add(1, Ordering::Relaxed);
+        self.dispatches.fetch_add(1, Ordering::Relaxed);
         if *count >= RECORDED {
             self.submit(&mut recorder);
         }
@@ -333,38 +313,38 @@ impl Gpu {
 
     /// Workgroups for a list of `count` items, folded into two dimensions; kernels undo it with `group_index`.
     pub(crate) fn list(&self, count: usize) -> [usize; 3] {
-        let most = self.inner.limits.max_compute_workgroups_per_dimension as usize;
+        let most = self.limits.max_compute_workgroups_per_dimension as usize;
         if count <= most { [count, 1, 1] } else { [most, count.div_ceil(most), 1] }
     }
 
     /// Invocations in a workgroup, at the most.
     pub(crate) fn limits(&self) -> &wgpu::Limits {
-        &self.inner.limits
+        &self.limits
     }
 
     fn recorder(&self) -> MutexGuard<'_, Recorder> {
-        self.inner.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn submit(&self, recorder: &mut Recorder) {
         recorder.pass = None;
         recorder.count = 0;
         if let Some(encoder) = recorder.encoder.take() {
-            self.inner.queue.submit([encoder.finish()]);
+            self.queue.submit([encoder.finish()]);
         }
     }
 
     /// Submits what was recorded and waits until the device has finished it.
     pub fn wait(&self) -> Result<()> {
         self.submit(&mut self.recorder());
-        if let Err(error) = self.inner.device.poll(wgpu::PollType::wait_indefinitely()) {
+        if let Err(error) = self.device.poll(wgpu::PollType::wait_indefinitely()) {
             return device(format!("waiting for the device failed: {error}"));
         }
         self.alive()
     }
 
     fn pipeline(&self, kernel: &Kernel) -> Result<Arc<Pipeline>> {
-        let mut pipelines = self.inner.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pipeline) = pipelines.get(kernel) {
             return Ok(Arc::clone(pipeline));
         }
@@ -375,7 +355,7 @@ impl Gpu {
 
     #[allow(unsafe_code)]
     fn compile(&self, kernel: &Kernel) -> Result<Pipeline> {
-        let gpu = &self.inner.device;
+        let gpu = &self.device;
         let scope = gpu.push_error_scope(wgpu::ErrorFilter::Validation);
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(kernel.name),
@@ -424,5 +404,38 @@ impl Gpu {
                 message: format!("{} could not be compiled for this device: {error}", kernel.name),
             }),
         }
+    }
+}
+
+impl Backend for Gpu {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn table(&self) -> &Table {
+        &self.table
+    }
+    fn from_f32(&self, data: &[f32], shape: &[usize]) -> Result<Data> {
+        Ok(self.upload(data, shape)?.into())
+    }
+    fn full(&self, shape: &[usize], value: f64) -> Result<Data> {
+        Ok(elementwise::full(self, shape, value as f32)?.into())
+    }
+    fn to_f32(&self, data: &Data) -> Vec<f32> {
+        self.download(GpuArray::of(data))
+    }
+    fn stored_from_host(&self, states: StoredStates) -> Result<Data> {
+        Ok(Stored::from_host(self, &states)?.into())
+    }
+    fn check(&self) -> Result<()> {
+        self.alive()
+    }
+    fn trim(&self) {
+        self.pool.clear();
+    }
+    fn live_bytes(&self) -> usize {
+        self.pool.bytes().saturating_sub(self.pool.unused()) as usize
+    }
+    fn free_bytes(&self) -> usize {
+        self.pool.unused() as usize
     }
 }

@@ -4,11 +4,12 @@
 use std::time::Instant;
 
 use march_engine::ops::elementwise::Zip;
-use march_engine::{Engine, Result};
+use march_engine::{Device, Result};
 
+use crate::array::GpuArray;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
+use crate::ops::elementwise;
 
 /// A measurement that takes this long, in seconds, is good enough.
 const LONG: f64 = 0.1;
@@ -28,13 +29,15 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// Measures the device.
-    pub fn measure(gpu: &Gpu) -> Result<Self> {
-        let copy = |a: &Tensor, b: &Tensor| {
+    /// Measures a device that is a GPU.
+    pub fn measure(device: &Device) -> Result<Self> {
+        let gpu = Gpu::of(device)?;
+        let copy = |a: &GpuArray, b: &GpuArray| {
             gpu.copy(a, 0, b, 0, a.len());
             Ok(())
         };
-        let add = |a: &Tensor, b: &Tensor| gpu.zip(Zip::Add, a, b).map(drop);
+        let add =
+            |a: &GpuArray, b: &GpuArray| elementwise::zip_arrays(gpu, Zip::Add, [a, b], a.shape()).map(drop);
         Ok(Self {
             gflops: arithmetic(gpu)?,
             copy_gbs: traffic(gpu, 8, &copy)?,
@@ -107,9 +110,13 @@ fn arithmetic(gpu: &Gpu) -> Result<f64> {
 }
 
 /// GB/s of a task that moves `bytes` bytes for each element of the tensors that it is given.
-fn traffic<'a>(gpu: &'a Gpu, bytes: usize, task: &'a dyn Fn(&Tensor, &Tensor) -> Result<()>) -> Result<f64> {
+fn traffic<'a>(
+    gpu: &'a Gpu,
+    bytes: usize,
+    task: &'a dyn Fn(&GpuArray, &GpuArray) -> Result<()>,
+) -> Result<f64> {
     let (count, time) = fastest(gpu, [64 << 10, ELEMENTS], 2.0, |count| {
-        let (a, b) = (gpu.full(&[count], 1.0)?, gpu.full(&[count], 2.0)?);
+        let (a, b) = (elementwise::full(gpu, &[count], 1.0)?, elementwise::full(gpu, &[count], 2.0)?);
         Ok(Box::new(move || task(&a, &b)))
     })?;
     Ok(1e-9 * (bytes * count) as f64 / time)

@@ -5,20 +5,17 @@
 
 use std::sync::Arc;
 
-use march_engine::ops::adamw::AdamW;
+use march_engine::ops::adamw::{self, AdamW};
 use march_engine::ops::anchor_read::{AnchorReadOptions, ReadPlan, Segment, Visible};
-use march_engine::ops::elementwise::{Map, Zip};
 use march_engine::ops::gated_delta::GatedDeltaOptions;
 use march_engine::ops::log_linear::LogLinearOptions;
-use march_engine::ops::matmul::Transpose;
 use march_engine::ops::rotary::Rotary;
-use march_engine::{Engine, Error, Result, Tape};
+use march_engine::{Device, Result, Tape, Tensor};
 
-use super::cases::Random;
+use super::cases::{Random, settings};
 use super::peaks::{ELEMENTS, Peaks, Task, fastest};
-use super::programs::{Op, Program, settings};
+use super::programs::{self, Program, one};
 use crate::gpu::Gpu;
-use crate::tensor::Tensor;
 
 /// Speed of one operation, forward or forward and backward.
 #[derive(Clone, Debug)]
@@ -41,7 +38,7 @@ pub struct Speed {
 
 /// An operation of some size.
 struct Work {
-    op: Op,
+    program: Program,
     /// Shapes of the inputs.
     shapes: Vec<Vec<usize>>,
     /// FLOP of the forward pass; 0 for an operation that only moves numbers.
@@ -51,8 +48,8 @@ struct Work {
 }
 
 /// Work of an operation that moves its inputs and outputs once.
-fn work(op: Op, shapes: &[&[usize]], flop: usize) -> Work {
-    Work { op, shapes: shapes.iter().map(|shape| shape.to_vec()).collect(), flop, moved: None }
+fn work(program: Program, shapes: &[&[usize]], flop: usize) -> Work {
+    Work { program, shapes: shapes.iter().map(|shape| shape.to_vec()).collect(), flop, moved: None }
 }
 
 /// Width of rows.
@@ -79,52 +76,57 @@ const ROWS: [usize; 2] = [64, ELEMENTS / WIDTH];
 /// Operations by name: sizes, how much longer twice the size takes, and the work.
 fn table() -> Vec<(&'static str, [usize; 2], f64, fn(usize) -> Work)> {
     vec![
-        ("linear", [128, 4096], 8.0, |n| work(Op::Linear, &[&[n, n], &[n, n]], 2 * n * n * n)),
+        ("linear", [128, 4096], 8.0, |n| work(programs::linear(), &[&[n, n], &[n, n]], 2 * n * n * n)),
         ("matmul", [64, 2048], 8.0, |n| {
-            let transpose = Transpose { a: false, b: false };
-            work(Op::MatMul(transpose), &[&[4, n, n], &[4, n, n]], 8 * n * n * n)
+            work(one(|v| v[0].matmul(&v[1])), &[&[4, n, n], &[4, n, n]], 8 * n * n * n)
         }),
         ("linear_cross_entropy", [16, 16 << 10], 2.0, |n| {
             let (width, vocabulary) = (256, 4096);
-            let targets = (0..n).map(|i| (i * 7 % vocabulary) as u32).collect();
-            let op = Op::CrossEntropy(targets);
-            work(op, &[&[n, width], &[vocabulary, width]], 2 * n * width * vocabulary)
+            let targets: Vec<u32> = (0..n).map(|i| (i * 7 % vocabulary) as u32).collect();
+            let program = one(move |v| v[0].linear_cross_entropy(&v[1], &targets, None));
+            work(program, &[&[n, width], &[vocabulary, width]], 2 * n * width * vocabulary)
         }),
         ("attention", [64, 8192], 4.0, |n| {
             let shape: &[usize] = &[1, n, HEADS * HEAD];
-            work(Op::Attention(HEADS), &[shape; 3], 2 * n * n * HEADS * HEAD)
+            work(programs::attention(HEADS), &[shape; 3], 2 * n * n * HEADS * HEAD)
         }),
         ("gated_delta", [32, 4096], 2.0, gated_delta),
         ("log_linear_delta", [32, 4096], 2.0, log_linear),
         ("anchor_read", [64, 32 << 10], 2.0, anchor_read),
         ("state_read", [64, 1024], 2.0, |n| {
             let states: &[usize] = &[n, HEADS, HEAD, HEAD];
-            work(Op::StateRead(HEADS), &[&[n, HEADS * HEAD], states], 2 * n * HEADS * HEAD * HEAD)
+            work(programs::state_read(HEADS), &[&[n, HEADS * HEAD], states], 2 * n * HEADS * HEAD * HEAD)
         }),
-        ("rms_norm", ROWS, 2.0, |n| work(Op::RmsNorm, &[&[n, WIDTH], &[WIDTH]], 0)),
-        ("gated_rms_norm", ROWS, 2.0, |n| work(Op::GatedRmsNorm, &[&[n, WIDTH], &[WIDTH], &[n, WIDTH]], 0)),
-        ("swiglu", ROWS, 2.0, |n| work(Op::SwiGlu, &[&[n, WIDTH], &[n, WIDTH]], 0)),
-        ("short_conv", ROWS, 2.0, |n| work(Op::ShortConv, &[&[1, n, WIDTH], &[WIDTH, 4]], 0)),
+        ("rms_norm", ROWS, 2.0, |n| work(one(|v| v[0].rms_norm(&v[1], 1e-6)), &[&[n, WIDTH], &[WIDTH]], 0)),
+        ("gated_rms_norm", ROWS, 2.0, |n| {
+            let program = one(|v| v[0].gated_rms_norm(&v[2], &v[1], 1e-6));
+            work(program, &[&[n, WIDTH], &[WIDTH], &[n, WIDTH]], 0)
+        }),
+        ("swiglu", ROWS, 2.0, |n| work(one(|v| v[0].swiglu(&v[1])), &[&[n, WIDTH], &[n, WIDTH]], 0)),
+        ("short_conv", ROWS, 2.0, |n| work(programs::short_conv(), &[&[1, n, WIDTH], &[WIDTH, 4]], 0)),
         ("rotary", ROWS, 2.0, |n| {
             let rotary = Rotary { heads: WIDTH / HEAD, theta: 10_000.0, offset: 0 };
-            work(Op::Rotary(rotary), &[&[1, n, WIDTH]], 0)
+            work(one(move |v| v[0].rotary(rotary)), &[&[1, n, WIDTH]], 0)
         }),
         ("embedding", ROWS, 2.0, |n| {
             let rows = 4096;
-            let ids = (0..n).map(|i| (i * 7 % rows) as u32).collect();
+            let ids: Vec<u32> = (0..n).map(|i| (i * 7 % rows) as u32).collect();
             // Of the table, the forward pass reads the rows of the ids, and the backward pass writes all.
             let moved = Some([2 * n * WIDTH, n * WIDTH + rows * WIDTH]);
-            Work { moved, ..work(Op::Embedding(ids), &[&[rows, WIDTH]], 0) }
+            Work { moved, ..work(one(move |v| v[0].embedding(&ids, &[ids.len()])), &[&[rows, WIDTH]], 0) }
         }),
-        ("map", ROWS, 2.0, |n| work(Op::Map(Map::Silu), &[&[n, WIDTH]], 0)),
-        ("zip", ROWS, 2.0, |n| work(Op::Zip(Zip::Mul), &[&[n, WIDTH], &[n, WIDTH]], 0)),
-        ("softmax", ROWS, 2.0, |n| work(Op::Softmax, &[&[n, WIDTH]], 0)),
-        ("slice and place", ROWS, 2.0, |n| work(Op::Slice(1, 1, WIDTH), &[&[n, WIDTH]], 0)),
-        ("concat", ROWS, 2.0, |n| work(Op::Concat(1), &[&[n, WIDTH / 2], &[n, WIDTH / 2]], 0)),
-        ("permute", ROWS, 2.0, |n| work(Op::Permute(vec![1, 0, 2]), &[&[n, 8, WIDTH / 8]], 0)),
-        ("sum", ROWS, 2.0, |n| work(Op::Sum(1), &[&[n, WIDTH]], 0)),
-        ("mean", ROWS, 2.0, |n| work(Op::Mean(1), &[&[n, WIDTH]], 0)),
-        ("expand", ROWS, 2.0, |n| work(Op::Expand(1, 8), &[&[n, WIDTH / 8]], 0)),
+        ("map", ROWS, 2.0, |n| work(one(|v| v[0].silu()), &[&[n, WIDTH]], 0)),
+        ("zip", ROWS, 2.0, |n| work(one(|v| v[0].mul(&v[1])), &[&[n, WIDTH], &[n, WIDTH]], 0)),
+        ("softmax", ROWS, 2.0, |n| work(one(|v| v[0].softmax()), &[&[n, WIDTH]], 0)),
+        ("slice and place", ROWS, 2.0, |n| work(one(|v| v[0].slice(1, 1..WIDTH)), &[&[n, WIDTH]], 0)),
+        ("concat", ROWS, 2.0, |n| {
+            let program = one(|v| Tensor::concat(&[&v[0], &v[1]], 1));
+            work(program, &[&[n, WIDTH / 2], &[n, WIDTH / 2]], 0)
+        }),
+        ("permute", ROWS, 2.0, |n| work(one(|v| v[0].permute(&[1, 0, 2])), &[&[n, 8, WIDTH / 8]], 0)),
+        ("sum", ROWS, 2.0, |n| work(one(|v| v[0].sum(1)), &[&[n, WIDTH]], 0)),
+        ("mean", ROWS, 2.0, |n| work(one(|v| v[0].mean(1)), &[&[n, WIDTH]], 0)),
+        ("expand", ROWS, 2.0, |n| work(one(|v| v[0].expand(1, 8)), &[&[n, WIDTH / 8]], 0)),
     ]
 }
 
@@ -145,7 +147,7 @@ fn gated_delta(n: usize) -> Work {
         chunk_offset: 0,
     };
     let flop = 6 * TEXTS * n * HEADS * HEAD * HEAD;
-    Work { op: Op::GatedDelta(options), shapes: delta_shapes(n), flop, moved: None }
+    Work { program: programs::gated_delta(options), shapes: delta_shapes(n), flop, moved: None }
 }
 
 /// The same for each level that holds anything, which are the bits that are set in a token's position; and the token
@@ -162,7 +164,8 @@ fn log_linear(n: usize) -> Work {
     let mut shapes = delta_shapes(n);
     shapes.extend([vec![TEXTS, n, HEADS * levels], vec![HEADS, levels]]);
     let each: usize = (0..n).map(|position| 6 * position.count_ones() as usize + 4).sum();
-    Work { op: Op::LogLinear(options), shapes, flop: each * TEXTS * HEADS * HEAD * HEAD, moved: None }
+    let flop = each * TEXTS * HEADS * HEAD * HEAD;
+    Work { program: programs::log_linear(options), shapes, flop, moved: None }
 }
 
 /// Every token reads every anchor.
@@ -182,12 +185,12 @@ fn anchor_read(n: usize) -> Work {
         &[ANCHORS, HEADS, HEAD, HEAD],
         &[n, HEADS],
     ];
-    work(Op::AnchorRead(options), &shapes, 2 * n * ANCHORS * HEADS * (HEAD * HEAD + ROUTING))
+    work(programs::anchor_read(options), &shapes, 2 * n * ANCHORS * HEADS * (HEAD * HEAD + ROUTING))
 }
 
-/// Measures every operation; `progress` gets each speed as soon as it is known. Operations that the engine leaves to
-/// another one are left out.
-pub fn speeds(gpu: &Gpu, peaks: &Peaks, progress: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed>> {
+/// Measures every operation of a device that is a GPU; `progress` gets each speed as soon as it is known.
+pub fn speeds(device: &Device, peaks: &Peaks, progress: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed>> {
+    let gpu = Gpu::of(device)?;
     let mut list: Vec<Speed> = Vec::new();
     let mut add = |operation, backward, size, flop: usize, numbers: usize, seconds: f64| {
         let gflops = 1e-9 * flop as f64 / seconds;
@@ -199,29 +202,26 @@ pub fn speeds(gpu: &Gpu, peaks: &Peaks, progress: &mut dyn FnMut(&Speed)) -> Res
     };
     for (operation, sizes, cost, make) in table() {
         for backward in [false, true] {
-            let (size, seconds) = match fastest(gpu, sizes, cost, |size| task(gpu, make(size), backward)) {
-                Err(Error::Unsupported { .. }) => break,
-                measured => measured?,
-            };
-            let Work { flop, moved, op, shapes } = make(size);
+            let (size, seconds) = fastest(gpu, sizes, cost, |size| task(device, make(size), backward))?;
+            let Work { flop, moved, program, shapes } = make(size);
             let [forward, more] = match moved {
                 Some(moved) => moved,
                 None => {
                     let inputs: usize = shapes.iter().map(|shape| count(shape)).sum();
-                    let outputs = outputs(gpu, &op, &inputs_of(gpu, &shapes)?)?;
+                    let outputs = program(&inputs_of(device, &shapes)?)?;
                     let outputs: usize = outputs.iter().map(Tensor::len).sum();
                     [inputs + outputs, 2 * inputs + outputs]
                 }
             };
             let (flop, numbers) = if backward { (3 * flop, forward + more) } else { (flop, forward) };
             add(operation, backward, size, flop, numbers, seconds);
-            gpu.trim();
+            device.trim();
         }
     }
-    let (size, seconds) = fastest(gpu, ROWS, 2.0, |n| adamw(gpu, n))?;
+    let (size, seconds) = fastest(gpu, ROWS, 2.0, |n| adamw(device, n))?;
     // Reads the parameter, its moments and its gradient, and writes all but the gradient.
     add("adamw", false, size, 0, 7 * size * WIDTH, seconds);
-    gpu.trim();
+    device.trim();
     Ok(list)
 }
 
@@ -230,51 +230,43 @@ fn count(shape: &[usize]) -> usize {
 }
 
 /// Tensors of the given shapes. Their numbers repeat: only the time matters.
-fn inputs_of(gpu: &Gpu, shapes: &[Vec<usize>]) -> Result<Vec<Tensor>> {
+fn inputs_of(device: &Device, shapes: &[Vec<usize>]) -> Result<Vec<Tensor>> {
     let numbers: Vec<f32> = Random(8).input("", &[4093], 0.5).data.iter().map(|&v| v as f32).collect();
     let tensor = |shape: &Vec<usize>| {
         let data: Vec<f32> = numbers.iter().cycle().take(count(shape)).copied().collect();
-        gpu.upload(&data, shape)
+        Tensor::from_slice(&data, shape, device)
     };
     shapes.iter().map(tensor).collect()
 }
 
-/// Runs an operation forward.
-fn outputs(gpu: &Gpu, op: &Op, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-    let tape = Tape::inference(gpu);
-    let vars: Vec<_> = inputs.iter().map(|tensor| tape.constant(tensor.clone())).collect();
-    Ok(op.run(&tape, &vars)?.into_iter().map(|var| var.into_value()).collect())
-}
-
 /// An operation on inputs that are on the device already.
-fn task<'a>(gpu: &'a Gpu, work: Work, backward: bool) -> Result<Task<'a>> {
-    let inputs = inputs_of(gpu, &work.shapes)?;
+fn task<'a>(device: &Device, work: Work, backward: bool) -> Result<Task<'a>> {
+    let (inputs, program) = (inputs_of(device, &work.shapes)?, work.program);
     if !backward {
-        return Ok(Box::new(move || outputs(gpu, &work.op, &inputs).map(drop)));
+        return Ok(Box::new(move || program(&inputs).map(drop)));
     }
-    let results = outputs(gpu, &work.op, &inputs)?;
-    let gradients = results.iter().map(|y| gpu.full(y.shape(), 0.5)).collect::<Result<Vec<_>>>()?;
+    let gradient = |y: &Tensor| Tensor::full(y.shape(), 0.5, device);
+    let gradients = program(&inputs)?.iter().map(gradient).collect::<Result<Vec<_>>>()?;
     Ok(Box::new(move || {
-        let tape = Tape::new(gpu);
-        let vars = inputs.iter().enumerate().map(|(i, tensor)| tape.parameter(i, tensor.clone()));
-        let vars: Vec<_> = vars.collect();
-        let results = work.op.run(&tape, &vars)?;
+        let tape = Tape::new();
+        let inputs: Vec<_> = inputs.iter().enumerate().map(|(i, x)| tape.parameter(i, x)).collect();
+        let results = program(&inputs)?;
         let seeds: Vec<_> = results.iter().zip(gradients.iter().cloned()).collect();
         tape.backward_from(&seeds, |_, _| {})
     }))
 }
 
 /// A step of AdamW on so many rows of parameters.
-fn adamw<'a>(gpu: &'a Gpu, rows: usize) -> Result<Task<'a>> {
-    let zeros = || gpu.full(&[rows, WIDTH], 0.0);
+fn adamw<'a>(device: &Device, rows: usize) -> Result<Task<'a>> {
+    let zeros = || Tensor::full(&[rows, WIDTH], 0.0, device);
     let (mut parameter, mut first_moment, mut second_moment) = (zeros()?, zeros()?, zeros()?);
-    let gradient = gpu.full(&[rows, WIDTH], 0.5)?;
+    let gradient = Tensor::full(&[rows, WIDTH], 0.5, device)?;
     Ok(Box::new(move || {
         let state = AdamW {
             parameter: &mut parameter,
             first_moment: &mut first_moment,
             second_moment: &mut second_moment,
         };
-        gpu.adamw(state, &gradient, &settings(1, 1.0))
+        adamw::update(state, &gradient, &settings(1, 1.0))
     }))
 }

@@ -1,11 +1,12 @@
 //! `adamw` on the device: a step in place, and the squared norm of many tensors with one wait for the device.
 
-use march_engine::Result;
-use march_engine::ops::adamw::{AdamW, Step};
+use march_engine::ops::adamw::{AdamWStep, SquaredNorm};
+use march_engine::{Result, Tensor};
 
+use crate::array::{GpuArray, array, arrays};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
+use crate::ops::elementwise::writable;
 
 /// Numbers that a workgroup of the step owns.
 const GROUP: usize = 256;
@@ -41,9 +42,9 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![step_kernel(), norm_kernel()]
 }
 
-/// See [`march_engine::Engine::squared_norm`].
-pub(crate) fn squared_norm(gpu: &Gpu, tensors: &[&Tensor]) -> Result<f64> {
-    let blocks = |tensor: &Tensor| tensor.len().div_ceil(BLOCK);
+pub(crate) fn squared_norm(gpu: &Gpu, op: SquaredNorm, (): ()) -> Result<f64> {
+    let tensors = arrays(&op.tensors);
+    let blocks = |tensor: &GpuArray| tensor.len().div_ceil(BLOCK);
     let total: usize = tensors.iter().map(|tensor| blocks(tensor)).sum();
     let sums = gpu.empty(&[total])?;
     let mut first = 0;
@@ -68,7 +69,7 @@ pub(crate) fn squared_norm(gpu: &Gpu, tensors: &[&Tensor]) -> Result<f64> {
     let sums = gpu.download(&sums);
     gpu.alive()?;
     let mut rest = &sums[..];
-    let of_tensor = |tensor: &&Tensor| {
+    let of_tensor = |tensor: &&GpuArray| {
         let (own, later) = rest.split_at(blocks(tensor));
         rest = later;
         own.iter().map(|&sum| f64::from(sum)).sum::<f64>()
@@ -76,16 +77,10 @@ pub(crate) fn squared_norm(gpu: &Gpu, tensors: &[&Tensor]) -> Result<f64> {
     Ok(tensors.iter().map(of_tensor).sum())
 }
 
-/// See [`march_engine::Engine::adamw`].
-pub(crate) fn step(gpu: &Gpu, state: AdamW<&mut Tensor>, gradient: &Tensor, step: &Step) -> Result<()> {
-    let AdamW { parameter, first_moment, second_moment } = state;
-    for tensor in [&mut *parameter, &mut *first_moment, &mut *second_moment] {
-        if !tensor.is_unique() {
-            let own = gpu.empty(tensor.shape())?;
-            gpu.copy(tensor, 0, &own, 0, tensor.len());
-            *tensor = own;
-        }
-    }
+pub(crate) fn step(gpu: &Gpu, op: AdamWStep, (): ()) -> Result<[Tensor; 3]> {
+    let AdamWStep { parameter, first_moment, second_moment, gradient, step } = op;
+    let parameter = writable(gpu, parameter)?;
+    let (first, second) = (writable(gpu, first_moment)?, writable(gpu, second_moment)?);
     let [b1, b2] = step.betas;
     let [c1, c2] = step.betas.map(|beta| 1.0 - beta.powf(step.step as f64));
     let keep = 1.0 - (step.learning_rate * step.weight_decay) as f32;
@@ -103,5 +98,6 @@ pub(crate) fn step(gpu: &Gpu, state: AdamW<&mut Tensor>, gradient: &Tensor, step
     let mut call = vec![gradient.len() as u32];
     call.extend(factors.map(f32::to_bits));
     let groups = gpu.list(gradient.len().div_ceil(GROUP));
-    gpu.run(&step_kernel(), &[gradient, parameter, first_moment, second_moment], &call, groups)
+    gpu.run(&step_kernel(), &[array(&gradient), &parameter, &first, &second], &call, groups)?;
+    Ok([parameter, first, second].map(|array| gradient.like(array)))
 }

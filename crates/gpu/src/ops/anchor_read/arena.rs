@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use march_engine::Result;
 use march_engine::ops::anchor_read::Storage;
 
+use crate::array::GpuArray;
 use crate::error::device;
 use crate::gpu::Gpu;
-use crate::tensor::Tensor;
 
 /// How one anchor's states [value_heads, d_k, d_v] lie in a slot: codes, then for int8 a scale for each row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -61,7 +61,7 @@ pub(crate) struct Arena {
 
 #[derive(Default)]
 struct Slots {
-    tensor: Option<Tensor>,
+    tensor: Option<GpuArray>,
     capacity: usize,
     /// Slots that were ever used, and those of them that are free.
     used: usize,
@@ -92,7 +92,7 @@ impl Arenas {
         gpu: &Gpu,
         layout: Layout,
         count: usize,
-        write: impl FnOnce(&Tensor, &[u32]) -> Result<()>,
+        write: impl FnOnce(&GpuArray, &[u32]) -> Result<()>,
     ) -> Result<SlotLease> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let list = all.entry(layout).or_default();
@@ -118,7 +118,7 @@ impl Arena {
     }
 
     /// The buffer, with the contents of all slots that are in use.
-    pub fn tensor(&self) -> Option<Tensor> {
+    pub fn tensor(&self) -> Option<GpuArray> {
         self.lock().tensor.clone()
     }
 
@@ -154,7 +154,7 @@ impl Arena {
     fn fill(
         self: &Arc<Self>,
         taken: SlotLease,
-        write: impl FnOnce(&Tensor, &[u32]) -> Result<()>,
+        write: impl FnOnce(&GpuArray, &[u32]) -> Result<()>,
     ) -> Result<SlotLease> {
         if let Some(tensor) = self.tensor() {
             write(&tensor, &taken.slots)?;

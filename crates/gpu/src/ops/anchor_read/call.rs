@@ -1,77 +1,20 @@
 //! What every kernel of the anchor reader is told about a call.
 
 use march_engine::Result;
-use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
+use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, Sizes};
 
 use super::arena::Layout;
+use crate::array::GpuArray;
 use crate::error::device;
-use crate::tensor::Tensor;
 
-/// Dimensions of a call.
-#[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub rows: usize,
-    pub anchors: usize,
-    pub key_heads: usize,
-    pub value_heads: usize,
-    pub key_dim: usize,
-    pub value_dim: usize,
-    pub routing_dim: usize,
-}
-
-impl Sizes {
-    /// Of arguments that were checked.
-    pub fn new<A>(
-        input: &AnchorRead<&Tensor, A>,
-        [key_dim, value_dim]: [usize; 2],
-        options: &AnchorReadOptions,
-    ) -> Self {
-        Self {
-            rows: input.query.rows(),
-            anchors: input.routing_keys.shape()[0],
-            key_heads: options.key_heads,
-            value_heads: options.value_heads,
-            key_dim,
-            value_dim,
-            routing_dim: input.routing_query.width() / options.value_heads,
-        }
-    }
-
-    /// Of a call with a tensor of states.
-    pub fn of(input: &AnchorRead<&Tensor>, options: &AnchorReadOptions) -> Self {
-        let shape = input.anchor_states.shape();
-        Self::new(input, [shape[2], shape[3]], options)
-    }
-
-    /// Those of a small model, for tests without a device.
-    pub fn example() -> Self {
-        Self {
-            rows: 8,
-            anchors: 4,
-            key_heads: 2,
-            value_heads: 4,
-            key_dim: 64,
-            value_dim: 128,
-            routing_dim: 32,
-        }
-    }
-
-    pub fn group(&self) -> usize {
-        self.value_heads / self.key_heads
-    }
-
-    pub fn readout_shape(&self, query: &Tensor) -> Vec<usize> {
-        let mut shape = query.shape().to_vec();
-        if let Some(last) = shape.last_mut() {
-            *last = self.value_heads * self.value_dim;
-        }
-        shape
-    }
+/// Sizes of a small model, for tests without a device.
+pub(super) fn example() -> Sizes {
+    Sizes { rows: 8, anchors: 4, key_heads: 2, value_heads: 4, key_dim: 64, value_dim: 128, routing_dim: 32 }
 }
 
 /// Anchor states for a kernel: a tensor of f32, or slots of an arena.
 pub(super) struct States {
-    pub tensor: Tensor,
+    pub tensor: GpuArray,
     /// As STORAGE in `states.wgsl`.
     pub storage: u32,
     /// Words of one anchor, and of the codes that precede its scales.
@@ -83,7 +26,7 @@ pub(super) struct States {
 
 impl States {
     /// A tensor [N, value_heads, d_k, d_v].
-    pub fn whole(tensor: &Tensor, sizes: &Sizes) -> Self {
+    pub fn whole(tensor: &GpuArray, sizes: &Sizes) -> Self {
         let words = sizes.value_heads * sizes.key_dim * sizes.value_dim;
         Self { tensor: tensor.clone(), storage: 0, slot_words: words, code_words: words, slots: None }
     }
@@ -105,7 +48,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    pub fn new(sizes: &Sizes, options: &AnchorReadOptions, input: &AnchorRead<&Tensor, &States>) -> Self {
+    pub fn new(sizes: &Sizes, options: &AnchorReadOptions, input: &AnchorRead<&GpuArray, &States>) -> Self {
         let states = input.anchor_states;
         let mut call = Self::without_states(sizes, options, input.null_score.is_some());
         (call.slot_words, call.code_words) = (states.slot_words, states.code_words);

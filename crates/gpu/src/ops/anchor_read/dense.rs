@@ -1,19 +1,16 @@
 //! Reading all visible anchors, forward and backward.
 
 use march_engine::Result;
-use march_engine::ops::anchor_read::{AnchorRead, AnchorReadKept, AnchorReadOptions};
+use march_engine::ops::anchor_read::{AnchorRead, AnchorReadKept, AnchorReadOptions, Sizes};
 
-use super::call::{Call, Sizes, States, too_wide};
+use super::call::{Call, States, example, too_wide};
 use super::plan::Tiles;
+use crate::array::GpuArray;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Anchors whose scores are held at a time; see `score.wgsl`.
 const HELD: u32 = 16;
-
-/// Bytes of weights that the backward pass holds at a time, unless one tile needs more.
-const MATRIX_BYTES: usize = 64 << 20;
 
 /// Workgroup memory in bytes that every device has.
 const WORKGROUP_BYTES: usize = 32 << 10;
@@ -117,7 +114,7 @@ fn anchors_kernel(tile: usize) -> Kernel {
 }
 
 pub(super) fn kernels() -> Vec<Kernel> {
-    let sizes = Sizes::example();
+    let sizes = example();
     let mut list = vec![delta_kernel(), anchors_kernel(16)];
     for storage in 0..3 {
         list.extend(read_kernel(&sizes, storage, storage != 0).map(|(kernel, _)| kernel));
@@ -129,10 +126,10 @@ pub(super) fn kernels() -> Vec<Kernel> {
 /// Readout, and what the backward pass needs of each token and head.
 pub(super) fn forward(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor, &States>,
+    input: &AnchorRead<&GpuArray, &States>,
     options: &AnchorReadOptions,
     sizes: &Sizes,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(GpuArray, GpuArray)> {
     let states = input.anchor_states;
     let (kernel, size) = read_kernel(sizes, states.storage, states.slots.is_some())?;
     let tiles = Tiles::new(&options.plan, sizes.rows, size);
@@ -143,7 +140,7 @@ pub(super) fn forward(
     call.slots = words.len();
     words.extend(states.slots.iter().flatten());
     let plan = gpu.upload_indices(&words)?;
-    let readout = gpu.empty(&sizes.readout_shape(input.query))?;
+    let readout = gpu.empty(&sizes.readout_shape(input.query.shape()))?;
     let kept = gpu.empty(&[sizes.rows, sizes.value_heads, 4])?;
     let tensors = [
         &plan,
@@ -164,11 +161,11 @@ pub(super) fn forward(
 pub(super) fn numbers(
     gpu: &Gpu,
     sizes: &Sizes,
-    null: Option<&Tensor>,
-    readout: &Tensor,
-    kept: &AnchorReadKept<Tensor>,
-    gradient: &Tensor,
-) -> Result<(Tensor, Option<Tensor>)> {
+    null: Option<&GpuArray>,
+    readout: &GpuArray,
+    kept: &AnchorReadKept<GpuArray>,
+    gradient: &GpuArray,
+) -> Result<(GpuArray, Option<GpuArray>)> {
     let numbers = gpu.empty(&[sizes.rows, sizes.value_heads, 4])?;
     let d_null = gpu.empty(null.map_or(&[1], |null| null.shape()))?;
     let count = sizes.rows * sizes.value_heads;
@@ -178,28 +175,16 @@ pub(super) fn numbers(
     Ok((numbers, null.is_some().then_some(d_null)))
 }
 
-/// Gradients of [`forward`].
+/// Gradients of [`forward`], in slices of tiles whose weights take `bytes` bytes at the most.
 pub(super) fn backward(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor>,
+    input: &AnchorRead<&GpuArray>,
     options: &AnchorReadOptions,
-    readout: &Tensor,
-    kept: &AnchorReadKept<Tensor>,
-    gradient: &Tensor,
-) -> Result<AnchorRead<Tensor>> {
-    backward_within(gpu, input, options, [readout, gradient], kept, MATRIX_BYTES)
-}
-
-/// [`backward`] in slices of tiles whose weights take `bytes` bytes at the most.
-fn backward_within(
-    gpu: &Gpu,
-    input: &AnchorRead<&Tensor>,
-    options: &AnchorReadOptions,
-    [readout, gradient]: [&Tensor; 2],
-    kept: &AnchorReadKept<Tensor>,
+    sizes: &Sizes,
+    [readout, gradient]: [&GpuArray; 2],
+    kept: &AnchorReadKept<GpuArray>,
     bytes: usize,
-) -> Result<AnchorRead<Tensor>> {
-    let sizes = &Sizes::of(input, options);
+) -> Result<AnchorRead<GpuArray>> {
     let (numbers, null_score) = numbers(gpu, sizes, input.null_score, readout, kept, gradient)?;
     let d = AnchorRead {
         query: gpu.empty(input.query.shape())?,
@@ -215,7 +200,7 @@ fn backward_within(
     let plan = gpu.upload_indices(&tiles.words())?;
     let matrix = gpu.empty(&[rows, size, 2])?;
     let states = States::whole(input.anchor_states, sizes);
-    let mut call = Call::new(sizes, options, &with_states(input, &states));
+    let mut call = Call::new(sizes, options, &input.map_with(|x| x, |_| &states));
     call.strips = sizes.key_dim.div_ceil(64) * sizes.value_dim.div_ceil(64) + 1;
     let mut first = 0;
     for end in ends {
@@ -252,71 +237,4 @@ fn backward_within(
         first = end;
     }
     Ok(d)
-}
-
-/// The same inputs with other states.
-pub(super) fn with_states<'a, A, B>(
-    input: &AnchorRead<&'a Tensor, A>,
-    states: B,
-) -> AnchorRead<&'a Tensor, B> {
-    AnchorRead {
-        query: input.query,
-        routing_query: input.routing_query,
-        routing_keys: input.routing_keys,
-        anchor_states: states,
-        null_score: input.null_score,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use march_engine::ops::anchor_read::ReadPlan;
-
-    use super::*;
-
-    /// Gradients do not depend on how many slices the backward pass takes.
-    #[test]
-    fn slices_add_up() {
-        for adapter in crate::adapters().iter().filter(|adapter| adapter.usable.is_ok()) {
-            let gpu = Gpu::open(Some(adapter.index)).unwrap();
-            let wave = |shape: &[usize], step: f32| {
-                let values: Vec<f32> =
-                    (0..shape.iter().product()).map(|i: usize| (i as f32 * step).sin()).collect();
-                gpu.upload(&values, shape).unwrap()
-            };
-            let boundaries: Vec<usize> = (1..10).map(|m| m * 5).collect();
-            let options = AnchorReadOptions {
-                key_heads: 1,
-                value_heads: 2,
-                top_k: None,
-                routing_scale: 0.5,
-                plan: Arc::new(ReadPlan::from_boundaries(50, &[boundaries])),
-            };
-            let (query, routing) = (wave(&[50, 4], 0.7), wave(&[50, 6], 0.9));
-            let (keys, states) = (wave(&[9, 6], 1.1), wave(&[9, 2, 4, 5], 1.3));
-            let input = AnchorRead {
-                query: &query,
-                routing_query: &routing,
-                routing_keys: &keys,
-                anchor_states: &states,
-                null_score: None,
-            };
-            let (readout, kept) = crate::ops::anchor_read::forward(&gpu, input, &options, true).unwrap();
-            let (kept, gradient) = (kept.unwrap(), wave(&[50, 10], 1.7));
-            let all = |bytes: usize| -> Vec<f32> {
-                let both = [&readout, &gradient];
-                let d = backward_within(&gpu, &input, &options, both, &kept, bytes).unwrap();
-                let parts = [&d.query, &d.routing_query, &d.routing_keys, &d.anchor_states];
-                parts.into_iter().flat_map(|part| gpu.download(part)).collect()
-            };
-            let whole = all(MATRIX_BYTES);
-            for bytes in [0, 2000] {
-                for (a, b) in all(bytes).iter().zip(&whole) {
-                    assert!((a - b).abs() < 1e-5, "{gpu:?}, {bytes} bytes: {a} and {b}");
-                }
-            }
-        }
-    }
 }

@@ -1,15 +1,14 @@
 //! `anchor_read` on the device.
 
-use std::sync::Arc;
+use march_engine::ops::anchor_read::{
+    AnchorRead, AnchorReadBackward, AnchorReadForward, AnchorReadKept, AnchorReadOptions, AnchorReadStored,
+    RoutingWeights, Sizes,
+};
+use march_engine::{Result, Tensor};
 
-use march_engine::Result;
-use march_engine::ops::anchor_read::AnchorRead;
-use march_engine::ops::anchor_read::AnchorReadKept;
-use march_engine::ops::anchor_read::AnchorReadOptions;
-
+use crate::array::{GpuArray, array, into_array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 mod arena;
 mod call;
@@ -19,29 +18,41 @@ mod sparse;
 mod stored;
 
 pub(crate) use arena::Arenas;
-use call::{Sizes, States};
-use dense::with_states;
-pub use stored::Stored;
+use call::States;
+pub(crate) use stored::{Stored, store, to_host};
 
-/// See [`march_engine::Engine::anchor_read`].
+/// Bytes of weights that the backward pass holds at a time, unless one tile needs more.
+const MATRIX_BYTES: usize = 64 << 20;
+
 pub(crate) fn forward(
     gpu: &Gpu,
-    input: AnchorRead<&Tensor>,
-    options: &AnchorReadOptions,
-    keep: bool,
+    op: AnchorReadForward,
+    sizes: Sizes,
 ) -> Result<(Tensor, Option<AnchorReadKept<Tensor>>)> {
-    let sizes = Sizes::of(&input, options);
-    let states = States::whole(input.anchor_states, &sizes);
-    read(gpu, &with_states(&input, &states), options, &sizes, keep)
+    let (readout, kept) = read_whole(gpu, op.input.as_ref().map(array), &op.options, &sizes, op.keep)?;
+    let wrapped = |array| op.input.query.like(array);
+    Ok((wrapped(readout), kept.map(|kept| kept.map(wrapped))))
+}
+
+/// Reads a tensor of states.
+fn read_whole(
+    gpu: &Gpu,
+    input: AnchorRead<&GpuArray>,
+    options: &AnchorReadOptions,
+    sizes: &Sizes,
+    keep: bool,
+) -> Result<(GpuArray, Option<AnchorReadKept<GpuArray>>)> {
+    let states = States::whole(input.anchor_states, sizes);
+    read(gpu, &input.map_with(|x| x, |_| &states), options, sizes, keep)
 }
 
 fn read(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor, &States>,
+    input: &AnchorRead<&GpuArray, &States>,
     options: &AnchorReadOptions,
     sizes: &Sizes,
     keep: bool,
-) -> Result<(Tensor, Option<AnchorReadKept<Tensor>>)> {
+) -> Result<(GpuArray, Option<AnchorReadKept<GpuArray>>)> {
     if let Some(k) = chosen(options) {
         let (readout, kept) = sparse::forward(gpu, input, options, sizes, k)?;
         return Ok((readout, keep.then_some(kept)));
@@ -60,46 +71,40 @@ fn chosen(options: &AnchorReadOptions) -> Option<usize> {
     options.top_k.filter(|&k| k < most)
 }
 
-/// See [`march_engine::Engine::anchor_read_backward`].
-pub(crate) fn backward(
+pub(crate) fn backward(gpu: &Gpu, op: AnchorReadBackward, sizes: Sizes) -> Result<AnchorRead<Tensor>> {
+    backward_within(gpu, op, sizes, MATRIX_BYTES)
+}
+
+/// The backward pass, with at most so many bytes of weights at a time, unless one tile needs more.
+pub fn backward_within(
     gpu: &Gpu,
-    input: AnchorRead<&Tensor>,
-    options: &AnchorReadOptions,
-    readout: &Tensor,
-    kept: Option<&AnchorReadKept<Tensor>>,
-    gradient: &Tensor,
+    op: AnchorReadBackward,
+    sizes: Sizes,
+    bytes: usize,
 ) -> Result<AnchorRead<Tensor>> {
-    let Some(kept) = kept else {
-        let (_, kept) = forward(gpu, input, options, true)?;
-        return backward(gpu, input, options, readout, kept.as_ref(), gradient);
+    let (input, options) = (op.input.as_ref().map(array), &op.options);
+    let kept = match op.kept {
+        Some(kept) => Some(kept.map(into_array)),
+        None => read_whole(gpu, input, options, &sizes, true)?.1,
     };
-    match chosen(options) {
-        Some(k) => sparse::backward(gpu, &input, options, k, readout, kept, gradient),
-        None => dense::backward(gpu, &input, options, readout, kept, gradient),
-    }
+    let Some(kept) = kept else { unreachable!("it was asked for") };
+    let both = [array(&op.readout), array(&op.gradient)];
+    let d = match chosen(options) {
+        Some(k) => sparse::backward(gpu, &input, options, &sizes, k, both, &kept)?,
+        None => dense::backward(gpu, &input, options, &sizes, both, &kept, bytes)?,
+    };
+    Ok(d.map(|d| op.gradient.like(d)))
 }
 
-/// See [`march_engine::Engine::anchor_read_stored`].
-pub(crate) fn forward_stored(
-    gpu: &Gpu,
-    input: AnchorRead<&Tensor, &[Arc<Stored>]>,
-    options: &AnchorReadOptions,
-) -> Result<Tensor> {
-    let Some(first) = input.anchor_states.first() else { unreachable!("the list was checked") };
-    let [_, _, key_dim, value_dim] = first.shape();
-    let sizes = Sizes::new(&input, [key_dim, value_dim], options);
-    let states = stored::together(gpu, input.anchor_states, &sizes, &options.plan)?;
-    Ok(read(gpu, &with_states(&input, &states), options, &sizes, false)?.0)
+pub(crate) fn forward_stored(gpu: &Gpu, op: AnchorReadStored, sizes: Sizes) -> Result<Tensor> {
+    let states = stored::together(gpu, &op.input.anchor_states, &sizes, &op.options.plan)?;
+    let input = op.input.as_ref().map_with(array, |_| &states);
+    Ok(op.input.query.like(read(gpu, &input, &op.options, &sizes, false)?.0))
 }
 
-/// See [`march_engine::Engine::routing_weights`].
-pub(crate) fn weights(
-    gpu: &Gpu,
-    input: AnchorRead<&Tensor, [usize; 2]>,
-    options: &AnchorReadOptions,
-) -> Result<Tensor> {
-    let sizes = Sizes::new(&input, input.anchor_states, options);
-    sparse::weights(gpu, &input, options, &sizes, chosen(options))
+pub(crate) fn weights(gpu: &Gpu, op: RoutingWeights, sizes: Sizes) -> Result<Tensor> {
+    let input = op.input.as_ref().map_with(array, |_| ());
+    Ok(op.input.query.like(sparse::weights(gpu, &input, &op.options, &sizes, chosen(&op.options))?))
 }
 
 /// The kernels of this operation, for tests without a device.

@@ -2,14 +2,14 @@
 //! token.
 
 use march_engine::Result;
-use march_engine::ops::anchor_read::{AnchorRead, AnchorReadKept, AnchorReadOptions};
+use march_engine::ops::anchor_read::{AnchorRead, AnchorReadKept, AnchorReadOptions, Sizes};
 
-use super::call::{Call, Sizes, States, too_wide};
-use super::dense::{numbers, quads, room, with_states};
+use super::call::{Call, States, example, too_wide};
+use super::dense::{numbers, quads, room};
 use super::plan::Tiles;
+use crate::array::GpuArray;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Tokens of a call up to which a tile has one quad of tokens, so that more anchors are scored at a time.
 const FEW: usize = 8;
@@ -129,9 +129,9 @@ fn chosen_anchors_kernel() -> Kernel {
 }
 
 pub(super) fn kernels() -> Vec<Kernel> {
-    let many = Sizes { rows: 100, ..Sizes::example() };
+    let many = Sizes { rows: 100, ..example() };
     let mut list = vec![chosen_weights_kernel(), chosen_tokens_kernel(&many), chosen_anchors_kernel()];
-    for sizes in [Sizes::example(), many] {
+    for sizes in [example(), many] {
         list.extend(choose_kernel(&sizes).map(|(kernel, _)| kernel));
         list.extend(weights_kernel(&sizes).map(|(kernel, _)| kernel));
     }
@@ -145,9 +145,9 @@ pub(super) fn kernels() -> Vec<Kernel> {
 
 /// What [`choose`] returns: weights and anchors of every token and head, and what the backward pass needs of them.
 struct Chosen {
-    lists: Tensor,
-    kept: Tensor,
-    plan: Tensor,
+    lists: GpuArray,
+    kept: GpuArray,
+    plan: GpuArray,
     /// Where the slots of the states start in the plan.
     slots: usize,
 }
@@ -155,7 +155,7 @@ struct Chosen {
 /// Chooses `k` anchors for every token and head.
 fn choose<A>(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor, A>,
+    input: &AnchorRead<&GpuArray, A>,
     options: &AnchorReadOptions,
     sizes: &Sizes,
     k: usize,
@@ -181,11 +181,11 @@ fn choose<A>(
 /// Readout of the `k` best anchors, and what the backward pass needs.
 pub(super) fn forward(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor, &States>,
+    input: &AnchorRead<&GpuArray, &States>,
     options: &AnchorReadOptions,
     sizes: &Sizes,
     k: usize,
-) -> Result<(Tensor, AnchorReadKept<Tensor>)> {
+) -> Result<(GpuArray, AnchorReadKept<GpuArray>)> {
     let states = input.anchor_states;
     let slots = states.slots.as_deref().unwrap_or_default();
     let chosen = choose(gpu, input, options, sizes, k, slots)?;
@@ -199,15 +199,15 @@ pub(super) fn forward(
 
 fn read_list(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor, &States>,
+    input: &AnchorRead<&GpuArray, &States>,
     sizes: &Sizes,
     mut call: Call,
-    plan: &Tensor,
-    weights: &Tensor,
+    plan: &GpuArray,
+    weights: &GpuArray,
     chosen: bool,
-) -> Result<Tensor> {
+) -> Result<GpuArray> {
     let states = input.anchor_states;
-    let readout = gpu.empty(&sizes.readout_shape(input.query))?;
+    let readout = gpu.empty(&sizes.readout_shape(input.query.shape()))?;
     call.strips = sizes.value_dim.div_ceil(list_shape(chosen).0);
     let kernel = list_kernel(sizes, states.storage, states.slots.is_some(), chosen);
     let tensors = [plan, input.query, &states.tensor, weights, &readout];
@@ -225,10 +225,10 @@ pub(super) fn is_few(sizes: &Sizes, options: &AnchorReadOptions) -> bool {
 /// token, head and few columns, so that a single token occupies more of the device.
 pub(super) fn forward_tokens(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor, &States>,
+    input: &AnchorRead<&GpuArray, &States>,
     options: &AnchorReadOptions,
     sizes: &Sizes,
-) -> Result<Tensor> {
+) -> Result<GpuArray> {
     let (kernel, _) = weights_kernel(sizes)?;
     let tiles = Tiles::new(&options.plan, sizes.rows, 1);
     let mut words = tiles.words();
@@ -247,11 +247,11 @@ pub(super) fn forward_tokens(
 /// Weights of all anchors, or of the `k` best, for every token and head; zero for the others.
 pub(super) fn weights<A>(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor, A>,
+    input: &AnchorRead<&GpuArray, A>,
     options: &AnchorReadOptions,
     sizes: &Sizes,
     k: Option<usize>,
-) -> Result<Tensor> {
+) -> Result<GpuArray> {
     let shape = [sizes.rows, sizes.value_heads, sizes.anchors];
     if let Some(k) = k {
         let chosen = choose(gpu, input, options, sizes, k, &[])?;
@@ -276,14 +276,13 @@ pub(super) fn weights<A>(
 /// Gradients of [`forward`].
 pub(super) fn backward(
     gpu: &Gpu,
-    input: &AnchorRead<&Tensor>,
+    input: &AnchorRead<&GpuArray>,
     options: &AnchorReadOptions,
+    sizes: &Sizes,
     k: usize,
-    readout: &Tensor,
-    kept: &AnchorReadKept<Tensor>,
-    gradient: &Tensor,
-) -> Result<AnchorRead<Tensor>> {
-    let sizes = &Sizes::of(input, options);
+    [readout, gradient]: [&GpuArray; 2],
+    kept: &AnchorReadKept<GpuArray>,
+) -> Result<AnchorRead<GpuArray>> {
     let (numbers, null_score) = numbers(gpu, sizes, input.null_score, readout, kept, gradient)?;
     let d = AnchorRead {
         query: gpu.empty(input.query.shape())?,
@@ -293,7 +292,7 @@ pub(super) fn backward(
         null_score,
     };
     let states = States::whole(input.anchor_states, sizes);
-    let mut call = Call::new(sizes, options, &with_states(input, &states));
+    let mut call = Call::new(sizes, options, &input.map_with(|x| x, |_| &states));
     call.k = k;
     call.strips = sizes.key_dim.div_ceil(64) * sizes.value_dim.div_ceil(64) + 1;
     let d_scores = gpu.empty(&[sizes.rows * sizes.value_heads * k])?;

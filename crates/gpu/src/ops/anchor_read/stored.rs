@@ -4,18 +4,20 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use march_engine::ops::anchor_read::{ReadPlan, Source, Storage, StoredStates};
-use march_engine::{Error, Result, checksum};
+use march_engine::ops::anchor_read::{
+    ReadPlan, Sizes, Source, StatesToHost, Storage, StoreStates, StoredStates,
+};
+use march_engine::{DType, Data, Error, Foreign, Result, Tensor, checksum};
 
 use super::arena::{Layout, SlotLease};
-use super::call::{Call, Sizes, States};
+use super::call::{Call, States};
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Anchor states [n, value_heads, d_k, d_v] in storage precision on the device. Cloning copies a handle.
 #[derive(Clone)]
-pub struct Stored {
+pub(crate) struct Stored {
     shape: [usize; 4],
     taken: Arc<SlotLease>,
 }
@@ -68,10 +70,24 @@ impl Source for Copied {
     }
 }
 
+pub(crate) fn store(gpu: &Gpu, op: StoreStates, shape: [usize; 4]) -> Result<Tensor> {
+    Ok(op.states.like(Stored::new(gpu, array(&op.states), shape, op.storage)?))
+}
+
+pub(crate) fn to_host(gpu: &Gpu, op: StatesToHost, (): ()) -> Result<Arc<StoredStates>> {
+    Ok(Arc::new(Stored::of(&op.states)?.to_host(gpu)?))
+}
+
 impl Stored {
-    pub(crate) fn new(gpu: &Gpu, states: &Tensor, storage: Storage) -> Result<Self> {
-        let &[n, heads, key_dim, value_dim] = states.shape() else { unreachable!("the shape was checked") };
-        let layout = Layout::new(storage, [heads, key_dim, value_dim]);
+    /// The states of a tensor.
+    fn of(tensor: &Tensor) -> Result<&Self> {
+        let message = "the tensor does not hold stored states of this device".into();
+        tensor.foreign().ok_or(Error::Value { operation: "stored_states", message })
+    }
+
+    fn new(gpu: &Gpu, states: &GpuArray, shape: [usize; 4], storage: Storage) -> Result<Self> {
+        let [n, sizes @ ..] = shape;
+        let layout = Layout::new(storage, sizes);
         let taken = gpu.arenas().take(gpu, layout, n, |arena, slots| {
             let slots = gpu.upload_indices(slots)?;
             let inverses = gpu.empty(&[n * layout.rows])?;
@@ -85,10 +101,10 @@ impl Stored {
             let groups = gpu.list((n * layout.code_words()).div_ceil(64));
             gpu.run(&store_kernel("codes", layout.storage), &tensors, &numbers, groups)
         })?;
-        Ok(Self { shape: [n, heads, key_dim, value_dim], taken: Arc::new(taken) })
+        Ok(Self { shape, taken: Arc::new(taken) })
     }
 
-    pub(crate) fn to_host(&self, gpu: &Gpu) -> Result<StoredStates> {
+    fn to_host(&self, gpu: &Gpu) -> Result<StoredStates> {
         let layout = self.taken.arena.layout;
         let words = layout.slot_words();
         let copy = gpu.empty(&[self.shape[0] * words])?;
@@ -112,8 +128,8 @@ impl Stored {
         StoredStates::distant(&source, self.shape, layout.storage(), &parts)
     }
 
-    pub(crate) fn from_host(gpu: &Gpu, states: &StoredStates) -> Result<Self> {
-        let [n, sizes @ ..] = states.shape();
+    pub fn from_host(gpu: &Gpu, states: &StoredStates) -> Result<Self> {
+        let shape @ [n, sizes @ ..] = *states.shape();
         let layout = Layout::new(states.storage(), sizes);
         let words = layout.slot_words();
         let parts = states.parts()?;
@@ -135,16 +151,29 @@ impl Stored {
             }
             Ok(())
         })?;
-        Ok(Self { shape: states.shape(), taken: Arc::new(taken) })
+        Ok(Self { shape, taken: Arc::new(taken) })
     }
+}
 
-    pub(crate) fn shape(&self) -> [usize; 4] {
-        self.shape
+impl Foreign for Stored {
+    fn shape(&self) -> &[usize] {
+        &self.shape
     }
-
-    pub(crate) fn bytes(&self) -> usize {
+    fn dtype(&self) -> DType {
+        self.taken.arena.layout.storage().into()
+    }
+    fn is_plain(&self) -> bool {
+        false
+    }
+    fn bytes(&self) -> usize {
         let layout = self.taken.arena.layout;
         layout.storage().bytes(self.shape[0] * layout.rows, layout.width)
+    }
+}
+
+impl From<Stored> for Data {
+    fn from(stored: Stored) -> Self {
+        Self::Foreign(Arc::new(stored))
     }
 }
 
@@ -156,18 +185,15 @@ fn part(bytes: &[u8], range: Range<usize>) -> (Range<usize>, u64) {
 
 /// The states of a list for a kernel: their arena and a slot for each anchor. If they are in several arenas, a tensor
 /// with copies of those that the plan makes visible.
-pub(super) fn together(gpu: &Gpu, list: &[Arc<Stored>], sizes: &Sizes, plan: &ReadPlan) -> Result<States> {
-    let one_each = list.len() == sizes.anchors;
-    let expected = [sizes.value_heads, sizes.key_dim, sizes.value_dim];
-    let wrong = list.iter().find(|s| s.shape[1..] != expected || (one_each && s.shape[0] != 1));
-    if let Some(wrong) = wrong {
-        return Err(Error::Shape {
-            operation: "anchor_read",
-            argument: "anchor_states",
-            found: wrong.shape.to_vec(),
-            expected: format!("one anchor of {expected:?} each, as the first"),
-        });
-    }
+pub(super) fn together(gpu: &Gpu, list: &[Tensor], sizes: &Sizes, plan: &ReadPlan) -> Result<States> {
+    // The engine has checked the first.
+    let one_each = (list.len() == sizes.anchors).then_some(1);
+    let checked = |tensor| {
+        let stored = Stored::of(tensor)?;
+        sizes.check_stored(&stored.shape, one_each)?;
+        Ok(stored)
+    };
+    let list = list.iter().map(checked).collect::<Result<Vec<&Stored>>>()?;
     let arena = &list[0].taken.arena;
     if let Some(tensor) = arena.tensor().filter(|_| list.iter().all(|s| Arc::ptr_eq(&s.taken.arena, arena))) {
         let layout = arena.layout;

@@ -16,17 +16,6 @@ fn aligned(shape: &[usize], rank: usize, i: usize) -> usize {
     (i + shape.len()).checked_sub(rank).map_or(1, |at| shape[at])
 }
 
-/// Shape that two shapes broadcast to; the engine has checked that they do.
-pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Vec<usize> {
-    let rank = a.len().max(b.len());
-    (0..rank)
-        .map(|i| match (aligned(a, rank, i), aligned(b, rank, i)) {
-            (1, y) => y,
-            (x, _) => x,
-        })
-        .collect()
-}
-
 /// The dimensions of `shape` for operands of shapes `a` and `b`, with neighbours merged where both operands pass over
 /// them as over one. At least one dimension.
 pub(crate) fn dims(shape: &[usize], a: &[usize], b: &[usize]) -> Vec<Dim> {

@@ -2,21 +2,21 @@
 
 pub(crate) mod broadcast;
 
-use march_engine::Result;
-use march_engine::ops::elementwise::{Map, Zip};
+use march_engine::ops::accumulate::Accumulate;
+use march_engine::ops::elementwise::{Map, MapBackward, MapForward, Zip, ZipBackward, ZipForward};
+use march_engine::{Result, Tensor};
 
 use self::broadcast::{Dim, dims, numbers};
 use super::reduce;
-use crate::error::unsupported;
+use crate::array::{GpuArray, array, into_array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Numbers that a workgroup owns.
 const GROUP: usize = 256;
 
-/// See [`march_engine::Engine::full`].
-pub(crate) fn full(gpu: &Gpu, shape: &[usize], value: f32) -> Result<Tensor> {
+/// A new array filled with `value`.
+pub(crate) fn full(gpu: &Gpu, shape: &[usize], value: f32) -> Result<GpuArray> {
     let y = gpu.empty(shape)?;
     gpu.run(&full_kernel(), &[&y], &[y.len() as u32, value.to_bits()], gpu.list(y.len().div_ceil(GROUP)))?;
     Ok(y)
@@ -80,32 +80,43 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     ]
 }
 
-/// See [`march_engine::Engine::accumulate`].
-pub(crate) fn accumulate(gpu: &Gpu, sum: &mut Tensor, term: &Tensor) -> Result<()> {
+pub(crate) fn accumulate(gpu: &Gpu, op: Accumulate, (): ()) -> Result<Tensor> {
+    let mut sum = into_array(op.sum);
+    add(gpu, &mut sum, array(&op.term))?;
+    Ok(op.term.like(sum))
+}
+
+/// sum += term, in place if no other array shares the buffer of `sum`.
+pub(crate) fn add(gpu: &Gpu, sum: &mut GpuArray, term: &GpuArray) -> Result<()> {
     if !sum.is_unique() {
-        *sum = zip(gpu, Zip::Add, sum, term)?;
+        *sum = zip_arrays(gpu, Zip::Add, [sum, term], term.shape())?;
         return Ok(());
     }
     add_to(gpu, sum, term)
 }
 
 /// sum += term, in the buffer of `sum`.
-pub(crate) fn add_to(gpu: &Gpu, sum: &Tensor, term: &Tensor) -> Result<()> {
+pub(crate) fn add_to(gpu: &Gpu, sum: &GpuArray, term: &GpuArray) -> Result<()> {
     let groups = gpu.list(sum.len().div_ceil(GROUP));
     gpu.run(&accumulate_kernel(), &[term, term, sum], &[sum.len() as u32, 0, 0], groups)
 }
 
-/// A tensor for the gradient of x that may be changed: with the numbers of the one that is there, or with any.
-pub(crate) fn room_for(gpu: &Gpu, x: &Tensor, there: Option<Tensor>) -> Result<Tensor> {
-    match there {
-        Some(sum) if sum.is_unique() => Ok(sum),
-        Some(shared) => {
-            let sum = gpu.empty(x.shape())?;
-            gpu.copy(&shared, 0, &sum, 0, sum.len());
-            Ok(sum)
-        }
-        None => gpu.empty(x.shape()),
-    }
+/// The array of a tensor that may be changed: itself if no other tensor shares it, otherwise a copy.
+pub(crate) fn writable(gpu: &Gpu, tensor: Tensor) -> Result<GpuArray> {
+    let there = into_array(tensor);
+    if there.is_unique() { Ok(there) } else { copied(gpu, &there) }
+}
+
+/// A copy in a buffer of its own.
+pub(crate) fn copied(gpu: &Gpu, array: &GpuArray) -> Result<GpuArray> {
+    let copy = gpu.empty(array.shape())?;
+    gpu.copy(array, 0, &copy, 0, copy.len());
+    Ok(copy)
+}
+
+/// An array for the gradient of x that may be changed: with the numbers of the one that is there, or with any.
+pub(crate) fn room_for(gpu: &Gpu, x: &GpuArray, there: Option<Tensor>) -> Result<GpuArray> {
+    there.map_or_else(|| gpu.empty(x.shape()), |there| writable(gpu, there))
 }
 
 /// Number of a kind in map.wgsl, and its constant.
@@ -127,40 +138,29 @@ fn kind_number(kind: Map) -> (u32, f32) {
     }
 }
 
-/// See [`march_engine::Engine::map`].
-pub(crate) fn map(gpu: &Gpu, kind: Map, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn map(gpu: &Gpu, op: MapForward, (): ()) -> Result<Tensor> {
+    let x = array(&op.x);
     let y = gpu.empty(x.shape())?;
-    let (number, c) = kind_number(kind);
+    let (number, c) = kind_number(op.kind);
     let groups = gpu.list(y.len().div_ceil(GROUP));
     gpu.run(&map_forward_kernel(), &[x, x, &y], &[y.len() as u32, number, c.to_bits()], groups)?;
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
-/// See [`march_engine::Engine::map_backward`].
-pub(crate) fn map_backward(
-    gpu: &Gpu,
-    kind: Map,
-    x: &Tensor,
-    y: &Tensor,
-    gradient: &Tensor,
-) -> Result<Tensor> {
-    if matches!(kind, Map::Shift(_)) {
-        return Ok(gradient.clone());
+pub(crate) fn map_backward(gpu: &Gpu, op: MapBackward, (): ()) -> Result<Tensor> {
+    if matches!(op.kind, Map::Shift(_)) {
+        return Ok(op.gradient);
     }
-    let kept = match kind {
-        Map::Exp | Map::Sigmoid | Map::Tanh | Map::Sqrt | Map::Reciprocal => y,
-        _ => x,
-    };
-    let dx = gpu.empty(gradient.shape())?;
-    let (number, c) = kind_number(kind);
+    let dx = gpu.empty(op.gradient.shape())?;
+    let (number, c) = kind_number(op.kind);
     let groups = gpu.list(dx.len().div_ceil(GROUP));
     let call = [dx.len() as u32, number, c.to_bits()];
-    gpu.run(&map_backward_kernel(), &[kept, gradient, &dx], &call, groups)?;
-    Ok(dx)
+    gpu.run(&map_backward_kernel(), &[array(&op.kept), array(&op.gradient), &dx], &call, groups)?;
+    Ok(op.gradient.like(dx))
 }
 
 /// The numbers of a call of zip.wgsl.
-fn zip_numbers(kind: Zip, dims: &[Dim], count: usize, operand: usize) -> Result<Vec<u32>> {
+fn zip_numbers(gpu: &Gpu, kind: Zip, dims: &[Dim], count: usize, operand: usize) -> Result<Vec<u32>> {
     let kind = match kind {
         Zip::Add => 0,
         Zip::Sub => 1,
@@ -169,37 +169,34 @@ fn zip_numbers(kind: Zip, dims: &[Dim], count: usize, operand: usize) -> Result<
     };
     match numbers([count, kind, dims.len(), operand], dims) {
         Some(numbers) => Ok(numbers),
-        None => unsupported("zip"),
+        None => gpu.unsupported("zip of more than six dimensions"),
     }
 }
 
-/// See [`march_engine::Engine::zip`].
-pub(crate) fn zip(gpu: &Gpu, kind: Zip, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let shape = broadcast::broadcast(a.shape(), b.shape());
-    let y = gpu.empty(&shape)?;
-    let call = zip_numbers(kind, &dims(&shape, a.shape(), b.shape()), y.len(), 0)?;
+pub(crate) fn zip(gpu: &Gpu, op: ZipForward, shape: Vec<usize>) -> Result<Tensor> {
+    Ok(op.a.like(zip_arrays(gpu, op.kind, [array(&op.a), array(&op.b)], &shape)?))
+}
+
+/// A result of the given shape, to which both operands broadcast.
+pub(crate) fn zip_arrays(gpu: &Gpu, kind: Zip, [a, b]: [&GpuArray; 2], shape: &[usize]) -> Result<GpuArray> {
+    let y = gpu.empty(shape)?;
+    let call = zip_numbers(gpu, kind, &dims(shape, a.shape(), b.shape()), y.len(), 0)?;
     gpu.run(&zip_forward_kernel(), &[a, b, a, &y], &call, gpu.list(y.len().div_ceil(GROUP)))?;
     Ok(y)
 }
 
-/// See [`march_engine::Engine::zip_backward`].
-pub(crate) fn zip_backward(
-    gpu: &Gpu,
-    kind: Zip,
-    a: &Tensor,
-    b: &Tensor,
-    gradient: &Tensor,
-    needs: [bool; 2],
-) -> Result<[Option<Tensor>; 2]> {
-    let operands = [a, b];
+pub(crate) fn zip_backward(gpu: &Gpu, op: ZipBackward, (): ()) -> Result<[Option<Tensor>; 2]> {
+    let ZipBackward { kind, needs, .. } = op;
+    let operands @ [a, b] = [array(&op.a), array(&op.b)];
+    let gradient = array(&op.gradient);
     let shape = gradient.shape();
     let dims = dims(shape, a.shape(), b.shape());
     let groups = gpu.list(gradient.len().div_ceil(GROUP));
     // The gradient of a term with sign +1 is dy itself: no kernel has to compute it.
     let passes = [matches!(kind, Zip::Add | Zip::Sub), kind == Zip::Add];
-    let mut whole: [Option<Tensor>; 2] = [None, None];
+    let mut whole: [Option<GpuArray>; 2] = [None, None];
     if needs == [true; 2] && passes == [false; 2] {
-        let call = zip_numbers(kind, &dims, gradient.len(), 0)?;
+        let call = zip_numbers(gpu, kind, &dims, gradient.len(), 0)?;
         let (da, db) = (gpu.empty(shape)?, gpu.empty(shape)?);
         gpu.run(&zip_both_kernel(), &[a, b, gradient, &da, &db], &call, groups)?;
         whole = [Some(da), Some(db)];
@@ -209,7 +206,7 @@ pub(crate) fn zip_backward(
                 whole[i] = Some(gradient.clone());
                 continue;
             }
-            let call = zip_numbers(kind, &dims, gradient.len(), i)?;
+            let call = zip_numbers(gpu, kind, &dims, gradient.len(), i)?;
             let d = gpu.empty(shape)?;
             gpu.run(&zip_one_kernel(), &[a, b, gradient, &d], &call, groups)?;
             whole[i] = Some(d);
@@ -218,7 +215,7 @@ pub(crate) fn zip_backward(
     let mut found = [None, None];
     for (i, d) in whole.into_iter().enumerate() {
         if let Some(d) = d {
-            found[i] = Some(reduce::sum_to(gpu, &d, operands[i].shape())?);
+            found[i] = Some(op.gradient.like(reduce::summed_to(gpu, &d, operands[i].shape())?));
         }
     }
     Ok(found)

@@ -1,13 +1,13 @@
 //! `embedding` on the device: rows of a table by ids that the host knows, and their gradient without atomics.
 
-use march_engine::ops::embedding::Embedding;
-use march_engine::{Result, WeightOf};
+use march_engine::ops::embedding::{Embedding, EmbeddingBackward};
+use march_engine::{Result, Tensor};
 
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::ops::elementwise;
 use crate::ops::product::Matrix;
-use crate::tensor::Tensor;
 
 /// Columns that a workgroup of the backward pass owns.
 const STRIP: usize = 32;
@@ -39,19 +39,12 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     all
 }
 
-/// See [`march_engine::Engine::embedding`].
-pub(crate) fn forward(gpu: &Gpu, input: Embedding<'_, WeightOf<'_, Gpu>>) -> Result<Tensor> {
-    let width = match input.table {
-        march_engine::Weight::Full(table) => table.width(),
-        march_engine::Weight::Packed(packed) => packed.shape()[1],
-    };
-    let mut shape = input.shape.to_vec();
-    shape.push(width);
-    rows(gpu, input.table.into(), input.ids, &shape)
+pub(crate) fn forward(gpu: &Gpu, op: Embedding, shape: Vec<usize>) -> Result<Tensor> {
+    Ok(op.table.like(rows(gpu, Matrix::of(&op.table), &op.ids, &shape)?))
 }
 
-/// The rows of `table` with these ids, as a tensor of the given shape.
-pub(crate) fn rows(gpu: &Gpu, table: Matrix<'_>, ids: &[u32], shape: &[usize]) -> Result<Tensor> {
+/// The rows of `table` with these ids, as an array of the given shape.
+pub(crate) fn rows(gpu: &Gpu, table: Matrix<'_>, ids: &[u32], shape: &[usize]) -> Result<GpuArray> {
     let y = gpu.empty(shape)?;
     let ids = gpu.upload_indices(ids)?;
     let numbers = [y.len(), y.width(), table.stride, table.rows].map(|number| number as u32);
@@ -60,8 +53,12 @@ pub(crate) fn rows(gpu: &Gpu, table: Matrix<'_>, ids: &[u32], shape: &[usize]) -
     Ok(y)
 }
 
-/// See [`march_engine::Engine::embedding_backward`].
-pub(crate) fn backward(gpu: &Gpu, ids: &[u32], rows: usize, gradient: &Tensor) -> Result<Tensor> {
+pub(crate) fn backward(gpu: &Gpu, op: EmbeddingBackward, _: usize) -> Result<Tensor> {
+    Ok(op.gradient.like(sums(gpu, &op.ids, op.rows, array(&op.gradient))?))
+}
+
+/// The gradient of a table with so many rows: the sums of the gradients of the rows with the same id.
+pub(crate) fn sums(gpu: &Gpu, ids: &[u32], rows: usize, gradient: &GpuArray) -> Result<GpuArray> {
     let width = gradient.width();
     let sums = elementwise::full(gpu, &[rows, width], 0.0)?;
     let mut positions: Vec<u32> = (0..ids.len() as u32).collect();

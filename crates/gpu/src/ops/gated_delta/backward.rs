@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use march_engine::Result;
-use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions};
+use march_engine::ops::gated_delta::{self, GatedDelta, GatedDeltaBackward};
+use march_engine::{Result, Tensor};
 
 use super::Sizes;
 use super::plan::Plan;
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::ops::elementwise;
-use crate::tensor::Tensor;
 
 /// Columns of a state in workgroup memory, at the most; chunk.wgsl has arrays of this size.
 const COLUMNS: u32 = 16;
@@ -63,9 +63,9 @@ pub(super) fn kernels(sizes: &Sizes) -> Vec<Kernel> {
 /// ones, dq and dk [rows, shares, d_k]. The shares of a head follow each other and are added.
 pub(crate) fn finish(
     gpu: &Gpu,
-    inputs: [&Tensor; 2],
-    d_heads: &Tensor,
-    gradients: [&Tensor; 2],
+    inputs: [&GpuArray; 2],
+    d_heads: &GpuArray,
+    gradients: [&GpuArray; 2],
     [heads, shares]: [usize; 2],
 ) -> Result<()> {
     let (rows, dim) = (inputs[1].rows(), inputs[1].width() / heads);
@@ -74,20 +74,21 @@ pub(crate) fn finish(
     gpu.run(&finish_kernel(), &tensors, &numbers, gpu.list(rows * heads))
 }
 
-/// See [`march_engine::Engine::gated_delta_backward`].
 pub(crate) fn backward(
     gpu: &Gpu,
-    input: GatedDelta<&Tensor>,
-    options: &GatedDeltaOptions,
-    kept: &[Tensor],
-    gradient: GatedDeltaGradient<&Tensor>,
+    op: GatedDeltaBackward,
+    sizes: gated_delta::Sizes,
 ) -> Result<GatedDelta<Tensor>> {
-    let sizes = Sizes::new(&input, options);
+    let [gates, states] = &op.kept[..] else { unreachable!("the forward pass keeps two tensors") };
+    let (gates, states) = (array(gates), array(states));
+    let gradient = op.gradient.as_ref().map(array);
+    let sizes = Sizes::from(sizes);
     let Sizes { batch, tokens, key_heads, value_heads, key_dim, value_dim, .. } = sizes;
     let (rows, errors) = (sizes.rows(), sizes.rows() * value_heads * value_dim);
-    let plan = Plan::new(&sizes, options);
+    let plan = Plan::new(&sizes, &op.options);
     let list = gpu.upload_indices(&plan.list)?;
-    let GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state } = input;
+    let GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state } =
+        op.input.as_ref().map(array);
     let d = GatedDelta {
         query: gpu.empty(query.shape())?,
         key: gpu.empty(key.shape())?,
@@ -117,7 +118,7 @@ pub(crate) fn backward(
     let tensors = [
         query,
         key,
-        &kept[0],
+        gates,
         &list,
         d_readout,
         gradient.boundary_states.unwrap_or(key),
@@ -151,18 +152,8 @@ pub(crate) fn backward(
     }
 
     let d_heads = gpu.empty(&[(2 * key_dim + 1) * rows * value_heads])?;
-    let tensors = [
-        query,
-        key,
-        &kept[0],
-        &list,
-        d_readout,
-        &kept[1],
-        &back,
-        &d_heads,
-        &d.retention_input,
-        &d.write_input,
-    ];
+    let tensors =
+        [query, key, gates, &list, d_readout, states, &back, &d_heads, &d.retention_input, &d.write_input];
     let numbers = [
         plan.chunks as u32,
         batch as u32,
@@ -180,5 +171,5 @@ pub(crate) fn backward(
     let numbers = [rows, key_heads, value_heads, key_dim].map(|number| number as u32);
     let tensors = [query, key, &d_heads, &d.query, &d.key, &d.retention_input, &d.dt_bias, &d.a_log];
     gpu.run(&finish_all_kernel(), &tensors, &numbers, gpu.list(rows * key_heads + value_heads))?;
-    Ok(d)
+    Ok(d.map(|d| op.input.key.like(d)))
 }

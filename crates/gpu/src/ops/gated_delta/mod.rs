@@ -13,12 +13,14 @@ pub(crate) use plan::TURNS;
 
 use std::ops::Range;
 
-use march_engine::Result;
-use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions, GatedDeltaOutput};
+use march_engine::ops::gated_delta::{
+    self, GatedDelta, GatedDeltaForward, GatedDeltaOptions, GatedDeltaOutput,
+};
+use march_engine::{Result, Tensor};
 
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 use plan::Plan;
 
 /// Tokens of a chunk of the backward pass, at the most; chunk.wgsl has arrays of this size.
@@ -39,20 +41,15 @@ struct Sizes {
     value_dim: usize,
 }
 
-impl Sizes {
-    fn new(input: &GatedDelta<&Tensor>, options: &GatedDeltaOptions) -> Self {
-        let [batch, tokens, width] = [0, 1, 2].map(|axis| input.key.shape()[axis]);
-        Self {
-            batch,
-            tokens,
-            asking: input.query.shape()[1],
-            key_heads: options.key_heads,
-            value_heads: options.value_heads,
-            key_dim: width / options.key_heads,
-            value_dim: input.value.width() / options.value_heads,
-        }
+impl From<gated_delta::Sizes> for Sizes {
+    fn from(sizes: gated_delta::Sizes) -> Self {
+        let gated_delta::Sizes { batch, tokens, asking, key_heads, value_heads, key_dim, value_dim, .. } =
+            sizes;
+        Self { batch, tokens, asking, key_heads, value_heads, key_dim, value_dim }
     }
+}
 
+impl Sizes {
     /// Numbers of one state.
     fn state(&self) -> usize {
         self.key_dim * self.value_dim
@@ -142,7 +139,7 @@ pub(crate) fn kernels() -> Vec<Kernel> {
 }
 
 /// Gates of all tokens, [B, T, value_heads, 4].
-fn gates(gpu: &Gpu, input: &GatedDelta<&Tensor>, options: &GatedDeltaOptions) -> Result<Tensor> {
+fn gates(gpu: &Gpu, input: &GatedDelta<&GpuArray>, options: &GatedDeltaOptions) -> Result<GpuArray> {
     let count = input.write_input.len();
     let heads = options.value_heads;
     let gates = gpu.empty(&[count / heads, heads, 4])?;
@@ -152,16 +149,27 @@ fn gates(gpu: &Gpu, input: &GatedDelta<&Tensor>, options: &GatedDeltaOptions) ->
     Ok(gates)
 }
 
-/// See [`march_engine::Engine::gated_delta`]. Kept are the gates, and the errors followed by the states of the chunks.
+/// Kept are the gates, and the errors followed by the states of the chunks.
 pub(crate) fn forward(
     gpu: &Gpu,
-    input: GatedDelta<&Tensor>,
+    op: GatedDeltaForward,
+    sizes: gated_delta::Sizes,
+) -> Result<(GatedDeltaOutput<Tensor>, Vec<Tensor>)> {
+    let (out, kept) = scan(gpu, op.input.as_ref().map(array), &op.options, op.keep, sizes)?;
+    let wrapped = |array| op.input.key.like(array);
+    Ok((out.map(wrapped), kept.into_iter().map(wrapped).collect()))
+}
+
+fn scan(
+    gpu: &Gpu,
+    input: GatedDelta<&GpuArray>,
     options: &GatedDeltaOptions,
     keep: bool,
-) -> Result<(GatedDeltaOutput<Tensor>, Vec<Tensor>)> {
-    let sizes = Sizes::new(&input, options);
+    sizes: gated_delta::Sizes,
+) -> Result<(GatedDeltaOutput<GpuArray>, Vec<GpuArray>)> {
+    let boundaries = sizes.boundaries;
+    let sizes = Sizes::from(sizes);
     let Sizes { batch, tokens, asking, key_heads, value_heads, key_dim, value_dim } = sizes;
-    let boundaries = options.boundaries.iter().map(Vec::len).sum();
     let out = GatedDeltaOutput {
         readout: gpu.empty(&[batch, asking, value_heads * value_dim])?,
         final_state: gpu.empty(&[

@@ -1,14 +1,13 @@
 //! `layout` on the device: what is contiguous on both sides is copied, everything else is one dispatch.
 
-use std::ops::Range;
-
-use march_engine::Result;
+use march_engine::ops::accumulate::Append;
+use march_engine::ops::layout::{AxisView, Concat, Permute, Place, Reshape, Slice};
+use march_engine::{Result, Tensor};
 
 use super::elementwise::broadcast::{Dim, numbers};
-use crate::error::unsupported;
+use crate::array::{GpuArray, array, arrays, into_array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Numbers that a workgroup owns.
 const GROUP: usize = 256;
@@ -41,11 +40,6 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![kernel("slice"), kernel("place"), kernel("permute"), concat_kernel()]
 }
 
-/// The sizes before `axis`, at it, and after it.
-fn around(shape: &[usize], axis: usize) -> [usize; 3] {
-    [shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product()]
-}
-
 /// `shape` with the size of dimension `axis` replaced.
 fn resized(shape: &[usize], axis: usize, size: usize) -> Vec<usize> {
     let mut shape = shape.to_vec();
@@ -58,72 +52,70 @@ fn call(head: [usize; 4]) -> [u32; 4] {
     head.map(|n| n as u32)
 }
 
-/// See [`march_engine::Engine::append`]. Only dimensions of size one come before `axis`, so the rows go behind the
-/// numbers that are there. A decoded token appends one row: the buffer grows by doubling, and most calls are one copy.
-pub(crate) fn append(gpu: &Gpu, whole: &mut Tensor, rows: &Tensor, axis: usize) -> Result<()> {
-    let shape = resized(whole.shape(), axis, whole.shape()[axis] + rows.shape()[axis]);
+/// Only dimensions of size one come before the axis, so the rows go behind the numbers that are there. A decoded token
+/// appends one row: the buffer grows by doubling, and most calls are one copy.
+pub(crate) fn append(gpu: &Gpu, op: Append, shape: Vec<usize>) -> Result<Tensor> {
+    let (mut whole, rows) = (into_array(op.whole), array(&op.rows));
     let (old, new) = (whole.len(), rows.len());
-    if new == 0 {
-        *whole = whole.reshaped(&shape);
-        return Ok(());
-    }
-    if !whole.is_unique() || whole.capacity() < old + new {
+    if new > 0 && (!whole.is_unique() || whole.capacity() < old + new) {
         let limits = gpu.limits();
         let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) / 4;
         let room = (2 * old).min(largest as usize).max(old + new);
         let grown = gpu.empty(&[room])?.reshaped(&shape);
-        gpu.copy(whole, 0, &grown, 0, old);
-        gpu.copy(rows, 0, &grown, old, new);
-        *whole = grown;
-        return Ok(());
+        gpu.copy(&whole, 0, &grown, 0, old);
+        whole = grown;
     }
-    gpu.copy(rows, 0, whole, old, new);
+    gpu.copy(rows, 0, &whole, old, new);
     whole.reshape(&shape);
-    Ok(())
+    Ok(op.rows.like(whole))
 }
 
-/// See [`march_engine::Engine::slice`].
-pub(crate) fn slice(gpu: &Gpu, x: &Tensor, axis: usize, range: Range<usize>) -> Result<Tensor> {
-    let [outer, size, inner] = around(x.shape(), axis);
-    let shape = resized(x.shape(), axis, range.len());
+pub(crate) fn slice(gpu: &Gpu, op: Slice, AxisView { outer, size, inner }: AxisView) -> Result<Tensor> {
+    let (x, range) = (array(&op.x), op.range);
     if range.len() == size {
-        return Ok(x.clone());
+        return Ok(op.x);
     }
-    let y = gpu.empty(&shape)?;
+    let y = gpu.empty(&resized(x.shape(), op.axis, range.len()))?;
     if outer == 1 {
         gpu.copy(x, range.start * inner, &y, 0, y.len());
-        return Ok(y);
+        return Ok(op.x.like(y));
     }
     let call = call([y.len(), range.len() * inner, size * inner, range.start * inner]);
     gpu.run(&kernel("slice"), &[x, &y], &call, gpu.list(y.len().div_ceil(GROUP)))?;
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
-/// See [`march_engine::Engine::place`].
-pub(crate) fn place(gpu: &Gpu, x: &Tensor, axis: usize, start: usize, size: usize) -> Result<Tensor> {
-    let [_, had, inner] = around(x.shape(), axis);
+pub(crate) fn place(gpu: &Gpu, op: Place, AxisView { size, inner, .. }: AxisView) -> Result<Tensor> {
+    let x = array(&op.x);
+    let had = x.shape()[op.axis];
     if size == had {
-        return Ok(x.clone());
+        return Ok(op.x);
     }
-    let y = gpu.empty(&resized(x.shape(), axis, size))?;
-    let call = call([y.len(), had * inner, size * inner, start * inner]);
+    let y = gpu.empty(&resized(x.shape(), op.axis, size))?;
+    let call = call([y.len(), had * inner, size * inner, op.start * inner]);
     gpu.run(&kernel("place"), &[x, &y], &call, gpu.list(y.len().div_ceil(GROUP)))?;
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
-/// See [`march_engine::Engine::concat`].
-pub(crate) fn concat(gpu: &Gpu, parts: &[&Tensor], axis: usize) -> Result<Tensor> {
-    let first = parts[0];
-    let size: usize = parts.iter().map(|part| part.shape()[axis]).sum();
-    let shape = resized(first.shape(), axis, size);
-    let filled: Vec<&Tensor> = parts.iter().copied().filter(|part| part.len() > 0).collect();
+pub(crate) fn reshape(_: &Gpu, op: Reshape, (): ()) -> Result<Tensor> {
+    Ok(op.x.like(array(&op.x).reshaped(&op.shape)))
+}
+
+pub(crate) fn concat(gpu: &Gpu, op: Concat, shape: Vec<usize>) -> Result<Tensor> {
+    let (parts, axis) = (arrays(&op.parts), op.axis);
+    Ok(op.parts[0].like(joined(gpu, &parts, axis, &shape)?))
+}
+
+/// Arrays one after the other along a dimension, with a result of the given shape.
+fn joined(gpu: &Gpu, parts: &[&GpuArray], axis: usize, shape: &[usize]) -> Result<GpuArray> {
+    let filled: Vec<&GpuArray> = parts.iter().copied().filter(|part| part.len() > 0).collect();
     match filled[..] {
-        [] => return gpu.empty(&shape),
-        [only] => return Ok(only.reshaped(&shape)),
+        [] => return gpu.empty(shape),
+        [only] => return Ok(only.reshaped(shape)),
         _ => {}
     }
-    let [outer, _, inner] = around(&shape, axis);
-    let y = gpu.empty(&shape)?;
+    let AxisView { outer, size, inner } = AxisView::new("concat", shape, axis)?;
+    let y = gpu.empty(shape)?;
     let mut start = 0;
     for some in filled.chunks(PARTS) {
         let mut len = 0;
@@ -142,12 +134,11 @@ pub(crate) fn concat(gpu: &Gpu, parts: &[&Tensor], axis: usize) -> Result<Tensor
     Ok(y)
 }
 
-/// See [`march_engine::Engine::permute`].
-pub(crate) fn permute(gpu: &Gpu, x: &Tensor, axes: &[usize]) -> Result<Tensor> {
-    let shape: Vec<usize> = axes.iter().map(|&axis| x.shape()[axis]).collect();
+pub(crate) fn permute(gpu: &Gpu, op: Permute, shape: Vec<usize>) -> Result<Tensor> {
+    let x = array(&op.x);
     // Dimensions that stay neighbours count as one.
     let mut dims: Vec<Dim> = Vec::new();
-    for (&axis, &size) in axes.iter().zip(&shape).rev() {
+    for (&axis, &size) in op.axes.iter().zip(&shape).rev() {
         let stride = x.shape()[axis + 1..].iter().product();
         match dims.last_mut() {
             _ if size == 1 => {}
@@ -157,12 +148,12 @@ pub(crate) fn permute(gpu: &Gpu, x: &Tensor, axes: &[usize]) -> Result<Tensor> {
     }
     dims.reverse();
     if dims.len() <= 1 || x.len() == 0 {
-        return Ok(x.reshaped(&shape));
+        return Ok(op.x.like(x.reshaped(&shape)));
     }
     let Some(call) = numbers([x.len(), dims.len(), 0, 0], &dims) else {
-        return unsupported("permute");
+        return gpu.unsupported("permute of more than six dimensions");
     };
     let y = gpu.empty(&shape)?;
     gpu.run(&kernel("permute"), &[x, &y], &call, gpu.list(y.len().div_ceil(GROUP)))?;
-    Ok(y)
+    Ok(op.x.like(y))
 }

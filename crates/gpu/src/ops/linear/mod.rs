@@ -1,33 +1,37 @@
 //! `linear` on the device: products with weights in full or reduced precision.
 
-use march_engine::ops::linear::{Linear, LinearList, LinearListGradients, LinearListNeeds, Product};
-use march_engine::{Result, WeightOf};
+use march_engine::ops::linear::{
+    LinearList, LinearListBackward, LinearListGradients, LinearListNeeds, Product, Sizes,
+};
+use march_engine::{Result, Tensor};
 
+use crate::array::{GpuArray, array, arrays, tensors};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::ops::elementwise;
 use crate::ops::product::{self, Addend, Each, Matrix, Rows};
-use crate::tensor::Tensor;
 
 mod packed;
-pub use packed::Packed;
+pub(crate) use packed::{Packed, pack, unpack};
 
-/// See [`march_engine::Engine::linear`].
-pub(crate) fn forward(gpu: &Gpu, input: Linear<&Tensor, WeightOf<'_, Gpu>>) -> Result<Tensor> {
-    let weight = Matrix::from(input.weight);
-    let y = gpu.empty(&output_shape(input.x, weight))?;
-    let added = input.bias.map_or(Addend::Nothing, Addend::Bias);
-    product::each(gpu, Rows::all(input.x), &[(weight, added, &y)])?;
-    Ok(y)
+pub(crate) fn forward(gpu: &Gpu, op: LinearList, _: Vec<Sizes>) -> Result<Vec<Tensor>> {
+    let products: Vec<Product<&GpuArray>> = op.products.iter().map(of_product).collect();
+    let weights: Vec<Matrix<'_>> = op.weights.iter().map(Matrix::of).collect();
+    Ok(tensors(&op.x[0], outputs(gpu, &arrays(&op.x), &weights, &products)?))
 }
 
-/// See [`march_engine::Engine::linear_list`].
-pub(crate) fn forward_list(
+/// The arrays of a product.
+fn of_product(product: &Product<Tensor>) -> Product<&GpuArray> {
+    let Product { x, weight, bias, residual } = product;
+    Product { x: *x, weight: *weight, bias: bias.as_ref().map(array), residual: residual.as_ref().map(array) }
+}
+
+fn outputs(
     gpu: &Gpu,
-    input: LinearList<'_, &Tensor, WeightOf<'_, Gpu>>,
-) -> Result<Vec<Tensor>> {
-    let LinearList { x, products, .. } = input;
-    let weights: Vec<Matrix<'_>> = input.weights.iter().map(|&weight| weight.into()).collect();
+    x: &[&GpuArray],
+    weights: &[Matrix<'_>],
+    products: &[Product<&GpuArray>],
+) -> Result<Vec<GpuArray>> {
     let outputs = products
         .iter()
         .map(|product| gpu.empty(&output_shape(x[product.x], weights[product.weight])))
@@ -39,8 +43,8 @@ pub(crate) fn forward_list(
             [Some(first), Some(second)] => Some([first, second]),
             _ => None,
         };
-        let y: Vec<&Tensor> = order.iter().map(|&i| &outputs[i]).collect();
-        product::each_pair(gpu, [Rows::all(x[0]), Rows::all(x[1])], &weights, residuals, &y)?;
+        let y: Vec<&GpuArray> = order.iter().map(|&i| &outputs[i]).collect();
+        product::each_pair(gpu, [Rows::all(x[0]), Rows::all(x[1])], weights, residuals, &y)?;
         return Ok(outputs);
     }
     for (i, &rows) in x.iter().enumerate() {
@@ -69,7 +73,7 @@ pub(crate) fn forward_list(
 
 /// If the products are those of two x with each of one or two weights, their order for the kernels of pairs: both x with
 /// the first weight, then with the second.
-fn pairs(x: usize, weights: usize, products: &[Product<&Tensor>]) -> Option<Vec<usize>> {
+fn pairs(x: usize, weights: usize, products: &[Product<&GpuArray>]) -> Option<Vec<usize>> {
     if x != 2 || !(1..=2).contains(&weights) || products.len() != 2 * weights {
         return None;
     }
@@ -83,34 +87,13 @@ fn pairs(x: usize, weights: usize, products: &[Product<&Tensor>]) -> Option<Vec<
     (0..products.len()).map(place).collect()
 }
 
-/// See [`march_engine::Engine::linear_backward`].
-pub(crate) fn backward(
-    gpu: &Gpu,
-    input: Linear<&Tensor>,
-    gradient: &Tensor,
-    needs: [bool; 3],
-) -> Result<[Option<Tensor>; 3]> {
-    let Linear { x, weight, bias } = input;
-    let product = Product { x: 0, weight: 0, bias, residual: None };
-    let list = LinearList { x: &[x], weights: &[weight], products: &[product] };
-    let needs = LinearListNeeds { x: vec![needs[0]], weights: vec![needs[1]], biases: vec![needs[2]] };
-    let mut dx = [None];
-    let mut found = backward_list(gpu, list, &[gradient], &needs, &mut dx)?;
-    let [dx] = dx;
-    Ok([dx, found.weights.remove(0), found.biases.remove(0)])
-}
-
-/// See [`march_engine::Engine::linear_list_backward`].
-pub(crate) fn backward_list(
-    gpu: &Gpu,
-    input: LinearList<'_, &Tensor>,
-    gradients: &[&Tensor],
-    needs: &LinearListNeeds,
-    dx: &mut [Option<Tensor>],
-) -> Result<LinearListGradients<Tensor>> {
-    let LinearList { x, weights, products } = input;
+pub(crate) fn backward(gpu: &Gpu, op: LinearListBackward, _: Vec<Sizes>) -> Result<LinearListGradients> {
+    let LinearListBackward { x: inputs, weights, products, gradients, needs, mut dx } = op;
+    let products: Vec<Product<&GpuArray>> = products.iter().map(of_product).collect();
+    let (x, weights, gradients) = (&arrays(&inputs), &arrays(&weights), &arrays(&gradients));
+    let products = &products[..];
     let order = pairs(x.len(), weights.len(), products).filter(|order| !order.is_empty());
-    let ordered: Option<Vec<&Tensor>> = order.map(|order| order.iter().map(|&i| gradients[i]).collect());
+    let ordered: Option<Vec<&GpuArray>> = order.map(|order| order.iter().map(|&i| gradients[i]).collect());
     match &ordered {
         Some(dy) if needs.x.iter().all(|&needed| needed) => {
             let add = [dx[0].is_some(), dx[1].is_some()];
@@ -119,11 +102,11 @@ pub(crate) fn backward_list(
                 elementwise::room_for(gpu, x[1], dx[1].take())?,
             ];
             product::sum_pair(gpu, dy, weights, own.each_ref(), add)?;
-            dx.iter_mut().zip(own).for_each(|(dx, own)| *dx = Some(own));
+            dx.iter_mut().zip(own).for_each(|(dx, own)| *dx = Some(inputs[0].like(own)));
         }
         _ => {
             for (i, &rows) in x.iter().enumerate().filter(|&(i, _)| needs.x[i]) {
-                let terms: Vec<(&Tensor, &Tensor)> = std::iter::zip(products, gradients)
+                let terms: Vec<(&GpuArray, &GpuArray)> = std::iter::zip(products, gradients)
                     .filter(|(product, _)| product.x == i)
                     .map(|(product, &dy)| (dy, weights[product.weight]))
                     .collect();
@@ -133,7 +116,7 @@ pub(crate) fn backward_list(
                 let add = dx[i].is_some();
                 let own = elementwise::room_for(gpu, rows, dx[i].take())?;
                 product::sum(gpu, &terms, Rows::all(&own), add)?;
-                dx[i] = Some(own);
+                dx[i] = Some(inputs[0].like(own));
             }
         }
     }
@@ -143,24 +126,35 @@ pub(crate) fn backward_list(
             *bias = Some(gpu.empty(like.shape())?);
         }
     }
-    let weights = weight_gradients(gpu, input, gradients, needs, ordered.as_deref(), &biases)?;
-    Ok(LinearListGradients { weights, biases })
+    let input = Products { x, weights, products };
+    let weights = weight_gradients(gpu, input, gradients, &needs, ordered.as_deref(), &biases)?;
+    let wrapped = |list: Vec<Option<GpuArray>>| {
+        list.into_iter().map(|found| found.map(|found| inputs[0].like(found))).collect()
+    };
+    Ok(LinearListGradients { x: dx, weights: wrapped(weights), biases: wrapped(biases) })
+}
+
+/// The inputs of a list.
+struct Products<'a> {
+    x: &'a [&'a GpuArray],
+    weights: &'a [&'a GpuArray],
+    products: &'a [Product<&'a GpuArray>],
 }
 
 /// dW = Σ dyᵀ x over the products with W, for the weights that need it, and db = Σ dy for the `biases` that are there.
 /// `ordered` are the gradients in the order of [`pairs`], if the products are such; then there are no biases.
 fn weight_gradients(
     gpu: &Gpu,
-    input: LinearList<'_, &Tensor>,
-    gradients: &[&Tensor],
+    input: Products<'_>,
+    gradients: &[&GpuArray],
     needs: &LinearListNeeds,
-    ordered: Option<&[&Tensor]>,
-    biases: &[Option<Tensor>],
-) -> Result<Vec<Option<Tensor>>> {
-    let LinearList { x, weights, products } = input;
+    ordered: Option<&[&GpuArray]>,
+    biases: &[Option<GpuArray>],
+) -> Result<Vec<Option<GpuArray>>> {
+    let Products { x, weights, products } = input;
     let mut found = vec![None; weights.len()];
     for product in products.iter().filter(|product| needs.weights[product.weight]) {
-        let dw: &mut Option<Tensor> = &mut found[product.weight];
+        let dw: &mut Option<GpuArray> = &mut found[product.weight];
         if dw.is_none() {
             *dw = Some(gpu.empty(weights[product.weight].shape())?);
         }
@@ -168,7 +162,7 @@ fn weight_gradients(
     if let (Some(dy), true) = (ordered, needs.weights.iter().all(|&needed| needed)) {
         let rows = [Rows::all(x[0]), Rows::all(x[1])];
         if product::fits_outer_pair(rows.map(|rows| rows.count), weights) {
-            let dw: Vec<&Tensor> = found.iter().flatten().collect();
+            let dw: Vec<&GpuArray> = found.iter().flatten().collect();
             product::outer_pair(gpu, rows, dy, &dw)?;
             return Ok(found);
         }
@@ -177,8 +171,8 @@ fn weight_gradients(
     for (i, &rows) in x.iter().enumerate() {
         let rows = Rows::all(rows);
         // A dispatch writes each dW once, and one bias.
-        let mut later: Vec<(&Tensor, &Tensor, bool)> = Vec::new();
-        let mut terms: Vec<(&Tensor, &Tensor, bool)> = Vec::new();
+        let mut later: Vec<(&GpuArray, &GpuArray, bool)> = Vec::new();
+        let mut terms: Vec<(&GpuArray, &GpuArray, bool)> = Vec::new();
         let mut here = vec![false; weights.len()];
         let (mut first_bias, mut more) = (None, Vec::new());
         for ((product, &dy), db) in products.iter().zip(gradients).zip(biases) {
@@ -212,7 +206,7 @@ fn weight_gradients(
     Ok(found)
 }
 
-fn output_shape(x: &Tensor, weight: Matrix<'_>) -> Vec<usize> {
+fn output_shape(x: &GpuArray, weight: Matrix<'_>) -> Vec<usize> {
     let mut shape = x.shape().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = weight.rows;

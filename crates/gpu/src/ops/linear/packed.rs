@@ -1,27 +1,43 @@
 //! Weights in reduced precision on the device.
 //!
-//! The host rounds them, once, exactly as the CPU engine does. Every row starts at a word of its own, so that kernels
+//! The host rounds them, once, exactly as the CPU does. Every row starts at a word of its own, so that kernels
 //! read whole words: two codes in bf16, or four codes in int8 after the scales of all rows. The rest of a row's last
 //! word is zero.
 
-use march_engine::{Precision, Result, check_packable, to_bf16, to_int8};
+use std::sync::Arc;
 
+use march_engine::ops::pack::{Pack, Unpack, check_packable};
+use march_engine::{DType, Data, Error, Foreign, Precision, Result, Tensor, to_bf16, to_int8};
+
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
+use crate::ops::embedding;
 use crate::ops::product::Matrix;
-use crate::tensor::Tensor;
 
 /// Weight matrix [rows, width] in reduced precision on the device. Cloning copies a handle.
 #[derive(Clone, Debug)]
-pub struct Packed {
+pub(crate) struct Packed {
     shape: [usize; 2],
     precision: Precision,
-    words: Tensor,
+    words: GpuArray,
+}
+
+pub(crate) fn pack(gpu: &Gpu, op: Pack, shape: [usize; 2]) -> Result<Tensor> {
+    Ok(op.weight.like(Packed::new(gpu, array(&op.weight), shape, op.precision)?))
+}
+
+pub(crate) fn unpack(gpu: &Gpu, op: Unpack, (): ()) -> Result<Tensor> {
+    let Some(packed) = op.packed.foreign::<Packed>() else {
+        let message = "the tensor is not a packed weight".into();
+        return Err(Error::Value { operation: "unpack", message });
+    };
+    let ids: Vec<u32> = (0..packed.shape[0] as u32).collect();
+    Ok(op.packed.like(embedding::rows(gpu, packed.matrix(), &ids, &packed.shape)?))
 }
 
 impl Packed {
-    pub(crate) fn new(gpu: &Gpu, weight: &Tensor, precision: Precision) -> Result<Self> {
-        let &[rows, width] = weight.shape() else { unreachable!("the engine checks it") };
-        let shape = [rows, width];
+    fn new(gpu: &Gpu, weight: &GpuArray, shape: [usize; 2], precision: Precision) -> Result<Self> {
+        let [rows, width] = shape;
         if precision == Precision::F32 {
             return Ok(Self { shape, precision, words: weight.clone() });
         }
@@ -47,22 +63,8 @@ impl Packed {
         Ok(Self { shape, precision, words: gpu.upload_indices(&words)? })
     }
 
-    pub(crate) fn unpack(&self, gpu: &Gpu) -> Result<Tensor> {
-        let [rows, _] = self.shape;
-        let ids: Vec<u32> = (0..rows as u32).collect();
-        crate::ops::embedding::rows(gpu, self.matrix(), &ids, &self.shape)
-    }
-
-    pub(crate) fn shape(&self) -> &[usize; 2] {
-        &self.shape
-    }
-
-    pub(crate) fn precision(&self) -> Precision {
-        self.precision
-    }
-
     /// As kernels read it.
-    pub(crate) fn matrix(&self) -> Matrix<'_> {
+    pub fn matrix(&self) -> Matrix<'_> {
         let [rows, width] = self.shape;
         let (stride, format) = match self.precision {
             Precision::F32 => (width, 0),
@@ -70,5 +72,26 @@ impl Packed {
             Precision::Int8 => (width.div_ceil(4), 2),
         };
         Matrix { words: &self.words, rows, stride, format }
+    }
+}
+
+impl Foreign for Packed {
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn dtype(&self) -> DType {
+        self.precision.into()
+    }
+    fn is_plain(&self) -> bool {
+        false
+    }
+    fn bytes(&self) -> usize {
+        self.precision.bytes(self.shape[0], self.shape[1])
+    }
+}
+
+impl From<Packed> for Data {
+    fn from(packed: Packed) -> Self {
+        Self::Foreign(Arc::new(packed))
     }
 }

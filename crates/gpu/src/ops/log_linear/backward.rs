@@ -1,13 +1,13 @@
 //! The backward pass of `log_linear_delta` on the device.
 
-use march_engine::Result;
-use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
+use march_engine::ops::log_linear::{self, LogLinear, LogLinearBackward};
+use march_engine::{Result, Tensor};
 
 use super::{Sizes, gates};
+use crate::array::array;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::ops::gated_delta::{TURNS, finish};
-use crate::tensor::Tensor;
 
 /// Bytes for recomputed states, if one head does not need more. With more heads than fit, they run in several
 /// dispatches.
@@ -49,17 +49,15 @@ pub(super) fn kernels(sizes: &Sizes) -> Vec<Kernel> {
     vec![backward_kernel(sizes), scalars_kernel(), totals_kernel()]
 }
 
-/// See [`march_engine::Engine::log_linear_delta_backward`].
 pub(crate) fn backward(
     gpu: &Gpu,
-    input: LogLinear<&Tensor>,
-    options: &LogLinearOptions,
-    initial: Option<&Tensor>,
-    _saved: Option<&Tensor>,
-    gradient: &Tensor,
+    op: LogLinearBackward,
+    sizes: log_linear::Sizes,
 ) -> Result<LogLinear<Tensor>> {
-    let sizes = Sizes::new(&input, options)?;
-    let [gates, weights] = gates(gpu, &input, options, &sizes)?;
+    let sizes = Sizes::new(gpu, sizes)?;
+    let (input, initial) = (op.input.each(array), op.initial.as_ref().map(array));
+    let gradient = array(&op.gradient);
+    let [gates, weights] = gates(gpu, &input, &op.options, &sizes)?;
     let LogLinear { query, key, value, retention_input, write_input, .. } = input;
     let d = LogLinear {
         query: gpu.empty(query.shape())?,
@@ -136,5 +134,5 @@ pub(crate) fn backward(
     let tensors = [&d.retention_input, &terms, &d.dt_bias, &d.a_log, &d.level_scale];
     let numbers = [rows, heads, sizes.scales].map(|number| number as u32);
     gpu.run(&totals_kernel(), &tensors, &numbers, gpu.list(heads * (2 + sizes.scales)))?;
-    Ok(d)
+    Ok(d.map(|d| op.gradient.like(d)))
 }

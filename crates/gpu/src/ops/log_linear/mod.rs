@@ -9,14 +9,14 @@ pub(crate) use backward::backward;
 
 use std::ops::Range;
 
-use march_engine::Result;
-use march_engine::ops::log_linear::{LogLinear, LogLinearOptions, LogLinearOutput};
+use march_engine::ops::gated_delta;
+use march_engine::ops::log_linear::{self, LogLinear, LogLinearForward, LogLinearOptions, LogLinearOutput};
+use march_engine::{Result, Tensor};
 
-use crate::error::unsupported;
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::ops::gated_delta::TURNS;
-use crate::tensor::Tensor;
 
 /// Numbers of keys that a workgroup holds at once.
 const TILE_NUMBERS: usize = 2048;
@@ -43,21 +43,12 @@ fn bit_length(x: usize) -> usize {
 }
 
 impl Sizes {
-    fn new(input: &LogLinear<&Tensor>, options: &LogLinearOptions) -> Result<Self> {
-        let [batch, tokens, width] = [0, 1, 2].map(|axis| input.key.shape()[axis]);
-        if options.position + tokens > i32::MAX as usize {
-            return unsupported("log_linear_delta");
+    fn new(gpu: &Gpu, log_linear::Sizes { heads, scales, position, .. }: log_linear::Sizes) -> Result<Self> {
+        let gated_delta::Sizes { batch, tokens, key_heads, value_heads, key_dim, value_dim, .. } = heads;
+        if position + tokens > i32::MAX as usize {
+            return gpu.unsupported("log_linear_delta of more than 2^31 tokens");
         }
-        Ok(Self {
-            batch,
-            tokens,
-            key_heads: options.key_heads,
-            value_heads: options.value_heads,
-            key_dim: width / options.key_heads,
-            value_dim: input.value.width() / options.value_heads,
-            scales: input.level_scale.width(),
-            position: options.position,
-        })
+        Ok(Self { batch, tokens, key_heads, value_heads, key_dim, value_dim, scales, position })
     }
 
     fn rows(&self) -> usize {
@@ -169,10 +160,10 @@ pub(crate) fn kernels() -> Vec<Kernel> {
 /// Gates [B·T, value_heads, 4] and level weights λ [B·T, value_heads, NL] of all tokens.
 fn gates(
     gpu: &Gpu,
-    input: &LogLinear<&Tensor>,
+    input: &LogLinear<&GpuArray>,
     options: &LogLinearOptions,
     sizes: &Sizes,
-) -> Result<[Tensor; 2]> {
+) -> Result<[GpuArray; 2]> {
     let (rows, heads, scales) = (sizes.rows(), sizes.value_heads, sizes.scales);
     let gates = gpu.empty(&[rows, heads, 4])?;
     let weights = gpu.empty(&[rows, heads, scales])?;
@@ -192,19 +183,17 @@ fn gates(
     Ok([gates, weights])
 }
 
-/// See [`march_engine::Engine::log_linear_delta`].
 pub(crate) fn forward(
     gpu: &Gpu,
-    input: LogLinear<&Tensor>,
-    options: &LogLinearOptions,
-    initial: Option<&Tensor>,
-    _keep: bool,
+    op: LogLinearForward,
+    sizes: log_linear::Sizes,
 ) -> Result<LogLinearOutput<Tensor>> {
-    let sizes = Sizes::new(&input, options)?;
-    let [gates, weights] = gates(gpu, &input, options, &sizes)?;
+    let state_shape = sizes.state_shape();
+    let sizes = Sizes::new(gpu, sizes)?;
+    let (input, initial) = (op.input.each(array), op.initial.as_ref().map(array));
+    let [gates, weights] = gates(gpu, &input, &op.options, &sizes)?;
     let readouts = gpu.empty(input.value.shape())?;
-    let shape = [sizes.batch, sizes.value_heads, sizes.levels(), sizes.key_dim, sizes.value_dim];
-    let states = gpu.empty(&shape)?;
+    let states = gpu.empty(&state_shape)?;
     let tensors = [
         input.query,
         input.key,
@@ -224,5 +213,7 @@ pub(crate) fn forward(
         let numbers = sizes.numbers(initial.is_some(), [0, heads, 0], 0, range);
         gpu.run(&forward_kernel(&sizes), &tensors, &numbers, gpu.list(heads * sizes.strips()))?;
     }
-    Ok(LogLinearOutput { readouts, state: options.want_state.then_some(states), saved: None })
+    let like = &op.input.value;
+    let state = op.options.want_state.then(|| like.like(states));
+    Ok(LogLinearOutput { readouts: like.like(readouts), state, saved: None })
 }

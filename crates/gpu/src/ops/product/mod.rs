@@ -4,12 +4,12 @@
 //! and how (`tile64`, or
 //! `tile16` for few rows or columns). Both tiles give the same bits, so the choice between them is one of speed only.
 
-use march_engine::{Result, Weight, WeightOf};
+use march_engine::{Result, Tensor};
 
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
 use crate::ops::linear::Packed;
-use crate::tensor::Tensor;
 
 /// Matrices in one dispatch, at the most.
 const EACH: usize = 4;
@@ -144,7 +144,7 @@ pub(crate) fn kernels() -> Vec<Kernel> {
 /// A weight matrix [rows, width] as kernels read it.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
-    pub words: &'a Tensor,
+    pub words: &'a GpuArray,
     pub rows: usize,
     /// Words of a row.
     pub stride: usize,
@@ -152,22 +152,21 @@ pub(crate) struct Matrix<'a> {
     pub format: u32,
 }
 
-impl<'a> From<WeightOf<'a, Gpu>> for Matrix<'a> {
-    fn from(weight: WeightOf<'a, Gpu>) -> Self {
-        match weight {
-            Weight::Full(words) => {
-                let &[rows, stride] = words.shape() else { unreachable!("the engine checks it") };
-                Self { words, rows, stride, format: 0 }
-            }
-            Weight::Packed(packed) => Packed::matrix(packed),
+impl<'a> Matrix<'a> {
+    /// A weight, packed or not.
+    pub fn of(weight: &'a Tensor) -> Self {
+        if let Some(packed) = weight.foreign::<Packed>() {
+            return packed.matrix();
         }
+        let &[rows, stride] = weight.shape() else { unreachable!("the engine checks it") };
+        Self { words: array(weight), rows, stride, format: 0 }
     }
 }
 
 /// Rows `first .. first + count` of a tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
-    pub tensor: &'a Tensor,
+    pub tensor: &'a GpuArray,
     pub first: usize,
     pub count: usize,
     pub width: usize,
@@ -175,7 +174,7 @@ pub(crate) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// All rows of a tensor [.., width].
-    pub fn all(tensor: &'a Tensor) -> Self {
+    pub fn all(tensor: &'a GpuArray) -> Self {
         // Counted from the shape: a tensor whose rows are empty still has rows.
         let count = tensor.shape().iter().rev().skip(1).product();
         Self { tensor, first: 0, count, width: tensor.width() }
@@ -202,7 +201,7 @@ fn starts(counts: impl Iterator<Item = usize>) -> ([u32; EACH], usize) {
 }
 
 /// Small tensors for bindings that a call does not use.
-fn unused(gpu: &Gpu, count: usize) -> Result<Vec<Tensor>> {
+fn unused(gpu: &Gpu, count: usize) -> Result<Vec<GpuArray>> {
     (0..count).map(|_| gpu.empty(&[1])).collect()
 }
 
@@ -211,13 +210,13 @@ fn unused(gpu: &Gpu, count: usize) -> Result<Vec<Tensor>> {
 pub(crate) enum Addend<'a> {
     Nothing,
     /// [rows of W].
-    Bias(&'a Tensor),
+    Bias(&'a GpuArray),
     /// [rows of x, rows of W].
-    Residual(&'a Tensor),
+    Residual(&'a GpuArray),
 }
 
 impl<'a> Addend<'a> {
-    fn tensor(self) -> Option<&'a Tensor> {
+    fn tensor(self) -> Option<&'a GpuArray> {
         match self {
             Self::Nothing => None,
             Self::Bias(tensor) | Self::Residual(tensor) => Some(tensor),
@@ -226,7 +225,7 @@ impl<'a> Addend<'a> {
 }
 
 /// A product with rows that others share: its weight, what is added, and its result [rows of x, rows of W].
-pub(crate) type Each<'a> = (Matrix<'a>, Addend<'a>, &'a Tensor);
+pub(crate) type Each<'a> = (Matrix<'a>, Addend<'a>, &'a GpuArray);
 
 /// y_q = x W_qᵀ (+ what is added) for each of the products.
 pub(crate) fn each(gpu: &Gpu, x: Rows<'_>, products: &[Each<'_>]) -> Result<()> {
@@ -267,8 +266,8 @@ pub(crate) fn each_pair(
     gpu: &Gpu,
     x: [Rows<'_>; 2],
     weights: &[Matrix<'_>],
-    residuals: Option<[&Tensor; 2]>,
-    outputs: &[&Tensor],
+    residuals: Option<[&GpuArray; 2]>,
+    outputs: &[&GpuArray],
 ) -> Result<()> {
     let (first, last) = (weights[0], weights[weights.len() - 1]);
     let tile = Tile::of(x[0].count.max(x[1].count), first.rows.max(last.rows));
@@ -289,16 +288,16 @@ pub(crate) fn each_pair(
 /// are in the order of the results of [`each_pair`].
 pub(crate) fn sum_pair(
     gpu: &Gpu,
-    gradients: &[&Tensor],
-    weights: &[&Tensor],
-    dx: [&Tensor; 2],
+    gradients: &[&GpuArray],
+    weights: &[&GpuArray],
+    dx: [&GpuArray; 2],
     add: [bool; 2],
 ) -> Result<()> {
     let (rows, width) = (dx.map(|dx| Rows::all(dx).count), dx[0].width());
     let tile = Tile::of(rows[0].max(rows[1]), width);
     let [second, more] = rows.map(|rows| tile.count(rows, width));
     let (first, last) = (weights[0], weights[weights.len() - 1]);
-    let mut tensors: Vec<&Tensor> = (0..EACH).map(|q| *gradients.get(q).unwrap_or(&gradients[0])).collect();
+    let mut tensors: Vec<&GpuArray> = (0..EACH).map(|q| *gradients.get(q).unwrap_or(&gradients[0])).collect();
     tensors.extend([first, last, dx[0], dx[1]]);
     let added = usize::from(add[0]) + 2 * usize::from(add[1]);
     let tiles = second + more;
@@ -308,8 +307,8 @@ pub(crate) fn sum_pair(
 }
 
 /// Whether [`outer_pair`] suits: the sum over the rows need not be divided.
-pub(crate) fn fits_outer_pair(rows: [usize; 2], weights: &[&Tensor]) -> bool {
-    let count = |w: &&Tensor| Tile::of(w.shape()[0], w.width()).count(w.shape()[0], w.width());
+pub(crate) fn fits_outer_pair(rows: [usize; 2], weights: &[&GpuArray]) -> bool {
+    let count = |w: &&GpuArray| Tile::of(w.shape()[0], w.width()).count(w.shape()[0], w.width());
     let tiles = weights.iter().map(count).sum();
     rows.iter().all(|&rows| piece(rows, tiles) == rows)
 }
@@ -319,8 +318,8 @@ pub(crate) fn fits_outer_pair(rows: [usize; 2], weights: &[&Tensor]) -> bool {
 pub(crate) fn outer_pair(
     gpu: &Gpu,
     x: [Rows<'_>; 2],
-    gradients: &[&Tensor],
-    weights: &[&Tensor],
+    gradients: &[&GpuArray],
+    weights: &[&GpuArray],
 ) -> Result<()> {
     let (first, width) = (weights[0], x[0].width);
     let sizes: Vec<usize> = weights.iter().map(|dw| dw.shape()[0]).collect();
@@ -337,12 +336,12 @@ pub(crate) fn outer_pair(
 }
 
 /// dx = Σ_q dy_q W_q over all terms (dy_q, W_q), added to what dx holds if `add`.
-pub(crate) fn sum(gpu: &Gpu, terms: &[(&Tensor, &Tensor)], dx: Rows<'_>, add: bool) -> Result<()> {
+pub(crate) fn sum(gpu: &Gpu, terms: &[(&GpuArray, &GpuArray)], dx: Rows<'_>, add: bool) -> Result<()> {
     let tile = Tile::of(dx.count, dx.width);
     let tiles = tile.count(dx.count, dx.width);
     for (turn, part) in terms.chunks(EACH).enumerate() {
         let at = |q: usize| part.get(q).unwrap_or(&part[0]);
-        let mut tensors: Vec<&Tensor> = (0..EACH).map(|q| at(q).0).collect();
+        let mut tensors: Vec<&GpuArray> = (0..EACH).map(|q| at(q).0).collect();
         tensors.extend((0..EACH).map(|q| at(q).1));
         tensors.push(dx.tensor);
         let mut numbers = four(part.iter().map(|(_, w)| w.shape()[0]), 0).to_vec();
@@ -359,8 +358,8 @@ pub(crate) fn sum(gpu: &Gpu, terms: &[(&Tensor, &Tensor)], dx: Rows<'_>, add: bo
 pub(crate) fn outer(
     gpu: &Gpu,
     x: Rows<'_>,
-    terms: &[(&Tensor, &Tensor, bool)],
-    bias: Option<(usize, &Tensor)>,
+    terms: &[(&GpuArray, &GpuArray, bool)],
+    bias: Option<(usize, &GpuArray)>,
 ) -> Result<bool> {
     let mut whole = false;
     for (turn, part) in terms.chunks(EACH).enumerate() {
@@ -408,7 +407,7 @@ fn piece(rows: usize, tiles: usize) -> usize {
 }
 
 /// y = Σ of the pieces [pieces, length of y], added to what y holds if `add`.
-fn fold(gpu: &Gpu, parts: &Tensor, pieces: usize, y: &Tensor, add: bool) -> Result<()> {
+fn fold(gpu: &Gpu, parts: &GpuArray, pieces: usize, y: &GpuArray, add: bool) -> Result<()> {
     let numbers = [y.len() as u32, pieces as u32, add.into()];
     gpu.run(&fold_kernel(), &[parts, y], &numbers, gpu.list(y.len().div_ceil(256)))
 }
@@ -416,7 +415,7 @@ fn fold(gpu: &Gpu, parts: &Tensor, pieces: usize, y: &Tensor, add: bool) -> Resu
 /// A batch of matrices in a tensor, with the strides of entries, rows and columns.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
-    pub tensor: &'a Tensor,
+    pub tensor: &'a GpuArray,
     pub entry: usize,
     pub row: usize,
     pub column: usize,
@@ -445,7 +444,7 @@ pub(crate) fn batched(
     b: View<'_>,
     sizes: Sizes,
     total: bool,
-    c: &Tensor,
+    c: &GpuArray,
 ) -> Result<()> {
     let Sizes { batch, m, n, depth } = sizes;
     let tile = Tile::of(m, n);

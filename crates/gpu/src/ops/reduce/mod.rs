@@ -1,11 +1,13 @@
 //! `reduce` on the device: sums and means over dimensions, and repetition along a new one.
 
-use march_engine::Result;
+use march_engine::ops::layout::AxisView;
+use march_engine::ops::reduce::{Expand, Mean, Sum, SumTo};
+use march_engine::{Result, Tensor};
 
 use super::elementwise::{broadcast::dims, full};
+use crate::array::{GpuArray, array};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Numbers that a workgroup of the elementwise kernels owns.
 const GROUP: usize = 256;
@@ -40,7 +42,13 @@ pub(crate) fn kernels() -> Vec<Kernel> {
 
 /// y[o, i] = factor Σ_n x[o, n, i], with y of the given shape. A sum of many terms is made in parts, whose sums are
 /// added in a further turn.
-fn sums(gpu: &Gpu, x: &Tensor, [outer, size, inner]: [usize; 3], factor: f32, y: &[usize]) -> Result<Tensor> {
+fn sums(
+    gpu: &Gpu,
+    x: &GpuArray,
+    [outer, size, inner]: [usize; 3],
+    factor: f32,
+    y: &[usize],
+) -> Result<GpuArray> {
     let columns = inner >= COLUMNS;
     let limit = if columns { 256 } else { 4096 };
     if size == 0 || outer * inner == 0 {
@@ -68,40 +76,37 @@ fn around(shape: &[usize], axis: usize) -> [usize; 3] {
     [shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product()]
 }
 
-/// `shape` without dimension `axis`.
-fn without(shape: &[usize], axis: usize) -> Vec<usize> {
-    let mut shape = shape.to_vec();
-    shape.remove(axis);
-    shape
+/// The sum of rows [n, ..] over n.
+pub(crate) fn sum_of_rows(gpu: &Gpu, x: &GpuArray) -> Result<GpuArray> {
+    sums(gpu, x, around(x.shape(), 0), 1.0, &x.shape()[1..])
 }
 
-/// See [`march_engine::Engine::sum`].
-pub(crate) fn sum(gpu: &Gpu, x: &Tensor, axis: usize) -> Result<Tensor> {
-    sums(gpu, x, around(x.shape(), axis), 1.0, &without(x.shape(), axis))
+pub(crate) fn sum(gpu: &Gpu, op: Sum, (shape, z): (Vec<usize>, AxisView)) -> Result<Tensor> {
+    Ok(op.x.like(sums(gpu, array(&op.x), [z.outer, z.size, z.inner], 1.0, &shape)?))
 }
 
-/// See [`march_engine::Engine::mean`].
-pub(crate) fn mean(gpu: &Gpu, x: &Tensor, axis: usize) -> Result<Tensor> {
-    let factor = 1.0 / x.shape()[axis] as f32;
-    sums(gpu, x, around(x.shape(), axis), factor, &without(x.shape(), axis))
+pub(crate) fn mean(gpu: &Gpu, op: Mean, (shape, z): (Vec<usize>, AxisView)) -> Result<Tensor> {
+    let factor = 1.0 / z.size as f32;
+    Ok(op.x.like(sums(gpu, array(&op.x), [z.outer, z.size, z.inner], factor, &shape)?))
 }
 
-/// See [`march_engine::Engine::expand`].
-pub(crate) fn expand(gpu: &Gpu, x: &Tensor, axis: usize, count: usize) -> Result<Tensor> {
-    let mut shape = x.shape().to_vec();
-    shape.insert(axis, count);
+pub(crate) fn expand(gpu: &Gpu, op: Expand, (shape, z): (Vec<usize>, AxisView)) -> Result<Tensor> {
+    let (x, count) = (array(&op.x), op.count);
     if count == 1 {
-        return Ok(x.reshaped(&shape));
+        return Ok(op.x.like(x.reshaped(&shape)));
     }
-    let [_, _, inner] = around(&shape, axis);
     let y = gpu.empty(&shape)?;
-    let call = [y.len(), count, inner].map(|n| n as u32);
+    let call = [y.len(), count, z.inner].map(|n| n as u32);
     gpu.run(&expand_kernel(), &[x, &y], &call, gpu.list(y.len().div_ceil(GROUP)))?;
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
-/// See [`march_engine::Engine::sum_to`].
-pub(crate) fn sum_to(gpu: &Gpu, x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+pub(crate) fn sum_to(gpu: &Gpu, op: SumTo, (): ()) -> Result<Tensor> {
+    Ok(op.x.like(summed_to(gpu, array(&op.x), &op.shape)?))
+}
+
+/// The sum of x over the dimensions along which `shape` was repeated.
+pub(crate) fn summed_to(gpu: &Gpu, x: &GpuArray, shape: &[usize]) -> Result<GpuArray> {
     if x.len() == shape.iter().product::<usize>() {
         return Ok(x.reshaped(shape));
     }

@@ -1,12 +1,12 @@
 //! `rms_norm` on the device, plain and gated.
 
-use march_engine::Result;
-use march_engine::ops::rms_norm::{GatedRmsNormGradients, GatedRmsNormList, RmsNormList};
+use march_engine::ops::rms_norm::{GatedRmsNorm, GatedRmsNormBackward, RmsNorm, RmsNormBackward};
+use march_engine::{Result, Tensor};
 
 use super::{elementwise, reduce};
+use crate::array::{GpuArray, array, arrays, tensors};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Invocations of a workgroup.
 const GROUP: usize = 256;
@@ -61,34 +61,28 @@ fn lanes(width: usize) -> usize {
     width.div_ceil(4).next_power_of_two().clamp(8, GROUP)
 }
 
-/// See [`march_engine::Engine::rms_norm`].
-pub(crate) fn forward(gpu: &Gpu, input: RmsNormList<'_, &Tensor>, eps: f64) -> Result<Vec<Tensor>> {
-    normalise(gpu, input.x, None, input.weight, eps)
+pub(crate) fn forward(gpu: &Gpu, op: RmsNorm, _: usize) -> Result<Vec<Tensor>> {
+    normalise(gpu, &op.x, None, &op.weight, op.eps)
 }
 
-/// See [`march_engine::Engine::gated_rms_norm`].
-pub(crate) fn gated_forward(
-    gpu: &Gpu,
-    input: GatedRmsNormList<'_, &Tensor>,
-    eps: f64,
-) -> Result<Vec<Tensor>> {
-    normalise(gpu, input.x, Some(input.gates), input.weight, eps)
+pub(crate) fn gated_forward(gpu: &Gpu, op: GatedRmsNorm, _: usize) -> Result<Vec<Tensor>> {
+    normalise(gpu, &op.x, Some(&op.gates), &op.weight, op.eps)
 }
 
 /// Numbers of a tensor in an entry of a list that may be missing.
-fn length(list: &[&Tensor], i: usize) -> usize {
+fn length(list: &[&GpuArray], i: usize) -> usize {
     list.get(i).map_or(0, |tensor| tensor.len())
 }
 
 /// Tensors in parts of two, which a dispatch can take.
 fn normalise(
     gpu: &Gpu,
-    x: &[&Tensor],
-    gates: Option<&[&Tensor]>,
+    x: &[Tensor],
+    gates: Option<&[Tensor]>,
     weight: &Tensor,
     eps: f64,
 ) -> Result<Vec<Tensor>> {
-    let (width, gated) = (weight.len(), gates.is_some());
+    let (x, gates, width, gated) = (arrays(x), gates.map(arrays), weight.len(), gates.is_some());
     let lanes = lanes(width);
     let outputs = x.iter().map(|x| gpu.empty(x.shape())).collect::<Result<Vec<_>>>()?;
     let spare = gpu.empty(&[1])?;
@@ -97,13 +91,13 @@ fn normalise(
         let split = length(x, 0) as u32;
         let call = [rows as u32, width as u32, lanes as u32, (eps as f32).to_bits(), split];
         let groups = gpu.list(rows.div_ceil(GROUP / lanes));
-        let gates = gates.map_or(x, |gates| &gates[2 * part..2 * part + x.len()]);
+        let gates = gates.as_ref().map_or(x, |gates| &gates[2 * part..2 * part + x.len()]);
         let last = x.len() - 1;
         let y1 = y.get(1).unwrap_or(&spare);
-        let tensors = [x[0], x[last], weight, &y[0], y1, gates[0], gates[last]];
+        let tensors = [x[0], x[last], array(weight), &y[0], y1, gates[0], gates[last]];
         gpu.run(&forward_kernel(gated), &tensors, &call, groups)?;
     }
-    Ok(outputs)
+    Ok(tensors(weight, outputs))
 }
 
 /// Sizes of a call of the backward pass for all rows of two tensors.
@@ -115,7 +109,7 @@ struct Rows {
 
 impl Rows {
     /// `starts` and `add` as in backward.wgsl.
-    fn new(x: &[&Tensor], width: usize, eps: f64, starts: [usize; 4], add: u32) -> Self {
+    fn new(x: &[&GpuArray], width: usize, eps: f64, starts: [usize; 4], add: u32) -> Self {
         let (rows, lanes) = ((length(x, 0) + length(x, 1)) / width, lanes(width));
         let block = (BLOCK / width).clamp(16, GROUP);
         let splits = GROUP / width.next_power_of_two().min(GROUP);
@@ -128,16 +122,16 @@ impl Rows {
     }
 
     /// Room for the sums of the weights that workgroups make.
-    fn partial(&self, gpu: &Gpu, width: usize) -> Result<Tensor> {
+    fn partial(&self, gpu: &Gpu, width: usize) -> Result<GpuArray> {
         gpu.empty(&[self.blocks * self.splits, width])
     }
 }
 
 /// The sum of the weights' gradients over parts of a list.
-fn add_up(gpu: &Gpu, partial: &Tensor, total: &mut Option<Tensor>) -> Result<()> {
-    let sum = reduce::sum(gpu, partial, 0)?;
+fn add_up(gpu: &Gpu, partial: &GpuArray, total: &mut Option<GpuArray>) -> Result<()> {
+    let sum = reduce::sum_of_rows(gpu, partial)?;
     match total {
-        Some(total) => elementwise::accumulate(gpu, total, &sum),
+        Some(total) => elementwise::add(gpu, total, &sum),
         None => {
             *total = Some(sum);
             Ok(())
@@ -145,17 +139,11 @@ fn add_up(gpu: &Gpu, partial: &Tensor, total: &mut Option<Tensor>) -> Result<()>
     }
 }
 
-/// See [`march_engine::Engine::rms_norm_backward`].
-pub(crate) fn backward(
-    gpu: &Gpu,
-    input: RmsNormList<'_, &Tensor>,
-    eps: f64,
-    gradients: &[&Tensor],
-    dx: &mut [Option<Tensor>],
-) -> Result<Tensor> {
-    let width = input.weight.len();
-    let mut total = None;
-    for ((x, dy), dx) in input.x.chunks(2).zip(gradients.chunks(2)).zip(dx.chunks_mut(2)) {
+pub(crate) fn backward(gpu: &Gpu, op: RmsNormBackward, width: usize) -> Result<(Vec<Tensor>, Tensor)> {
+    let RmsNormBackward { forward: RmsNorm { x, weight, eps }, gradients, mut dx } = op;
+    let (x, gradients) = (arrays(&x), arrays(&gradients));
+    let (mut found, mut total) = (Vec::with_capacity(x.len()), None);
+    for ((x, dy), dx) in x.chunks(2).zip(gradients.chunks(2)).zip(dx.chunks_mut(2)) {
         let add = dx.iter().enumerate().map(|(i, dx)| u32::from(dx.is_some()) << i).sum();
         let own = std::iter::zip(x, dx.iter_mut())
             .map(|(x, dx)| elementwise::room_for(gpu, x, dx.take()))
@@ -163,37 +151,37 @@ pub(crate) fn backward(
         let rows = Rows::new(x, width, eps, [0; 4], add);
         let (partial, spare, last) = (rows.partial(gpu, width)?, gpu.empty(&[1])?, x.len() - 1);
         let (dx0, dx1) = (&own[0], own.get(1).unwrap_or(&spare));
-        let tensors = [x[0], x[last], input.weight, dy[0], dy[last], &partial, dx0, dx1];
+        let tensors = [x[0], x[last], array(&weight), dy[0], dy[last], &partial, dx0, dx1];
         gpu.run(&backward_kernel(false), &tensors, &rows.call, gpu.list(rows.blocks))?;
         add_up(gpu, &partial, &mut total)?;
-        dx.iter_mut().zip(own).for_each(|(dx, own)| *dx = Some(own));
+        found.extend(own);
     }
     let Some(total) = total else { unreachable!("the engine rejects empty lists") };
-    Ok(total)
+    Ok((tensors(&weight, found), weight.like(total)))
 }
 
-/// See [`march_engine::Engine::gated_rms_norm_backward`].
 pub(crate) fn gated_backward(
     gpu: &Gpu,
-    input: GatedRmsNormList<'_, &Tensor>,
-    eps: f64,
-    gradients: &[&Tensor],
-) -> Result<GatedRmsNormGradients<Tensor>> {
-    let width = input.weight.len();
+    op: GatedRmsNormBackward,
+    width: usize,
+) -> Result<(Vec<Tensor>, Vec<Tensor>, Tensor)> {
+    let GatedRmsNorm { x, gates, weight, eps } = &op.forward;
+    let (x, gates, gradients) = (arrays(x), arrays(gates), arrays(&op.gradients));
     let (mut d_inputs, mut d_gates, mut total) = (Vec::new(), Vec::new(), None);
-    for ((x, gates), dy) in input.x.chunks(2).zip(input.gates.chunks(2)).zip(gradients.chunks(2)) {
+    for ((x, gates), dy) in x.chunks(2).zip(gates.chunks(2)).zip(gradients.chunks(2)) {
         let last = x.len() - 1;
         let second: &[usize] = if last == 0 { &[0] } else { x[1].shape() };
         let (whole, [dx0, dx1, dg0, dg1]) = gpu.group([x[0].shape(), second, x[0].shape(), second])?;
         let starts = [&dx0, &dx1, &dg0, &dg1].map(|part| part.start() - whole.start());
-        let rows = Rows::new(x, width, eps, starts, 0);
+        let rows = Rows::new(x, width, *eps, starts, 0);
         let partial = rows.partial(gpu, width)?;
-        let tensors = [x[0], x[last], input.weight, dy[0], dy[last], &partial, gates[0], gates[last], &whole];
+        let weight = array(weight);
+        let tensors = [x[0], x[last], weight, dy[0], dy[last], &partial, gates[0], gates[last], &whole];
         gpu.run(&backward_kernel(true), &tensors, &rows.call, gpu.list(rows.blocks))?;
         add_up(gpu, &partial, &mut total)?;
         d_inputs.extend([dx0, dx1].into_iter().take(x.len()));
         d_gates.extend([dg0, dg1].into_iter().take(x.len()));
     }
-    let Some(weight) = total else { unreachable!("the engine rejects empty lists") };
-    Ok(GatedRmsNormGradients { x: d_inputs, gates: d_gates, weight })
+    let Some(total) = total else { unreachable!("the engine rejects empty lists") };
+    Ok((tensors(weight, d_inputs), tensors(weight, d_gates), weight.like(total)))
 }

@@ -1,11 +1,11 @@
 //! `rotary` on the device.
 
-use march_engine::Result;
-use march_engine::ops::rotary::Rotary;
+use march_engine::ops::rotary::{Rotary, RotaryBackward, RotaryForward, Sizes};
+use march_engine::{Result, Tensor};
 
+use crate::array::array;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Pairs that a workgroup owns.
 const GROUP: usize = 256;
@@ -28,22 +28,21 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![kernel()]
 }
 
-/// See [`march_engine::Engine::rotary`].
-pub(crate) fn forward(gpu: &Gpu, x: &Tensor, rotary: Rotary) -> Result<Tensor> {
-    turn(gpu, x, rotary, 1.0)
+pub(crate) fn forward(gpu: &Gpu, op: RotaryForward, _: Sizes) -> Result<Tensor> {
+    turn(gpu, &op.x, op.rotary, 1.0)
 }
 
-/// See [`march_engine::Engine::rotary_backward`].
-pub(crate) fn backward(gpu: &Gpu, gradient: &Tensor, rotary: Rotary) -> Result<Tensor> {
-    turn(gpu, gradient, rotary, -1.0)
+pub(crate) fn backward(gpu: &Gpu, op: RotaryBackward, _: Sizes) -> Result<Tensor> {
+    turn(gpu, &op.gradient, op.rotary, -1.0)
 }
 
-fn turn(gpu: &Gpu, x: &Tensor, rotary: Rotary, direction: f32) -> Result<Tensor> {
+fn turn(gpu: &Gpu, tensor: &Tensor, rotary: Rotary, direction: f32) -> Result<Tensor> {
+    let x = array(tensor);
     let y = gpu.empty(x.shape())?;
     let (tokens, half) = (x.shape()[1], x.width() / rotary.heads / 2);
     let pairs = x.len() / 2;
     if pairs == 0 {
-        return Ok(y);
+        return Ok(tensor.like(y));
     }
     // Positions in multiples of SPAN, and the distances from these that occur: one, for one token.
     let (first, last) = (rotary.offset, rotary.offset + tokens - 1);
@@ -61,5 +60,5 @@ fn turn(gpu: &Gpu, x: &Tensor, rotary: Rotary, direction: f32) -> Result<Tensor>
         [pairs, tokens, rotary.heads, half, first % SPAN, spans.len(), distances.start].map(|n| n as u32);
     let numbers = [&numbers[..], &[direction.to_bits()]].concat();
     gpu.run(&kernel(), &[x, &table, &y], &numbers, gpu.list(pairs.div_ceil(GROUP)))?;
-    Ok(y)
+    Ok(tensor.like(y))
 }

@@ -1,12 +1,15 @@
 //! `short_conv` on the device: up to three convolutions in a dispatch.
 
-use march_engine::Result;
-use march_engine::ops::short_conv::{ShortConv, ShortConvGradients};
+use march_engine::ops::short_conv::{
+    ShortConv, ShortConvBackward, ShortConvForward, ShortConvGradients, Sizes,
+};
+use march_engine::{Result, Tensor};
 
+use super::elementwise::copied;
 use super::reduce;
+use crate::array::{ALIGN, GpuArray, array, arrays};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::{ALIGN, Tensor};
 
 /// Numbers that a workgroup owns.
 const GROUP: usize = 256;
@@ -76,15 +79,15 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![forward_kernel(true), forward_kernel(false), backward_kernel(true, 4), backward_kernel(false, 1)]
 }
 
-/// B, T, D and K of a call.
-fn sizes(input: &ShortConv<&Tensor>) -> [usize; 4] {
-    let &[batch, tokens, width] = input.x.shape() else { unreachable!("x has three dimensions") };
-    [batch, tokens, width, input.weight.width()]
+/// The arrays of a convolution.
+fn arrays_of(input: &ShortConv<Tensor>) -> ShortConv<&GpuArray> {
+    let ShortConv { x, weight, tail } = input;
+    ShortConv { x: array(x), weight: array(weight), tail: tail.as_ref().map(array) }
 }
 
 /// Convolutions that go together: B, T, K, and up to three lists of channels.
 struct Calls<'a> {
-    list: &'a [ShortConv<&'a Tensor>],
+    list: &'a [ShortConv<&'a GpuArray>],
     batch: usize,
     tokens: usize,
     kernel: usize,
@@ -93,26 +96,25 @@ struct Calls<'a> {
 
 impl<'a> Calls<'a> {
     /// Divides a list into parts that one dispatch can take.
-    fn divided(list: &'a [ShortConv<&'a Tensor>], gpu: &Gpu, most: usize) -> Vec<Self> {
+    fn divided(list: &'a [ShortConv<&'a GpuArray>], sizes: &[Sizes], gpu: &Gpu, most: usize) -> Vec<Self> {
         let limits = gpu.limits();
         let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) as usize / 4;
-        let alike = |input: &ShortConv<&Tensor>| {
-            let [batch, tokens, _, kernel] = sizes(input);
-            (batch, tokens, kernel, input.tail.is_some())
+        let alike = |i: usize| {
+            let Sizes { batch, tokens, kernel, .. } = sizes[i];
+            (batch, tokens, kernel, list[i].tail.is_some())
         };
-        let room = |part: &[ShortConv<&Tensor>]| {
+        let room = |part: &[ShortConv<&GpuArray>]| {
             // Besides a result like x there are tails, or sums of blocks.
             let numbers = part.iter().map(|input| 2 * input.x.len() + 8 * input.weight.len() + ALIGN);
             part.len() == 1 || numbers.sum::<usize>() <= largest
         };
-        let mut found = Vec::new();
-        let mut rest = list;
-        while let Some(first) = rest.first() {
-            let same = rest.iter().take(most).take_while(|input| alike(input) == alike(first)).count();
-            let (part, later) = rest.split_at(if room(&rest[..same]) { same } else { 1 });
+        let (mut found, mut first) = (Vec::new(), 0);
+        while first < list.len() {
+            let same = (first..list.len()).take(most).take_while(|&i| alike(i) == alike(first)).count();
+            let count = if room(&list[first..first + same]) { same } else { 1 };
             let (batch, tokens, kernel, has_tail) = alike(first);
-            found.push(Self { list: part, batch, tokens, kernel, has_tail });
-            rest = later;
+            found.push(Self { list: &list[first..first + count], batch, tokens, kernel, has_tail });
+            first += count;
         }
         found
     }
@@ -122,7 +124,7 @@ impl<'a> Calls<'a> {
     }
 
     /// x and w of the convolutions, filled up to three.
-    fn inputs(&self) -> Vec<&'a Tensor> {
+    fn inputs(&self) -> Vec<&'a GpuArray> {
         let at = |q: usize| self.list.get(q).unwrap_or(&self.list[0]);
         (0..EACH).map(|q| at(q).x).chain((0..EACH).map(|q| at(q).weight)).collect()
     }
@@ -145,21 +147,22 @@ impl<'a> Calls<'a> {
     }
 
     /// Tensors [B, tokens, D] of the convolutions in one buffer.
-    fn tensors(&self, gpu: &Gpu, tokens: usize) -> Result<(Tensor, [Tensor; EACH])> {
+    fn tensors(&self, gpu: &Gpu, tokens: usize) -> Result<(GpuArray, [GpuArray; EACH])> {
         let shapes = self.shapes(tokens);
         gpu.group(shapes.each_ref().map(|shape| &shape[..]))
     }
 }
 
 /// Where tensors start in the buffer of `whole`.
-fn starts(whole: &Tensor, parts: &[Tensor; EACH]) -> [usize; EACH] {
+fn starts(whole: &GpuArray, parts: &[GpuArray; EACH]) -> [usize; EACH] {
     parts.each_ref().map(|part| part.start() - whole.start())
 }
 
-/// See [`march_engine::Engine::short_conv`].
-pub(crate) fn forward(gpu: &Gpu, inputs: &[ShortConv<&Tensor>]) -> Result<Vec<(Tensor, Tensor)>> {
+pub(crate) fn forward(gpu: &Gpu, op: ShortConvForward, sizes: Vec<Sizes>) -> Result<Vec<(Tensor, Tensor)>> {
+    let inputs: Vec<_> = op.inputs.iter().map(arrays_of).collect();
+    let like = &op.inputs[0].x;
     let mut found = Vec::with_capacity(inputs.len());
-    for calls in Calls::divided(inputs, gpu, EACH) {
+    for calls in Calls::divided(&inputs, &sizes, gpu, EACH) {
         let count = calls.batch * (calls.tokens + calls.kernel - 1) * calls.channels();
         let groups = gpu.list(count.div_ceil(GROUP));
         let mut tensors = calls.inputs();
@@ -187,42 +190,38 @@ pub(crate) fn forward(gpu: &Gpu, inputs: &[ShortConv<&Tensor>]) -> Result<Vec<(T
         };
         for (y, tail) in ys.into_iter().zip(tails).take(calls.list.len()) {
             let shared = calls.has_tail && calls.tokens > FEW;
-            found.push((y, if shared { copied(gpu, &tail)? } else { tail }));
+            let tail = if shared { copied(gpu, &tail)? } else { tail };
+            found.push((like.like(y), like.like(tail)));
         }
     }
     Ok(found)
 }
 
-/// A copy in a buffer of its own.
-fn copied(gpu: &Gpu, part: &Tensor) -> Result<Tensor> {
-    let copy = gpu.empty(part.shape())?;
-    gpu.copy(part, 0, &copy, 0, copy.len());
-    Ok(copy)
-}
-
-/// See [`march_engine::Engine::short_conv_backward`].
 pub(crate) fn backward(
     gpu: &Gpu,
-    inputs: &[ShortConv<&Tensor>],
-    gradients: &[&Tensor],
-) -> Result<Vec<ShortConvGradients<Tensor>>> {
+    op: ShortConvBackward,
+    sizes: Vec<Sizes>,
+) -> Result<Vec<ShortConvGradients>> {
+    let inputs: Vec<_> = op.inputs.iter().map(arrays_of).collect();
+    let gradients = arrays(&op.gradients);
     let mut found = Vec::with_capacity(inputs.len());
-    let mut rest = gradients;
+    let mut rest = &gradients[..];
     // Tails take the place of other convolutions in the bindings.
     let most = if inputs.iter().any(|input| input.tail.is_some()) { 1 } else { EACH };
-    for calls in Calls::divided(inputs, gpu, most) {
+    for calls in Calls::divided(&inputs, &sizes, gpu, most) {
         let (gradients, later) = rest.split_at(calls.list.len());
         rest = later;
         found.extend(gradients_of(gpu, &calls, gradients)?);
     }
-    Ok(found)
+    let wrapped = |d: [GpuArray; 2]| {
+        let [x, weight] = d.map(|d| op.gradients[0].like(d));
+        ShortConvGradients { x, weight }
+    };
+    Ok(found.into_iter().map(wrapped).collect())
 }
 
-fn gradients_of(
-    gpu: &Gpu,
-    calls: &Calls<'_>,
-    gradients: &[&Tensor],
-) -> Result<Vec<ShortConvGradients<Tensor>>> {
+/// Gradients of x and of the weight, for each convolution.
+fn gradients_of(gpu: &Gpu, calls: &Calls<'_>, gradients: &[&GpuArray]) -> Result<Vec<[GpuArray; 2]>> {
     let blocks = calls.tokens.div_ceil(BLOCK);
     // The sums of each weight start where a tensor may start.
     let mut stride = 0;
@@ -248,9 +247,7 @@ fn gradients_of(
     let count = calls.batch * blocks * calls.channels();
     let groups = gpu.list(count.div_ceil(GROUP));
     gpu.run(&backward_kernel(three, calls.kernel), &tensors, &numbers, groups)?;
-    let total = reduce::sum(gpu, &partial, 0)?;
+    let total = reduce::sum_of_rows(gpu, &partial)?;
     let each = std::iter::zip(calls.list, d_inputs).zip(sums);
-    Ok(each
-        .map(|((input, x), start)| ShortConvGradients { x, weight: total.part(start, input.weight.shape()) })
-        .collect())
+    Ok(each.map(|((input, x), start)| [x, total.part(start, input.weight.shape())]).collect())
 }

@@ -1,10 +1,11 @@
 //! `softmax` on the device: a workgroup for each row.
 
-use march_engine::Result;
+use march_engine::ops::softmax::{Softmax, SoftmaxBackward};
+use march_engine::{Result, Tensor};
 
+use crate::array::array;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 fn forward_kernel() -> Kernel {
     Kernel {
@@ -31,18 +32,18 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![forward_kernel(), backward_kernel()]
 }
 
-/// See [`march_engine::Engine::softmax`].
-pub(crate) fn forward(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn forward(gpu: &Gpu, op: Softmax, width: usize) -> Result<Tensor> {
+    let x = array(&op.x);
     let y = gpu.empty(x.shape())?;
-    let numbers = [x.rows() as u32, x.width() as u32];
+    let numbers = [x.rows() as u32, width as u32];
     gpu.run(&forward_kernel(), &[x, &y], &numbers, gpu.list(x.rows()))?;
-    Ok(y)
+    Ok(op.x.like(y))
 }
 
-/// See [`march_engine::Engine::softmax_backward`].
-pub(crate) fn backward(gpu: &Gpu, y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+pub(crate) fn backward(gpu: &Gpu, op: SoftmaxBackward, width: usize) -> Result<Tensor> {
+    let (y, gradient) = (array(&op.y), array(&op.gradient));
     let dx = gpu.empty(y.shape())?;
-    let numbers = [y.rows() as u32, y.width() as u32];
+    let numbers = [y.rows() as u32, width as u32];
     gpu.run(&backward_kernel(), &[y, gradient, &dx], &numbers, gpu.list(y.rows()))?;
-    Ok(dx)
+    Ok(op.y.like(dx))
 }

@@ -1,11 +1,11 @@
 //! `state_read` on the device.
 
-use march_engine::Result;
-use march_engine::ops::state_read::StateRead;
+use march_engine::ops::state_read::{Sizes, StateRead, StateReadBackward, StateReadForward};
+use march_engine::{Result, Tensor};
 
+use crate::array::array;
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Columns that a workgroup of the forward pass owns.
 const COLUMNS: usize = 64;
@@ -35,47 +35,28 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![forward_kernel(64), backward_kernel(64)]
 }
 
-/// Rows, value heads, d_k and d_v of states that were checked.
-fn sizes(states: &Tensor) -> [usize; 4] {
-    let shape = states.shape();
-    [shape[0], shape[1], shape[2], shape[3]]
-}
-
 /// Numbers of a dispatch, in the order of `kernel.wgsl`.
-fn numbers(states: &Tensor, key_heads: usize) -> [u32; 7] {
-    let [rows, heads, key_dim, value_dim] = sizes(states);
-    let counts = [heads, heads / key_heads, key_dim, value_dim, value_dim.div_ceil(COLUMNS), rows];
-    let mut numbers = [0; 7];
-    numbers.iter_mut().zip(counts).for_each(|(number, count)| *number = count as u32);
-    numbers[6] = ((1.0 / (key_dim as f64).sqrt()) as f32).to_bits();
-    numbers
+fn numbers(z: &Sizes) -> [u32; 7] {
+    let strips = z.value_dim.div_ceil(COLUMNS);
+    let scale = ((1.0 / (z.key_dim as f64).sqrt()) as f32).to_bits();
+    let counts = [z.value_heads, z.value_heads / z.key_heads, z.key_dim, z.value_dim, strips, z.rows];
+    let [a, b, c, d, e, f] = counts.map(|count| count as u32);
+    [a, b, c, d, e, f, scale]
 }
 
-/// See [`march_engine::Engine::state_read`].
-pub(crate) fn forward(gpu: &Gpu, input: StateRead<&Tensor>, key_heads: usize) -> Result<Tensor> {
-    let [rows, heads, key_dim, value_dim] = sizes(input.states);
-    let mut shape = input.query.shape().to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = heads * value_dim;
-    }
-    let readout = gpu.empty(&shape)?;
-    let groups = gpu.list(rows * heads * value_dim.div_ceil(COLUMNS));
-    let tensors = [input.query, input.states, &readout];
-    gpu.run(&forward_kernel(key_dim), &tensors, &numbers(input.states, key_heads), groups)?;
-    Ok(readout)
+pub(crate) fn forward(gpu: &Gpu, op: StateReadForward, z: Sizes) -> Result<Tensor> {
+    let StateRead { query, states } = &op.input;
+    let readout = gpu.empty(&z.readout_shape(query.shape()))?;
+    let groups = gpu.list(z.rows * z.value_heads * z.value_dim.div_ceil(COLUMNS));
+    let tensors = [array(query), array(states), &readout];
+    gpu.run(&forward_kernel(z.key_dim), &tensors, &numbers(&z), groups)?;
+    Ok(query.like(readout))
 }
 
-/// See [`march_engine::Engine::state_read_backward`].
-pub(crate) fn backward(
-    gpu: &Gpu,
-    input: StateRead<&Tensor>,
-    key_heads: usize,
-    gradient: &Tensor,
-) -> Result<StateRead<Tensor>> {
-    let [rows, _, key_dim, _] = sizes(input.states);
-    let d = StateRead { query: gpu.empty(input.query.shape())?, states: gpu.empty(input.states.shape())? };
-    let tensors = [input.query, input.states, gradient, &d.query, &d.states];
-    let groups = gpu.list(rows * key_heads);
-    gpu.run(&backward_kernel(key_dim), &tensors, &numbers(input.states, key_heads), groups)?;
-    Ok(d)
+pub(crate) fn backward(gpu: &Gpu, op: StateReadBackward, z: Sizes) -> Result<StateRead<Tensor>> {
+    let StateRead { query, states } = &op.input;
+    let (d_query, d_states) = (gpu.empty(query.shape())?, gpu.empty(states.shape())?);
+    let tensors = [array(query), array(states), array(&op.gradient), &d_query, &d_states];
+    gpu.run(&backward_kernel(z.key_dim), &tensors, &numbers(&z), gpu.list(z.rows * z.key_heads))?;
+    Ok(StateRead { query: query.like(d_query), states: query.like(d_states) })
 }

@@ -1,11 +1,11 @@
 //! `swiglu` on the device.
 
-use march_engine::Result;
-use march_engine::ops::swiglu::SwiGlu;
+use march_engine::ops::swiglu::{SwiGlu, SwiGluBackward};
+use march_engine::{Result, Tensor};
 
+use crate::array::{GpuArray, arrays, tensors};
 use crate::gpu::Gpu;
 use crate::kernel::Kernel;
-use crate::tensor::Tensor;
 
 /// Numbers that a workgroup owns.
 const GROUP: usize = 256;
@@ -35,55 +35,43 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![forward_kernel(), backward_kernel()]
 }
 
-/// Numbers of the tensors in a part of a list: of both, and of the first.
-fn numbers(part: &[SwiGlu<&Tensor>]) -> (usize, usize) {
-    (part.iter().map(|input| input.gate.len()).sum(), part[0].gate.len())
+/// Numbers of the gates in a part of a list: of both, and of the first.
+fn numbers(gates: &[&GpuArray]) -> [u32; 2] {
+    [gates.iter().map(|gate| gate.len()).sum(), gates[0].len()].map(|count| count as u32)
 }
 
-/// See [`march_engine::Engine::swiglu`]. A dispatch takes two of the inputs.
-pub(crate) fn forward(gpu: &Gpu, inputs: &[SwiGlu<&Tensor>]) -> Result<Vec<Tensor>> {
-    let outputs = inputs.iter().map(|input| gpu.empty(input.gate.shape())).collect::<Result<Vec<_>>>()?;
+/// An array like each of a list.
+fn room(gpu: &Gpu, gates: &[&GpuArray]) -> Result<Vec<GpuArray>> {
+    gates.iter().map(|gate| gpu.empty(gate.shape())).collect()
+}
+
+/// A dispatch takes two of the inputs.
+pub(crate) fn forward(gpu: &Gpu, op: SwiGlu, (): ()) -> Result<Vec<Tensor>> {
+    let (gates, ups) = (arrays(&op.gates), arrays(&op.ups));
+    let outputs = room(gpu, &gates)?;
     let spare = gpu.empty(&[1])?;
-    for (part, y) in inputs.chunks(2).zip(outputs.chunks(2)) {
-        let (first, last) = (part[0], part[part.len() - 1]);
-        let (count, split) = numbers(part);
-        let tensors = [first.gate, last.gate, first.up, last.up, &y[0], y.get(1).unwrap_or(&spare)];
-        let groups = gpu.list(count.div_ceil(GROUP));
-        gpu.run(&forward_kernel(), &tensors, &[count as u32, split as u32], groups)?;
+    for ((gate, up), y) in gates.chunks(2).zip(ups.chunks(2)).zip(outputs.chunks(2)) {
+        let (last, call) = (gate.len() - 1, numbers(gate));
+        let tensors = [gate[0], gate[last], up[0], up[last], &y[0], y.get(1).unwrap_or(&spare)];
+        gpu.run(&forward_kernel(), &tensors, &call, gpu.list((call[0] as usize).div_ceil(GROUP)))?;
     }
-    Ok(outputs)
+    Ok(tensors(&op.gates[0], outputs))
 }
 
-/// See [`march_engine::Engine::swiglu_backward`].
-pub(crate) fn backward(
-    gpu: &Gpu,
-    inputs: &[SwiGlu<&Tensor>],
-    gradients: &[&Tensor],
-) -> Result<Vec<SwiGlu<Tensor>>> {
-    let room = |input: &SwiGlu<&Tensor>| {
-        let shape = input.gate.shape();
-        Ok(SwiGlu { gate: gpu.empty(shape)?, up: gpu.empty(shape)? })
-    };
-    let found = inputs.iter().map(room).collect::<Result<Vec<_>>>()?;
-    let spare = SwiGlu { gate: gpu.empty(&[1])?, up: gpu.empty(&[1])? };
-    for ((part, dy), d) in inputs.chunks(2).zip(gradients.chunks(2)).zip(found.chunks(2)) {
-        let (first, last) = (part[0], part[part.len() - 1]);
-        let (count, split) = numbers(part);
-        let (d0, d1) = (&d[0], d.get(1).unwrap_or(&spare));
-        let tensors = [
-            first.gate,
-            last.gate,
-            first.up,
-            last.up,
-            dy[0],
-            dy[dy.len() - 1],
-            &d0.gate,
-            &d1.gate,
-            &d0.up,
-            &d1.up,
-        ];
-        let groups = gpu.list(count.div_ceil(GROUP));
-        gpu.run(&backward_kernel(), &tensors, &[count as u32, split as u32], groups)?;
+pub(crate) fn backward(gpu: &Gpu, op: SwiGluBackward, (): ()) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+    let SwiGlu { gates, ups } = &op.forward;
+    let (gates, ups, gradients) = (arrays(gates), arrays(ups), arrays(&op.gradients));
+    let (d_gates, d_ups) = (room(gpu, &gates)?, room(gpu, &gates)?);
+    let spare = [gpu.empty(&[1])?, gpu.empty(&[1])?];
+    for (part, gate) in gates.chunks(2).enumerate() {
+        let (last, call) = (gate.len() - 1, numbers(gate));
+        let here = 2 * part..2 * part + gate.len();
+        let (up, dy) = (&ups[here.clone()], &gradients[here.clone()]);
+        let (dg, du) = (&d_gates[here.clone()], &d_ups[here]);
+        let [dg1, du1] = [dg.get(1).unwrap_or(&spare[0]), du.get(1).unwrap_or(&spare[1])];
+        let tensors = [gate[0], gate[last], up[0], up[last], dy[0], dy[last], &dg[0], dg1, &du[0], du1];
+        gpu.run(&backward_kernel(), &tensors, &call, gpu.list((call[0] as usize).div_ceil(GROUP)))?;
     }
-    Ok(found)
+    let like = &op.forward.gates[0];
+    Ok((tensors(like, d_gates), tensors(like, d_ups)))
 }
