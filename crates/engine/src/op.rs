@@ -4,7 +4,8 @@
 //! `ops/`. A backward pass is an operation of its own. The methods of [`Tensor`] and of the input structs run an
 //! operation and record it ([`crate::tape`]), so model code sees neither the structs nor the tape.
 
-use crate::error::{Error, Result};
+use crate::device::Device;
+use crate::error::{Error, Result, bad_value};
 use crate::tensor::Tensor;
 
 /// An operation that devices can run.
@@ -29,30 +30,42 @@ pub trait Op: Sized + 'static {
 
     /// Checks the call and runs it on the device of its inputs, without recording it.
     fn run(self) -> Result<Self::Output> {
-        let device = {
-            let (inputs, weights) = (self.inputs(), self.weights());
-            let Some(first) = inputs.first().or(weights.first()) else {
-                return Err(Error::Value { operation: Self::NAME, message: "got no tensors".into() });
-            };
-            for tensor in inputs.iter().chain(&weights) {
-                if tensor.device() != first.device() {
-                    return Err(Error::Devices {
-                        operation: Self::NAME,
-                        left: first.device().to_string(),
-                        right: tensor.device().to_string(),
-                    });
-                }
-            }
-            if let Some(tensor) = inputs.iter().find(|tensor| !tensor.is_plain()) {
-                return Err(Error::Value {
-                    operation: Self::NAME,
-                    message: format!("cannot read a tensor in {}; unpack it first", tensor.dtype()),
-                });
-            }
-            first.device().clone()
-        };
-        let sizes = self.check()?;
+        let (device, sizes) = self.prepare()?;
         device.run(self, sizes)
+    }
+
+    /// Checks the call; returns the device of its inputs, and the validated dimensions.
+    #[doc(hidden)]
+    fn prepare(&self) -> Result<(Device, Self::Sizes)> {
+        let (inputs, weights) = (self.inputs(), self.weights());
+        let Some(first) = inputs.first().or(weights.first()) else {
+            return bad_value(Self::NAME, "got no tensors");
+        };
+        for tensor in inputs.iter().chain(&weights) {
+            if tensor.device() != first.device() {
+                let (left, right) = (first.device().to_string(), tensor.device().to_string());
+                return Err(Error::Devices { operation: Self::NAME, left, right });
+            }
+        }
+        if let Some(tensor) = inputs.iter().find(|tensor| !tensor.is_plain()) {
+            return bad_value(
+                Self::NAME,
+                format!("cannot read a tensor in {}; unpack it first", tensor.dtype()),
+            );
+        }
+        Ok((first.device().clone(), self.check()?))
+    }
+}
+
+/// Runs an operation into which tensors were moved so that it can change them in place. If the call is wrong, `restore`
+/// gets the operation back.
+pub(crate) fn run_in_place<O: Op>(op: O, restore: impl FnOnce(O)) -> Result<O::Output> {
+    match op.prepare() {
+        Ok((device, sizes)) => device.run(op, sizes),
+        Err(error) => {
+            restore(op);
+            Err(error)
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 //! dropped, nothing is recorded: that is inference.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Result, bad_value};
@@ -45,7 +46,6 @@ struct Parameter {
 struct Inner {
     /// Whether new nodes are left out: inside a region that will be recomputed.
     paused: bool,
-    next_id: u64,
     nodes: Vec<Node>,
     gradients: HashMap<u64, Tensor>,
     parameters: HashMap<u64, Parameter>,
@@ -64,7 +64,7 @@ impl Tape {
     /// The tensor as a parameter, whose gradient [`Tape::backward`] passes to its callback together with `key`.
     pub fn parameter(&self, key: usize, tensor: &Tensor) -> Tensor {
         let mut inner = self.lock();
-        let id = inner.fresh();
+        let id = fresh();
         inner.parameters.insert(id, Parameter { key, first_use: None });
         tensor.clone().recorded(Record { tape: Arc::downgrade(&self.0), id })
     }
@@ -139,12 +139,13 @@ impl Tape {
     }
 }
 
-impl Inner {
-    fn fresh(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
-    }
+/// A new id. Ids are unique among all tapes, so that a tensor that was recorded elsewhere is not taken for another one.
+fn fresh() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
+impl Inner {
     /// Records the use of parameters by the next node. The first node that uses a parameter is the last to contribute
     /// to its gradient; for uses inside a recomputed region, this is the region's node.
     fn note_use(&mut self, ids: &[Option<u64>]) {
@@ -213,7 +214,7 @@ pub fn record(
     if inner.paused {
         return outputs;
     }
-    let out: Vec<u64> = outputs.iter().map(|_| inner.fresh()).collect();
+    let out: Vec<u64> = outputs.iter().map(|_| fresh()).collect();
     inner.nodes.push(Node { inputs: ids, outputs: out.clone(), backward: Box::new(backward) });
     let record = |(tensor, id): (Tensor, u64)| tensor.recorded(Record { tape: Arc::downgrade(&tape.0), id });
     outputs.into_iter().zip(out).map(record).collect()
@@ -253,7 +254,7 @@ where
     let mut inner = tape.lock();
     inner.paused = false;
     let outputs = outputs?;
-    let ids: Vec<u64> = outputs.iter().map(|_| inner.fresh()).collect();
+    let ids: Vec<u64> = outputs.iter().map(|_| fresh()).collect();
     let backward = move |tape: &Tape, gradients: Gradients| {
         let outputs = region(&inputs)?;
         let mut inner = tape.lock();

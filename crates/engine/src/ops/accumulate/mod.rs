@@ -9,7 +9,7 @@ pub(crate) mod fast;
 pub(crate) mod reference;
 
 use crate::error::{Result, expect_shape};
-use crate::op::Op;
+use crate::op::{Op, run_in_place};
 use crate::ops::layout;
 use crate::tensor::Tensor;
 
@@ -62,21 +62,16 @@ impl Tensor {
     /// Appends `rows` along dimension `axis`; all dimensions before it must be 1. Works in place if the buffer is not
     /// shared and has room, so many small calls cost no more than one large one. It is not recorded.
     pub fn append(&mut self, rows: &Tensor, axis: usize) -> Result<()> {
-        // The buffer must not be shared while the kernel runs, so the tensor is moved into the operation. On an error
-        // it is gone; that only happens for calls that are wrong, which are rejected before.
-        layout::appended(self.shape(), rows.shape(), axis)?;
-        let hole = rows.detach();
-        let whole = std::mem::replace(self, hole);
-        *self = Append { whole, rows: rows.clone(), axis }.run()?;
+        // The buffer must not be shared while the kernel runs, so the tensor is moved into the operation.
+        let whole = std::mem::replace(self, rows.clone());
+        *self = run_in_place(Append { whole, rows: rows.clone(), axis }, |op| *self = op.whole)?;
         Ok(())
     }
 
     /// Adds `term`, in place if the buffer is not shared. It is not recorded.
     pub fn accumulate(&mut self, term: &Tensor) -> Result<()> {
-        expect_shape("accumulate", "term", term.shape(), self.shape(), "the shape of the sum")?;
-        let hole = term.detach();
-        let sum = std::mem::replace(self, hole);
-        *self = Accumulate { sum, term: term.clone() }.run()?;
+        let sum = std::mem::replace(self, term.clone());
+        *self = run_in_place(Accumulate { sum, term: term.clone() }, |op| *self = op.sum)?;
         Ok(())
     }
 }

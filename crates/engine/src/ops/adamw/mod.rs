@@ -10,7 +10,7 @@ pub(crate) mod fast;
 pub(crate) mod reference;
 
 use crate::error::{Result, bad_value, expect_shape};
-use crate::op::{Op, owned};
+use crate::op::{Op, owned, run_in_place};
 use crate::tensor::Tensor;
 
 /// Parameter and its moments.
@@ -112,24 +112,19 @@ impl Op for SquaredNorm {
 
 /// One AdamW step on a parameter and its two moments, in place where no other tensor shares the buffer.
 pub fn update(state: AdamW<&mut Tensor>, gradient: &Tensor, step: &Step) -> Result<()> {
+    let AdamW { parameter, first_moment, second_moment } = state;
+    // Buffers must not be shared while the kernel runs, so the tensors are moved into the operation.
+    let take = |tensor: &mut Tensor| std::mem::replace(tensor, gradient.clone());
     let op = AdamWStep {
-        parameter: state.parameter.clone(),
-        first_moment: state.first_moment.clone(),
-        second_moment: state.second_moment.clone(),
+        parameter: take(parameter),
+        first_moment: take(first_moment),
+        second_moment: take(second_moment),
         gradient: gradient.clone(),
         step: *step,
     };
-    // A wrong call is rejected before the tensors give up their buffers, which must not be shared while the kernel
-    // runs.
-    op.check()?;
-    let places = [state.parameter, state.first_moment, state.second_moment];
-    let places = places.map(|tensor| {
-        *tensor = gradient.detach();
-        tensor
-    });
-    for (place, tensor) in places.into_iter().zip(op.run()?) {
-        *place = tensor;
-    }
+    let mut put = |[p, m, v]: [Tensor; 3]| (*parameter, *first_moment, *second_moment) = (p, m, v);
+    let updated = run_in_place(op, |op| put([op.parameter, op.first_moment, op.second_moment]))?;
+    put(updated);
     Ok(())
 }
 

@@ -9,11 +9,9 @@ use march_engine::Tensor;
 use march_engine::ops::attention::{Attention as Inputs, BLOCK_TOKENS, KeyValues};
 use march_engine::ops::rotary::Rotary;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
-use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory};
 use crate::model::{Builder, Pass, Projection};
@@ -29,14 +27,6 @@ pub struct AttentionConfig {
 
 impl MixerSpec for AttentionConfig {
     const MODEL_TYPE: &'static str = "transformer";
-
-    fn read(document: &mut Document) -> Result<Self> {
-        document.keys()
-    }
-
-    fn write(&self) -> Map<String, Value> {
-        keys_of(self)
-    }
 
     fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction> {
         let heads = self.num_heads;

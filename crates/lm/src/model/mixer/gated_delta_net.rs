@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
-use crate::config::{Document, keys_of};
+use crate::config::keys_of;
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory};
 use crate::model::pass::slice_rows;
@@ -58,10 +58,6 @@ impl GatedDeltaNetConfig {
 
 impl MixerSpec for GatedDeltaNetConfig {
     const MODEL_TYPE: &'static str = "gated_deltanet";
-
-    fn read(document: &mut Document) -> Result<Self> {
-        document.keys()
-    }
 
     fn write(&self) -> Map<String, Value> {
         keys_of(&Self { num_v_heads: Some(self.value_heads()), ..self.clone() })

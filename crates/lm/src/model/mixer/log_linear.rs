@@ -21,11 +21,13 @@ use crate::memory::{LayerReader, LayerWriter, Memory};
 use crate::model::{Builder, Init, Parameter, Pass, Projection};
 
 /// Configuration of Log-Linear Gated DeltaNet.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LogLinearConfig {
     /// The recurrence.
+    #[serde(flatten)]
     pub base: GatedDeltaNetConfig,
     /// The levels, which this mixer adds.
+    #[serde(flatten)]
     pub levels: LevelConfig,
 }
 

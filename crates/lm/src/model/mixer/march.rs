@@ -25,11 +25,13 @@ use crate::model::pass::{repeat_rows, slice_rows};
 use crate::model::{Builder, MixerOutput, Pass, Projection};
 
 /// Configuration of MARCH.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MarchConfig {
     /// The recurrence.
+    #[serde(flatten)]
     pub base: GatedDeltaNetConfig,
     /// The routing, which MARCH adds.
+    #[serde(flatten)]
     pub routing: RoutingConfig,
 }
 

@@ -33,11 +33,13 @@ use crate::memory::{LayerReader, LayerWriter, Ledger, Memory};
 use crate::model::{Builder, Pass, Projection, Row};
 
 /// Configuration of Memory Caching.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryCachingConfig {
     /// The recurrence.
+    #[serde(flatten)]
     pub base: GatedDeltaNetConfig,
     /// The segments, which Memory Caching adds.
+    #[serde(flatten)]
     pub segments: SegmentConfig,
 }
 

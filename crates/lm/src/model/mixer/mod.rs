@@ -14,11 +14,13 @@ pub mod memory_caching;
 use std::any::Any;
 
 use march_engine::Tensor;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::anchors::{Policy, Storage};
 pub use crate::config::Contradiction;
-use crate::config::Document;
+use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::Memory;
 use crate::model::{Builder, Pass, Projection};
@@ -123,7 +125,7 @@ impl Extension {
 }
 
 /// The keys of a mixer in `config.json` and `[model]`, and the mixer that they describe.
-pub trait MixerSpec: Sized {
+pub trait MixerSpec: Serialize + DeserializeOwned {
     /// The value of `model_type`.
     const MODEL_TYPE: &'static str;
     /// Whether anchors run through the layers as a second stream, which starts with the learned `anchor_embedding`.
@@ -131,10 +133,14 @@ pub trait MixerSpec: Sized {
     /// Whether a text has the same bits however it is divided into calls. Otherwise that holds only for calls that end
     /// at multiples of 64 tokens.
     const SAME_BITS_IN_ANY_CALLS: bool = true;
-    /// Takes the mixer's keys from a document.
-    fn read(document: &mut Document) -> Result<Self>;
+    /// Takes the mixer's keys from a document; by default the fields are the keys.
+    fn read(document: &mut Document) -> Result<Self> {
+        document.keys()
+    }
     /// Returns the keys and their values, with defaults filled in.
-    fn write(&self) -> Map<String, Value>;
+    fn write(&self) -> Map<String, Value> {
+        keys_of(self)
+    }
     /// Rejects invalid values.
     fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction>;
     /// The anchor policy that a checkpoint of this kind was trained with; `None` for a mixer without anchors.
