@@ -1,14 +1,13 @@
-//! Which engine runs the model: `--device`. Commands are generic over the engine; [`on_device`] starts the one that was
-//! asked for and hands it over.
+//! Which device runs the model: `--device`.
 
 use anyhow::Context;
 use clap::Args;
-use march_lm::engine::{Cpu, CpuOptions, Engine, Products};
+use march_lm::engine::{Cpu, CpuOptions, Device, Products};
 use march_lm::train::machine_memory;
 
 /// A device, as the user names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Device {
+pub enum DeviceName {
     /// The processor.
     #[default]
     Cpu,
@@ -16,7 +15,7 @@ pub enum Device {
     Gpu(Option<usize>),
 }
 
-impl Device {
+impl DeviceName {
     /// The flag that names it, after a space; nothing for the processor.
     pub fn flag(self) -> String {
         match self {
@@ -28,132 +27,80 @@ impl Device {
 }
 
 /// Reads the value of `--device`.
-fn device(text: &str) -> Result<Device, String> {
+fn device_name(text: &str) -> Result<DeviceName, String> {
     let number = |number: &str| number.parse().ok().filter(|_| number.bytes().all(|b| b.is_ascii_digit()));
     match text.split_once(':') {
-        None if text == "cpu" => Ok(Device::Cpu),
-        None if text == "gpu" => Ok(Device::Gpu(None)),
-        Some(("gpu", index)) if number(index).is_some() => Ok(Device::Gpu(number(index))),
+        None if text == "cpu" => Ok(DeviceName::Cpu),
+        None if text == "gpu" => Ok(DeviceName::Gpu(None)),
+        Some(("gpu", index)) if number(index).is_some() => Ok(DeviceName::Gpu(number(index))),
         _ => Err("expected cpu, gpu, or gpu:N with the number of a GPU that `march doctor` lists".into()),
     }
 }
 
-/// The engine that a command runs the model on.
+/// The device that a command runs the model on.
 #[derive(Args, Clone, Copy)]
-pub struct EngineArgs {
+pub struct DeviceArgs {
     /// The device that runs the model: cpu, gpu, or gpu:N for the GPU that `march doctor` lists with number N
-    #[arg(long, value_name = "cpu|gpu|gpu:N", default_value = "cpu", value_parser = device)]
-    pub device: Device,
+    #[arg(long, value_name = "cpu|gpu|gpu:N", default_value = "cpu", value_parser = device_name)]
+    pub device: DeviceName,
     /// Number of threads; 0 uses all cores
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
 }
 
-impl EngineArgs {
-    /// The engine on the processor. With a GPU, it runs what the GPU does not.
-    pub fn cpu(self, products: Products) -> anyhow::Result<Cpu> {
-        Cpu::new(CpuOptions { threads: self.threads, products, ..Default::default() })
+impl DeviceArgs {
+    /// Opens the device.
+    pub fn open(self, products: Products) -> anyhow::Result<Device> {
+        match self.device {
+            DeviceName::Cpu => self.cpu(products),
+            DeviceName::Gpu(index) => gpu::open(index),
+        }
+    }
+
+    /// Opens the processor.
+    pub fn cpu(self, products: Products) -> anyhow::Result<Device> {
+        Device::cpu(CpuOptions { threads: self.threads, products, ..Default::default() })
             .context("the engine could not start; try `--threads 1`")
     }
 }
 
-/// An engine that a command can run a model on, and what the command says about it.
-pub trait Runs: Engine {
-    /// The engine on the processor: itself, or the one that runs what the device does not.
-    fn processor(&self) -> &Cpu;
-
-    /// The device's name; `cpu` for the processor.
-    fn name(&self) -> String;
-
-    /// Bytes of memory that are available to the engine, if known.
-    fn available(&self) -> Option<usize>;
-
-    /// Fails if the device does not compute what it should. The processor is not tested.
-    fn self_test(&self) -> anyhow::Result<()> {
-        Ok(())
-    }
+/// Bytes of memory that are available to a device, if known.
+pub fn available_memory(device: &Device) -> Option<usize> {
+    device.backend::<Cpu>()?;
+    machine_memory().map(|[_, available]| available)
 }
 
-impl Runs for Cpu {
-    fn processor(&self) -> &Cpu {
-        self
-    }
-
-    fn name(&self) -> String {
-        CPU.into()
-    }
-
-    fn available(&self) -> Option<usize> {
-        machine_memory().map(|[_, available]| available)
-    }
-}
-
-/// The name of the processor as a device.
-pub const CPU: &str = "cpu";
-
-/// Runs `$body` with the engine of these arguments: `on_device!(args, products, |engine| body)`.
-macro_rules! on_device {
-    ($args:expr, $products:expr, |$engine:ident| $body:expr) => {{
-        let args: $crate::device::EngineArgs = $args;
-        let cpu = args.cpu($products)?;
-        match args.device {
-            $crate::device::Device::Cpu => {
-                let $engine = cpu;
-                $body
-            }
-            #[cfg(feature = "gpu")]
-            $crate::device::Device::Gpu(index) => {
-                let $engine = $crate::device::gpu::open(index, cpu)?;
-                $body
-            }
-            #[cfg(not(feature = "gpu"))]
-            $crate::device::Device::Gpu(_) => Err($crate::device::built_without()),
-        }
-    }};
-}
-pub(crate) use on_device;
-
-/// The error for a GPU in a program that was built without.
-#[cfg(not(feature = "gpu"))]
-pub fn built_without() -> anyhow::Error {
-    anyhow::anyhow!(
-        "march was built without GPU support; build it with `cargo build --release --features gpu`, or use --device cpu"
-    )
-}
-
-/// The engine on a GPU.
 #[cfg(feature = "gpu")]
 pub mod gpu {
     use march_gpu::Gpu;
-    use march_lm::engine::{Cpu, Fallback};
-
-    use super::Runs;
-    use crate::proof;
-
-    /// A GPU, with the processor for what the GPU does not implement.
-    pub type OnGpu = Fallback<Gpu, Cpu>;
+    use march_lm::engine::Device;
 
     /// Opens a GPU: the best one, or the one with this number.
-    pub fn open(index: Option<usize>, cpu: Cpu) -> anyhow::Result<OnGpu> {
-        Ok(Fallback::new(Gpu::open(index)?, cpu))
+    pub fn open(index: Option<usize>) -> anyhow::Result<Device> {
+        Ok(Gpu::open(index)?)
     }
 
-    impl Runs for OnGpu {
-        fn processor(&self) -> &Cpu {
-            &self.rest
-        }
+    /// Fails if a GPU does not compute what it should. The processor is not tested.
+    pub fn self_test(device: &Device) -> anyhow::Result<()> {
+        device.backend::<Gpu>().map_or(Ok(()), |gpu| crate::device_test::require(device, gpu))
+    }
+}
 
-        fn name(&self) -> String {
-            self.device.description()
-        }
+#[cfg(not(feature = "gpu"))]
+pub mod gpu {
+    use march_lm::engine::Device;
 
-        fn available(&self) -> Option<usize> {
-            None
-        }
+    /// Fails: the program was built without GPU support.
+    pub fn open(_: Option<usize>) -> anyhow::Result<Device> {
+        anyhow::bail!(
+            "march was built without GPU support; build it with `cargo build --release --features gpu`, or use \
+             --device cpu"
+        )
+    }
 
-        fn self_test(&self) -> anyhow::Result<()> {
-            proof::require(self)
-        }
+    /// Does nothing: the processor is not tested.
+    pub fn self_test(_: &Device) -> anyhow::Result<()> {
+        Ok(())
     }
 }
 
@@ -163,12 +110,12 @@ mod tests {
 
     #[test]
     fn names_of_devices() {
-        assert_eq!(device("cpu"), Ok(Device::Cpu));
-        assert_eq!(device("gpu"), Ok(Device::Gpu(None)));
-        assert_eq!(device("gpu:0"), Ok(Device::Gpu(Some(0))));
-        assert_eq!(device("gpu:12"), Ok(Device::Gpu(Some(12))));
+        assert_eq!(device_name("cpu"), Ok(DeviceName::Cpu));
+        assert_eq!(device_name("gpu"), Ok(DeviceName::Gpu(None)));
+        assert_eq!(device_name("gpu:0"), Ok(DeviceName::Gpu(Some(0))));
+        assert_eq!(device_name("gpu:12"), Ok(DeviceName::Gpu(Some(12))));
         assert_eq!(
-            ["cpu", "gpu", "gpu:3"].map(|name| device(name).unwrap().flag()),
+            ["cpu", "gpu", "gpu:3"].map(|name| device_name(name).unwrap().flag()),
             ["", " --device gpu", " --device gpu:3"]
         );
         for wrong in [
@@ -183,7 +130,7 @@ mod tests {
             "cuda",
             "gpu:99999999999999999999",
         ] {
-            assert!(device(wrong).unwrap_err().contains("`march doctor`"), "{wrong}");
+            assert!(device_name(wrong).unwrap_err().contains("`march doctor`"), "{wrong}");
         }
     }
 }

@@ -12,11 +12,11 @@ use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 use anyhow::bail;
+use march_gpu::Gpu;
 use march_gpu::doctor::{self, Line};
 use march_lm::disk;
-use march_lm::engine::{Engine, checksum};
+use march_lm::engine::{Device, checksum};
 
-use crate::device::gpu::OnGpu;
 use crate::display::out::note;
 use crate::golden::{Check, Example};
 
@@ -47,24 +47,20 @@ pub enum TestResult<'a> {
 }
 
 /// All results of the test.
-pub struct Proof {
+pub struct DeviceTest {
     /// The operations.
     pub operations: Vec<Line>,
     /// The models.
     pub models: Vec<ModelTest>,
 }
 
-impl Proof {
-    /// Tests the operations of `device`, and models on `engine`, which is the device with another engine for what it lacks.
-    pub fn of<D: Engine, E: Engine>(
-        device: &D,
-        engine: &E,
-        show: &mut dyn FnMut(TestResult<'_>),
-    ) -> anyhow::Result<Self> {
+impl DeviceTest {
+    /// Tests the operations of a device, and models on it.
+    pub fn run(device: &Device, show: &mut dyn FnMut(TestResult<'_>)) -> anyhow::Result<Self> {
         let operations = doctor::operations(device, &mut |line| show(TestResult::Operation(line)))?;
         let mut models = Vec::new();
         for example in Example::all()? {
-            let tested = ModelTest { model: example.name, checks: example.checks(engine) };
+            let tested = ModelTest { model: example.name, checks: example.checks(device) };
             show(TestResult::Model(&tested));
             models.push(tested);
         }
@@ -81,23 +77,22 @@ impl Proof {
 }
 
 /// Fails unless the device passes, or is noted to have passed.
-pub fn require(engine: &OnGpu) -> anyhow::Result<()> {
-    let passed = PassedRecord::of(engine);
+pub fn require(device: &Device, gpu: &Gpu) -> anyhow::Result<()> {
+    let passed = PassedRecord::of(gpu);
     if passed.as_ref().is_some_and(PassedRecord::is_noted) {
         return Ok(());
     }
-    let device = engine.device.description();
     note!("note          testing {device} before its first training");
-    let proof = Proof::of(&engine.device, engine, &mut |_| {})?;
-    accept(&device, &proof)?;
+    let test = DeviceTest::run(device, &mut |_| {})?;
+    accept(&device.to_string(), &test)?;
     if let Some(passed) = passed {
         passed.note();
     }
     Ok(())
 }
 
-fn accept(device: &str, proof: &Proof) -> anyhow::Result<()> {
-    let failures = proof.failures();
+fn accept(device: &str, test: &DeviceTest) -> anyhow::Result<()> {
+    let failures = test.failures();
     let Some(first) = failures.first() else { return Ok(()) };
     let more = if failures.len() > 1 { format!(" (and {} more)", failures.len() - 1) } else { String::new() };
     bail!(
@@ -114,8 +109,8 @@ pub struct PassedRecord {
 
 impl PassedRecord {
     /// The file for this device, driver and program; nothing if the system has no cache folder.
-    pub fn of(engine: &OnGpu) -> Option<Self> {
-        Some(Self::within(cache()?, engine.device.identity(), &program()))
+    pub fn of(gpu: &Gpu) -> Option<Self> {
+        Some(Self::within(cache()?, gpu.identity(), &program()))
     }
 
     fn within(cache: PathBuf, device: &str, program: &str) -> Self {
@@ -167,13 +162,9 @@ fn program() -> String {
 
 #[cfg(test)]
 mod tests {
-    use march_lm::engine::{Cpu, CpuOptions, Products};
+    use march_lm::engine::{CpuOptions, Products};
 
     use super::*;
-
-    fn proof(operations: Vec<Line>, models: Vec<ModelTest>) -> Proof {
-        Proof { operations, models }
-    }
 
     fn line(passed: bool) -> Line {
         Line {
@@ -189,17 +180,17 @@ mod tests {
     #[test]
     fn a_device_that_computes_the_same() {
         let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
-        let cpu = Cpu::new(options).unwrap();
+        let cpu = Device::cpu(options).unwrap();
         let mut shown = [0, 0];
-        let proof = Proof::of(&cpu, &cpu, &mut |step| match step {
+        let test = DeviceTest::run(&cpu, &mut |step| match step {
             TestResult::Operation(_) => shown[0] += 1,
             TestResult::Model(_) => shown[1] += 1,
         })
         .unwrap();
-        assert_eq!(proof.failures(), [""; 0]);
-        assert_eq!(shown, [proof.operations.len(), proof.models.len()]);
+        assert_eq!(test.failures(), [""; 0]);
+        assert_eq!(shown, [test.operations.len(), test.models.len()]);
         assert_eq!(shown[1], 6);
-        accept("cpu", &proof).unwrap();
+        accept("cpu", &test).unwrap();
     }
 
     #[test]
@@ -211,17 +202,18 @@ mod tests {
             what: "march: the loss of training step 2".into(),
         };
         let model = |check: &Check| ModelTest { model: "march", checks: Ok(vec![check.clone()]) };
-        let message = |proof: Proof| accept("A GPU", &proof).unwrap_err().to_string();
-        let said = message(proof(vec![line(true), line(false)], vec![model(&wrong)]));
+        let message =
+            |operations, models| accept("A GPU", &DeviceTest { operations, models }).unwrap_err().to_string();
+        let said = message(vec![line(true), line(false)], vec![model(&wrong)]);
         for part in
             ["A GPU does", "swiglu: gates × 60: output 0", "(and 1 more)", "`march doctor --device gpu`"]
         {
             assert!(said.contains(part), "{said}");
         }
-        let said = message(proof(vec![line(true)], vec![model(&wrong)]));
+        let said = message(vec![line(true)], vec![model(&wrong)]);
         assert!(said.contains("training step 2 differs by 5.0e-1, and 1e-4 is allowed"), "{said}");
         let lost = march_lm::Error::Request("the device was lost".into());
-        let said = message(proof(Vec::new(), vec![ModelTest { model: "march", checks: Err(lost) }]));
+        let said = message(Vec::new(), vec![ModelTest { model: "march", checks: Err(lost) }]);
         assert!(said.contains("march: the device was lost"), "{said}");
     }
 

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use march_lm::engine::{Device, Level};
 use march_lm::run::Session;
 use march_lm::train::machine_memory;
-
-use crate::device::Runs;
 
 /// Optional features of the program, and whether it was built with them.
 const FEATURES: [(&str, bool); 2] = [("mpi", cfg!(feature = "mpi")), ("gpu", cfg!(feature = "gpu"))];
@@ -39,6 +38,11 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Number of threads for the value of `--threads`, of which 0 means all cores.
+pub fn threads_in_use(threads: usize) -> usize {
+    if threads == 0 { cores() } else { threads }
+}
+
 /// The memory that the process currently uses, in bytes.
 pub fn resident() -> Option<usize> {
     kib("/proc/self/status", "VmRSS")
@@ -49,9 +53,9 @@ pub fn peak() -> Option<usize> {
     kib("/proc/self/status", "VmHWM")
 }
 
-/// Describes this invocation, one of `processes`, for a run at step `step`. Contains neither user nor host name.
-pub fn session(engine: &impl Runs, step: u64, processes: usize) -> Session {
-    let cpu = engine.processor();
+/// Describes this invocation, one of `processes` with `threads` threads (0: all cores), for a run at step `step`. Contains
+/// neither user nor host name.
+pub fn session(device: &Device, threads: usize, step: u64, processes: usize) -> Session {
     let home = std::env::var("HOME").unwrap_or_default();
     let arguments = std::env::args_os().skip(1);
     Session {
@@ -64,9 +68,9 @@ pub fn session(engine: &impl Runs, step: u64, processes: usize) -> Session {
         instructions: format!("{} {}", std::env::consts::ARCH, instructions()),
         cores: cores(),
         processes,
-        threads: cpu.threads(),
-        kernels: format!("{:?}", cpu.level()),
-        device: engine.name(),
+        threads: threads_in_use(threads),
+        kernels: format!("{:?}", Level::detect()),
+        device: device.to_string(),
         memory: machine_memory().map(|[total, _]| total as u64),
         system: field("/etc/os-release", "PRETTY_NAME", '=').unwrap_or(std::env::consts::OS.into()),
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().into()),

@@ -7,6 +7,8 @@
 mod address;
 mod command;
 mod device;
+#[cfg(feature = "gpu")]
+mod device_test;
 mod display;
 #[cfg(feature = "gpu")]
 mod golden;
@@ -15,8 +17,6 @@ mod job;
 mod machine;
 mod number;
 mod output;
-#[cfg(feature = "gpu")]
-mod proof;
 
 use std::process::ExitCode;
 

@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use march_lm::checkpoint::{Checkpoint, SHARD_BYTES, save};
-use march_lm::engine::Cpu;
 use march_lm::model::Model;
 
 use crate::common::{BOOK, few_steps, ok, refused, text};
@@ -228,7 +227,7 @@ fn one_sequence_has_no_standard_error() {
 fn with_large_head(run: &Path, output: &Path, infinite: bool) {
     let checkpoint = run.join("checkpoints/step-3");
     let config = Checkpoint::open(&checkpoint).unwrap().config().clone();
-    let model: Model<Cpu> = Model::new(&config);
+    let model = Model::new(&config);
     assert!(model.layout().iter().any(|spec| spec.name == "lm_head.weight"));
     save(output, &config, model.layout(), SHARD_BYTES, |i| {
         let mut values = model.initial(i, 0);

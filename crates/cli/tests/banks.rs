@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::{Cpu, CpuOptions, Precision};
+use march_lm::engine::{CpuOptions, Device, Precision};
 use march_lm::memory::BankFile;
 use march_lm::model::Model;
 
@@ -58,12 +58,12 @@ fn a_bank_is_continued_by_an_empty_prompt() {
     assert_eq!(parts, whole);
     assert_eq!(BankFile::open(&bank).unwrap().version(), 2);
     // A file without the end of the text, as earlier versions wrote it.
-    let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
-    let (loaded, _) = Model::load_in(&engine, &Checkpoint::open(&model).unwrap(), Precision::F32).unwrap();
+    let device = Device::cpu(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    let (loaded, _) = Model::load_in(&device, &Checkpoint::open(&model).unwrap(), Precision::F32).unwrap();
     let tag = BankFile::open(&bank).unwrap().tag().clone();
     let old = folder.path().join("old.bank");
     let file = BankFile::open(&bank).unwrap();
-    loaded.load_bank(&engine, &file, &tag, None).unwrap().save(&engine, &old, &tag).unwrap();
+    loaded.load_bank(&device, &file, &tag, None).unwrap().save(&old, &tag).unwrap();
     assert_eq!(BankFile::open(&old).unwrap().version(), 1);
     let errors = refused(&generate(&model, &["--bank", text(&old), "--prompt", ""]));
     assert!(errors.contains("old.bank") && errors.contains("no stored logits"), "{errors}");

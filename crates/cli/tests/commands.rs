@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::{Cpu, CpuOptions, Tape};
+use march_lm::engine::{CpuOptions, Device};
 use march_lm::memory::BankTag;
 use march_lm::model::{Batch, Model};
 use march_lm::tokenizer::Tokenizer;
@@ -235,17 +235,15 @@ fn a_run_is_shown_and_a_damaged_one_is_not() {
 fn a_bank_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notes.safetensors");
-    let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    let device = Device::cpu(CpuOptions { threads: 1, ..Default::default() }).unwrap();
     let checkpoint = Checkpoint::open(&golden("march")).unwrap();
-    let (model, parameters) = Model::load(&engine, &checkpoint).unwrap();
-    let tape = Tape::inference(&engine);
-    let weights = model.bind(&tape, &parameters);
+    let (model, parameters) = Model::load(&device, &checkpoint).unwrap();
     let mut bank = model.bank(model.policy()).unwrap();
     let ids: Vec<u32> = (0..16 * 20 + 5).map(|i| i % 61).collect();
-    model.extend(&tape, &weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
+    model.extend(&parameters.into(), Batch::one(&ids), &mut [&mut bank], None).unwrap();
     let fingerprint = model.checkpoint_fingerprint(&checkpoint).unwrap();
     let tag = BankTag::new(model.config().mixer.model_type(), fingerprint.clone(), &Tokenizer::bytes());
-    bank.save(&engine, &path, &tag).unwrap();
+    bank.save(&path, &tag).unwrap();
     let file = path.to_str().unwrap();
     let text = ok(&["inspect", "bank", file]);
     for part in [
@@ -268,7 +266,7 @@ fn a_bank_is_shown() {
     let words: Vec<&str> = line.split_whitespace().rev().take(2).collect();
     let unit = ["B", "KiB", "MiB"].iter().position(|unit| *unit == words[0]).unwrap();
     let shown = words[1].parse::<f64>().unwrap() * 1024f64.powi(unit as i32);
-    let kept = bank.rollback_bytes(&engine) as f64;
+    let kept = bank.rollback_bytes() as f64;
     assert!(kept > 0.0 && (shown / kept - 1.0).abs() < 0.01, "{kept}: {text}");
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;

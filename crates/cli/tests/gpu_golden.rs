@@ -11,15 +11,15 @@ use std::sync::OnceLock;
 
 use golden::Example;
 use march_gpu::Gpu;
+use march_lm::engine::Device;
 
-/// Every GPU that can be used, without a processor to fall back to: an operation that is missing fails. All tests share
-/// them, so that a kernel is compiled once for each.
-fn devices() -> &'static [Gpu] {
-    static DEVICES: OnceLock<Vec<Gpu>> = OnceLock::new();
+/// Every GPU that can be used. All tests share them, so that a kernel is compiled once for each.
+fn devices() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let all = march_gpu::adapters();
         let usable = all.iter().filter(|adapter| adapter.usable.is_ok());
-        let open: Vec<Gpu> = usable.map(|adapter| Gpu::open(Some(adapter.index)).unwrap()).collect();
+        let open: Vec<Device> = usable.map(|adapter| Gpu::open(Some(adapter.index)).unwrap()).collect();
         let required = std::env::var("MARCH_GPU").is_ok_and(|value| value == "required");
         assert!(!open.is_empty() || !required, "no GPU can be used: {all:?}");
         if open.is_empty() {

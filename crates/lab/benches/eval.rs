@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use march_lab::eval::{Encoded, Scheduler};
 use march_lm::Config;
-use march_lm::engine::{Cpu, CpuOptions, Products, Tape};
+use march_lm::engine::{Cpu, CpuOptions, Device, Products};
 use march_lm::generate::Inference;
 use march_lm::model::{Batch, Model, Settings};
 use march_lm::tokenizer::Tokenizer;
@@ -32,10 +32,12 @@ fn main() {
             _ => {} // cargo passes --bench
         }
     }
-    let scoring = Cpu::new(CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() })
-        .expect("threads");
-    let training = Cpu::new(CpuOptions { threads, ..Default::default() }).expect("threads");
-    println!("{} threads, {:?}", scoring.threads(), scoring.level());
+    let scoring =
+        Device::cpu(CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() })
+            .expect("threads");
+    let training = Device::cpu(CpuOptions { threads, ..Default::default() }).expect("threads");
+    let cpu = scoring.backend::<Cpu>().expect("a CPU");
+    println!("{} threads, {:?}", cpu.threads(), cpu.level());
     let (count, runs) = if quick { (4, 1) } else { (64, 5) };
     if let Some(path) = peer {
         let requests: Vec<_> =
@@ -73,23 +75,21 @@ fn sequences(request: &Encoded) -> Vec<Vec<u32>> {
     continuations.iter().map(|one| [context.as_slice(), one].concat()).collect()
 }
 
-fn measure(scoring: &Cpu, training: &Cpu, preset: &str, count: usize, runs: usize) {
-    let model: Model<Cpu> = Model::new(&Config::load(preset).expect("a preset").model);
+fn measure(scoring: &Device, training: &Device, preset: &str, count: usize, runs: usize) {
+    let model = Model::new(&Config::load(preset).expect("a preset").model);
     let parameters = model.init(scoring, 1).expect("shapes that fit");
     let (tokenizer, policy) = (Tokenizer::bytes(), model.policy());
     // The training forward pass: whole sequences of 128 tokens, 2,048 in a batch, with the fastest product.
     let forward = {
-        let tape = Tape::inference(training);
-        let own = model.init(training, 1).expect("shapes that fit");
-        let weights = model.bind(&tape, &own);
+        let weights = model.init(training, 1).expect("shapes that fit").into();
         let tokens = if runs > 1 { 2048 } else { 512 };
         let ids: Vec<u32> = (0..tokens).map(|i| (i * i % 251) as u32).collect();
         let settings = Settings::default();
         let once = || {
             let start = Instant::now();
             let batch = Batch { ids: &ids, rows: tokens / 128 };
-            let hidden = model.forward(&tape, &weights, batch, &settings, None).expect("ids that fit");
-            let loss = model.loss(&tape, &weights, &hidden, &ids, None).expect("shapes that fit");
+            let hidden = model.forward(&weights, batch, &settings, None).expect("ids that fit");
+            let loss = model.loss(&weights, &hidden, &ids, None).expect("shapes that fit");
             std::hint::black_box(loss);
             start.elapsed().as_secs_f64()
         };
@@ -101,7 +101,7 @@ fn measure(scoring: &Cpu, training: &Cpu, preset: &str, count: usize, runs: usiz
         let tokens: usize = requests.iter().flat_map(|(_, r)| sequences(r)).map(|s| s.len()).sum();
         let shared: usize = requests.iter().map(|(_, r)| r.tokens()).sum();
         let time = |share: bool| {
-            let inference = Inference::new(scoring, &model, &parameters);
+            let inference = Inference::new(&model, &parameters);
             let mut scheduler = Scheduler::new(inference, &tokenizer, &policy);
             scheduler.share_contexts = share;
             let once = |_| {
@@ -111,16 +111,16 @@ fn measure(scoring: &Cpu, training: &Cpu, preset: &str, count: usize, runs: usiz
             };
             (0..runs).map(once).fold(f64::INFINITY, f64::min)
         };
-        let (apart, together) = (time(false), time(true));
+        let (separate, together) = (time(false), time(true));
         println!(
             "  {:<10} {:7.1} requests/s, {:.2} times as many as without shared contexts ({:.1}); \
              {:.0} % of the forward pass's tokens/s ({:.0} % without sharing)",
             shape.0,
             count as f64 / together,
-            apart / together,
-            count as f64 / apart,
+            separate / together,
+            count as f64 / separate,
             100.0 * shared as f64 / together / forward,
-            100.0 * tokens as f64 / apart / forward,
+            100.0 * tokens as f64 / separate / forward,
         );
     }
 }

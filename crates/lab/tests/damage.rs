@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use march_lab::report::render;
 use march_lm::Config;
-use march_lm::engine::{Cpu, CpuOptions};
+use march_lm::engine::{CpuOptions, Device};
 use march_lm::run::{Run, RunOptions};
 use march_lm::train::ranks::SingleProcess;
 
@@ -23,7 +23,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn reports() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    let device = Device::cpu(CpuOptions { threads: 1, ..Default::default() }).unwrap();
     let text = "extends = \"tiny/march\"\n[model]\nhidden_size = 16\nnum_hidden_layers = 2\nintermediate_size = 24\n\
                 num_heads = 2\nhead_dim = 4\nanchor_interval = 8\nrouting_dim = 4\n\
                 [data]\nsequence_length = 32\n[train]\nsteps = 4\ntokens_per_step = 64\nmicro_batch = 2\n\
@@ -31,7 +31,7 @@ fn reports() {
     let config = Config::from_toml(text, "a test", None).unwrap();
     let whole = folder.path().join("run");
     let options = RunOptions::default();
-    let mut run = Run::create(&engine, config, &whole, options, Box::<SingleProcess>::default()).unwrap();
+    let mut run = Run::create(&device, config, &whole, options, Box::<SingleProcess>::default()).unwrap();
     assert!(run.train(&AtomicBool::new(false), &mut |_| {}).unwrap());
     drop(run);
     assert!(render(&whole).is_ok());

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use march_lab::eval::{Answer, Encoded, Event, Scheduler, Scored};
 use march_lm::anchors::Policy;
 use march_lm::engine::ops::cross_entropy::IGNORE;
-use march_lm::engine::{Cpu, CpuOptions, Products};
+use march_lm::engine::{CpuOptions, Device, Products};
 use march_lm::generate::{Generator, Inference, Limits, Sampling};
 use march_lm::model::Part;
 use march_lm::tokenizer::Tokenizer;
@@ -13,19 +13,19 @@ use proptest::prelude::*;
 
 use crate::common::{Case, KINDS, small, tokens};
 
-fn engine(threads: usize) -> Cpu {
-    Cpu::new(CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() }).unwrap()
+fn device(threads: usize) -> Device {
+    Device::cpu(CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() }).unwrap()
 }
 
 /// All answers, in the order of the requests.
 fn answers(
-    case: &Case<'_, Cpu>,
+    case: &Case,
     policy: &Policy,
     requests: &[Encoded],
-    set: impl Fn(&mut Scheduler<'_, Cpu>),
+    set: impl Fn(&mut Scheduler<'_>),
 ) -> Vec<Answer> {
     let tokenizer = Tokenizer::bytes();
-    let inference = Inference::new(case.engine, &case.model, &case.parameters);
+    let inference = Inference::new(&case.model, &case.parameters);
     let mut scheduler = Scheduler::new(inference, &tokenizer, policy);
     set(&mut scheduler);
     let numbered: Vec<(usize, Encoded)> = requests.iter().cloned().enumerate().collect();
@@ -40,11 +40,11 @@ fn answers(
 }
 
 /// ln p of a continuation: the whole sequence in one call, alone.
-fn alone(case: &Case<'_, Cpu>, policy: &Policy, context: &[u32], continuation: &[u32]) -> Scored {
+fn scored_in_one_call(case: &Case, policy: &Policy, context: &[u32], continuation: &[u32]) -> Scored {
     let inputs = [context, &continuation[..continuation.len() - 1]].concat();
     let targets = [&vec![IGNORE; context.len() - 1][..], continuation].concat();
     let mut bank = case.model.bank(policy.clone()).unwrap();
-    let inference = Inference::new(case.engine, &case.model, &case.parameters);
+    let inference = Inference::new(&case.model, &case.parameters);
     let losses = inference.losses(&mut [Part::new(&inputs, &mut bank)], &targets).unwrap();
     let mut scored = Scored::NONE;
     for ((nll, greedy), target) in losses.nll.iter().zip(&losses.greedy).zip(&targets) {
@@ -66,8 +66,8 @@ proptest! {
         seed in 0u64..1000,
         shapes in prop::collection::vec((1usize..90, prop::collection::vec(1usize..30, 1..5)), 1..7),
     ) {
-        let engine = engine(2);
-        let case = Case::new(&engine, &small(KINDS[kind]));
+        let device = device(2);
+        let case = Case::new(&device, &small(KINDS[kind]));
         let own = case.model.policy();
         let policy = match own.interval {
             Some(_) if seed % 3 == 1 => own.with("interval=7 top-k=2 storage=bf16").unwrap(),
@@ -84,11 +84,11 @@ proptest! {
                 .map(|(j, &n)| tokens(n, 37, seed + (100 * i + j) as u64))
                 .collect();
             want.push(Answer::Loglikelihood(
-                continuations.iter().map(|one| alone(&case, &policy, &context, one)).collect(),
+                continuations.iter().map(|one| scored_in_one_call(&case, &policy, &context, one)).collect(),
             ));
             requests.push(Encoded::Loglikelihood { context, continuations });
             let text = tokens(length + 3, 37, seed + 50 + i as u64);
-            want.push(Answer::LoglikelihoodRolling(alone(&case, &policy, &[5], &text)));
+            want.push(Answer::LoglikelihoodRolling(scored_in_one_call(&case, &policy, &[5], &text)));
             requests.push(Encoded::Rolling { prefix: 5, text });
         }
         prop_assert_eq!(&answers(&case, &policy, &requests, |_| {}), &want);
@@ -100,11 +100,11 @@ proptest! {
 /// Generated texts join and leave the batch; each is what a generator writes alone.
 #[test]
 fn texts_are_those_that_are_generated_alone() {
-    let engine = engine(2);
+    let device = device(2);
     for kind in KINDS {
         let mut config = small(kind);
         config.vocab_size = 257;
-        let case = Case::new(&engine, &config);
+        let case = Case::new(&device, &config);
         let (policy, tokenizer) = (case.model.policy(), Tokenizer::bytes());
         let mut requests = Vec::new();
         let mut want = Vec::new();
@@ -113,7 +113,7 @@ fn texts_are_those_that_are_generated_alone() {
             let (max_tokens, until) = (5 + 3 * i as usize, vec!["e".to_string(), "\u{FFFD}\u{FFFD}".into()]);
             let bank = case.model.bank(policy.clone()).unwrap();
             let mut generator =
-                Generator::new(&engine, &case.model, &case.parameters, bank, Sampling::greedy()).unwrap();
+                Generator::new(&case.model, &case.parameters, bank, Sampling::greedy()).unwrap();
             generator.read(&prompt, &mut |_| ControlFlow::Continue(())).unwrap();
             let mut text = String::new();
             let limits = Limits { max_tokens, stop: until.clone() };
@@ -134,13 +134,13 @@ fn texts_are_those_that_are_generated_alone() {
 /// A run that was stopped continues with what is left.
 #[test]
 fn a_stop_loses_nothing_that_was_taken() {
-    let engine = engine(1);
-    let case = Case::new(&engine, &small(KINDS[0]));
+    let device = device(1);
+    let case = Case::new(&device, &small(KINDS[0]));
     let policy = case.model.policy();
     let requests: Vec<(usize, Encoded)> =
         (0..9).map(|i| (i, Encoded::Rolling { prefix: 1, text: tokens(600 + i, 37, i as u64) })).collect();
     let tokenizer = Tokenizer::bytes();
-    let inference = Inference::new(&engine, &case.model, &case.parameters);
+    let inference = Inference::new(&case.model, &case.parameters);
     let scheduler = Scheduler::new(inference, &tokenizer, &policy);
     let mut taken = Vec::new();
     let finished = scheduler

@@ -11,12 +11,12 @@ use crate::common::{Case, assert_close, invariant, small, tokens};
 /// A policy's measurement on a text: the bank's bytes and the loss of the forward pass, also for odd sizes.
 #[test]
 fn policies_are_measured() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let ids = tokens(61, 37, 5);
     let measure = |measure: Measure<'_>, policy: &Policy| -> march_lm::Result<Option<Measured>> {
         let mut done = 0;
-        let found = measure.run(&engine, &case.model, &case.parameters, policy, &mut |at| {
+        let found = measure.run(&case.model, &case.parameters, policy, &mut |at| {
             done = at;
             ControlFlow::Continue(())
         })?;
@@ -61,5 +61,5 @@ fn policies_are_measured() {
     }
     let stopped = Measure { ids: &ids, lengths: &[], decode: 9 };
     let stop = &mut |_| ControlFlow::Break(());
-    assert_eq!(stopped.run(&engine, &case.model, &case.parameters, &own, stop).unwrap(), None);
+    assert_eq!(stopped.run(&case.model, &case.parameters, &own, stop).unwrap(), None);
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use march_lm::engine::Engine;
 use march_lm::generate::{StopReason, TextStream};
 use march_lm::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -139,22 +138,22 @@ struct Choice {
 }
 
 /// Puts an answer together from the events of its jobs.
-pub struct Answer<'a, E: Engine> {
+pub struct Answer<'a> {
     head: Head,
-    request: &'a ParsedRequest<E>,
+    request: &'a ParsedRequest,
     tokenizer: &'a Tokenizer,
     choices: BTreeMap<usize, Choice>,
     /// The numbers of tokens so far.
     pub usage: Usage,
     /// What is left of the last choice, if it was asked for.
-    pub finished: Option<Box<FinishedChoice<E>>>,
+    pub finished: Option<Box<FinishedChoice>>,
     /// The key `march` of the answer: what OpenAI's interface has no place for.
     pub more: Option<Value>,
 }
 
-impl<'a, E: Engine> Answer<'a, E> {
+impl<'a> Answer<'a> {
     /// An answer without any text.
-    pub fn new(head: Head, request: &'a ParsedRequest<E>, tokenizer: &'a Tokenizer) -> Self {
+    pub fn new(head: Head, request: &'a ParsedRequest, tokenizer: &'a Tokenizer) -> Self {
         let prompt = request.prompts.iter().map(Vec::len).sum();
         let usage = Usage { prompt, ..Usage::default() };
         Self { head, request, tokenizer, choices: BTreeMap::new(), usage, finished: None, more: None }
@@ -166,7 +165,7 @@ impl<'a, E: Engine> Answer<'a, E> {
     }
 
     /// Adds an event of a prompt. Returns the parts of a stream that it gives.
-    pub fn add(&mut self, prompt: usize, event: Event<E>) -> march_lm::Result<Vec<Value>> {
+    pub fn add(&mut self, prompt: usize, event: Event) -> march_lm::Result<Vec<Value>> {
         match event {
             Event::PromptRead { cached, scores } => {
                 self.usage.cached += cached;

@@ -2,7 +2,6 @@
 
 use march_lm::Result;
 use march_lm::anchors::Anchor;
-use march_lm::engine::Engine;
 use march_lm::generate::{Sampling, Session, StopReason, most_probable};
 use march_lm::model::TraceCell;
 use march_lm::tokenizer::Tokenizer;
@@ -11,20 +10,20 @@ use crate::job::{Event, FinishedChoice, Job, ScoredToken};
 use crate::prefix::CachedPrefix;
 
 /// A text that is being written.
-pub(crate) struct Choice<E: Engine> {
+pub(crate) struct Choice {
     number: usize,
-    pub session: Session<E>,
+    pub session: Session,
     /// The tokens of the answer so far.
     ids: Vec<u32>,
     /// Records which anchors are read, if that was asked.
-    trace: Option<TraceCell<E>>,
+    trace: Option<TraceCell>,
     /// The anchors before the answer.
     anchors: Vec<Anchor>,
 }
 
-impl<E: Engine> Choice<E> {
+impl Choice {
     /// Begins the texts of a job whose prompt was read.
-    pub fn all(job: &Job<E>, tokenizer: &Tokenizer, read: &Session<E>) -> Result<Vec<Self>> {
+    pub fn all(job: &Job, tokenizer: &Tokenizer, read: &Session) -> Result<Vec<Self>> {
         let begin = |(number, &sampling): (usize, &Sampling)| {
             let mut session = Session::new(read.text().clone(), sampling)?;
             session.begin(tokenizer, job.limits.clone())?;
@@ -37,7 +36,7 @@ impl<E: Engine> Choice<E> {
     }
 
     /// The whole text. Before a stop string, its last tokens are others than those that were sampled, and unread.
-    pub fn prefix(&self, prompt: &[u32]) -> CachedPrefix<E> {
+    pub fn prefix(&self, prompt: &[u32]) -> CachedPrefix {
         let text = self.session.text().clone();
         let read = text.tokens() - text.unread().len();
         let mut ids: Vec<u32> = prompt.iter().chain(&self.ids).copied().take(read).collect();
@@ -46,23 +45,23 @@ impl<E: Engine> Choice<E> {
     }
 
     /// What is left of the text when it has ended.
-    pub fn finish(self, engine: &E, prefix: CachedPrefix<E>, exact: bool) -> FinishedChoice<E> {
+    pub fn finish(self, prefix: CachedPrefix, exact: bool) -> FinishedChoice {
         let recall = self.trace.as_ref().map(|trace| {
             // A panic of another thread cannot leave a trace half written: only this one writes to it.
             let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            trace.means(engine)
+            trace.means()
         });
         let bank = prefix.text.bank();
         let mut anchors = self.anchors;
         anchors.extend(&bank.timeline().kept);
         anchors.sort_by_key(|anchor| anchor.ordinal);
         anchors.dedup_by_key(|anchor| anchor.ordinal);
-        let bytes = bank.bytes(engine);
+        let bytes = bank.bytes();
         FinishedChoice { prefix, exact, bytes, recall, anchors }
     }
 
     /// Samples the next token; returns the reason if the text has ended.
-    pub fn advance(&mut self, job: &mut Job<E>, tokenizer: &Tokenizer) -> Result<Option<StopReason>> {
+    pub fn advance(&mut self, job: &mut Job, tokenizer: &Tokenizer) -> Result<Option<StopReason>> {
         let logits = job.top.and_then(|_| self.session.logits().map(<[f32]>::to_vec));
         let piece = self.session.advance(tokenizer)?;
         let token = piece.token.map(|id| match (&logits, job.top) {

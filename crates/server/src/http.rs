@@ -18,7 +18,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::{FutureExt, StreamExt};
-use march_lm::engine::Engine;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -77,16 +76,16 @@ const SHARE: usize = 64 << 10;
 /// How long work that is not a request may still take when the server stops.
 const LAST_WORK: Duration = Duration::from_secs(10);
 
-/// How often a server looks whether it should stop.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often the server checks whether it should stop.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What all requests share.
-pub(crate) struct App<E: Engine> {
-    pub loaded: Arc<LoadedModel<E>>,
+pub(crate) struct App {
+    pub loaded: Arc<LoadedModel>,
     pub template: Template,
     pub options: Options,
-    pub jobs: Arc<Jobs<E>>,
-    pub sessions: Arc<Sessions<E>>,
+    pub jobs: Arc<Jobs>,
+    pub sessions: Arc<Sessions>,
     pub metrics: Arc<Metrics>,
     pub answers: AtomicU64,
     pub began: u64,
@@ -110,8 +109,8 @@ impl Deref for ReceivedBody {
 
 /// Serves until `stop` says so; then no new requests are taken and those that run are finished. `ready` gets the
 /// address as soon as it is open.
-pub fn serve<E: Engine>(
-    loaded: LoadedModel<E>,
+pub fn serve(
+    loaded: LoadedModel,
     options: Options,
     stop: impl Fn() -> bool + Send + 'static,
     ready: impl FnOnce(SocketAddr),
@@ -147,7 +146,7 @@ pub fn serve<E: Engine>(
         ready(listener.local_addr().map_err(|error| error.to_string())?);
         let stopped = async move {
             while !stop() {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         accept(listener, router(Arc::clone(&app)), &app.options.connections, stopped).await;
@@ -160,19 +159,19 @@ pub fn serve<E: Engine>(
     served
 }
 
-fn router<E: Engine>(app: Arc<App<E>>) -> Router {
+fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/v1/completions", post(completions::<E>))
-        .route("/v1/chat/completions", post(chat_completions::<E>))
-        .route("/v1/models", get(models::<E>))
-        .route("/v1/models/{*id}", get(one_model::<E>))
-        .route("/v1/sessions", get(list_sessions::<E>))
-        .route("/v1/sessions/{id}", get(get_session::<E>).put(put_session::<E>).delete(delete_session::<E>))
-        .route("/tokenize", post(tokenize::<E>))
-        .route("/detokenize", post(detokenize::<E>))
-        .route("/tokenizer_info", get(tokenizer_info::<E>))
-        .route("/health", get(health::<E>))
-        .route("/metrics", get(metrics::<E>))
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(one_model))
+        .route("/v1/sessions", get(list_sessions))
+        .route("/v1/sessions/{id}", get(get_session).put(put_session).delete(delete_session))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
         .route("/", get(page::index))
         .route("/page.css", get(page::style))
         .route("/page.js", get(page::script))
@@ -181,13 +180,13 @@ fn router<E: Engine>(app: Arc<App<E>>) -> Router {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path exists, but not with this method")
         })
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is no such path") })
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard::<E>))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard))
         .with_state(app)
 }
 
 /// Checks who asks, adds headers, counts the answer, and turns a panic into an answer.
-async fn guard<E: Engine>(
-    State(app): State<Arc<App<E>>>,
+async fn guard(
+    State(app): State<Arc<App>>,
     Extension(connection): Extension<Arc<Connection>>,
     request: Request,
     next: Next,
@@ -217,7 +216,7 @@ async fn guard<E: Engine>(
     connection.answer(response)
 }
 
-impl<E: Engine> App<E> {
+impl App {
     /// The body of a request. A large one is refused while others take all the memory for bodies. It takes memory as it
     /// arrives: an announced size costs a client nothing.
     pub(crate) async fn body(&self, body: Body) -> Result<ReceivedBody, ApiError> {
@@ -290,7 +289,7 @@ pub(crate) fn broken(error: march_lm::Error) -> ApiError {
 }
 
 /// A model in OpenAI's shape. There is one.
-fn model_object<E: Engine>(app: &App<E>) -> Value {
+fn model_object(app: &App) -> Value {
     let Options { name, allowed, .. } = &app.options;
     let LoadedModel { model, policy, .. } = &*app.loaded;
     json!({
@@ -302,12 +301,12 @@ fn model_object<E: Engine>(app: &App<E>) -> Value {
     })
 }
 
-async fn models<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [model_object(&app)] }))
 }
 
 /// A model's name may contain slashes.
-async fn one_model<E: Engine>(State(app): State<Arc<App<E>>>, path: Id) -> Result<Json<Value>, ApiError> {
+async fn one_model(State(app): State<Arc<App>>, path: Id) -> Result<Json<Value>, ApiError> {
     match path {
         Ok(Path(id)) if id == app.options.name => Ok(Json(model_object(&app))),
         Ok(Path(other)) => Err(model_not_found(&other, &app.options.name)),
@@ -321,7 +320,7 @@ pub(crate) fn model_not_found(other: &str, name: &str) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, message)
 }
 
-async fn list_sessions<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
+async fn list_sessions(State(app): State<Arc<App>>) -> Json<Value> {
     Json(app.sessions.list())
 }
 
@@ -332,24 +331,17 @@ fn id(id: Id) -> Result<String, ApiError> {
     id.map(|Path(id)| id).map_err(|error| ApiError::key("session", error.body_text()))
 }
 
-async fn get_session<E: Engine>(State(app): State<Arc<App<E>>>, path: Id) -> Result<Json<Value>, ApiError> {
+async fn get_session(State(app): State<Arc<App>>, path: Id) -> Result<Json<Value>, ApiError> {
     let id = id(path)?;
     spawn_blocking(move || app.sessions.get(&id).map(Json)).await
 }
 
-async fn delete_session<E: Engine>(
-    State(app): State<Arc<App<E>>>,
-    path: Id,
-) -> Result<Json<Value>, ApiError> {
+async fn delete_session(State(app): State<Arc<App>>, path: Id) -> Result<Json<Value>, ApiError> {
     let id = id(path)?;
     spawn_blocking(move || app.sessions.delete(&id).map(Json)).await
 }
 
-async fn put_session<E: Engine>(
-    State(app): State<Arc<App<E>>>,
-    path: Id,
-    body: Body,
-) -> Result<Response, ApiError> {
+async fn put_session(State(app): State<Arc<App>>, path: Id, body: Body) -> Result<Response, ApiError> {
     let id = id(path)?;
     let body = app.body(body).await?;
     spawn_blocking(move || {
@@ -377,7 +369,7 @@ struct TokenizeResponse {
     tokens: Vec<u32>,
 }
 
-async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Response, ApiError> {
+async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
     let body = app.body(body).await?;
     spawn_blocking(move || {
         let mut keys = Keys::of_body(&body)?;
@@ -396,7 +388,7 @@ async fn tokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Resu
     .await
 }
 
-async fn detokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Result<Json<Value>, ApiError> {
+async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
     let body = app.body(body).await?;
     spawn_blocking(move || {
         let mut keys = Keys::of_body(&body)?;
@@ -421,7 +413,7 @@ async fn detokenize<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Re
     .await
 }
 
-async fn tokenizer_info<E: Engine>(State(app): State<Arc<App<E>>>) -> Result<Json<Value>, ApiError> {
+async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let tokenizer = &app.loaded.tokenizer;
     let end = match tokenizer.end_of_text() {
         Some(id) => Some(tokenizer.decode(&[id]).map_err(broken)?),
@@ -432,11 +424,11 @@ async fn tokenizer_info<E: Engine>(State(app): State<Arc<App<E>>>) -> Result<Jso
     })))
 }
 
-async fn health<E: Engine>(State(app): State<Arc<App<E>>>) -> Json<Value> {
+async fn health(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "status": "ok", "model": app.options.name, "waiting": app.jobs.waiting() }))
 }
 
-async fn metrics<E: Engine>(State(app): State<Arc<App<E>>>) -> impl IntoResponse {
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     (kind, app.metrics.text(app.jobs.waiting(), app.sessions.size()))
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use march_lm::anchors::{Anchor, Policy};
-use march_lm::engine::Engine;
 use march_lm::generate::{Limits, Sampling, StopReason};
 use march_lm::model::MeanRouting;
 use tokio::sync::mpsc::UnboundedSender;
@@ -15,13 +14,13 @@ use crate::metrics::Metrics;
 use crate::prefix::CachedPrefix;
 
 /// A prompt and what to do with it.
-pub struct Job<E: Engine> {
+pub struct Job {
     /// The prompt; at least one token.
     pub prompt: Vec<u32>,
     /// The memory policy.
     pub policy: Policy,
     /// A text that begins like the prompt, if the client continues a conversation.
-    pub prefix: Option<CachedPrefix<E>>,
+    pub prefix: Option<CachedPrefix>,
     /// One entry for each text to write; empty to only read the prompt.
     pub choices: Vec<Sampling>,
     /// When a text ends.
@@ -37,32 +36,32 @@ pub struct Job<E: Engine> {
     /// When the request is given up.
     pub deadline: Instant,
     /// Where events are sent; the job is cancelled when the receiver is gone.
-    pub events: Events<E>,
+    pub events: Events,
 }
 
 /// What has happened to a prompt: its number in the request, and the events since the last message.
-pub type PromptEvents<E> = (usize, Vec<Event<E>>);
+pub type PromptEvents = (usize, Vec<Event>);
 
 /// Sends the events of a job. Every message wakes a thread that competes with the model's for the processor, so a step
 /// sends at most one, and a request whose answer is not streamed gets a single one at its end.
-pub struct Events<E: Engine> {
-    sender: UnboundedSender<PromptEvents<E>>,
+pub struct Events {
+    sender: UnboundedSender<PromptEvents>,
     /// The number of the prompt in its request.
     number: usize,
     /// Whether events are sent after every step.
     streamed: bool,
     /// Events that were not sent yet.
-    held: Vec<Event<E>>,
+    held: Vec<Event>,
 }
 
-impl<E: Engine> Events<E> {
+impl Events {
     /// Events of the prompt with this number.
-    pub fn new(sender: UnboundedSender<PromptEvents<E>>, number: usize, streamed: bool) -> Self {
+    pub fn new(sender: UnboundedSender<PromptEvents>, number: usize, streamed: bool) -> Self {
         Self { sender, number, streamed, held: Vec::new() }
     }
 
     /// Notes an event.
-    pub fn add(&mut self, event: Event<E>) {
+    pub fn add(&mut self, event: Event) {
         self.held.push(event);
     }
 
@@ -75,7 +74,7 @@ impl<E: Engine> Events<E> {
     }
 }
 
-impl<E: Engine> Job<E> {
+impl Job {
     /// Whether nobody waits for the job.
     pub fn is_cancelled(&self) -> bool {
         self.events.sender.is_closed()
@@ -90,7 +89,7 @@ impl<E: Engine> Job<E> {
 
 /// What happens to a job.
 #[derive(Debug)]
-pub enum Event<E: Engine> {
+pub enum Event {
     /// The prompt is read: how many of its tokens came from the cache, and the scores of its tokens from the second on,
     /// if they were requested.
     PromptRead {
@@ -111,15 +110,15 @@ pub enum Event<E: Engine> {
         ended: Option<StopReason>,
     },
     /// A choice has ended, and more was asked about it than its text.
-    Finished(Box<FinishedChoice<E>>),
+    Finished(Box<FinishedChoice>),
     /// The job failed, and there are no more events.
     Failed(Failure),
 }
 
 /// What is left of a choice when it has ended.
-pub struct FinishedChoice<E: Engine> {
+pub struct FinishedChoice {
     /// The whole text with its state.
-    pub prefix: CachedPrefix<E>,
+    pub prefix: CachedPrefix,
     /// Whether the state has the bits of any other way to read the text, so that it may be continued.
     pub exact: bool,
     /// Bytes of the state.
@@ -130,7 +129,7 @@ pub struct FinishedChoice<E: Engine> {
     pub anchors: Vec<Anchor>,
 }
 
-impl<E: Engine> std::fmt::Debug for FinishedChoice<E> {
+impl std::fmt::Debug for FinishedChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FinishedChoice").field("tokens", &self.prefix.ids.len()).finish_non_exhaustive()
     }
@@ -168,32 +167,32 @@ pub enum QueueRefusal {
 }
 
 /// The jobs that wait for the model's thread.
-pub struct Jobs<E: Engine> {
-    queue: Mutex<Queue<E>>,
+pub struct Jobs {
+    queue: Mutex<Queue>,
     changed: Condvar,
     most: usize,
     metrics: Arc<Metrics>,
 }
 
-struct Queue<E: Engine> {
-    jobs: VecDeque<Job<E>>,
+struct Queue {
+    jobs: VecDeque<Job>,
     open: bool,
 }
 
-impl<E: Engine> Jobs<E> {
+impl Jobs {
     /// A queue for this many jobs.
     pub fn new(most: usize, metrics: Arc<Metrics>) -> Self {
         let queue = Mutex::new(Queue { jobs: VecDeque::new(), open: true });
         Self { queue, changed: Condvar::new(), most, metrics }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue<E>> {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
         // The queue is changed by single calls, each of which leaves it whole.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds jobs that belong together: all of them, or none if the queue is full.
-    pub fn add(&self, jobs: Vec<Job<E>>) -> std::result::Result<(), QueueRefusal> {
+    pub fn add(&self, jobs: Vec<Job>) -> std::result::Result<(), QueueRefusal> {
         let mut queue = self.queue();
         if !queue.open {
             return Err(QueueRefusal::Closing);
@@ -210,14 +209,14 @@ impl<E: Engine> Jobs<E> {
     }
 
     /// Drops the jobs whose clients went away.
-    fn drop_cancelled(&self, queue: &mut Queue<E>) {
+    fn drop_cancelled(&self, queue: &mut Queue) {
         let before = queue.jobs.len();
         queue.jobs.retain(|job| !job.is_cancelled());
         self.metrics.cancelled.fetch_add((before - queue.jobs.len()) as u64, Ordering::Relaxed);
     }
 
     /// Takes the next job; waits for it for at most `wait`.
-    pub fn next(&self, wait: Duration) -> NextJob<E> {
+    pub fn next(&self, wait: Duration) -> NextJob {
         let mut queue = self.queue();
         if queue.jobs.is_empty() && queue.open && !wait.is_zero() {
             let waited = self.changed.wait_timeout(queue, wait);
@@ -246,9 +245,9 @@ impl<E: Engine> Jobs<E> {
 }
 
 /// What the queue has for the model's thread.
-pub enum NextJob<E: Engine> {
+pub enum NextJob {
     /// A job.
-    Job(Box<Job<E>>),
+    Job(Box<Job>),
     /// Nothing yet.
     Later,
     /// Nothing any more.

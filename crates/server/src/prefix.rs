@@ -8,7 +8,6 @@
 //! What continues from an entry has the bits of a prompt that is read from its beginning.
 
 use march_lm::anchors::{Placement, Policy, Retention, Storage};
-use march_lm::engine::Engine;
 use march_lm::generate::{GRID, Text};
 use march_lm::memory::Rollback;
 
@@ -16,15 +15,16 @@ use march_lm::memory::Rollback;
 const SHORTEST: usize = 16;
 
 /// A text with all of its tokens.
-pub struct CachedPrefix<E: Engine> {
+#[derive(Clone)]
+pub struct CachedPrefix {
     /// The tokens.
     pub ids: Vec<u32>,
     /// The text.
-    pub text: Text<E>,
+    pub text: Text,
 }
 
-struct Entry<E: Engine> {
-    prefix: CachedPrefix<E>,
+struct Entry {
+    prefix: CachedPrefix,
     bytes: usize,
     /// When it was last used.
     used: u64,
@@ -32,24 +32,24 @@ struct Entry<E: Engine> {
 
 /// The entries, the least recently used of which is dropped when there are too many bytes. Entries that share states
 /// are counted as if they did not.
-pub struct PrefixCache<E: Engine> {
-    entries: Vec<Entry<E>>,
+pub struct PrefixCache {
+    entries: Vec<Entry>,
     limit: usize,
     bytes: usize,
     clock: u64,
 }
 
 /// What the cache has of a prompt.
-pub struct PrefixMatch<E: Engine> {
+pub struct PrefixMatch {
     /// A text of the first tokens of the prompt.
-    pub text: Option<Text<E>>,
+    pub text: Option<Text>,
     /// The number of these tokens.
     pub tokens: usize,
     /// Where the prompt parts from an entry that it could not continue from; its state is worth keeping.
     pub branch: Option<usize>,
 }
 
-impl<E: Engine> PrefixCache<E> {
+impl PrefixCache {
     /// An empty cache of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self { entries: Vec::new(), limit, bytes: 0, clock: 0 }
@@ -61,7 +61,7 @@ impl<E: Engine> PrefixCache<E> {
     }
 
     /// The longest beginning of a prompt that the cache has.
-    pub fn find(&mut self, engine: &E, prompt: &[u32], policy: &Policy) -> PrefixMatch<E> {
+    pub fn find(&mut self, prompt: &[u32], policy: &Policy) -> PrefixMatch {
         let (mut best, mut tokens, mut shared) = (None, 0, 0);
         for (i, entry) in self.entries.iter().enumerate() {
             if entry.prefix.text.bank().policy() != policy {
@@ -81,7 +81,7 @@ impl<E: Engine> PrefixCache<E> {
         };
         self.clock += 1;
         entry.used = self.clock;
-        match entry.prefix.at(engine, tokens) {
+        match entry.prefix.at(tokens) {
             Some(text) => PrefixMatch { text: Some(text), tokens, branch },
             None => {
                 let branch = Some(shared / GRID * GRID).filter(|&at| at > 0 && at < prompt.len());
@@ -91,15 +91,15 @@ impl<E: Engine> PrefixCache<E> {
     }
 
     /// Keeps a text whose tokens are `ids`.
-    pub fn keep(&mut self, engine: &E, ids: &[u32], text: &Text<E>) {
-        let bytes = text.bank().bytes(engine) + size_of_val(ids);
+    pub fn keep(&mut self, ids: &[u32], text: &Text) {
+        let bytes = text.bank().bytes() + size_of_val(ids);
         if bytes > self.limit || ids.len() < SHORTEST || text.tokens() != ids.len() {
             return;
         }
         self.clock += 1;
         let policy = text.bank().policy();
         let same =
-            |entry: &&mut Entry<E>| entry.prefix.ids == ids && entry.prefix.text.bank().policy() == policy;
+            |entry: &&mut Entry| entry.prefix.ids == ids && entry.prefix.text.bank().policy() == policy;
         if let Some(entry) = self.entries.iter_mut().find(same) {
             entry.used = self.clock;
             return;
@@ -115,13 +115,7 @@ impl<E: Engine> PrefixCache<E> {
     }
 }
 
-impl<E: Engine> Clone for CachedPrefix<E> {
-    fn clone(&self) -> Self {
-        Self { ids: self.ids.clone(), text: self.text.clone() }
-    }
-}
-
-impl<E: Engine> CachedPrefix<E> {
+impl CachedPrefix {
     /// How many first tokens it shares with a prompt.
     pub fn common(&self, prompt: &[u32]) -> usize {
         self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count()
@@ -145,12 +139,12 @@ impl<E: Engine> CachedPrefix<E> {
     }
 
     /// The text of its first `tokens` tokens, if it is exact.
-    pub fn at(&self, engine: &E, tokens: usize) -> Option<Text<E>> {
+    pub fn at(&self, tokens: usize) -> Option<Text> {
         if tokens == self.ids.len() {
             return Some(self.text.clone());
         }
         let mut bank = self.text.bank().clone();
-        match bank.rollback_to(engine, tokens) {
+        match bank.rollback_to(tokens) {
             Ok((anchor, Rollback::Exact)) if anchor.position == tokens => {
                 Some(Text::new(bank).with_recent(&self.ids[..tokens]))
             }

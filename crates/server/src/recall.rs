@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use march_lm::engine::Engine;
 use march_lm::generate::TextStream;
 use march_lm::model::MeanRouting;
 use march_lm::tokenizer::Tokenizer;
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 use crate::job::FinishedChoice;
 
 /// As clients read it; `null` if the model does not route, or the answer saw no anchor.
-pub fn json<E: Engine>(finished: &FinishedChoice<E>, tokenizer: &Tokenizer) -> march_lm::Result<Value> {
+pub fn json(finished: &FinishedChoice, tokenizer: &Tokenizer) -> march_lm::Result<Value> {
     let Some(MeanRouting { tokens, heads, null: nulls, anchors }) =
         finished.recall.as_ref().filter(|it| it.tokens > 0)
     else {

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use march_lm::anchors::Policy;
 use march_lm::disk::{self, Lock};
-use march_lm::engine::Engine;
 use march_lm::generate::Text;
 use march_lm::memory::{BankFile, BankTag};
 use serde::{Deserialize, Serialize};
@@ -120,7 +119,7 @@ impl Record {
     }
 
     /// A conversation without turns.
-    pub fn empty<E: Engine>(loaded: &LoadedModel<E>, name: &str, now: u64) -> Self {
+    pub fn empty(loaded: &LoadedModel, name: &str, now: u64) -> Self {
         let BankTag { model, tokenizer, .. } = loaded.tag.clone();
         Self {
             format: FORMAT,
@@ -225,12 +224,12 @@ impl Folder {
     }
 
     /// Writes a new conversation. Its folder gets its name when it is whole.
-    pub fn create<E: Engine>(
+    pub fn create(
         &self,
         id: &str,
-        loaded: &LoadedModel<E>,
+        loaded: &LoadedModel,
         record: &mut Record,
-        prefix: Option<&CachedPrefix<E>>,
+        prefix: Option<&CachedPrefix>,
     ) -> Result<()> {
         let new = self.unfinished(id);
         let error = |error: std::io::Error| error.to_string();
@@ -248,12 +247,12 @@ impl Folder {
     }
 
     /// Writes a conversation again. `record` names the state that is on disk now, and then the new one.
-    pub fn replace<E: Engine>(
+    pub fn replace(
         &self,
         id: &str,
-        loaded: &LoadedModel<E>,
+        loaded: &LoadedModel,
         record: &mut Record,
-        prefix: Option<&CachedPrefix<E>>,
+        prefix: Option<&CachedPrefix>,
     ) -> Result<()> {
         save(&self.of(id), loaded, record, prefix)
     }
@@ -271,22 +270,16 @@ impl Folder {
     }
 
     /// Loads the state of a conversation. One that cannot be used is reported, and costs time only.
-    pub fn load<E: Engine>(
-        &self,
-        id: &str,
-        loaded: &LoadedModel<E>,
-        record: &Record,
-    ) -> Option<CachedPrefix<E>> {
+    pub fn load(&self, id: &str, loaded: &LoadedModel, record: &Record) -> Option<CachedPrefix> {
         let SavedState { file, tokens, identity } = record.state.as_ref()?;
         let (tokens, path) = (*tokens, self.of(id).join(STATES.get(*file)?));
-        let load = || -> march_lm::Result<Option<Text<_>>> {
+        let load = || -> march_lm::Result<Option<Text>> {
             let file = BankFile::open(&path)?;
             file.verify()?;
             if file.identity() != identity {
                 return Ok(None);
             }
-            let LoadedModel { engine, model, .. } = loaded;
-            let text = Text::load(engine, model, &file, &loaded.tag, None)?;
+            let text = Text::load(&loaded.device, &loaded.model, &file, &loaded.tag, None)?;
             Ok((text.tokens() == tokens && tokens <= record.ids.len()).then_some(text))
         };
         match load() {
@@ -395,17 +388,17 @@ fn private_all(folder: &Path) -> std::io::Result<()> {
 }
 
 /// Writes a conversation to its folder: the state to the file that the old record does not name, then the record.
-fn save<E: Engine>(
+fn save(
     folder: &Path,
-    loaded: &LoadedModel<E>,
+    loaded: &LoadedModel,
     record: &mut Record,
-    prefix: Option<&CachedPrefix<E>>,
+    prefix: Option<&CachedPrefix>,
 ) -> Result<()> {
     let used = record.state.take().map(|state| state.file);
     if let Some(prefix) = prefix {
         let file = if used == Some(0) { 1 } else { 0 };
         let path = folder.join(STATES[file]);
-        let save = || prefix.text.save(&loaded.engine, &path, &loaded.tag).map_err(|error| error.to_string());
+        let save = || prefix.text.save(&path, &loaded.tag).map_err(|error| error.to_string());
         // A damaged file is not continued, but written again.
         save().or_else(|error| std::fs::remove_file(&path).map_err(|_| error).and_then(|()| save()))?;
         private(&path, FILE_MODE).map_err(|error| error.to_string())?;

@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use march_lm::anchors::Policy;
-use march_lm::engine::Engine;
 use march_lm::generate::{Limits, Sampling};
 use march_lm::tokenizer::Tokenizer;
 use serde_json::value::RawValue;
@@ -55,7 +54,7 @@ fn has_no_effect(key: &str, value: &Value) -> Option<bool> {
 
 /// A request, as the scheduler needs it.
 #[derive(Debug)]
-pub struct ParsedRequest<E: Engine> {
+pub struct ParsedRequest {
     /// The model's name, as the client gave it.
     pub model: Option<String>,
     /// The prompts.
@@ -77,7 +76,7 @@ pub struct ParsedRequest<E: Engine> {
     /// Whether it is wanted which anchors the answer read.
     pub recall: bool,
     /// The conversation that the request continues.
-    pub conversation: Option<(OpenSession<E>, NewTurn)>,
+    pub conversation: Option<(OpenSession, NewTurn)>,
 }
 
 /// What a server allows.
@@ -134,11 +133,11 @@ struct Common {
     policy: Policy,
 }
 
-fn common<E: Engine>(
+fn common(
     keys: &mut Keys<'_>,
     max_tokens: usize,
-    context: &Context<'_, E>,
-    open: Option<&OpenSession<E>>,
+    context: &Context<'_>,
+    open: Option<&OpenSession>,
 ) -> Result<Common> {
     let n = keys.whole("n", Some((MOST_CHOICES, "")))?.unwrap_or(1);
     if n == 0 {
@@ -191,7 +190,7 @@ fn common<E: Engine>(
 }
 
 /// The prompts of a request.
-fn prompts<E: Engine>(text: Option<&str>, context: &Context<'_, E>) -> Result<Vec<Vec<u32>>> {
+fn prompts(text: Option<&str>, context: &Context<'_>) -> Result<Vec<Vec<u32>>> {
     let text = text.ok_or_else(|| ApiError::key("prompt", "`prompt` is missing"))?;
     let wrong = |error: ListError| match error {
         ListError::Entry => ApiError::key(
@@ -242,7 +241,7 @@ const DEFAULT_TOKENS: usize = 16;
 const CHAT_TOKENS: usize = 1024;
 
 /// What a request is read against.
-pub struct Context<'a, E: Engine> {
+pub struct Context<'a> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// How chats are written.
@@ -254,10 +253,10 @@ pub struct Context<'a, E: Engine> {
     /// What the server allows.
     pub allowed: &'a RequestLimits,
     /// The conversations.
-    pub sessions: &'a Arc<Sessions<E>>,
+    pub sessions: &'a Arc<Sessions>,
 }
 
-impl<E: Engine> Context<'_, E> {
+impl Context<'_> {
     /// The largest number of tokens that an answer may ask for.
     fn most_tokens(&self) -> Option<(usize, &'static str)> {
         Some((self.allowed.context, ", the server's context (--context)"))
@@ -268,7 +267,7 @@ impl<E: Engine> Context<'_, E> {
     }
 
     /// Opens the conversation that a request continues, if it names one.
-    fn conversation(&self, keys: &mut Keys<'_>, kind: Kind) -> Result<Option<OpenSession<E>>> {
+    fn conversation(&self, keys: &mut Keys<'_>, kind: Kind) -> Result<Option<OpenSession>> {
         let Some(id) = keys.string("session")? else { return Ok(None) };
         let open = self.sessions.begin(&id)?;
         match (open.record.kind, kind) {
@@ -283,9 +282,9 @@ impl<E: Engine> Context<'_, E> {
     }
 }
 
-impl<E: Engine> ParsedRequest<E> {
+impl ParsedRequest {
     /// Reads the body of `/v1/completions`.
-    pub fn completion(body: &[u8], context: &Context<'_, E>) -> Result<Self> {
+    pub fn completion(body: &[u8], context: &Context<'_>) -> Result<Self> {
         let mut keys = Keys::of_body(body)?;
         let open = context.conversation(&mut keys, Kind::Text)?;
         let mut prompts = prompts(keys.raw("prompt"), context)?;
@@ -323,7 +322,7 @@ impl<E: Engine> ParsedRequest<E> {
     }
 
     /// Reads the body of `/v1/chat/completions`.
-    pub fn chat(body: &[u8], context: &Context<'_, E>) -> Result<Self> {
+    pub fn chat(body: &[u8], context: &Context<'_>) -> Result<Self> {
         let mut keys = Keys::of_body(body)?;
         let open = context.conversation(&mut keys, Kind::Chat)?;
         let messages = chat::messages(keys.raw("messages"))?;
@@ -369,8 +368,8 @@ impl<E: Engine> ParsedRequest<E> {
         common: Common,
         echo: bool,
         logprobs: Option<usize>,
-        conversation: Option<(OpenSession<E>, NewTurn)>,
-        context: &Context<'_, E>,
+        conversation: Option<(OpenSession, NewTurn)>,
+        context: &Context<'_>,
     ) -> Result<Self> {
         let Common { model, choices, limits, stream, stream_usage, policy, recall } = common;
         let Context { tokenizer, vocabulary, allowed, .. } = *context;

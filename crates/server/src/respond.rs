@@ -12,7 +12,6 @@ use axum::http::StatusCode;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
-use march_lm::engine::Engine;
 use march_lm::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -30,16 +29,16 @@ use crate::sessions::{NewTurn, OpenSession};
 const MOST_UNREAD: usize = 16 << 20;
 
 /// `POST /v1/completions`.
-pub async fn completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
+pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
     respond(app, body, Form::Completion).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// `POST /v1/chat/completions`.
-pub async fn chat_completions<E: Engine>(State(app): State<Arc<App<E>>>, body: Body) -> Response {
+pub async fn chat_completions(State(app): State<Arc<App>>, body: Body) -> Response {
     respond(app, body, Form::Chat).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn respond<E: Engine>(app: Arc<App<E>>, body: Body, form: Form) -> Result<Response, ApiError> {
+async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiError> {
     let deadline = Instant::now() + app.options.request_time;
     let body = app.body(body).await?;
     let parsing = Arc::clone(&app);
@@ -111,11 +110,11 @@ fn incomplete() -> ApiError {
 }
 
 /// Keeps the turn of a conversation, and adds to the answer what OpenAI's interface has no place for.
-async fn end<E: Engine>(
-    app: &Arc<App<E>>,
-    request: &ParsedRequest<E>,
-    answer: &mut Answer<'_, E>,
-    conversation: Option<(OpenSession<E>, NewTurn)>,
+async fn end(
+    app: &Arc<App>,
+    request: &ParsedRequest,
+    answer: &mut Answer<'_>,
+    conversation: Option<(OpenSession, NewTurn)>,
 ) -> Result<(), ApiError> {
     let Some(finished) = answer.finished.take() else { return Ok(()) };
     let (policy, said, recall) = (request.policy.clone(), answer.text().to_string(), request.recall);
@@ -140,12 +139,12 @@ async fn end<E: Engine>(
 }
 
 /// Sends an answer as it is written. When the client goes away, the receiver is dropped, which cancels the jobs.
-fn streamed<E: Engine>(
-    app: Arc<App<E>>,
-    mut request: ParsedRequest<E>,
+fn streamed(
+    app: Arc<App>,
+    mut request: ParsedRequest,
     head: Head,
-    first: Option<PromptEvents<E>>,
-    mut receiver: UnboundedReceiver<PromptEvents<E>>,
+    first: Option<PromptEvents>,
+    mut receiver: UnboundedReceiver<PromptEvents>,
 ) -> Response {
     let (sender, sent) = unbounded_channel::<Vec<String>>();
     let waiting = Arc::new(AtomicUsize::new(0));
@@ -205,10 +204,10 @@ fn streamed<E: Engine>(
 }
 
 /// Adds the events of a prompt to an answer, and the parts of a stream that they give to `parts`.
-fn add<E: Engine>(
-    answer: &mut Answer<'_, E>,
+fn add(
+    answer: &mut Answer<'_>,
     prompt: usize,
-    events: Vec<Event<E>>,
+    events: Vec<Event>,
     parts: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
     for event in events {

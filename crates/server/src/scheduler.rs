@@ -11,10 +11,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use march_lm::anchors::Policy;
-use march_lm::engine::Engine;
+use march_lm::engine::Device;
 use march_lm::generate::{GRID, Inference, Sampling, Session, Text};
 use march_lm::memory::{BankTag, StateBank};
-use march_lm::model::{InferenceParameters, Model, Part};
+use march_lm::model::{Model, Parameters, Part};
 use march_lm::tokenizer::Tokenizer;
 use march_lm::{Error, Result};
 
@@ -25,13 +25,13 @@ use crate::prefix::{PrefixCache, PrefixMatch};
 use crate::slices::Slices;
 
 /// A model that is ready to run, with its tokenizer.
-pub struct LoadedModel<E: Engine> {
-    /// The engine. Its products must be batch-invariant.
-    pub engine: E,
+pub struct LoadedModel {
+    /// The device of the weights. Its products must be batch-invariant.
+    pub device: Device,
     /// The model.
-    pub model: Model<E>,
+    pub model: Model,
     /// Its weights.
-    pub parameters: InferenceParameters<E>,
+    pub parameters: Parameters,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// The memory policy of requests that name none.
@@ -63,15 +63,15 @@ pub struct SchedulerLimits {
 }
 
 /// Runs a model on a thread of its own, until the [`Jobs`] are closed and the last one has ended.
-pub fn start<E: Engine>(
-    loaded: Arc<LoadedModel<E>>,
+pub fn start(
+    loaded: Arc<LoadedModel>,
     limits: SchedulerLimits,
     metrics: Arc<Metrics>,
-) -> std::io::Result<(Arc<Jobs<E>>, std::thread::JoinHandle<()>)> {
+) -> std::io::Result<(Arc<Jobs>, std::thread::JoinHandle<()>)> {
     let jobs = Arc::new(Jobs::new(limits.queue, Arc::clone(&metrics)));
     let queue = Arc::clone(&jobs);
     let thread = std::thread::Builder::new().name("model".into()).spawn(move || {
-        let inference = Inference::new(&loaded.engine, &loaded.model, &loaded.parameters);
+        let inference = Inference::new(&loaded.model, &loaded.parameters);
         let wide = inference.call_tokens().min(WIDE_SLICE);
         let any_calls = loaded.model.config().mixer.has_same_bits_in_any_calls();
         Scheduler {
@@ -90,39 +90,39 @@ pub fn start<E: Engine>(
 }
 
 /// A job that has a place.
-struct ActiveJob<E: Engine> {
-    job: Job<E>,
+struct ActiveJob {
+    job: Job,
     cached: usize,
     scores: Vec<ScoredToken>,
     /// Whether the state has the bits of any other way to read the prompt, so that other requests may continue from it.
     exact: bool,
-    state: State<E>,
+    state: State,
 }
 
-enum State<E: Engine> {
+enum State {
     /// The prompt is being read to score its tokens: the bank, and how many tokens it has read.
-    Scoring(Box<StateBank<E>>, usize),
+    Scoring(Box<StateBank>, usize),
     /// The prompt is being read. The session has been given the first `pushed` tokens of it, up to a place whose state
     /// is kept, or all.
-    Reading(Box<Session<E>>, usize),
+    Reading(Box<Session>, usize),
     /// Texts are being written.
-    Writing(Vec<Choice<E>>),
+    Writing(Vec<Choice>),
 }
 
-struct Scheduler<'a, E: Engine> {
-    loaded: &'a LoadedModel<E>,
-    wide: Inference<'a, E>,
-    slices: Slices<'a, E>,
-    cache: PrefixCache<E>,
+struct Scheduler<'a> {
+    loaded: &'a LoadedModel,
+    wide: Inference<'a>,
+    slices: Slices<'a>,
+    cache: PrefixCache,
     /// Whether a text has the same bits however it is divided into calls.
     any_calls: bool,
-    active: VecDeque<ActiveJob<E>>,
+    active: VecDeque<ActiveJob>,
     limits: SchedulerLimits,
     metrics: &'a Metrics,
 }
 
-impl<E: Engine> Scheduler<'_, E> {
-    fn run(mut self, jobs: &Jobs<E>) {
+impl Scheduler<'_> {
+    fn run(mut self, jobs: &Jobs) {
         let mut open = true;
         while open || !self.active.is_empty() {
             open &= self.admit(jobs);
@@ -147,13 +147,13 @@ impl<E: Engine> Scheduler<'_, E> {
         }
     }
 
-    /// Returns unused buffers to the system when there is nothing to do, or if there are very many. The engine keeps as
+    /// Returns unused buffers to the system when there is nothing to do, or if there are very many. The device keeps as
     /// many of each size as were ever used at once.
     fn trim(&self) {
-        let engine = &self.loaded.engine;
-        let free = engine.free_bytes();
-        if free > 0 && (self.active.is_empty() || free > engine.live_bytes() + SPARE) {
-            engine.trim();
+        let device = &self.loaded.device;
+        let free = device.free_bytes();
+        if free > 0 && (self.active.is_empty() || free > device.live_bytes() + SPARE) {
+            device.trim();
         }
     }
 
@@ -164,7 +164,7 @@ impl<E: Engine> Scheduler<'_, E> {
 
     /// Takes waiting jobs as long as there are places; waits if there is nothing else to do. Returns whether more jobs
     /// can come.
-    fn admit(&mut self, jobs: &Jobs<E>) -> bool {
+    fn admit(&mut self, jobs: &Jobs) -> bool {
         loop {
             let texts = self.texts();
             if texts >= self.limits.texts {
@@ -186,17 +186,16 @@ impl<E: Engine> Scheduler<'_, E> {
     }
 
     /// Finds how much of a prompt is known already: the number of tokens, and the state to begin with.
-    fn begin(&mut self, job: &mut Job<E>) -> Result<(usize, State<E>)> {
-        let LoadedModel { engine, model, .. } = self.loaded;
+    fn begin(&mut self, job: &mut Job) -> Result<(usize, State)> {
+        let model = &self.loaded.model;
         if job.score_prompt {
             return Ok((0, State::Scoring(Box::new(model.bank(job.policy.clone())?), 0)));
         }
-        let PrefixMatch { mut text, mut tokens, mut branch } =
-            self.cache.find(engine, &job.prompt, &job.policy);
+        let PrefixMatch { mut text, mut tokens, mut branch } = self.cache.find(&job.prompt, &job.policy);
         if let Some(prefix) = job.prefix.take().filter(|prefix| prefix.text.bank().policy() == &job.policy) {
             let usable = prefix.usable(prefix.common(&job.prompt), job.prompt.len());
             if usable > tokens
-                && let Some(own) = prefix.at(engine, usable)
+                && let Some(own) = prefix.at(usable)
             {
                 (text, tokens) = (Some(own), usable);
                 branch = branch.filter(|&at| at > usable);
@@ -219,7 +218,7 @@ impl<E: Engine> Scheduler<'_, E> {
 
     fn drop_cancelled(&mut self) {
         let now = Instant::now();
-        let late: Vec<ActiveJob<E>> = {
+        let late: Vec<ActiveJob> = {
             let (keep, late) = self.active.drain(..).partition(|active| active.job.deadline > now);
             self.active = keep;
             late.into()
@@ -240,9 +239,9 @@ impl<E: Engine> Scheduler<'_, E> {
             _ => (&self.wide, self.wide.call_tokens()),
         };
         let with_prompts = reading && room > 0;
-        let mut now: Vec<&mut Session<E>> = Vec::new();
+        let mut now: Vec<&mut Session> = Vec::new();
         let mut read = 0;
-        let mut scoring: Vec<(&mut ActiveJob<E>, usize)> = Vec::new();
+        let mut scoring: Vec<(&mut ActiveJob, usize)> = Vec::new();
         for active in &mut self.active {
             if let State::Scoring(_, at) = active.state {
                 let last = active.job.prompt.len() - 1;
@@ -303,8 +302,7 @@ impl<E: Engine> Scheduler<'_, E> {
         Ok(())
     }
 
-    fn advance_job(&mut self, mut active: ActiveJob<E>) -> Result<Option<ActiveJob<E>>> {
-        let engine = &self.loaded.engine;
+    fn advance_job(&mut self, mut active: ActiveJob) -> Result<Option<ActiveJob>> {
         active.state = match active.state {
             State::Scoring(bank, read) if read + 1 == active.job.prompt.len() => {
                 let text = Text::new(*bank).with_recent(&active.job.prompt[..read]);
@@ -317,7 +315,7 @@ impl<E: Engine> Scheduler<'_, E> {
             State::Reading(mut session, pushed) if session.is_ready() => {
                 let prompt = &active.job.prompt;
                 if active.exact && (self.any_calls || pushed.is_multiple_of(GRID)) {
-                    self.cache.keep(engine, &prompt[..pushed], session.text());
+                    self.cache.keep(&prompt[..pushed], session.text());
                 }
                 if pushed < prompt.len() {
                     session.push(&prompt[pushed..]);
@@ -342,10 +340,10 @@ impl<E: Engine> Scheduler<'_, E> {
             let choice = choices.swap_remove(i);
             let prefix = choice.prefix(&job.prompt);
             if self.any_calls {
-                self.cache.keep(engine, &prefix.ids, &prefix.text);
+                self.cache.keep(&prefix.ids, &prefix.text);
             }
             if job.whole || job.recall {
-                let finished = Box::new(choice.finish(engine, prefix, self.any_calls));
+                let finished = Box::new(choice.finish(prefix, self.any_calls));
                 job.events.add(Event::Finished(finished));
             }
         }
@@ -357,7 +355,7 @@ impl<E: Engine> Scheduler<'_, E> {
 }
 
 /// Reads slices of prompts and scores their tokens.
-fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut ActiveJob<E>, usize)]) -> Result<()> {
+fn score(inference: &Inference<'_>, scoring: &mut [(&mut ActiveJob, usize)]) -> Result<()> {
     let top = scoring.iter().filter_map(|(active, _)| active.job.top).max().unwrap_or(1);
     let (mut parts, mut targets) = (Vec::new(), Vec::new());
     for (active, count) in scoring.iter_mut().filter(|(_, count)| *count > 0) {
@@ -388,7 +386,7 @@ fn score<E: Engine>(inference: &Inference<'_, E>, scoring: &mut [(&mut ActiveJob
     Ok(())
 }
 
-impl<E: Engine> ActiveJob<E> {
+impl ActiveJob {
     fn texts(&self) -> usize {
         match &self.state {
             State::Writing(choices) => choices.len(),

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use march_lm::anchors::Policy;
-use march_lm::engine::Engine;
 use march_lm::memory::BankTag;
 use serde_json::{Value, json};
 
@@ -29,10 +28,10 @@ const MOST: usize = 10_000;
 const IDLE: Duration = Duration::from_secs(600);
 
 /// A conversation in memory.
-struct Slot<E: Engine> {
+struct Slot {
     record: Arc<Record>,
     /// The state after the last turn, unless it was idle for long.
-    prefix: Option<CachedPrefix<E>>,
+    prefix: Option<CachedPrefix>,
     bytes: usize,
     used: Instant,
     busy: bool,
@@ -50,25 +49,25 @@ pub struct SessionRequest {
 }
 
 /// All conversations.
-pub struct Sessions<E: Engine> {
+pub struct Sessions {
     folder: Option<Folder>,
-    loaded: Arc<LoadedModel<E>>,
+    loaded: Arc<LoadedModel>,
     name: String,
     /// The most bytes of states in memory.
     limit: usize,
-    slots: Mutex<HashMap<String, Slot<E>>>,
+    slots: Mutex<HashMap<String, Slot>>,
     /// The ids that are being made, changed or deleted: one request at a time for each.
     changing: Mutex<HashSet<String>>,
     changed: Condvar,
 }
 
 /// The right to make, change or delete a conversation.
-struct Turnstile<'a, E: Engine> {
-    sessions: &'a Sessions<E>,
+struct Turnstile<'a> {
+    sessions: &'a Sessions,
     id: String,
 }
 
-impl<E: Engine> Drop for Turnstile<'_, E> {
+impl Drop for Turnstile<'_> {
     fn drop(&mut self) {
         self.sessions.changing().remove(&self.id);
         self.sessions.changed.notify_all();
@@ -76,23 +75,23 @@ impl<E: Engine> Drop for Turnstile<'_, E> {
 }
 
 /// A conversation that a request continues. No other request can use it until this is dropped.
-pub struct OpenSession<E: Engine> {
-    sessions: Arc<Sessions<E>>,
+pub struct OpenSession {
+    sessions: Arc<Sessions>,
     /// Its id.
     pub id: String,
     /// The conversation before the request.
     pub record: Arc<Record>,
     /// Its state, if there is one.
-    pub prefix: Option<CachedPrefix<E>>,
+    pub prefix: Option<CachedPrefix>,
 }
 
-impl<E: Engine> std::fmt::Debug for OpenSession<E> {
+impl std::fmt::Debug for OpenSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OpenSession").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-impl<E: Engine> Drop for OpenSession<E> {
+impl Drop for OpenSession {
     fn drop(&mut self) {
         if let Some(slot) = self.sessions.lock().get_mut(&self.id) {
             (slot.busy, slot.used) = (false, Instant::now());
@@ -127,12 +126,12 @@ fn failed(id: &str, doing: &str, error: &dyn std::fmt::Display) -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
-impl<E: Engine> Sessions<E> {
+impl Sessions {
     /// The conversations of a folder; without a folder, none, and those to come are only in memory. States take at most
     /// `limit` bytes of memory. Fails with a message if another server uses the folder.
     pub fn open(
         folder: Option<PathBuf>,
-        loaded: Arc<LoadedModel<E>>,
+        loaded: Arc<LoadedModel>,
         name: &str,
         limit: usize,
     ) -> std::result::Result<Self, String> {
@@ -156,7 +155,7 @@ impl<E: Engine> Sessions<E> {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Slot<E>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Slot>> {
         // The map is changed by single calls, each of which leaves it whole.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,7 +165,7 @@ impl<E: Engine> Sessions<E> {
     }
 
     /// Waits until no other request makes, changes or deletes this conversation.
-    fn wait_for_turn(&self, id: &str) -> Turnstile<'_, E> {
+    fn wait_for_turn(&self, id: &str) -> Turnstile<'_> {
         let mut changing = self.changing();
         while !changing.insert(id.into()) {
             changing = self.changed.wait(changing).unwrap_or_else(PoisonError::into_inner);
@@ -215,7 +214,7 @@ impl<E: Engine> Sessions<E> {
     /// All conversations, the last used one first.
     pub fn list(&self) -> Value {
         let slots = self.lock();
-        let mut all: Vec<(&String, &Slot<E>)> = slots.iter().collect();
+        let mut all: Vec<(&String, &Slot)> = slots.iter().collect();
         all.sort_by(|a, b| b.1.record.updated.cmp(&a.1.record.updated).then(a.0.cmp(b.0)));
         let data: Vec<Value> = all.into_iter().map(|(id, slot)| self.describe(id, &slot.record)).collect();
         json!({ "object": "list", "data": data })
@@ -291,9 +290,9 @@ impl<E: Engine> Sessions<E> {
     fn change(
         &self,
         record: &mut Record,
-        prefix: Option<CachedPrefix<E>>,
+        prefix: Option<CachedPrefix>,
         request: &SessionRequest,
-    ) -> Result<Option<CachedPrefix<E>>> {
+    ) -> Result<Option<CachedPrefix>> {
         if let Some(policy) = &request.policy {
             record.policy = policy.clone();
         }
@@ -314,7 +313,7 @@ impl<E: Engine> Sessions<E> {
         // A model with anchors returns to the last one before the end; others read the rest again.
         let prefix = prefix.and_then(|prefix| {
             let usable = prefix.usable(prefix.common(&record.ids), record.ids.len() + 1);
-            let text = prefix.at(&self.loaded.engine, usable).filter(|_| usable > 0)?;
+            let text = prefix.at(usable).filter(|_| usable > 0)?;
             Some(CachedPrefix { ids: record.ids[..usable].to_vec(), text })
         });
         record.state = None;
@@ -322,7 +321,7 @@ impl<E: Engine> Sessions<E> {
     }
 
     /// Adds a new conversation.
-    fn create(&self, id: &str, mut record: Record, prefix: Option<CachedPrefix<E>>) -> Result<(bool, Value)> {
+    fn create(&self, id: &str, mut record: Record, prefix: Option<CachedPrefix>) -> Result<(bool, Value)> {
         if self.lock().len() >= MOST {
             let message = format!("there are already {MOST} sessions; delete some");
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message));
@@ -333,7 +332,7 @@ impl<E: Engine> Sessions<E> {
             created.map_err(|error| failed(id, "saving", &error))?;
         }
         let described = self.describe(id, &record);
-        let bytes = prefix.as_ref().map_or(0, |prefix| prefix.text.bank().bytes(&self.loaded.engine));
+        let bytes = prefix.as_ref().map_or(0, |prefix| prefix.text.bank().bytes());
         self.lock().insert(id.into(), Slot::new(record, prefix, bytes));
         self.shrink();
         Ok((true, described))
@@ -371,7 +370,7 @@ impl<E: Engine> Sessions<E> {
     }
 
     /// Opens a conversation for a request that continues it.
-    pub fn begin(self: &Arc<Self>, id: &str) -> Result<OpenSession<E>> {
+    pub fn begin(self: &Arc<Self>, id: &str) -> Result<OpenSession> {
         check_id(id)?;
         let mut open = {
             let mut slots = self.lock();
@@ -428,8 +427,8 @@ fn busy(id: &str) -> ApiError {
     conflict(format!("session `{id}` is being used by another request; wait until it has ended"))
 }
 
-impl<E: Engine> Slot<E> {
-    fn new(record: Record, prefix: Option<CachedPrefix<E>>, bytes: usize) -> Self {
+impl Slot {
+    fn new(record: Record, prefix: Option<CachedPrefix>, bytes: usize) -> Self {
         Self { record: Arc::new(record), prefix, bytes, used: Instant::now(), busy: false }
     }
 }
@@ -447,14 +446,14 @@ pub struct NewTurn {
     pub rewritten: bool,
 }
 
-impl<E: Engine> OpenSession<E> {
+impl OpenSession {
     /// Adds a turn with its answer. When this returns, the turn is on the disk, if the server has a folder.
     pub fn finish(
         &mut self,
         turn: &NewTurn,
         answer: &str,
         policy: &Policy,
-        finished: &FinishedChoice<E>,
+        finished: &FinishedChoice,
     ) -> Result<()> {
         let mut record = Record::clone(&self.record);
         if turn.rewritten {
@@ -479,14 +478,14 @@ impl<E: Engine> OpenSession<E> {
     }
 
     /// Replaces the conversation, first on the disk, then in memory.
-    fn replace(&mut self, mut record: Record, prefix: Option<CachedPrefix<E>>) -> Result<()> {
+    fn replace(&mut self, mut record: Record, prefix: Option<CachedPrefix>) -> Result<()> {
         let Self { sessions, id, .. } = self;
         if let Some(folder) = &sessions.folder {
             record.state = self.record.state.clone();
             let saved = folder.replace(id, &sessions.loaded, &mut record, prefix.as_ref());
             saved.map_err(|error| failed(id, "saving", &error))?;
         }
-        let bytes = prefix.as_ref().map_or(0, |prefix| prefix.text.bank().bytes(&sessions.loaded.engine));
+        let bytes = prefix.as_ref().map_or(0, |prefix| prefix.text.bank().bytes());
         self.record = Arc::new(record);
         if let Some(slot) = sessions.lock().get_mut(id) {
             (slot.record, slot.prefix, slot.bytes) = (Arc::clone(&self.record), prefix, bytes);

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use march_lm::disk::Lock;
-use march_lm::engine::Engine;
 use march_lm::generate::{Generator, Text};
 use march_lm::memory::{BankFile, BankTag, Rollback, StateBank};
 
@@ -14,14 +13,14 @@ use super::open::OpenedModel;
 use crate::display::{bytes, thousands};
 
 /// The bank of an empty text.
-pub fn empty<E: Engine>(opened: &OpenedModel<'_, E>) -> anyhow::Result<StateBank<E>> {
+pub fn empty(opened: &OpenedModel) -> anyhow::Result<StateBank> {
     Ok(opened.model.bank(opened.policy.clone())?)
 }
 
 /// Loads the text of a file, with the bank's own policy except for what the flags change.
-pub fn load<E: Engine>(opened: &OpenedModel<'_, E>, file: &BankFile) -> anyhow::Result<Text<E>> {
+pub fn load(opened: &OpenedModel, file: &BankFile) -> anyhow::Result<Text> {
     let policy = opened.flags.over(file.policy().clone());
-    Ok(Text::load(opened.engine, &opened.model, file, &tag(opened)?, Some(&policy))?)
+    Ok(Text::load(&opened.device, &opened.model, file, &tag(opened)?, Some(&policy))?)
 }
 
 /// What a command suggests if a file holds the bank of another text.
@@ -86,11 +85,7 @@ impl Place {
     }
 
     /// Writes the text's bank; if the file holds its beginning, only the new part.
-    pub fn save<E: Engine>(
-        &self,
-        opened: &OpenedModel<'_, E>,
-        generator: &mut Generator<'_, E>,
-    ) -> anyhow::Result<()> {
+    pub fn save(&self, opened: &OpenedModel, generator: &mut Generator<'_>) -> anyhow::Result<()> {
         Ok(generator.save(&self.path, &tag(opened)?)?)
     }
 
@@ -126,7 +121,7 @@ fn real(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Rolls back to the last kept anchor that is at most `tokens` tokens into the text; returns a message.
-pub fn rollback<E: Engine>(generator: &mut Generator<'_, E>, tokens: usize) -> anyhow::Result<String> {
+pub fn rollback(generator: &mut Generator<'_>, tokens: usize) -> anyhow::Result<String> {
     let before = generator.text().tokens();
     Ok(match generator.rollback(tokens)? {
         None => format!("the text already ends at {} tokens", thousands(before)),
@@ -146,12 +141,12 @@ pub fn rollback<E: Engine>(generator: &mut Generator<'_, E>, tokens: usize) -> a
 }
 
 /// The tag of the model's banks.
-pub fn tag<E: Engine>(opened: &OpenedModel<'_, E>) -> anyhow::Result<BankTag> {
+pub fn tag(opened: &OpenedModel) -> anyhow::Result<BankTag> {
     Ok(BankTag::new(opened.model.config().mixer.model_type(), opened.fingerprint()?, &opened.tokenizer))
 }
 
 /// A one-line description of a bank.
-pub fn line<E: Engine>(opened: &OpenedModel<'_, E>, bank: &StateBank<E>) -> String {
+pub fn line(bank: &StateBank) -> String {
     let timeline = bank.timeline();
     let anchors = match bank.policy().interval {
         Some(_) => {
@@ -159,5 +154,5 @@ pub fn line<E: Engine>(opened: &OpenedModel<'_, E>, bank: &StateBank<E>) -> Stri
         }
         None => String::new(),
     };
-    format!("{} tokens, {anchors}{}", thousands(timeline.position), bytes(bank.bytes(opened.engine)))
+    format!("{} tokens, {anchors}{}", thousands(timeline.position), bytes(bank.bytes()))
 }

@@ -6,14 +6,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use clap::Args;
-use march_lm::engine::{Engine, Products};
 use march_lm::generate::{Generator, Limits, StopReason, Text};
 use march_lm::memory::BankFile;
 
 use super::bank::{self, Advice, Place};
 use super::open::{ModelArgs, OpenedModel};
 use super::writing::{WritingArgs, show, unescape};
-use crate::device::on_device;
 use crate::display::Progress;
 use crate::display::out::note;
 use crate::interrupt;
@@ -63,35 +61,31 @@ impl Chat {
     /// Answers until the input ends.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.answer(&engine))
-    }
-
-    fn answer<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let sampling = self.writing.sampling();
         sampling.check()?;
-        let opened = self.model.open(engine)?;
+        let opened = self.model.open()?;
         interrupt::listen("ending the answer")?;
         let mut limits = self.writing.limits();
         limits.stop.push(self.user_prefix.trim_end().to_string());
         let generator = opened.generator(bank::empty(&opened)?, sampling)?;
         let (forks, own) = (VecDeque::new(), Vec::new());
-        Conversation { chat: self, opened: &opened, limits, generator, forks, own }.run()
+        Conversation { chat: &self, opened: &opened, limits, generator, forks, own }.run()
     }
 }
 
 /// A conversation.
-struct Conversation<'a, E: Engine> {
+struct Conversation<'a> {
     chat: &'a Chat,
-    opened: &'a OpenedModel<'a, E>,
+    opened: &'a OpenedModel,
     limits: Limits,
-    generator: Generator<'a, E>,
+    generator: Generator<'a>,
     /// The text before each of the last turns.
-    forks: VecDeque<Text<E>>,
+    forks: VecDeque<Text>,
     /// The identities of the files that this text was loaded from or saved to ([`BankFile::identity`]).
     own: Vec<String>,
 }
 
-impl<E: Engine> Conversation<'_, E> {
+impl Conversation<'_> {
     fn run(mut self) -> anyhow::Result<()> {
         let mut stdin = std::io::stdin().lock();
         let terminal = stdin.is_terminal();
@@ -170,7 +164,7 @@ impl<E: Engine> Conversation<'_, E> {
     }
 
     /// Keeps a text for `/undo`.
-    fn remember(&mut self, before: Text<E>) {
+    fn remember(&mut self, before: Text) {
         self.forks.push_back(before);
         if self.forks.len() > UNDO_TURNS {
             self.forks.pop_front();
@@ -226,6 +220,6 @@ impl<E: Engine> Conversation<'_, E> {
             }
             _ => return Ok(format!("unknown command /{name}; /help lists the commands")),
         }
-        Ok(bank::line(self.opened, self.generator.bank()?))
+        Ok(bank::line(self.generator.bank()?))
     }
 }

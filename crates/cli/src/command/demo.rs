@@ -14,13 +14,13 @@ use march_lm::Config;
 use march_lm::data::recall::{QUESTION_SEED, Task};
 
 use super::demo_learn::{
-    DOCUMENTS, Pupil, ROWS, STEPS, TrainedModel, TrainingNote, facts, most_in_training, run_folder, stages,
-    task_text,
+    DOCUMENTS, ROWS, STEPS, TrainedModel, TrainingNote, TrainingTask, facts, most_in_training, run_folder,
+    stages, task_text,
 };
 use super::demo_table::{table, verdict};
 use super::train::free_folder;
 use crate::display::out::say;
-use crate::display::{Pupils, lines, thousands};
+use crate::display::{ModelsProgress, lines, thousands};
 use crate::output::{Kind, Output};
 use crate::{interrupt, number};
 
@@ -88,24 +88,24 @@ impl Demo {
         stop: &AtomicBool,
     ) -> anyhow::Result<Option<Vec<TrainedModel>>> {
         let samples = if self.quick { 8 } else { 128 };
-        let pupils: Vec<Pupil<'_>> = MODELS
+        let tasks: Vec<TrainingTask<'_>> = MODELS
             .iter()
             .zip(all)
             .enumerate()
-            .map(|(number, ((_, name), stages))| Pupil { number, name, stages, folder, samples })
+            .map(|(number, ((_, name), stages))| TrainingTask { number, name, stages, folder, samples })
             .collect();
-        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(pupils.len());
-        let mut shown = Pupils::new(MODELS.map(|(name, _)| name).to_vec(), total(&all[0]));
+        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
+        let mut shown = ModelsProgress::new(MODELS.map(|(name, _)| name).to_vec(), total(&all[0]));
         let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (send, receive) = channel();
         // Takes one model after the other, until none is left.
         let work = |send: Sender<(usize, TrainingNote)>| {
             let mut done = Vec::new();
             while !failed.load(Ordering::Relaxed) {
-                let Some(pupil) = pupils.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                let learned = pupil.learn(stop, &send);
+                let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                let learned = task.learn(stop, &send);
                 failed.fetch_or(learned.is_err(), Ordering::Relaxed);
-                done.push((pupil.number, learned));
+                done.push((task.number, learned));
             }
             done
         };
@@ -120,7 +120,7 @@ impl Demo {
             for (number, note) in receive {
                 match note {
                     TrainingNote::Step(step, loss) => shown.step(number, step, loss),
-                    TrainingNote::Accuracy(step, accuracy) => shown.asked(number, step, accuracy),
+                    TrainingNote::Accuracy(step, accuracy) => shown.evaluated(number, step, accuracy),
                 }
             }
             shown.finish();

@@ -7,13 +7,13 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use anyhow::Context;
-use march_lab::eval::{Reader, RecallOptions, TaskReport, ask};
+use march_lab::eval::{Reader, RecallOptions, TaskReport, evaluate_recall};
 use march_lab::report::routing::Routing;
 use march_lm::Config;
 use march_lm::anchors::Policy;
 use march_lm::checkpoint::Checkpoint;
 use march_lm::data::recall::{QUESTION_SEED, Task};
-use march_lm::engine::{Cpu, CpuOptions, Precision, Products};
+use march_lm::engine::{CpuOptions, Device, Precision, Products};
 use march_lm::generate::{Generator, Sampling};
 use march_lm::model::{Model, TraceCell};
 use march_lm::run::{Event, Run, RunOptions};
@@ -125,7 +125,7 @@ fn find(results: &[TaskReport], documents: usize) -> Option<&TaskReport> {
 }
 
 /// A model to train.
-pub struct Pupil<'a> {
+pub struct TrainingTask<'a> {
     /// Its number in messages.
     pub number: usize,
     /// The name of its preset and of its folder.
@@ -145,7 +145,7 @@ struct TrainingResult {
     checkpoint: PathBuf,
 }
 
-impl Pupil<'_> {
+impl TrainingTask<'_> {
     /// Trains the model, saves it, and evaluates the saved one. `None` if `stop` was set in the meantime; the state so
     /// far is saved.
     pub fn learn(
@@ -154,7 +154,7 @@ impl Pupil<'_> {
         tell: &Sender<(usize, TrainingNote)>,
     ) -> anyhow::Result<Option<TrainedModel>> {
         match self.train(stop, tell)? {
-            Some(trained) => self.ask(trained, stop),
+            Some(trained) => self.evaluate(trained, stop),
             None => Ok(None),
         }
     }
@@ -166,7 +166,7 @@ impl Pupil<'_> {
         stop: &AtomicBool,
         tell: &Sender<(usize, TrainingNote)>,
     ) -> anyhow::Result<Option<TrainingResult>> {
-        let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() })
+        let device = Device::cpu(CpuOptions { threads: 1, ..Default::default() })
             .context("the engine could not start")?;
         let began = Instant::now();
         let (mut before, mut parameters, mut curve) = (0, 0, Vec::new());
@@ -178,8 +178,8 @@ impl Pupil<'_> {
             let folder = run_folder(self.folder, self.name, stage);
             let options = RunOptions { init_from: checkpoint.take(), ..RunOptions::default() };
             let mut run =
-                Run::create(&engine, config.clone(), &folder, options, Box::<SingleProcess>::default())?;
-            if let Err(error) = machine::session(&engine, 0, 1).record(&folder) {
+                Run::create(&device, config.clone(), &folder, options, Box::<SingleProcess>::default())?;
+            if let Err(error) = machine::session(&device, 1, 0, 1).record(&folder) {
                 note!("note          {error}"); // no reason not to train
             }
             let send = |note| drop(tell.send((self.number, note)));
@@ -202,22 +202,16 @@ impl Pupil<'_> {
         Ok(Some(TrainingResult { parameters, seconds: began.elapsed().as_secs_f64(), curve, checkpoint }))
     }
 
-    /// Asks a saved model, which reads one token at a time.
-    fn ask(&self, trained: TrainingResult, stop: &AtomicBool) -> anyhow::Result<Option<TrainedModel>> {
+    /// Evaluates a saved model, which reads one token at a time.
+    fn evaluate(&self, trained: TrainingResult, stop: &AtomicBool) -> anyhow::Result<Option<TrainedModel>> {
         let TrainingResult { parameters, seconds, curve, checkpoint } = trained;
         // As in `march eval`: decoding is bit-identical to reading the whole sequence.
         let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
-        let engine = Cpu::new(options).context("the engine could not start")?;
-        let (model, weights) = Model::load_in(&engine, &Checkpoint::open(&checkpoint)?, Precision::F32)?;
+        let device = Device::cpu(options).context("the engine could not start")?;
+        let (model, weights) = Model::load_in(&device, &Checkpoint::open(&checkpoint)?, Precision::F32)?;
         let tokenizer = Tokenizer::of_checkpoint(&checkpoint, model.config().vocab_size, None)?;
         let policy = model.policy();
-        let reader = Reader {
-            engine: &engine,
-            model: &model,
-            parameters: &weights,
-            tokenizer: &tokenizer,
-            policy: &policy,
-        };
+        let reader = Reader { model: &model, parameters: &weights, tokenizer: &tokenizer, policy: &policy };
         let results = self.results(&reader, stop)?;
         let (mut without, mut routing) = (Vec::new(), None);
         if policy.interval.is_some() {
@@ -226,11 +220,11 @@ impl Pupil<'_> {
             let ids = Task::open(&task_text(most_in_training()), None)?.asked(QUESTION_SEED, 0).tokens;
             let trace = TraceCell::default();
             let bank = model.bank(policy.clone())?;
-            let generator = Generator::new(&engine, &model, &weights, bank, Sampling::default())?;
+            let generator = Generator::new(&model, &weights, bank, Sampling::default())?;
             generator.with_trace(&trace).read(&ids, &mut |_| ControlFlow::Continue(()))?;
             let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let layers = model.config().num_hidden_layers;
-            routing = Some(Routing::new(&engine, &trace, layers, &tokenizer, &ids)?);
+            routing = Some(Routing::new(&trace, layers, &tokenizer, &ids)?);
         }
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
@@ -240,8 +234,8 @@ impl Pupil<'_> {
     }
 
     /// The results with each number of documents; incomplete if `stop` was set in the meantime.
-    fn results(&self, reader: &Reader<'_, Cpu>, stop: &AtomicBool) -> anyhow::Result<Vec<TaskReport>> {
-        let asking = RecallOptions { samples: self.samples, decode: true, seed: QUESTION_SEED };
+    fn results(&self, reader: &Reader<'_>, stop: &AtomicBool) -> anyhow::Result<Vec<TaskReport>> {
+        let options = RecallOptions { samples: self.samples, decode: true, seed: QUESTION_SEED };
         let stopped = || stop.load(Ordering::Relaxed);
         let mut watch = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let mut results = Vec::new();
@@ -250,7 +244,7 @@ impl Pupil<'_> {
                 break;
             }
             let task = Task::open(&task_text(documents), None)?;
-            results.push(TaskReport::new(&task, &ask(reader, &task, asking, &mut watch)?));
+            results.push(TaskReport::new(&task, &evaluate_recall(reader, &task, options, &mut watch)?));
         }
         Ok(results)
     }

@@ -1,11 +1,12 @@
 //! `march doctor`: the machine's capabilities and the build of the program.
 
+use anyhow::Context;
 use clap::Args;
 use march_lm::engine::{Cpu, Machine, Products};
 use march_lm::train::machine_memory;
 use serde_json::json;
 
-use crate::device::{Device, EngineArgs};
+use crate::device::DeviceArgs;
 use crate::display::out::say;
 use crate::machine;
 
@@ -22,7 +23,7 @@ models of every kind with what is known of them; then its speed is measured. The
 `march train` refuses a GPU that fails. --json prints everything, for a report of a fault.")]
 pub struct Doctor {
     #[command(flatten)]
-    engine: EngineArgs,
+    device: DeviceArgs,
     /// Print the report, or the test of a GPU, as JSON
     #[arg(long)]
     json: bool,
@@ -31,16 +32,14 @@ pub struct Doctor {
 impl Doctor {
     /// Prints the report; measuring takes a few seconds.
     pub fn run(self) -> anyhow::Result<()> {
-        let cpu = self.engine.cpu(Products::Fastest)?;
-        match self.engine.device {
-            Device::Cpu if self.json => return print_json(&cpu),
-            Device::Cpu => {}
-            #[cfg(feature = "gpu")]
-            Device::Gpu(index) => {
-                return super::doctor_gpu::test(&crate::device::gpu::open(index, cpu)?, self.json);
-            }
-            #[cfg(not(feature = "gpu"))]
-            Device::Gpu(_) => return Err(crate::device::built_without()),
+        let device = self.device.open(Products::Fastest)?;
+        #[cfg(feature = "gpu")]
+        if let Some(gpu) = device.backend() {
+            return super::doctor_gpu::test(&device, gpu, self.json);
+        }
+        let cpu: &Cpu = device.backend().context("neither the processor nor a GPU")?;
+        if self.json {
+            return print_json(cpu);
         }
         say!("march         {} ({})", env!("CARGO_PKG_VERSION"), machine::profile());
         say!("processor     {} {}", std::env::consts::ARCH, machine::instructions());
@@ -54,7 +53,7 @@ impl Doctor {
         super::doctor_gpu::list();
         #[cfg(not(feature = "gpu"))]
         say!("GPU           not in this build; build with `cargo build --release --features gpu`");
-        let (measured, scatter) = measure(&cpu);
+        let (measured, scatter) = measure(cpu);
         say!("FMA peak      {:.1} GFLOP/s ({})", measured.peak_gflops, measured.instructions);
         say!("memory read   {:.1} GB/s", measured.read_gbs);
         say!("memory copy   {:.1} GB/s (bytes read and written)", measured.copy_gbs);

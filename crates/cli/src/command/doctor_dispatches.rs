@@ -1,11 +1,10 @@
 //! How many kernels a GPU starts for a layer, counted, not estimated: the difference between models of three and of four
 //! layers, which is one layer in the middle.
 
+use march_gpu::Gpu;
 use march_lm::Config;
-use march_lm::engine::{Engine, Tape};
+use march_lm::engine::{Device, Tape};
 use march_lm::model::{Batch, Model, Settings};
-
-use crate::device::gpu::OnGpu;
 
 /// Tokens before the token that is decoded; they end between two anchors.
 const TOKENS: usize = 75;
@@ -25,16 +24,16 @@ pub struct PerLayer {
 }
 
 /// Counts the dispatches of each kind of model.
-pub fn count(engine: &OnGpu) -> anyhow::Result<Vec<PerLayer>> {
+pub fn count(device: &Device, gpu: &Gpu) -> anyhow::Result<Vec<PerLayer>> {
     let each = MODELS.iter().map(|&(model, preset)| {
-        let [fewer, more] = [of(engine, preset, 3)?, of(engine, preset, 4)?];
+        let [fewer, more] = [of(device, gpu, preset, 3)?, of(device, gpu, preset, 4)?];
         Ok(PerLayer { model, training: more[0] - fewer[0], decoding: more[1] - fewer[1] })
     });
     each.collect()
 }
 
 /// Dispatches of a training pass, and of decoding one token, of a whole model.
-fn of(engine: &OnGpu, preset: &str, layers: usize) -> anyhow::Result<[u64; 2]> {
+fn of(device: &Device, gpu: &Gpu, preset: &str, layers: usize) -> anyhow::Result<[u64; 2]> {
     let mut settings = vec![format!("model.num_hidden_layers={layers}"), "model.hidden_size=32".into()];
     settings.extend(["model.num_heads=2".into(), "model.intermediate_size=48".into()]);
     if preset != "tiny/transformer" {
@@ -44,31 +43,30 @@ fn of(engine: &OnGpu, preset: &str, layers: usize) -> anyhow::Result<[u64; 2]> {
         settings.push("model.anchor_interval=8".into());
     }
     let config = Config::load_with(preset, &settings)?.model;
-    let model: Model<OnGpu> = Model::new(&config);
-    let parameters = model.init(engine, 1)?;
-    let settings = Settings { policy: model.policy(), recompute: false };
+    let model = Model::new(&config);
+    let parameters = model.init(device, 1)?;
+    let settings = Settings { policy: model.policy(), ..Default::default() };
     let ids: Vec<u32> = (0..=TOKENS as u32).map(|i| i % 7).collect();
-    let training = counted(engine, || {
-        let tape = Tape::new(engine);
+    let training = counted(gpu, || {
+        let tape = Tape::new();
         let weights = model.bind(&tape, &parameters);
-        let hidden = model.forward(&tape, &weights, Batch::one(&ids[..TOKENS]), &settings, None)?;
-        let loss = model.loss(&tape, &weights, &hidden, &ids[1..], None)?;
+        let hidden = model.forward(&weights, Batch::one(&ids[..TOKENS]), &settings, None)?;
+        let loss = model.loss(&weights, &hidden, &ids[1..], None)?;
         Ok(tape.backward(&loss, |_, _| {})?)
     })?;
-    let tape = Tape::inference(engine);
-    let weights = model.bind(&tape, &parameters);
+    let weights = parameters.into();
     let mut bank = model.bank(settings.policy.clone())?;
-    model.extend(&tape, &weights, Batch::one(&ids[..TOKENS]), &mut [&mut bank], None)?;
-    let decoding = counted(engine, || {
-        model.extend(&tape, &weights, Batch::one(&ids[TOKENS..]), &mut [&mut bank], None)?;
+    model.extend(&weights, Batch::one(&ids[..TOKENS]), &mut [&mut bank], None)?;
+    let decoding = counted(gpu, || {
+        model.extend(&weights, Batch::one(&ids[TOKENS..]), &mut [&mut bank], None)?;
         Ok(())
     })?;
-    engine.check()?;
+    device.check()?;
     Ok([training, decoding])
 }
 
-fn counted(engine: &OnGpu, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<u64> {
-    let before = engine.device.dispatches();
+fn counted(gpu: &Gpu, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<u64> {
+    let before = gpu.dispatches();
     work()?;
-    Ok(engine.device.dispatches() - before)
+    Ok(gpu.dispatches() - before)
 }

@@ -1,16 +1,16 @@
 //! `march doctor` for GPUs: the list of them, and the test of one.
 
 use anyhow::bail;
-use march_gpu::AdapterSummary;
 use march_gpu::doctor::{self, Line, Peaks, Speed};
+use march_gpu::{AdapterSummary, Gpu};
+use march_lm::engine::Device;
 use serde_json::{Value, json};
 
 use super::doctor_dispatches::{self, PerLayer};
-use crate::device::gpu::OnGpu;
+use crate::device_test::{DeviceTest, ModelTest, PassedRecord, TestResult};
 use crate::display::bytes;
 use crate::display::out::say;
 use crate::machine;
-use crate::proof::{ModelTest, PassedRecord, Proof, TestResult};
 
 /// Prints a line for each GPU.
 pub fn list() {
@@ -29,13 +29,12 @@ pub fn list() {
 }
 
 /// Tests a GPU and measures it; fails if it does not pass.
-pub fn test(engine: &OnGpu, as_json: bool) -> anyhow::Result<()> {
-    let report = Report::of(engine, as_json)?;
+pub fn test(device: &Device, gpu: &Gpu, as_json: bool) -> anyhow::Result<()> {
+    let report = Report::of(device, gpu, as_json)?;
     if as_json {
         say!("{}", serde_json::to_string_pretty(&report.to_json())?);
     }
-    let device = engine.device.description();
-    let passed = PassedRecord::of(engine);
+    let passed = PassedRecord::of(gpu);
     if !report.failures.is_empty() {
         if let Some(passed) = passed {
             passed.forget();
@@ -56,8 +55,8 @@ pub fn test(engine: &OnGpu, as_json: bool) -> anyhow::Result<()> {
 
 /// All that is known of a device.
 struct Report {
-    device: String,
-    proof: Proof,
+    identity: String,
+    test: DeviceTest,
     dispatches: Vec<PerLayer>,
     peaks: Option<Peaks>,
     speeds: Vec<Speed>,
@@ -66,14 +65,14 @@ struct Report {
 
 impl Report {
     /// Tests and measures; prints what is found, unless it is `quiet`.
-    fn of(engine: &OnGpu, quiet: bool) -> anyhow::Result<Self> {
-        let device = engine.device.identity().to_string();
+    fn of(device: &Device, gpu: &Gpu, quiet: bool) -> anyhow::Result<Self> {
+        let identity = gpu.identity().to_string();
         if !quiet {
-            say!("device        {device}");
+            say!("device        {identity}");
             say!("\n{:<28} {:>10} {:>10}", "operation", "forward", "gradients");
         }
         let mut models = 0;
-        let proof = Proof::of(&engine.device, engine, &mut |shown| match shown {
+        let test = DeviceTest::run(device, &mut |shown| match shown {
             _ if quiet => {}
             TestResult::Operation(line) => show_operation(line),
             TestResult::Model(tested) => {
@@ -81,11 +80,11 @@ impl Report {
                 models += 1;
             }
         })?;
-        let failures = proof.failures();
+        let failures = test.failures();
         let mut report =
-            Self { device, proof, dispatches: Vec::new(), peaks: None, speeds: Vec::new(), failures };
+            Self { identity, test, dispatches: Vec::new(), peaks: None, speeds: Vec::new(), failures };
         // Whatever happens here, the report of the test is kept.
-        if let Err(error) = report.measure(engine, quiet) {
+        if let Err(error) = report.measure(device, gpu, quiet) {
             report.failures.push(format!("speed: {error:#}"));
         }
         if !quiet {
@@ -95,9 +94,9 @@ impl Report {
         Ok(report)
     }
 
-    fn measure(&mut self, engine: &OnGpu, quiet: bool) -> anyhow::Result<()> {
-        self.dispatches = doctor_dispatches::count(engine)?;
-        let peaks = Peaks::measure(&engine.device)?;
+    fn measure(&mut self, device: &Device, gpu: &Gpu, quiet: bool) -> anyhow::Result<()> {
+        self.dispatches = doctor_dispatches::count(device, gpu)?;
+        let peaks = Peaks::measure(gpu)?;
         self.peaks = Some(peaks);
         if !quiet {
             say!("\n{:<28} {:>10} {:>10}", "dispatches per layer", "training", "decoding");
@@ -118,7 +117,7 @@ impl Report {
                 "of peak"
             );
         }
-        self.speeds = doctor::speeds(&engine.device, &peaks, &mut |speed| {
+        self.speeds = doctor::speeds(device, &peaks, &mut |speed| {
             if !quiet {
                 show_speed(speed);
             }
@@ -127,14 +126,14 @@ impl Report {
     }
 
     fn to_json(&self) -> Value {
-        let operations = self.proof.operations.iter().map(|line| {
+        let operations = self.test.operations.iter().map(|line| {
             let Line { operation, forward_error, gradient_error, passed, note } = line;
             json!({
                 "operation": operation, "forward_error": forward_error, "gradient_error": gradient_error,
                 "passed": passed, "note": note,
             })
         });
-        let models = self.proof.models.iter().map(|tested| {
+        let models = self.test.models.iter().map(|tested| {
             let checks = tested.checks.iter().flatten().map(|check| {
                 json!({
                     "kind": check.kind, "error": check.error, "allowed": check.allowed, "largest": check.what,
@@ -160,7 +159,7 @@ impl Report {
         json!({
             "march": format!("{} ({})", env!("CARGO_PKG_VERSION"), machine::profile()),
             "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            "device": self.device,
+            "device": self.identity,
             "passed": self.failures.is_empty(),
             "failures": self.failures,
             "allowed": { "forward_error": doctor::FORWARD, "gradient_error": doctor::GRADIENT },

@@ -5,15 +5,13 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
-use march_lab::eval::{Reader, RecallOptions, Report, TaskReport, ask, compare};
+use march_lab::eval::{Reader, RecallOptions, Report, TaskReport, compare, evaluate_recall};
 use march_lm::data::recall::{QUESTION_SEED, TASKS, Task};
-use march_lm::engine::{Engine, Products};
 
 use super::eval_policies::EvalPolicies;
 use super::eval_requests::EvalRequests;
 use super::eval_suites::{SuiteArgs, is_suite_file, list_suites};
 use super::open::ModelArgs;
-use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
@@ -172,10 +170,6 @@ impl Eval {
 impl EvalArgs {
     fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.evaluate(&engine))
-    }
-
-    fn evaluate<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let limit = match (self.limit, self.samples) {
             (Some(_), Some(Some(_))) => bail!("--limit and --samples both give a number; use --limit N"),
             (limit, samples) => limit.or(samples.flatten()),
@@ -183,7 +177,7 @@ impl EvalArgs {
         let (suites, recall) = super::eval_suites::split(&self.tasks.tasks)?;
         if suites.is_empty() {
             self.suites.refuse()?;
-            return self.recall(engine, &recall, limit.unwrap_or(256));
+            return self.recall(&recall, limit.unwrap_or(256));
         }
         if !recall.is_empty() {
             bail!(
@@ -196,19 +190,11 @@ impl EvalArgs {
             bail!("--decode is for recall tasks");
         }
         let keep = self.samples == Some(None);
-        self.suites.run(
-            engine,
-            &self.model,
-            &suites,
-            &self.tasks.lengths,
-            limit,
-            keep,
-            self.output.as_deref(),
-        )
+        self.suites.run(&self.model, &suites, &self.tasks.lengths, limit, keep, self.output.as_deref())
     }
 
     /// Evaluates recall tasks.
-    fn recall<E: Engine>(&self, engine: &E, tasks: &[String], samples: u64) -> anyhow::Result<()> {
+    fn recall(&self, tasks: &[String], samples: u64) -> anyhow::Result<()> {
         if self.samples == Some(None) {
             bail!(
                 "--samples without a number is for the suites; the results of recall tasks always have every answer"
@@ -216,7 +202,7 @@ impl EvalArgs {
         }
         let tasks = recall_tasks(tasks, &self.tasks.lengths)?;
         let output = Output::check_some(self.output.as_deref(), Kind::Results, &self.model.inputs())?;
-        let opened = self.model.open(engine)?;
+        let opened = self.model.open()?;
         let (model, policy) = (&opened.model, &opened.policy);
         let model_type = model.config().mixer.model_type();
         let name = self.model.model.display().to_string();
@@ -225,15 +211,14 @@ impl EvalArgs {
         let mut report = Report::new(name, model_type, parameters, weights, policy.clone(), self.decode);
         say!("{}: {model_type}, {} parameters", report.model, thousands(parameters));
         say!("{}\n", about(&report));
-        let reader =
-            Reader { engine, model, parameters: &opened.parameters, tokenizer: &opened.tokenizer, policy };
+        let reader = Reader { model, parameters: &opened.parameters, tokenizer: &opened.tokenizer, policy };
         interrupt::listen("stopping after these sequences")?;
         let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
         heading(width);
         for task in &tasks {
             let mut progress = Progress::new("evaluated", "sequences", samples as usize);
-            let asking = RecallOptions { samples, decode: self.decode, seed: QUESTION_SEED };
-            let answers = ask(&reader, task, asking, &mut |done| {
+            let options = RecallOptions { samples, decode: self.decode, seed: QUESTION_SEED };
+            let answers = evaluate_recall(&reader, task, options, &mut |done| {
                 progress.at(done as usize);
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;

@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use march_lab::eval::{Reader, RecallOptions, ask};
+use march_lab::eval::{Reader, RecallOptions, evaluate_recall};
 use march_lab::report::recall::{Point, recall_by_bytes};
 use march_lm::anchors::{Placement, Policy, Retention};
 use march_lm::data::recall::{QUESTION_SEED, Task};
-use march_lm::engine::{Engine, Products};
 
 use super::eval::Questions;
 use super::open::{ModelArgs, OpenedModel};
-use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::interrupt;
@@ -47,10 +45,6 @@ impl EvalPolicies {
     /// Prints the tables, in Markdown.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.compare(&engine))
-    }
-
-    fn compare<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let tasks = self.questions.open()?;
         if self.plot.is_some() && tasks.len() > 1 {
             bail!("--plot shows one task at one length, but {} were given; give one of each", tasks.len());
@@ -58,9 +52,9 @@ impl EvalPolicies {
         let inputs: Vec<&Path> =
             self.model.inputs().into_iter().chain(self.also.iter().map(PathBuf::as_path)).collect();
         let plot = Output::check_some(self.plot.as_deref(), Kind::Picture, &inputs)?;
-        let mut models = vec![self.model.open(engine)?];
+        let mut models = vec![self.model.open()?];
         for folder in &self.also {
-            models.push(self.model.of(folder).open(engine)?);
+            models.push(self.model.of(folder).open_on(models[0].device.clone())?);
         }
         let own = models[0].policy.clone();
         let Some(interval) = own.interval else {
@@ -104,9 +98,9 @@ impl EvalPolicies {
     }
 
     /// Prints the table of one task; returns the bytes and the mean accuracy of each policy.
-    fn table<E: Engine>(
+    fn table(
         &self,
-        models: &[OpenedModel<'_, E>],
+        models: &[OpenedModel],
         policies: &[Policy],
         task: &Task,
     ) -> anyhow::Result<Vec<(usize, f64)>> {
@@ -120,7 +114,7 @@ impl EvalPolicies {
             let (mut shares, mut memory) = (Vec::new(), 0);
             for model in models {
                 let (share, bytes) =
-                    self.ask(model, policy, task, &mut |done| progress.at(before + done as usize))?;
+                    self.recall(model, policy, task, &mut |done| progress.at(before + done as usize))?;
                 before += samples;
                 shares.push(share);
                 memory += bytes / models.len();
@@ -138,22 +132,21 @@ impl EvalPolicies {
     }
 
     /// One model's fraction of correct answers and its bytes.
-    fn ask<E: Engine>(
+    fn recall(
         &self,
-        opened: &OpenedModel<'_, E>,
+        opened: &OpenedModel,
         policy: &Policy,
         task: &Task,
         tell: &mut dyn FnMut(u64),
     ) -> anyhow::Result<(f64, usize)> {
         let reader = Reader {
-            engine: opened.engine,
             model: &opened.model,
             parameters: &opened.parameters,
             tokenizer: &opened.tokenizer,
             policy,
         };
-        let asking = RecallOptions { samples: self.questions.samples, decode: false, seed: QUESTION_SEED };
-        let answers = ask(&reader, task, asking, &mut |done| {
+        let options = RecallOptions { samples: self.questions.samples, decode: false, seed: QUESTION_SEED };
+        let answers = evaluate_recall(&reader, task, options, &mut |done| {
             tell(done);
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;

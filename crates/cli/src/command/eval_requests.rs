@@ -6,11 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use march_lab::eval::{Answer, Encoded, Entry, Event, Journal, Request, Scheduler};
-use march_lm::engine::{Engine, Products};
 use march_lm::generate::Inference;
 
 use super::open::ModelArgs;
-use crate::device::on_device;
 use crate::display::out::{note, say};
 use crate::display::{Progress, thousands};
 use crate::interrupt;
@@ -48,16 +46,12 @@ impl EvalRequests {
     /// Answers all requests.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.answer(&engine))
-    }
-
-    fn answer<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let shown = self.requests.display();
         let text = super::open::text(&self.requests)?;
         let mut inputs = self.model.inputs();
         inputs.push(&self.requests);
         let output = Output::check(&self.output, Kind::Answers, &inputs)?;
-        let opened = self.model.open(engine)?;
+        let opened = self.model.open()?;
         let vocabulary = opened.model.config().vocab_size;
         let mut lines = Vec::new();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -99,7 +93,7 @@ impl EvalRequests {
         let total: usize = requests.iter().map(|(_, request)| request.tokens()).sum();
         let mut progress = Progress::new("read", "tokens", total);
         interrupt::listen("stopping after these requests")?;
-        let inference = Inference::new(engine, &opened.model, &opened.parameters);
+        let inference = Inference::new(&opened.model, &opened.parameters);
         let scheduler = Scheduler::new(inference, &opened.tokenizer, &opened.policy);
         let finished = scheduler.run(&requests, &mut |event| {
             let (i, answer) = match event {

@@ -11,7 +11,6 @@ use march_lab::eval::{
     Job, Journal, Outcome, Results, Scheduler, Sources, TaskResult, documents, evaluate, is_results,
 };
 use march_lab::report::Heat;
-use march_lm::engine::Engine;
 use march_lm::generate::Inference;
 
 use super::open::{ModelArgs, OpenedModel};
@@ -102,9 +101,8 @@ impl SuiteArgs {
     }
 
     /// Evaluates tasks.
-    pub fn run<E: Engine>(
+    pub fn run(
         &self,
-        engine: &E,
         model: &ModelArgs,
         tasks: &[&'static Suite],
         lengths: &[usize],
@@ -136,7 +134,7 @@ impl SuiteArgs {
         );
         let output = Output::check_some(output, Kind::Results, &inputs)?;
         let heat_map = Output::check_some(self.heat_map.as_deref(), Kind::Picture, &inputs)?;
-        let opened = model.open(engine)?;
+        let opened = model.open()?;
         let sources = Sources {
             data_root: self.data_root.clone(),
             text: self.text.clone(),
@@ -159,10 +157,10 @@ impl SuiteArgs {
         self.answer(model, &opened, jobs, &sources, keep_samples, output.as_ref(), heat_map.as_ref())
     }
 
-    fn answer<E: Engine>(
+    fn answer(
         &self,
         args: &ModelArgs,
-        opened: &OpenedModel<'_, E>,
+        opened: &OpenedModel,
         jobs: Vec<Job>,
         sources: &Sources,
         keep_samples: bool,
@@ -195,7 +193,7 @@ impl SuiteArgs {
             note!("resuming: {} documents were answered before", thousands(journal.len()));
         }
         interrupt::listen("stopping after these documents")?;
-        let scheduler = Scheduler::new(Inference::new(opened.engine, model, parameters), tokenizer, policy);
+        let scheduler = Scheduler::new(Inference::new(model, parameters), tokenizer, policy);
         let (started, date) = (Instant::now(), SystemTime::now());
         let width = jobs.iter().map(|job| job.label().len()).max().unwrap_or(0).max(18);
         say!("\n{:<width$} {:>9}  metrics (± standard error)", "task", "documents");

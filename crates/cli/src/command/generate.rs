@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march_lm::engine::{Engine, Products};
 use march_lm::generate::{Generator, StopReason};
 use march_lm::memory::BankFile;
 use march_lm::tokenizer::Tokenizer;
@@ -16,7 +15,6 @@ use super::bank::{self, Advice, Place};
 use super::open::ModelArgs;
 use super::prompt::{Next, Prompt};
 use super::writing::{WritingArgs, reason, show};
-use crate::device::on_device;
 use crate::display::out::{note, say};
 use crate::display::{Progress, left, thousands};
 use crate::{interrupt, number};
@@ -68,15 +66,11 @@ impl Generate {
     /// Generates until something ends the text.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.write(&engine))
-    }
-
-    fn write<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let sampling = self.writing.sampling();
         sampling.check()?;
         let prompt = Prompt::open(self.prompt.as_deref(), self.prompt_file.as_deref(), self.bank.is_some())?;
         let (file, place) = self.files()?;
-        let opened = self.model.open(engine)?;
+        let opened = self.model.open()?;
         let mut generator = opened.generator(bank::empty(&opened)?, sampling)?;
         let mut lines = Vec::new();
         if let Some(file) = &file {
@@ -102,7 +96,7 @@ impl Generate {
         if std::io::stdout().is_terminal() {
             say!();
         }
-        lines.push(format!("memory   {}", bank::line(&opened, generator.bank()?)));
+        lines.push(format!("memory   {}", bank::line(generator.bank()?)));
         if let Some(place) = &place {
             // If interrupted before the first token, there is nothing to save.
             if whole || read > 0 {
@@ -161,8 +155,8 @@ impl Generate {
 
 /// Reads a prompt as it arrives; returns the number of tokens read, and whether that is all of it. An empty prompt is
 /// replaced by `beginning` if the text cannot continue by itself.
-fn read<E: Engine>(
-    generator: &mut Generator<'_, E>,
+fn read(
+    generator: &mut Generator<'_>,
     tokenizer: &Tokenizer,
     prompt: &Prompt,
     lines: &mut Vec<String>,

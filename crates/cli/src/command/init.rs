@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::Args;
 use march_lm::Config;
 use march_lm::checkpoint::{SHARD_BYTES, save};
-use march_lm::engine::Cpu;
 use march_lm::model::Model;
 
 use crate::display::out::say;
@@ -34,7 +33,7 @@ impl Init {
     /// Draws the weights, one tensor at a time, and writes them.
     pub fn run(self) -> anyhow::Result<()> {
         let config = Config::load(&self.config)?.model;
-        let model: Model<Cpu> = Model::new(&config);
+        let model = Model::new(&config);
         let count = model.parameter_count();
         let mut progress = Progress::new("writing", "weights", count);
         let mut done = 0;

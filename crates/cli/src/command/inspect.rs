@@ -7,7 +7,6 @@ use clap::{Args, Subcommand};
 use march_lm::Config;
 use march_lm::anchors::{Placement, Policy};
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::Cpu;
 use march_lm::model::{Model, ModelConfig, ParameterSpec};
 
 use super::inspect_bank::InspectBank;
@@ -76,7 +75,7 @@ impl Inspect {
 fn list() -> anyhow::Result<()> {
     for name in Config::presets() {
         let config = Config::load(name)?.model;
-        let count = Model::<Cpu>::new(&config).parameter_count();
+        let count = Model::new(&config).parameter_count();
         say!("{name:<28} {:>12} parameters  {}", thousands(count), config.mixer.model_type());
     }
     Ok(())
@@ -84,7 +83,7 @@ fn list() -> anyhow::Result<()> {
 
 fn inspect(name: &str, policy: &PolicyArgs) -> anyhow::Result<()> {
     let config = read(name)?;
-    let model: Model<Cpu> = Model::new(&config);
+    let model = Model::new(&config);
     let policy = policy.over(model.policy());
     model.check_policy(&policy)?;
     let count = model.parameter_count();
@@ -137,7 +136,7 @@ fn read(name: &str) -> anyhow::Result<ModelConfig> {
         // Rejects the same checkpoints as loading does.
         let checkpoint = Checkpoint::open(&newest(path))?;
         let config = checkpoint.config().clone();
-        checkpoint.check(Model::<Cpu>::new(&config).layout())?;
+        checkpoint.check(Model::new(&config).layout())?;
         checkpoint.verify()?;
         return Ok(config);
     }

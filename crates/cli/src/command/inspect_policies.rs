@@ -8,12 +8,10 @@ use clap::Args;
 use march_lab::eval::{Measure, Measured};
 use march_lm::anchors::Policy;
 use march_lm::data;
-use march_lm::engine::{Engine, Products};
 use march_lm::generate::PIECE_TOKENS;
 use serde_json::{Value, json};
 
 use super::open::{self, ModelArgs, OpenedModel};
-use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
@@ -59,15 +57,11 @@ impl InspectPolicies {
         self.model.choose()?;
         self.lengths.sort_unstable();
         self.lengths.dedup();
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.inspect(&engine))
-    }
-
-    fn inspect<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let longest = self.lengths.last().copied().unwrap_or(0);
         let mut inputs = self.model.inputs();
         inputs.extend(self.text.as_deref());
         let output = Output::check_some(self.output.as_deref(), Kind::Policies, &inputs)?;
-        let opened = self.model.open(engine)?;
+        let opened = self.model.open()?;
         let policies = self.policies(&opened)?;
         let (text, name) = match &self.text {
             Some(path) => (open::text(path)?, path.display().to_string()),
@@ -89,7 +83,7 @@ impl InspectPolicies {
     }
 
     /// The policies of the rows.
-    fn policies<E: Engine>(&self, opened: &OpenedModel<'_, E>) -> anyhow::Result<Vec<Policy>> {
+    fn policies(&self, opened: &OpenedModel) -> anyhow::Result<Vec<Policy>> {
         let own = &opened.policy;
         if self.policy.is_empty() {
             return Ok(own.interval.map_or(vec![own.clone()], |interval| built_in(opened, interval)));
@@ -103,9 +97,9 @@ impl InspectPolicies {
         Ok(policies)
     }
 
-    fn measure<E: Engine>(
+    fn measure(
         &self,
-        opened: &OpenedModel<'_, E>,
+        opened: &OpenedModel,
         policies: &[Policy],
         measure: Measure<'_>,
         text: &str,
@@ -113,7 +107,6 @@ impl InspectPolicies {
     ) -> anyhow::Result<()> {
         interrupt::listen("stopping")?;
         let OpenedModel { model, parameters, .. } = opened;
-        let engine = opened.engine;
         let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
         let table = Table::new(&self.lengths, &names, self.markdown);
         let tokens = measure.ids.len();
@@ -121,11 +114,11 @@ impl InspectPolicies {
         // Warm up: the first calls of a process are slow, and no row should include that.
         let first = &measure.ids[..tokens.min(PIECE_TOKENS)];
         let warm = Measure { ids: first, lengths: &[], decode: 1 };
-        warm.run(engine, model, parameters, &policies[0], &mut |_| ControlFlow::Continue(()))?;
+        warm.run(model, parameters, &policies[0], &mut |_| ControlFlow::Continue(()))?;
         let mut progress = Progress::new("measured", "tokens", tokens * policies.len());
         let (mut rows, mut reference): (Vec<Value>, _) = (Vec::with_capacity(policies.len()), None);
         for (i, (policy, name)) in policies.iter().zip(&names).enumerate() {
-            let measured = measure.run(engine, model, parameters, policy, &mut |done| {
+            let measured = measure.run(model, parameters, policy, &mut |done| {
                 progress.at(i * tokens + done);
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
@@ -157,7 +150,7 @@ impl InspectPolicies {
 
 /// The policy of the checkpoint, each setting alone, and some together; without duplicates, and without those that
 /// contradict the checkpoint's own settings.
-fn built_in<E: Engine>(opened: &OpenedModel<'_, E>, interval: usize) -> Vec<Policy> {
+fn built_in(opened: &OpenedModel, interval: usize) -> Vec<Policy> {
     let (own, model) = (&opened.policy, &opened.model);
     let anchor = model.anchor_bytes(own);
     let (small, large) = (round(16 * anchor), round(64 * anchor));

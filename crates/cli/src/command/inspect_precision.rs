@@ -7,9 +7,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march_lm::anchors::Policy;
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::{Cpu, CpuOptions, Engine, Precision, Products, Tape};
+use march_lm::engine::{CpuOptions, Device, Precision, Products};
 use march_lm::generate::PIECE_TOKENS;
-use march_lm::model::{Batch, InferenceParameters, Model};
+use march_lm::model::{Batch, Model, Weights};
 use march_lm::tokenizer::Tokenizer;
 
 use super::open;
@@ -67,7 +67,7 @@ impl InspectPrecision {
         self.model = open::chosen(&self.model)?;
         let folder = open::newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
-        let model = Model::<Cpu>::new(checkpoint.config());
+        let model = Model::new(checkpoint.config());
         model.check_policy(&self.policy.over(model.policy()))?;
         let vocabulary = model.config().vocab_size;
         let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
@@ -78,18 +78,18 @@ impl InspectPrecision {
         }
         let options =
             CpuOptions { threads: self.threads, products: Products::BatchInvariant, ..Default::default() };
-        let engine = Cpu::new(options).context("the engine could not start; try `--threads 1`")?;
+        let device = Device::cpu(options).context("the engine could not start; try `--threads 1`")?;
         say!("{}: {} tokens of {}", self.model.display(), thousands(ids.len()), self.text.display());
         let mut table = Table::new("weights");
         for weights in ALL {
-            let (model, parameters) = Model::load_in(&engine, &checkpoint, weights)?;
-            engine.trim();
+            let (model, parameters) = Model::load_in(&device, &checkpoint, weights)?;
+            device.trim();
             let policy = self.policy.over(model.policy());
-            let said = say(&engine, &model, &parameters, &ids, policy)?;
-            table.row(weights, model.parameter_bytes(weights), said);
+            let result = evaluate(&model, &parameters.into(), &ids, policy)?;
+            table.row(weights, model.parameter_bytes(weights), result);
         }
-        let (model, parameters) = Model::load_in(&engine, &checkpoint, Precision::F32)?;
-        engine.trim();
+        let (model, parameters) = Model::load_in(&device, &checkpoint, Precision::F32)?;
+        device.trim();
         let policy = self.policy.over(model.policy());
         let Some(interval) = policy.interval else { return Ok(()) };
         if ids.len() <= interval {
@@ -97,48 +97,45 @@ impl InspectPrecision {
             return Ok(());
         }
         say!();
-        let mut table = Table::new("anchors");
+        let (mut table, parameters) = (Table::new("anchors"), parameters.into());
         for storage in ALL {
-            let said = say(&engine, &model, &parameters, &ids, Policy { storage, ..policy.clone() })?;
-            table.row(storage, said.bank_bytes, said);
+            let result = evaluate(&model, &parameters, &ids, Policy { storage, ..policy.clone() })?;
+            table.row(storage, result.bank_bytes, result);
         }
         Ok(())
     }
 }
 
 /// Reads the text into a bank, because only a bank keeps anchors in the policy's storage.
-fn say(
-    engine: &Cpu,
-    model: &Model<Cpu>,
-    parameters: &InferenceParameters<Cpu>,
+fn evaluate(
+    model: &Model,
+    weights: &Weights,
     ids: &[u32],
     policy: Policy,
 ) -> anyhow::Result<PrecisionResult> {
-    let tape = Tape::inference(engine);
-    let weights = model.bind(&tape, parameters);
     let mut bank = model.bank(policy)?;
     let targets = ids.len() - 1;
-    let mut said = PrecisionResult { logits: Vec::new(), loss: 0.0, tokens_per_second: 0.0, bank_bytes: 0 };
+    let mut result = PrecisionResult { logits: Vec::new(), loss: 0.0, tokens_per_second: 0.0, bank_bytes: 0 };
     let mut time = Duration::ZERO;
     for (piece, at) in ids.chunks(PIECE_TOKENS).zip((0..).step_by(PIECE_TOKENS)) {
         let started = Instant::now();
-        let hidden = model.extend(&tape, &weights, Batch::one(piece), &mut [&mut bank], None)?;
-        let logits = model.logits(&tape, &weights, &hidden)?;
+        let hidden = model.extend(weights, Batch::one(piece), &mut [&mut bank], None)?;
+        let logits = model.logits(weights, &hidden)?;
         time += started.elapsed();
-        said.logits.extend(engine.to_f32(logits.value()));
+        result.logits.extend(logits.to_f32());
         // The token at t predicts the one at t + 1; the last has nothing to predict.
         let count = piece.len().min(targets - at);
         if count > 0 {
-            let before = tape.slice(&hidden, 1, 0..count)?;
+            let before = hidden.slice(1, 0..count)?;
             let next = &ids[at + 1..at + 1 + count];
-            let loss = model.loss(&tape, &weights, &before, next, Some(targets as f64))?;
-            said.loss += engine.to_f64(loss.value())[0];
+            let loss = model.loss(weights, &before, next, Some(targets as f64))?;
+            result.loss += loss.to_f64()[0];
         }
     }
-    open::check_finite(&said.logits, model.config().vocab_size)?;
-    said.tokens_per_second = ids.len() as f64 / time.as_secs_f64();
-    said.bank_bytes = bank.bytes(engine);
-    Ok(said)
+    open::check_finite(&result.logits, model.config().vocab_size)?;
+    result.tokens_per_second = ids.len() as f64 / time.as_secs_f64();
+    result.bank_bytes = bank.bytes();
+    Ok(result)
 }
 
 /// Rows, each compared with the first.
@@ -160,19 +157,19 @@ impl Table {
         Self { exact: None }
     }
 
-    fn row(&mut self, precision: Precision, size: usize, said: PrecisionResult) {
-        let exact = self.exact.as_ref().unwrap_or(&said);
-        let pairs = said.logits.iter().zip(&exact.logits);
+    fn row(&mut self, precision: Precision, size: usize, result: PrecisionResult) {
+        let exact = self.exact.as_ref().unwrap_or(&result);
+        let pairs = result.logits.iter().zip(&exact.logits);
         say!(
             "{:<8} {:>10} {:>10.5} {:>+11.5} {:>20.5} {:>15.3} {:>10.0}",
             precision.to_string(),
             bytes(size),
-            said.loss,
-            said.loss - exact.loss,
+            result.loss,
+            result.loss - exact.loss,
             pairs.fold(0.0f32, |m, (a, b)| m.max((a - b).abs())),
             exact.logits.iter().fold(0.0f32, |m, v| m.max(v.abs())),
-            said.tokens_per_second
+            result.tokens_per_second
         );
-        self.exact.get_or_insert(said);
+        self.exact.get_or_insert(result);
     }
 }

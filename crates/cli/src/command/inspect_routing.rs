@@ -6,13 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use march_lab::report::routing::{Routing, Summary};
-use march_lm::engine::{Engine, Products};
 use march_lm::generate::Sampling;
 use march_lm::model::TraceCell;
 
 use super::bank;
 use super::open::{self, ModelArgs, OpenedModel};
-use crate::device::on_device;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 use crate::output::{Kind, Output};
@@ -51,15 +49,11 @@ impl InspectRouting {
     /// Reads the text and shows which anchors it read.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.inspect(&engine))
-    }
-
-    fn inspect<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
         let mut inputs = self.model.inputs();
         inputs.push(&self.text);
         let html = Output::check_some(self.html.as_deref(), Kind::Page, &inputs)?;
         let text = open::text(&self.text)?;
-        let opened = self.model.open(engine)?;
+        let opened = self.model.open()?;
         if opened.policy.interval.is_none() {
             let kind = opened.model.config().mixer.model_type();
             bail!("{}: a model of type `{kind}` does not route", self.model.model.display());
@@ -101,7 +95,7 @@ impl InspectRouting {
     }
 
     /// Reads the text; `None` if interrupted.
-    fn read<E: Engine>(&self, opened: &OpenedModel<'_, E>, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
+    fn read(&self, opened: &OpenedModel, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
         let layers = opened.model.config().num_hidden_layers;
         let interval = opened.policy.interval.unwrap_or(usize::MAX);
         let weights = ids.len() * (ids.len() / interval) / 2 * layers;
@@ -125,7 +119,7 @@ impl InspectRouting {
             return Ok(None);
         }
         let trace = trace.lock().unwrap();
-        Ok(Some(Routing::new(opened.engine, &trace, layers, &opened.tokenizer, ids)?))
+        Ok(Some(Routing::new(&trace, layers, &opened.tokenizer, ids)?))
     }
 
     fn print(&self, routing: &Routing) {
@@ -148,7 +142,7 @@ impl InspectRouting {
 }
 
 /// A one-line summary of what was read.
-fn facts<E: Engine>(opened: &OpenedModel<'_, E>, routing: &Routing, all: usize) -> String {
+fn facts(opened: &OpenedModel, routing: &Routing, all: usize) -> String {
     let (tokens, policy) = (routing.tokens(), &opened.policy);
     let of = if tokens < all { format!(" of {}", thousands(all)) } else { String::new() };
     format!(

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use march_lm::Config;
-use march_lm::engine::{Cpu, CpuOptions};
+use march_lm::engine::{CpuOptions, Device};
 use march_lm::model::{Model, Settings};
 use march_lm::train::StepMemory;
 use serde_json::{Value, json};
@@ -53,16 +53,16 @@ impl InspectTraining {
     /// Prints the tables.
     pub fn run(self) -> anyhow::Result<()> {
         let Config { model: config, data, train } = Config::load_with(&self.config, &self.settings)?;
-        let engine = Cpu::new(CpuOptions::default())?;
-        let model: Model<Cpu> = Model::new(&config);
+        let cpu = Device::cpu(CpuOptions::default())?;
+        let model = Model::new(&config);
         let policy = config.policy().unwrap_or_default();
         let length = data.sequence_length;
         let rows = train.tokens_per_step / length;
         let tokens = train.steps as f64 * train.tokens_per_step as f64;
         let forward = model.work(length, &policy) / length as f64;
         let seconds = self.days * 86_400.0;
-        let settings = Settings { policy, recompute: false };
-        let memory = StepMemory::measure(&engine, &config, &settings, length)?;
+        let settings = Settings { policy, ..Default::default() };
+        let memory = StepMemory::measure(&cpu, &config, &settings, length)?;
         // Nothing for more processes than a step has sequences.
         let share = |&processes: &usize| {
             let sequences = (processes <= rows).then(|| rows.div_ceil(processes))?;

@@ -7,14 +7,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march_lm::anchors::{Placement, Policy, Retention, Storage};
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::{Engine, Precision, Products, Tape};
-use march_lm::model::{Batch, InferenceParameters, Model, Settings, Trace, TraceCell};
+use march_lm::engine::{Precision, Products};
+use march_lm::model::{Batch, Model, Settings, Trace, TraceCell, Weights};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::inspect_precision::precision;
 use super::open;
 use super::policy::PolicyArgs;
-use crate::device::{EngineArgs, on_device};
+use crate::device::DeviceArgs;
 use crate::display::out::say;
 use crate::display::{Progress, thousands};
 use crate::output::{Kind, Output};
@@ -49,7 +49,7 @@ pub struct Logits {
     #[arg(long, value_name = "f32|bf16|int8", default_value = "f32", value_parser = precision)]
     weights: Precision,
     #[command(flatten)]
-    engine: EngineArgs,
+    device: DeviceArgs,
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -58,28 +58,25 @@ impl Logits {
     /// Computes and writes the logits.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.model = open::chosen(&self.model)?;
-        on_device!(self.engine, Products::BatchInvariant, |engine| self.compute(&engine))
-    }
-
-    fn compute<E: Engine>(&self, engine: &E) -> anyhow::Result<()> {
+        let device = self.device.open(Products::BatchInvariant)?;
         let ids = read_tokens(&self.tokens)?;
         let output = Output::check(&self.output, Kind::Logits, &[&self.model, &self.tokens])?;
         let started = Instant::now();
         let checkpoint = Checkpoint::open(&open::newest(&self.model))?;
-        let (model, parameters) = Model::load_in(engine, &checkpoint, self.weights)?;
-        engine.trim();
+        let (model, parameters) = Model::load_in(&device, &checkpoint, self.weights)?;
+        device.trim();
         let loaded = started.elapsed().as_secs_f64();
         let policy = self.policy.over(model.policy());
         model.check_policy(&policy)?;
         if self.trace && policy.interval.is_none() {
             bail!("--trace: a model of type `{}` does not route", model.config().mixer.model_type());
         }
-        let trace = self.trace.then(TraceCell::<E>::default);
+        let trace = self.trace.then(TraceCell::default);
         let started = Instant::now();
-        let run = Run { engine, model: &model, parameters: &parameters, ids: &ids, policy: &policy };
+        let run = Run { model: &model, weights: parameters.into(), ids: &ids, policy: &policy };
         let (logits, boundaries) = run.compute(self.decode, trace.as_ref())?;
         let seconds = started.elapsed().as_secs_f64();
-        engine.check()?;
+        device.check()?;
         open::check_finite(&logits, model.config().vocab_size)?;
         let mut tensors = vec![floats("logits".into(), &[ids.len(), model.config().vocab_size], &logits)];
         if let Some(trace) = &trace {
@@ -118,10 +115,9 @@ fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
     Ok(ids)
 }
 
-struct Run<'a, E: Engine> {
-    engine: &'a E,
-    model: &'a Model<E>,
-    parameters: &'a InferenceParameters<E>,
+struct Run<'a> {
+    model: &'a Model,
+    weights: Weights,
     ids: &'a [u32],
     policy: &'a Policy,
 }
@@ -129,10 +125,10 @@ struct Run<'a, E: Engine> {
 /// A tensor to write: name, type, shape, bytes.
 type Out = (String, Dtype, Vec<usize>, Vec<u8>);
 
-impl<E: Engine> Run<'_, E> {
+impl Run<'_> {
     /// The logits, and the number of text tokens before each anchor. Without --decode all tokens are read at once: as
     /// in training, or through a bank if the policy requires one.
-    fn compute(&self, decode: bool, trace: Option<&TraceCell<E>>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
+    fn compute(&self, decode: bool, trace: Option<&TraceCell>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
         let Policy { interval, retention, placement, storage, .. } = *self.policy;
         let of_a_bank = matches!(retention, Retention::Budget(_))
             || placement != Placement::default()
@@ -140,27 +136,23 @@ impl<E: Engine> Run<'_, E> {
         if decode || of_a_bank {
             return self.extend(if decode { 1 } else { self.ids.len() }, trace);
         }
-        let tape = Tape::inference(self.engine);
-        let weights = self.model.bind(&tape, self.parameters);
-        let settings = Settings { policy: self.policy.clone(), recompute: false };
-        let hidden = self.model.forward(&tape, &weights, Batch::one(self.ids), &settings, trace)?;
-        let logits = self.model.logits(&tape, &weights, &hidden)?;
+        let settings = Settings { policy: self.policy.clone(), ..Default::default() };
+        let hidden = self.model.forward(&self.weights, Batch::one(self.ids), &settings, trace)?;
+        let logits = self.model.logits(&self.weights, &hidden)?;
         let anchors = interval.map_or(0, |interval| self.ids.len() / interval);
         let boundaries = (1..=anchors).map(|m| m * interval.unwrap_or_default()).collect();
-        Ok((self.engine.to_f32(logits.value()), boundaries))
+        Ok((logits.to_f32(), boundaries))
     }
 
     /// The logits and anchor positions computed through a bank, `size` tokens at a time.
-    fn extend(&self, size: usize, trace: Option<&TraceCell<E>>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
-        let tape = Tape::inference(self.engine);
-        let weights = self.model.bind(&tape, self.parameters);
+    fn extend(&self, size: usize, trace: Option<&TraceCell>) -> anyhow::Result<(Vec<f32>, Vec<usize>)> {
         let mut bank = self.model.bank(self.policy.clone())?;
         bank.record(true)?;
         let mut all = Vec::with_capacity(self.ids.len() * self.model.config().vocab_size);
         let mut progress = Progress::new("decoded", "tokens", self.ids.len());
         for ids in self.ids.chunks(size) {
-            let hidden = self.model.extend(&tape, &weights, Batch::one(ids), &mut [&mut bank], trace)?;
-            all.extend(self.engine.to_f32(self.model.logits(&tape, &weights, &hidden)?.value()));
+            let hidden = self.model.extend(&self.weights, Batch::one(ids), &mut [&mut bank], trace)?;
+            all.extend(self.model.logits(&self.weights, &hidden)?.to_f32());
             progress.at(bank.timeline().position);
         }
         progress.finish();
@@ -168,12 +160,12 @@ impl<E: Engine> Run<'_, E> {
     }
 
     /// The routing weights and boundaries.
-    fn traced(&self, trace: &Trace<E>, boundaries: &[usize]) -> Vec<Out> {
+    fn traced(&self, trace: &Trace, boundaries: &[usize]) -> Vec<Out> {
         let (tokens, anchors) = (self.ids.len(), boundaries.len());
         let layers = self.model.config().num_hidden_layers;
         let mut list: Vec<Out> = (0..layers)
             .map(|layer| {
-                let (heads, weights) = trace.weights(self.engine, layer, tokens, anchors);
+                let (heads, weights) = trace.weights(layer, tokens, anchors);
                 floats(format!("routing_weights.{layer}"), &[tokens, heads, anchors], &weights)
             })
             .collect();

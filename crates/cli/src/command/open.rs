@@ -6,14 +6,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march_lm::anchors::Policy;
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::{Engine, Precision};
+use march_lm::engine::{Device, Precision, Products};
 use march_lm::generate::{Generator, Sampling};
 use march_lm::memory::StateBank;
-use march_lm::model::{InferenceParameters, Model};
+use march_lm::model::{Model, Parameters};
 use march_lm::tokenizer::Tokenizer;
 
 use super::policy::PolicyArgs;
-use crate::device::EngineArgs;
+use crate::device::DeviceArgs;
 use crate::display::out::note;
 
 /// Where `march train` and `march demo` write; as the model, the newest run there.
@@ -30,7 +30,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "bytes|FILE")]
     tokenizer: Option<String>,
     #[command(flatten)]
-    pub engine: EngineArgs,
+    pub device: DeviceArgs,
     /// Precision of the weights: f32, bf16, or int8 with one scale per row
     #[arg(long, default_value_t)]
     pub weights: Precision,
@@ -39,10 +39,10 @@ pub struct ModelArgs {
 }
 
 /// A model that is ready to run.
-pub struct OpenedModel<'e, E: Engine> {
-    pub engine: &'e E,
-    pub model: Model<E>,
-    pub parameters: InferenceParameters<E>,
+pub struct OpenedModel {
+    pub device: Device,
+    pub model: Model,
+    pub parameters: Parameters,
     pub tokenizer: Tokenizer,
     pub policy: Policy,
     /// The flags, to be applied to another policy.
@@ -69,18 +69,23 @@ impl ModelArgs {
         [self.model.as_path()].into_iter().chain(tokenizer).collect()
     }
 
-    /// Opens the checkpoint. The engine's products must be batch-invariant, so that decoding is bit-identical to reading
-    /// in long calls.
-    pub fn open<'e, E: Engine>(&self, engine: &'e E) -> anyhow::Result<OpenedModel<'e, E>> {
+    /// Opens the device and the checkpoint.
+    pub fn open(&self) -> anyhow::Result<OpenedModel> {
+        // With batch-invariant products, decoding is bit-identical to reading in long calls.
+        self.open_on(self.device.open(Products::BatchInvariant)?)
+    }
+
+    /// Opens the checkpoint on a device whose products are batch-invariant.
+    pub fn open_on(&self, device: Device) -> anyhow::Result<OpenedModel> {
         let folder = newest(&self.model);
         let checkpoint = Checkpoint::open(&folder)?;
         let vocabulary = checkpoint.config().vocab_size;
         let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
-        let (model, parameters) = Model::load_in(engine, &checkpoint, self.weights)?;
+        let (model, parameters) = Model::load_in(&device, &checkpoint, self.weights)?;
         let policy = self.policy.over(model.policy());
         model.check_policy(&policy)?;
         let (flags, weights) = (self.policy.clone(), self.weights);
-        Ok(OpenedModel { engine, model, parameters, tokenizer, policy, flags, checkpoint, weights })
+        Ok(OpenedModel { device, model, parameters, tokenizer, policy, flags, checkpoint, weights })
     }
 }
 
@@ -140,7 +145,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-impl<E: Engine> OpenedModel<'_, E> {
+impl OpenedModel {
     /// Identifies the model, including the precision of its weights.
     pub fn fingerprint(&self) -> anyhow::Result<String> {
         let own = self.model.checkpoint_fingerprint(&self.checkpoint)?;
@@ -151,8 +156,8 @@ impl<E: Engine> OpenedModel<'_, E> {
     }
 
     /// Creates a generator that continues after what `bank` has read.
-    pub fn generator(&self, bank: StateBank<E>, sampling: Sampling) -> anyhow::Result<Generator<'_, E>> {
-        Ok(Generator::new(self.engine, &self.model, &self.parameters, bank, sampling)?)
+    pub fn generator(&self, bank: StateBank, sampling: Sampling) -> anyhow::Result<Generator<'_>> {
+        Ok(Generator::new(&self.model, &self.parameters, bank, sampling)?)
     }
 }
 

@@ -14,7 +14,6 @@ use march_lab::reproduce::{
 };
 use march_lm::Config;
 use march_lm::data::{Options, prepare};
-use march_lm::engine::Cpu;
 use march_lm::model::Model;
 use march_lm::tokenizer::Tokenizer;
 
@@ -298,7 +297,7 @@ fn paper(name: &str) -> anyhow::Result<()> {
     let mut total = 0.0;
     for preset in &full.train {
         let config = Config::load(preset)?;
-        let model: Model<Cpu> = Model::new(&config.model);
+        let model = Model::new(&config.model);
         let policy = config.model.policy().unwrap_or_default();
         let length = config.data.sequence_length;
         let tokens = config.train.steps as f64 * config.train.tokens_per_step as f64;

@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use march_lm::engine::{Engine, Products};
 use march_server::{Access, ConnectionLimits, LoadedModel, Options, Origin, RequestLimits, SchedulerLimits};
 
 use super::bank;
 use super::open::{ModelArgs, OpenedModel, newest};
 use crate::address::{Address, address};
-use crate::device::on_device;
 use crate::display::out::{self, note};
 use crate::{interrupt, number};
 
@@ -97,10 +95,6 @@ impl Serve {
     /// Serves until it is interrupted.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.model.choose()?;
-        on_device!(self.model.engine, Products::BatchInvariant, |engine| self.serve(engine))
-    }
-
-    fn serve<E: Engine>(self, engine: E) -> anyhow::Result<()> {
         let api_key = match &self.api_key_file {
             None => None,
             Some(path) => {
@@ -121,11 +115,11 @@ impl Serve {
                 path.file_name().map_or("march".into(), |name| name.to_string_lossy().into_owned())
             }
         };
-        let opened = model.open(&engine)?;
+        let opened = model.open()?;
         let stop = interrupt::listen("finishing the running requests")?;
         let tag = bank::tag(&opened)?;
-        let OpenedModel { model, parameters, tokenizer, policy, .. } = opened;
-        let loaded = LoadedModel { engine, model, parameters, tokenizer, policy, tag };
+        let OpenedModel { device, model, parameters, tokenizer, policy, .. } = opened;
+        let loaded = LoadedModel { device, model, parameters, tokenizer, policy, tag };
         let scheduler = SchedulerLimits {
             texts: self.batch,
             queue: self.queue,

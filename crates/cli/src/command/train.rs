@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::bail;
 use clap::Args;
 use march_lm::Config;
-use march_lm::engine::{Cpu, Engine, Products};
+use march_lm::engine::{Cpu, Device, Products};
 use march_lm::model::{Model, Settings};
 use march_lm::run::{Event, Run, RunOptions, Session};
 use march_lm::train::ranks::{Ranks, SingleProcess};
@@ -15,7 +15,7 @@ use march_lm::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
 
 use super::open::newest;
 use super::train_text::{NewFolders, Request};
-use crate::device::{CPU, EngineArgs, Runs, on_device};
+use crate::device::{DeviceArgs, available_memory, gpu};
 use crate::display::out::{note, say};
 use crate::display::{Dashboard, RunInfo, bytes, lines, thousands};
 use crate::{interrupt, job, machine, number};
@@ -69,7 +69,7 @@ pub struct Train {
     #[arg(long, value_name = "STEP", value_parser = number::whole::<u64>)]
     stop_at: Option<u64>,
     #[command(flatten)]
-    engine: EngineArgs,
+    device: DeviceArgs,
     /// Show a full-screen dashboard of curves and numbers instead of lines; q finishes the step, saves and stops
     #[arg(long)]
     dashboard: bool,
@@ -85,18 +85,15 @@ impl Train {
         self.train(Box::<SingleProcess>::default(), 0, stop)
     }
 
-    fn train(&self, ranks: Box<dyn Ranks>, threads: usize, stop: &AtomicBool) -> anyhow::Result<()> {
-        let threads = if self.engine.threads > 0 { self.engine.threads } else { threads };
-        let engine = EngineArgs { threads, ..self.engine };
-        on_device!(engine, Products::Fastest, |engine| self.train_on(&engine, ranks, stop))
-    }
-
-    fn train_on(
-        &self,
-        engine: &impl Runs,
-        mut ranks: Box<dyn Ranks>,
-        stop: &AtomicBool,
-    ) -> anyhow::Result<()> {
+    fn train(&self, mut ranks: Box<dyn Ranks>, threads: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let threads = if self.device.threads > 0 { self.device.threads } else { threads };
+        let args = DeviceArgs { threads, ..self.device };
+        let device = args.open(Products::Fastest)?;
+        // The memory of a step is measured on the processor.
+        let cpu = match device.backend::<Cpu>() {
+            Some(_) => device.clone(),
+            None => args.cpu(Products::Fastest)?,
+        };
         let mut settings = self.settings.clone();
         settings.extend(self.steps.map(|steps| format!("train.steps={steps}")));
         let init_from = self.init_from.as_deref().map(newest);
@@ -116,8 +113,8 @@ impl Train {
         };
         let mut run = match (&self.resume, &self.config) {
             (Some(folder), _) => {
-                engine.self_test()?;
-                Run::resume(engine, folder, options, ranks, &mut note)?
+                gpu::self_test(&device)?;
+                Run::resume(&device, folder, options, ranks, &mut note)?
             }
             (None, config) => {
                 let request = Request::new(config.as_deref(), self.data.as_deref(), &settings)?;
@@ -126,16 +123,19 @@ impl Train {
                 // Check before a folder is created that would have to be removed.
                 let rows = config.train.tokens_per_step / config.data.sequence_length;
                 let rows = ranks.share(rows).len().min(config.train.micro_batch);
-                refuse_beyond_machine(engine, &config, rows, ranks.count())?;
-                engine.self_test()?;
+                if device == cpu {
+                    refuse_beyond_machine(&cpu, &config, rows, ranks.count())?;
+                }
+                gpu::self_test(&device)?;
                 let fresh = request.prepare(&mut config, &folder, &settings, &mut *ranks)?;
-                let run = Run::create(engine, config, &folder, options, ranks)?;
+                let run = Run::create(&device, config, &folder, options, ranks)?;
                 fresh.into_iter().for_each(NewFolders::keep);
                 run
             }
         };
-        introduce(engine, &mut run)?;
-        let session = machine::session(engine, run.trainer().step(), run.trainer().rank().1);
+        let plan = run.plan_memory(&cpu, available_memory(&device))?;
+        introduce(&run, &plan, &device, threads);
+        let session = machine::session(&device, threads, run.trainer().step(), run.trainer().rank().1);
         if speaks && let Err(error) = session.record(run.folder()) {
             note!("note          {error}"); // no reason not to train
         }
@@ -146,7 +146,7 @@ impl Train {
             None => {}
         });
         drop(dashboard); // the terminal is what it was
-        let (folder, device) = (run.folder().display().to_string(), self.engine.device.flag());
+        let (folder, device) = (run.folder().display().to_string(), self.device.device.flag());
         match complete {
             _ if !speaks => complete.map(drop).map_err(Into::into),
             Ok(true) => {
@@ -191,22 +191,13 @@ pub fn free_folder(config: &str) -> PathBuf {
 
 /// Rejects a step that takes more memory than the machine has, because the system would kill the process. Does not
 /// reject a configuration that will be rejected for another reason.
-fn refuse_beyond_machine(
-    engine: &impl Runs,
-    config: &Config,
-    rows: usize,
-    processes: usize,
-) -> anyhow::Result<()> {
-    if engine.available().is_none() {
-        return Ok(());
-    }
+fn refuse_beyond_machine(cpu: &Device, config: &Config, rows: usize, processes: usize) -> anyhow::Result<()> {
     let Some([machine, _]) = machine_memory() else { return Ok(()) };
-    if Model::<Cpu>::new(&config.model).parameter_count() > machine / 16 {
+    if Model::new(&config.model).parameter_count() > machine / 16 {
         return Ok(());
     }
-    let settings = Settings { policy: config.model.policy().unwrap_or_default(), recompute: false };
-    let measured =
-        StepMemory::measure(engine.processor(), &config.model, &settings, config.data.sequence_length);
+    let settings = Settings { policy: config.model.policy().unwrap_or_default(), ..Default::default() };
+    let measured = StepMemory::measure(cpu, &config.model, &settings, config.data.sequence_length);
     let Ok(memory) = measured.map(|memory| memory.of(rows, processes)) else { return Ok(()) };
     let off = config.train.recompute == Recompute::Off;
     let needed = memory.parameters.saturating_add(if off { memory.activations } else { memory.recomputed });
@@ -226,15 +217,14 @@ fn refuse_beyond_machine(
 }
 
 /// Prints what is about to happen.
-fn introduce<E: Runs>(engine: &E, run: &mut Run<'_, E>) -> anyhow::Result<()> {
-    let MemoryPlan { step, available, recompute } =
-        run.plan_memory(engine.processor(), engine.available())?;
+fn introduce(run: &Run, plan: &MemoryPlan, device: &Device, threads: usize) {
+    let MemoryPlan { step, available, recompute } = plan;
     let (data, train) = (&run.config().data, &run.config().train);
     let trainer = run.trainer();
     let model = trainer.model();
     let (rank, ranks) = trainer.rank();
     if rank > 0 {
-        return Ok(());
+        return;
     }
     say!("run           {}", run.folder().display());
     say!(
@@ -244,7 +234,7 @@ fn introduce<E: Runs>(engine: &E, run: &mut Run<'_, E>) -> anyhow::Result<()> {
     );
     // An unreadable list of sessions is reported when this one is added to it.
     let before = Session::all(run.folder()).unwrap_or_default().pop().map(|session| session.device);
-    if let Some(line) = device_line(&engine.name(), before.as_deref()) {
+    if let Some(line) = device_line(&device.to_string(), before.as_deref()) {
         say!("device        {line}");
     }
     let policy = &trainer.settings().policy;
@@ -262,14 +252,17 @@ fn introduce<E: Runs>(engine: &E, run: &mut Run<'_, E>) -> anyhow::Result<()> {
         "memory        about {} per step, {} with activation recomputation ({}); {} available",
         bytes(step.parameters + step.activations),
         bytes(step.parameters + step.recomputed),
-        if recompute { "on" } else { "off" },
+        if *recompute { "on" } else { "off" },
         available.map_or("unknown".into(), bytes)
     );
     if ranks > 1 {
-        say!("processes     {ranks} of {} threads; memory is per process", engine.processor().threads());
+        let threads = machine::threads_in_use(threads);
+        say!("processes     {ranks} of {threads} threads; memory is per process");
     }
-    Ok(())
 }
+
+/// The name of the processor as a device.
+const CPU: &str = "cpu";
 
 /// The device, if it is a GPU or if the run was on another device before.
 fn device_line(name: &str, before: Option<&str>) -> Option<String> {
@@ -284,7 +277,7 @@ fn device_line(name: &str, before: Option<&str>) -> Option<String> {
 }
 
 /// Opens the dashboard, or prints that there is none.
-fn open_dashboard<E: Engine>(run: &Run<'_, E>, past: Vec<Event>) -> Option<Dashboard> {
+fn open_dashboard(run: &Run, past: Vec<Event>) -> Option<Dashboard> {
     // A launcher is between its processes and the terminal.
     if job::launched()
         || !std::io::stdout().is_terminal()

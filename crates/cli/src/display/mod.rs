@@ -2,15 +2,15 @@
 
 mod dashboard;
 pub mod lines;
+mod models;
 pub mod out;
 mod progress;
-mod pupils;
 pub mod screen;
 mod view;
 
 pub use dashboard::Dashboard;
+pub use models::ModelsProgress;
 pub use progress::{Progress, left};
-pub use pupils::Pupils;
 pub use view::RunInfo;
 
 /// 1234567 as 1,234,567.

@@ -9,7 +9,7 @@ use super::out::{self, say};
 
 /// The progress of one model.
 #[derive(Clone, Default)]
-struct Pupil {
+struct ModelProgress {
     step: u64,
     loss: f64,
     /// Step and accuracy.
@@ -19,38 +19,38 @@ struct Pupil {
 }
 
 /// The display of models in training.
-pub struct Pupils {
+pub struct ModelsProgress {
     names: Vec<&'static str>,
     steps: u64,
-    pupils: Vec<Pupil>,
+    models: Vec<ModelProgress>,
     started: Instant,
     drawn: Option<Instant>,
     terminal: bool,
 }
 
-impl Pupils {
+impl ModelsProgress {
     /// A display for models that make `steps` steps each.
     pub fn new(names: Vec<&'static str>, steps: u64) -> Self {
         let terminal = std::io::stdout().is_terminal();
-        let pupils = vec![Pupil::default(); names.len()];
-        Self { names, steps, pupils, started: Instant::now(), drawn: None, terminal }
+        let models = vec![ModelProgress::default(); names.len()];
+        Self { names, steps, models, started: Instant::now(), drawn: None, terminal }
     }
 
     /// A model completed a step.
     pub fn step(&mut self, number: usize, step: u64, loss: f64) {
-        let pupil = &mut self.pupils[number];
-        (pupil.step, pupil.loss) = (step, loss);
+        let model = &mut self.models[number];
+        (model.step, model.loss) = (step, loss);
         self.draw(false);
     }
 
     /// A model was evaluated.
-    pub fn asked(&mut self, number: usize, step: u64, accuracy: f64) {
+    pub fn evaluated(&mut self, number: usize, step: u64, accuracy: f64) {
         let (steps, name, wide) = (self.steps, self.names[number], self.wide());
-        let pupil = &mut self.pupils[number];
-        pupil.curve.push((step, accuracy));
+        let model = &mut self.models[number];
+        model.curve.push((step, accuracy));
         let tenths = (10.0 * step as f64 / steps.max(1) as f64) as u64;
-        if !self.terminal && tenths > pupil.printed {
-            pupil.printed = tenths;
+        if !self.terminal && tenths > model.printed {
+            model.printed = tenths;
             let digits = steps.to_string().len();
             let (right, left) = (100.0 * accuracy, self.left());
             say!("{name:<wide$}  step {step:>digits$}/{steps}  right {right:>5.1} %  {left}");
@@ -70,7 +70,7 @@ impl Pupils {
 
     /// The time that all models together still need, at the pace so far.
     fn left(&self) -> String {
-        let done: u64 = self.pupils.iter().map(|pupil| pupil.step).sum();
+        let done: u64 = self.models.iter().map(|model| model.step).sum();
         let share = done as f64 / (self.steps as f64 * self.names.len() as f64).max(1.0);
         if done == 0 {
             return String::new();
@@ -87,21 +87,21 @@ impl Pupils {
         let mut text =
             if self.drawn.is_some() { format!("\x1b[{}A", self.names.len()) } else { String::new() };
         let wide = self.wide();
-        for (name, pupil) in self.names.iter().zip(&self.pupils) {
-            if pupil.step == 0 {
+        for (name, model) in self.names.iter().zip(&self.models) {
+            if model.step == 0 {
                 text += &format!("\r\x1b[K{name:<wide$} waits for its turn\n");
                 continue;
             }
-            let right = pupil
+            let right = model
                 .curve
                 .last()
                 .map_or("   …  ".into(), |(_, share)| format!("{:>5.1} %", 100.0 * share));
             text += &format!(
                 "\r\x1b[K{name:<wide$} step {:>5}/{}  loss {:.3}  right {right}  {}  {}\n",
-                pupil.step,
+                model.step,
                 self.steps,
-                pupil.loss,
-                spark(&pupil.curve),
+                model.loss,
+                spark(&model.curve),
                 if last { String::new() } else { self.left() }
             );
         }

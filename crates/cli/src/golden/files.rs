@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use march_lm::engine::{Engine, Reference};
+use march_lm::engine::{Device, Tensor};
 use march_lm::model::{Model, ModelConfig};
 use march_lm::{Error, Result};
 use safetensors::SafeTensors;
@@ -80,7 +80,7 @@ impl Example {
 
     fn read(files: &Files) -> Result<Self> {
         let config = ModelConfig::from_json(files.config, files.name)?;
-        let layout = Model::<Reference>::new(&config).layout().to_vec();
+        let layout = Model::new(&config).layout().to_vec();
         let open = |bytes| SafeTensors::deserialize(bytes).map_err(invalid);
         let (model, gradients, results) = (open(files.model)?, open(files.gradients)?, open(files.expected)?);
         let parameters = layout.iter().map(|spec| tensor(&model, &spec.name)).collect::<Result<_>>()?;
@@ -127,20 +127,19 @@ impl Example {
         })
     }
 
-    /// Memory Caching with random weights, on the tokens of a golden checkpoint; the reference engine computes the
+    /// Memory Caching with random weights, on the tokens of a golden checkpoint; the reference device computes the
     /// results.
     pub fn memory_caching() -> Result<Self> {
         let config = ModelConfig::from_json(MEMORY_CACHING, "memory_caching")?;
-        let model: Model<Reference> = Model::new(&config);
+        let model = Model::new(&config);
         let parameters = (0..model.layout().len()).map(|i| model.initial(i, 1)).collect();
         let mut example =
             Self { name: "memory_caching", config, parameters, floor: 1e-3, ..Self::read(&FILES[0])? };
-        let (_, gradients) = LoadedExample::new(&Reference, &example)?.gradients(false)?;
-        let (losses, norms) = LoadedExample::new(&Reference, &example)?.train()?;
-        let policy = model.policy();
-        let logits = LoadedExample::new(&Reference, &example)?.forward(&policy)?;
-        let numbers =
-            |gradient: Option<_>| gradient.map(|found| Reference.to_f64(&found)).unwrap_or_default();
+        let mut loaded = LoadedExample::new(&Device::reference(), &example)?;
+        let (_, gradients) = loaded.gradients(false)?;
+        let logits = loaded.forward(&model.policy())?;
+        let (losses, norms) = loaded.train()?;
+        let numbers = |gradient: Option<Tensor>| gradient.map(|found| found.to_f64()).unwrap_or_default();
         example.expected = Expected {
             logits: BTreeMap::from([(OWN, logits)]),
             gradients: gradients.into_iter().map(numbers).collect(),

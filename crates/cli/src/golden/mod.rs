@@ -1,7 +1,7 @@
-//! Small models with known results, and how far an engine is from them: the five golden checkpoints, whose results are
+//! Small models with known results, and how far a device is from them: the five golden checkpoints, whose results are
 //! those of an independent implementation in f64, and a model of Memory Caching, whose results are those of the
-//! reference engine. `march doctor --device gpu` and `march train --device gpu` compare a GPU with them, and tests
-//! compare every engine.
+//! reference device. `march doctor --device gpu` and `march train --device gpu` compare a GPU with them, and tests
+//! compare every device.
 
 mod files;
 mod loaded;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use march_lm::Result;
 use march_lm::anchors::{Policy, Retention};
-use march_lm::engine::Engine;
+use march_lm::engine::Device;
 use march_lm::model::ModelConfig;
 
 use self::loaded::LoadedExample;
@@ -26,7 +26,7 @@ const LOSSES: Kind = ("losses", 1e-4);
 const NORMS: Kind = ("norms", 1e-3);
 const DECODING: Kind = ("decoding", 1e-5);
 
-/// How far an engine is from what is known.
+/// How far a device is from what is known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {
     /// The kind of results: logits, routing weights, gradients, losses and gradient norms of training, decoding.
@@ -117,20 +117,20 @@ impl Example {
     }
 
     /// Every check that this program does on a device.
-    pub fn checks<E: Engine>(&self, engine: &E) -> Result<Vec<Check>> {
+    pub fn checks(&self, device: &Device) -> Result<Vec<Check>> {
         let mut list =
-            vec![self.logits(engine, &[&[7, 64, 1, 33]])?, self.routing(engine, &[None, Some(11)])?];
-        list.push(self.gradients(engine)?);
-        list.extend(self.training(engine)?);
-        list.push(self.decoding(engine)?);
-        engine.check()?;
+            vec![self.logits(device, &[&[7, 64, 1, 33]])?, self.routing(device, &[None, Some(11)])?];
+        list.push(self.gradients(device)?);
+        list.extend(self.training(device)?);
+        list.push(self.decoding(device)?);
+        device.check()?;
         Ok(list)
     }
 
     /// Logits under the model's own policy and the others that results are known for, from the forward pass and from a
     /// bank that gets the tokens in calls of the given sizes.
-    pub fn logits<E: Engine>(&self, engine: &E, calls: &[&[usize]]) -> Result<Check> {
-        let loaded = LoadedExample::new(engine, self)?;
+    pub fn logits(&self, device: &Device, calls: &[&[usize]]) -> Result<Check> {
+        let loaded = LoadedExample::new(device, self)?;
         let mut check = Check::new(LOGITS);
         for (name, policy) in policies(&loaded.model.policy()) {
             let Some(want) = self.expected.logits.get(name) else { continue };
@@ -146,14 +146,14 @@ impl Example {
     }
 
     /// Routing weights, from the forward pass (`None`) and from a bank that gets the tokens in calls of a given size.
-    pub fn routing<E: Engine>(&self, engine: &E, calls: &[Option<usize>]) -> Result<Check> {
-        let loaded = LoadedExample::new(engine, self)?;
+    pub fn routing(&self, device: &Device, calls: &[Option<usize>]) -> Result<Check> {
+        let loaded = LoadedExample::new(device, self)?;
         let mut check = Check::new(ROUTING);
         let (anchors, layers) = &self.expected.routing;
         for calls in calls.iter().filter(|_| *anchors > 0) {
             let trace = loaded.traced(*calls)?;
             for (layer, want) in layers.iter().enumerate() {
-                let (_, found) = trace.weights(engine, layer, self.tokens.len(), *anchors);
+                let (_, found) = trace.weights(layer, self.tokens.len(), *anchors);
                 let found: Vec<f64> = found.into_iter().map(f64::from).collect();
                 check.add(difference(&found, want, peak(want)), || {
                     format!("{}: the routing weights of layer {layer}", self.name)
@@ -164,15 +164,15 @@ impl Example {
     }
 
     /// The gradient of every parameter, with and without recomputation.
-    pub fn gradients<E: Engine>(&self, engine: &E) -> Result<Check> {
-        let loaded = LoadedExample::new(engine, self)?;
+    pub fn gradients(&self, device: &Device) -> Result<Check> {
+        let loaded = LoadedExample::new(device, self)?;
         let mut check = Check::new(GRADIENTS);
         let wanted = &self.expected.gradients;
         let floor = self.floor * wanted.iter().map(|want| peak(want)).fold(0.0, f64::max);
         for recompute in [false, true] {
             let (_, gradients) = loaded.gradients(recompute)?;
             for ((spec, found), want) in loaded.model.layout().iter().zip(gradients).zip(wanted) {
-                let found = found.map(|gradient| engine.to_f64(&gradient)).unwrap_or_default();
+                let found = found.map(|gradient| gradient.to_f64()).unwrap_or_default();
                 check.add(difference(&found, want, peak(want).max(floor)), || {
                     format!("{}: the gradient of {}", self.name, spec.name)
                 });
@@ -182,8 +182,8 @@ impl Example {
     }
 
     /// The losses and the gradient norms of six steps of AdamW.
-    pub fn training<E: Engine>(&self, engine: &E) -> Result<[Check; 2]> {
-        let (losses, norms) = LoadedExample::new(engine, self)?.train()?;
+    pub fn training(&self, device: &Device) -> Result<[Check; 2]> {
+        let (losses, norms) = LoadedExample::new(device, self)?.train()?;
         let [mut loss, mut norm] = [LOSSES, NORMS].map(Check::new);
         let Expected { losses: wanted, norms: wanted_norms, .. } = &self.expected;
         for step in 0..wanted.len() {
@@ -199,8 +199,8 @@ impl Example {
     }
 
     /// Tokens that come one by one give the logits of all at once, closer than either need be to the known ones.
-    pub fn decoding<E: Engine>(&self, engine: &E) -> Result<Check> {
-        let loaded = LoadedExample::new(engine, self)?;
+    pub fn decoding(&self, device: &Device) -> Result<Check> {
+        let loaded = LoadedExample::new(device, self)?;
         let policy = loaded.model.policy();
         let whole = loaded.forward(&policy)?;
         let mut check = Check::new(DECODING);

@@ -4,12 +4,12 @@ use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use march_engine::{Engine, Tape, Weight};
+use march_engine::Tensor;
 use serde::Serialize;
 
 use march_lm::anchors::Policy;
 use march_lm::generate::PIECE_TOKENS;
-use march_lm::model::{Batch, Model};
+use march_lm::model::{Batch, Model, Weights};
 use march_lm::{Error, Result};
 
 /// How policies are measured.
@@ -39,18 +39,16 @@ pub struct Measured {
 impl Measure<'_> {
     /// Measures a policy. After each call of the model `watch` receives the number of tokens done, and may stop; then
     /// there is no result.
-    pub fn run<E: Engine>(
+    pub fn run(
         &self,
-        engine: &E,
-        model: &Model<E>,
-        parameters: &[impl Clone + Into<Weight<E::Tensor, E::Packed>>],
+        model: &Model,
+        parameters: &[Tensor],
         policy: &Policy,
         watch: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
         let Self { ids, lengths, decode } = *self;
         self.check()?;
-        let tape = Tape::inference(engine);
-        let weights = model.bind(&tape, parameters);
+        let weights: Weights = parameters.into();
         let mut bank = model.bank(policy.clone())?;
         let decode_from = ids.len().saturating_sub(decode);
         // The first token is not a target, because nothing precedes it.
@@ -60,24 +58,24 @@ impl Measure<'_> {
         while at < ids.len() {
             let end = if at < decode_from { self.call_end(at, decode_from) } else { at + 1 };
             let started = Instant::now();
-            let hidden = model.extend(&tape, &weights, Batch::one(&ids[at..end]), &mut [&mut bank], None)?;
+            let hidden = model.extend(&weights, Batch::one(&ids[at..end]), &mut [&mut bank], None)?;
             if at < decode_from {
                 reading += started.elapsed();
             } else {
-                black_box(model.logits(&tape, &weights, &hidden)?);
+                black_box(model.logits(&weights, &hidden)?);
                 decoding += started.elapsed();
             }
             // The token at t predicts that at t + 1.
             let targets = scored_from.max(at + 1)..ids.len().min(end + 1);
             if !targets.is_empty() {
-                let before = tape.slice(&hidden, 1, targets.start - 1 - at..targets.end - 1 - at)?;
-                let sum = model.loss(&tape, &weights, &before, &ids[targets], Some(1.0))?;
-                loss += engine.to_f64(sum.value())[0];
-                engine.check()?;
+                let before = hidden.slice(1, targets.start - 1 - at..targets.end - 1 - at)?;
+                let sum = model.loss(&weights, &before, &ids[targets], Some(1.0))?;
+                loss += sum.to_f64()[0];
+                sum.device().check()?;
             }
             at = end;
             for (bytes, _) in bank_bytes.iter_mut().zip(lengths).filter(|(_, length)| **length == at) {
-                *bytes = bank.bytes(engine);
+                *bytes = bank.bytes();
             }
             if watch(at).is_break() {
                 return Ok(None);

@@ -1,6 +1,6 @@
 //! Evaluation of a model under a memory policy.
 //!
-//! - Recall: synthetic sequences with questions, scored token by token ([`ask`]).
+//! - Recall: synthetic sequences with questions, scored token by token ([`evaluate_recall`]).
 //! - [`suite`]: the tasks of the paper. A document becomes [`Request`]s in text, [`Encoded`] in token ids; a
 //!   [`Scheduler`] answers them in batches; the task's metrics score the answers. [`evaluate`] runs whole tasks and
 //!   records every document in a [`Journal`] as it is answered, so that an interrupted run resumes.
@@ -24,7 +24,7 @@ pub use journal::{Entry, Journal};
 pub use measure::{Measure, Measured};
 pub use paired::{Difference, paired_bootstrap};
 pub use recall::Answer as RecallAnswer;
-pub use recall::{Age, Answers, Reader, RecallOptions, Share, ask};
+pub use recall::{Age, Answers, Reader, RecallOptions, Share, evaluate_recall};
 pub use request::{Answer, Request, Scored};
 pub use results::{MetricResult, Results, SampleRecord, TaskResult, is_results};
 pub use run::{Document, Job, NEEDLE_DOCUMENTS, Outcome, Sources, documents, evaluate};

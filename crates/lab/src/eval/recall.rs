@@ -1,13 +1,13 @@
 //! Recall: asks a model the tasks of [`march_lm::data::recall`] under a memory policy.
 //!
-//! [`ask`] reads every sequence into a bank, whole or token by token, and records which questions were answered
+//! [`evaluate_recall`] reads every sequence into a bank, whole or token by token, and records which questions were answered
 //! correctly; [`Answers`] are summarised by [`Answers::accuracy`] and by age of the fact, with standard errors;
 //! [`super::compare`] pairs two models' answers to the same questions.
 
 use std::time::Instant;
 
+use march_engine::Tensor;
 use march_engine::ops::cross_entropy::IGNORE;
-use march_engine::{Engine, Weight};
 
 use march_lm::anchors::Policy;
 use march_lm::data::recall::Task;
@@ -33,13 +33,11 @@ pub struct RecallOptions {
 }
 
 /// A model and everything needed to run it.
-pub struct Reader<'a, E: Engine> {
-    /// The engine.
-    pub engine: &'a E,
+pub struct Reader<'a> {
     /// The model.
-    pub model: &'a Model<E>,
+    pub model: &'a Model,
     /// The model's parameters.
-    pub parameters: &'a [Weight<E::Tensor, E::Packed>],
+    pub parameters: &'a [Tensor],
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// The memory policy.
@@ -138,21 +136,21 @@ impl Answers {
 }
 
 /// Asks a model the questions of a task; `watch` receives the number of sequences done and may stop.
-pub fn ask<E: Engine>(
-    reader: &Reader<'_, E>,
+pub fn evaluate_recall(
+    reader: &Reader<'_>,
     task: &Task,
-    asking: RecallOptions,
+    options: RecallOptions,
     watch: &mut dyn FnMut(u64) -> std::ops::ControlFlow<()>,
 ) -> Result<Answers> {
     let ids = own_ids(reader, task)?;
-    check_memory(reader, task, asking)?;
-    let inference = Inference::new(reader.engine, reader.model, reader.parameters);
+    check_memory(reader, task, options)?;
+    let inference = Inference::new(reader.model, reader.parameters);
     let length = task.length();
     let (mut samples, mut bytes, mut rollback, mut seconds) = (Vec::new(), 0, 0, 0.0);
     let mut done = 0;
-    while done < asking.samples {
-        let rows = ROWS.min((asking.samples - done) as usize);
-        let examples: Vec<_> = (0..rows as u64).map(|i| task.asked(asking.seed, done + i)).collect();
+    while done < options.samples {
+        let rows = ROWS.min((options.samples - done) as usize);
+        let examples: Vec<_> = (0..rows as u64).map(|i| task.asked(options.seed, done + i)).collect();
         let mut targets = vec![IGNORE; rows * length];
         for (row, example) in examples.iter().enumerate() {
             for question in &example.questions {
@@ -161,9 +159,9 @@ pub fn ask<E: Engine>(
         }
         let mut banks = (0..rows)
             .map(|_| reader.model.bank(reader.policy.clone()))
-            .collect::<Result<Vec<StateBank<E>>>>()?;
+            .collect::<Result<Vec<StateBank>>>()?;
         let mut greedy = vec![IGNORE; rows * length];
-        let piece = if asking.decode { 1 } else { length };
+        let piece = if options.decode { 1 } else { length };
         let began = Instant::now();
         for start in (0..length).step_by(piece) {
             let span = start..start + piece;
@@ -184,8 +182,8 @@ pub fn ask<E: Engine>(
             }
         }
         seconds += began.elapsed().as_secs_f64();
-        bytes += banks.iter().map(|bank| bank.bytes(reader.engine)).sum::<usize>();
-        rollback += banks.iter().map(|bank| bank.rollback_bytes(reader.engine)).sum::<usize>();
+        bytes += banks.iter().map(|bank| bank.bytes()).sum::<usize>();
+        rollback += banks.iter().map(|bank| bank.rollback_bytes()).sum::<usize>();
         for (row, example) in examples.iter().enumerate() {
             let answer = |question: &march_lm::data::recall::Question| Answer {
                 age: question.age(),
@@ -204,21 +202,21 @@ pub fn ask<E: Engine>(
 }
 
 /// Rejects sequences that take more memory than the machine has, because the system would kill the process.
-fn check_memory<E: Engine>(reader: &Reader<'_, E>, task: &Task, asking: RecallOptions) -> Result<()> {
+fn check_memory(reader: &Reader<'_>, task: &Task, options: RecallOptions) -> Result<()> {
     let Some([machine, _]) = machine_memory() else { return Ok(()) };
-    let (rows, length) = (ROWS.min(asking.samples as usize), task.length());
+    let (rows, length) = (ROWS.min(options.samples as usize), task.length());
     // Approximate number of values per token in one layer, as measured: its input, what the mixer computes from it, and
     // the feed-forward part.
     let config = reader.model.config();
     let token = size_of::<f32>() * (8 * config.hidden_size + 4 * config.intermediate_size);
-    let tokens = rows.saturating_mul(if asking.decode { 1 } else { length });
+    let tokens = rows.saturating_mul(if options.decode { 1 } else { length });
     let banks = reader.model.memory_bytes(length, reader.policy).saturating_mul(rows);
     let needed = tokens.saturating_mul(token).saturating_add(banks);
     if needed <= machine {
         return Ok(());
     }
     let samples = if rows > 1 { format!(", or --samples below {rows}") } else { String::new() };
-    let decode = if asking.decode || banks > machine { "" } else { ", or decode token by token (--decode)" };
+    let decode = if options.decode || banks > machine { "" } else { ", or decode token by token (--decode)" };
     Err(Error::Request(format!(
         "task `{}` at {length} tokens: a batch of {rows} sequences would take about {:.0} GiB of memory, but \
          the machine has {:.0} GiB; lower --lengths{samples}{decode}",
@@ -241,7 +239,7 @@ fn check_finite(task: &Task, done: u64, start: usize, piece: usize, losses: &[f3
 }
 
 /// The model's ids of the task's tokens; fails if the model lacks one.
-fn own_ids<E: Engine>(reader: &Reader<'_, E>, task: &Task) -> Result<Vec<u32>> {
+fn own_ids(reader: &Reader<'_>, task: &Task) -> Result<Vec<u32>> {
     let size = reader.model.config().vocab_size;
     let one = |name: &String| {
         let ids = reader.tokenizer.encode(name).unwrap_or_default();

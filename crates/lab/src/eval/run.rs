@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use march_engine::Engine;
 use serde_json::{Value as Json, json};
 
 use super::encode::Encoded;
@@ -173,8 +172,8 @@ pub enum Outcome {
 
 /// Answers all documents of a task. Documents that the journal has are not asked again; the others are recorded in it.
 /// After each call of the model `watch` receives the numbers of tokens done and in all, and may stop.
-pub fn evaluate<E: Engine>(
-    scheduler: &Scheduler<'_, E>,
+pub fn evaluate(
+    scheduler: &Scheduler<'_>,
     mut job: Job,
     sources: &Sources,
     mut journal: Option<&mut Journal>,
@@ -241,7 +240,7 @@ pub fn evaluate<E: Engine>(
 }
 
 /// Rejects a request whose sequence the machine cannot hold: only attention's memory grows with every token.
-fn room<E: Engine>(scheduler: &Scheduler<'_, E>, requests: &[Encoded]) -> Result<()> {
+fn room(scheduler: &Scheduler<'_>, requests: &[Encoded]) -> Result<()> {
     let longest = requests.iter().map(Encoded::longest).max().unwrap_or(0);
     let needed = scheduler.inference.model().memory_bytes(longest, scheduler.policy);
     match machine_memory() {

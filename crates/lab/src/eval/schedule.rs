@@ -6,7 +6,6 @@
 
 use std::ops::ControlFlow;
 
-use march_engine::Engine;
 use march_engine::ops::cross_entropy::IGNORE;
 
 use super::encode::{Encoded, Targets};
@@ -39,9 +38,9 @@ pub enum Event {
 pub type Take<'a> = dyn FnMut(Event) -> Result<ControlFlow<()>> + 'a;
 
 /// A model, and how it is asked.
-pub struct Scheduler<'a, E: Engine> {
+pub struct Scheduler<'a> {
     /// The model, ready to run.
-    pub inference: Inference<'a, E>,
+    pub inference: Inference<'a>,
     /// Its tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// The memory policy.
@@ -52,9 +51,9 @@ pub struct Scheduler<'a, E: Engine> {
     pub sequences: usize,
 }
 
-impl<'a, E: Engine> Scheduler<'a, E> {
+impl<'a> Scheduler<'a> {
     /// With shared contexts and large batches.
-    pub fn new(inference: Inference<'a, E>, tokenizer: &'a Tokenizer, policy: &'a Policy) -> Self {
+    pub fn new(inference: Inference<'a>, tokenizer: &'a Tokenizer, policy: &'a Policy) -> Self {
         Self { inference, tokenizer, policy, share_contexts: true, sequences: SEQUENCES }
     }
 
@@ -155,13 +154,13 @@ impl<'a, E: Engine> Scheduler<'a, E> {
     /// call.
     fn read(
         &self,
-        sequences: &mut [Sequence<E>],
+        sequences: &mut [Sequence],
         done: &mut usize,
         take: &mut Take<'_>,
     ) -> Result<ControlFlow<()>> {
         loop {
             let mut room = CALL_TOKENS;
-            let mut now: Vec<(&mut Sequence<E>, usize)> = Vec::new();
+            let mut now: Vec<(&mut Sequence, usize)> = Vec::new();
             for sequence in sequences.iter_mut() {
                 let left = sequence.inputs.len() - sequence.read;
                 let count = if left <= room { left } else { self.cut(sequence.read + room) - sequence.read };
@@ -207,7 +206,7 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         take: &mut Take<'_>,
     ) -> Result<ControlFlow<()>> {
         let mut waiting = requests.iter().peekable();
-        let mut active: Vec<GeneratingText<E>> = Vec::new();
+        let mut active: Vec<GeneratingText> = Vec::new();
         loop {
             let unread: usize = active.iter().map(|writing| writing.session.unread()).sum();
             let mut room = CALL_TOKENS.saturating_sub(unread);
@@ -263,7 +262,7 @@ impl<'a, E: Engine> Scheduler<'a, E> {
         if anywhere { tokens } else { tokens / GRID * GRID }
     }
 
-    fn bank(&self) -> Result<StateBank<E>> {
+    fn bank(&self) -> Result<StateBank> {
         self.inference.model().bank(self.policy.clone())
     }
 
@@ -275,8 +274,8 @@ impl<'a, E: Engine> Scheduler<'a, E> {
 }
 
 /// A sequence that is being scored.
-struct Sequence<E: Engine> {
-    bank: StateBank<E>,
+struct Sequence {
+    bank: StateBank,
     inputs: Vec<u32>,
     targets: Vec<u32>,
     /// Number of inputs that were read.
@@ -284,8 +283,8 @@ struct Sequence<E: Engine> {
     scored: Scored,
 }
 
-impl<E: Engine> Sequence<E> {
-    fn new(bank: StateBank<E>, Targets { inputs, targets }: Targets) -> Self {
+impl Sequence {
+    fn new(bank: StateBank, Targets { inputs, targets }: Targets) -> Self {
         Self { bank, inputs, targets, read: 0, scored: Scored::NONE }
     }
 
@@ -313,8 +312,8 @@ impl<E: Engine> Sequence<E> {
 }
 
 /// A text that is being generated.
-struct GeneratingText<E: Engine> {
+struct GeneratingText {
     number: usize,
-    session: Session<E>,
+    session: Session,
     text: String,
 }

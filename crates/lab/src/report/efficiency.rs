@@ -1,6 +1,6 @@
 //! The page of the experiment `efficiency`: time by sequence length.
 
-use super::evidence::{Cell, Figure, Look, Page, Plot, Point, Scale, Section, Series, Table};
+use super::evidence::{Cell, Figure, Page, Plot, Point, Scale, Section, Series, SeriesStyle, Table};
 use crate::reproduce::efficiency::{Kind, Timing};
 
 /// A claim of the paper's figure on training efficiency, as a ratio of two times.
@@ -193,7 +193,7 @@ fn figure(timings: &[Timing]) -> Figure {
                     high: f64::NAN,
                 })
                 .collect(),
-            look: if arm.starts_with("PyTorch") { Look::Dashed } else { Look::Line },
+            style: if arm.starts_with("PyTorch") { SeriesStyle::Dashed } else { SeriesStyle::Line },
         });
         Plot {
             title: title.into(),

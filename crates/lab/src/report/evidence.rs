@@ -120,7 +120,7 @@ pub struct Series {
     /// The points.
     pub points: Vec<Point>,
     /// How they are drawn.
-    pub look: Look,
+    pub style: SeriesStyle,
 }
 
 /// A point.
@@ -138,7 +138,7 @@ pub struct Point {
 
 /// How a series is drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Look {
+pub enum SeriesStyle {
     /// A line through its points.
     #[default]
     Line,

@@ -1,8 +1,8 @@
 //! The page of an experiment: results with intervals over seeds, differences that are significant or not, costs, the
 //! learning rates that were tried, and the paper's numbers beside ours.
 
-use super::evidence::{Cell, Figure, Look, Page, Plot, Point, Scale, Section, Series, Table};
-use crate::reproduce::{Ask, Mean, Measured, PlotSpec, Published, Quantity, Results, Sign};
+use super::evidence::{Cell, Figure, Page, Plot, Point, Scale, Section, Series, SeriesStyle, Table};
+use crate::reproduce::{Evaluation, Mean, Measured, PlotSpec, Published, Quantity, Results, Sign};
 
 /// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
 pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
@@ -40,25 +40,28 @@ fn cell(text: impl Into<String>) -> Cell {
 fn rows_of<'a>(results: &'a Results, course: &str) -> Vec<&'a str> {
     let experiment = &results.plan.experiment;
     let rows = experiment.rows().into_iter().map(|(name, _)| name);
-    rows.filter(|row| experiment.asks_of(course).any(|ask| !results.measured(row, ask).is_empty())).collect()
+    rows.filter(|row| {
+        experiment.evaluations_of(course).any(|evaluation| !results.measured(row, evaluation).is_empty())
+    })
+    .collect()
 }
 
-/// The mean over seeds of a row's ask.
-fn mean(results: &Results, row: &str, ask: &Ask) -> Option<Mean> {
-    let values: Vec<f64> = results.measured(row, ask).iter().map(|measured| measured.value).collect();
+/// The mean over seeds of a row's evaluation.
+fn mean(results: &Results, row: &str, evaluation: &Evaluation) -> Option<Mean> {
+    let values: Vec<f64> = results.measured(row, evaluation).iter().map(|measured| measured.value).collect();
     Mean::of(&values)
 }
 
 /// A value with half of its interval: 93.1 ± 2.4, in percent, or a loss in nats.
-fn shown(ask: &Ask, mean: &Mean) -> String {
-    let (factor, digits) = scale_of(ask);
+fn shown(evaluation: &Evaluation, mean: &Mean) -> String {
+    let (factor, digits) = scale_of(evaluation);
     let value = format!("{:.digits$}", factor * mean.value);
     mean.half.map_or(value.clone(), |half| format!("{value} ± {:.digits$}", factor * half))
 }
 
-/// The factor and the digits of an ask's values.
-fn scale_of(ask: &Ask) -> (f64, usize) {
-    if ask.text.is_some() { (1.0, 3) } else { (100.0, 1) }
+/// The factor and the digits of an evaluation's values.
+fn scale_of(evaluation: &Evaluation) -> (f64, usize) {
+    if evaluation.text.is_some() { (1.0, 3) } else { (100.0, 1) }
 }
 
 fn outcome(results: &Results) -> Section {
@@ -67,19 +70,19 @@ fn outcome(results: &Results) -> Section {
     let seeds = results.plan.scale.seeds;
     section.text.push(format!(
         "Mean over {seeds} seeds, ± half of the 95 % interval over seeds (Student's t). {}",
-        if experiment.ask.iter().any(|ask| ask.text.is_some()) {
+        if experiment.evaluations.iter().any(|evaluation| evaluation.text.is_some()) {
             "Losses are in nats per token; lower is better."
         } else {
             "Accuracies are in percent."
         }
     ));
     for course in &experiment.courses {
-        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
+        let evaluations: Vec<&Evaluation> = experiment.evaluations_of(course).collect();
         let mut columns = vec!["model".to_string()];
-        columns.extend(asks.iter().map(|ask| ask.name.clone()));
+        columns.extend(evaluations.iter().map(|evaluation| evaluation.name.clone()));
         let rows = rows_of(results, course).into_iter().map(|row| {
             let mut cells = vec![cell(row)];
-            cells.extend(asks.iter().map(|ask| value_cell(results, row, ask)));
+            cells.extend(evaluations.iter().map(|evaluation| value_cell(results, row, evaluation)));
             cells
         });
         let caption = format!("{}: {}", course, experiment.course[course].about);
@@ -99,12 +102,12 @@ fn outcome(results: &Results) -> Section {
 }
 
 /// A cell with the mean; the values of the seeds show on hover.
-fn value_cell(results: &Results, row: &str, ask: &Ask) -> Cell {
-    let Some(mean) = mean(results, row, ask) else { return cell("–") };
-    let (factor, digits) = scale_of(ask);
-    let seeds = results.measured(row, ask).into_iter();
+fn value_cell(results: &Results, row: &str, evaluation: &Evaluation) -> Cell {
+    let Some(mean) = mean(results, row, evaluation) else { return cell("–") };
+    let (factor, digits) = scale_of(evaluation);
+    let seeds = results.measured(row, evaluation).into_iter();
     let seeds: Vec<String> = seeds.map(|measured| format!("{:.digits$}", factor * measured.value)).collect();
-    Cell { text: shown(ask, &mean), title: format!("by seed: {}", seeds.join(", ")), strong: false }
+    Cell { text: shown(evaluation, &mean), title: format!("by seed: {}", seeds.join(", ")), strong: false }
 }
 
 /// The values of all seeds: means hide that some seeds learn a task and others do not.
@@ -112,18 +115,18 @@ fn by_seed(results: &Results) -> Section {
     let experiment = &results.plan.experiment;
     let mut section = Section { heading: "By seed".into(), ..Section::default() };
     for course in &experiment.courses {
-        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
+        let evaluations: Vec<&Evaluation> = experiment.evaluations_of(course).collect();
         // The whole list of a long experiment would be unreadable.
-        if asks.is_empty() || asks.len() > 8 {
+        if evaluations.is_empty() || evaluations.len() > 8 {
             continue;
         }
         let mut columns = vec!["model".to_string()];
-        columns.extend(asks.iter().map(|ask| ask.name.clone()));
+        columns.extend(evaluations.iter().map(|evaluation| evaluation.name.clone()));
         let rows = rows_of(results, course).into_iter().map(|row| {
-            let cells = asks.iter().map(|ask| {
-                let (factor, digits) = scale_of(ask);
+            let cells = evaluations.iter().map(|evaluation| {
+                let (factor, digits) = scale_of(evaluation);
                 let digits = digits - usize::from(digits == 1);
-                let seeds = results.measured(row, ask).into_iter();
+                let seeds = results.measured(row, evaluation).into_iter();
                 let seeds = seeds.map(|measured| format!("{:.digits$}", factor * measured.value));
                 cell(seeds.collect::<Vec<_>>().join(", "))
             });
@@ -136,25 +139,25 @@ fn by_seed(results: &Results) -> Section {
 
 fn plotted(results: &Results, spec: &PlotSpec) -> Plot {
     let experiment = &results.plan.experiment;
-    let asks: Vec<&Ask> = experiment
-        .asks_of(&spec.course)
-        .filter(|ask| spec.asks.as_ref().is_none_or(|names| names.contains(&ask.name)))
+    let evaluations: Vec<&Evaluation> = experiment
+        .evaluations_of(&spec.course)
+        .filter(|evaluation| spec.evaluations.as_ref().is_none_or(|names| names.contains(&evaluation.name)))
         .collect();
-    let loss = asks.iter().any(|ask| ask.text.is_some());
+    let loss = evaluations.iter().any(|evaluation| evaluation.text.is_some());
     let mut rows = rows_of(results, &spec.course);
     rows.retain(|row| spec.rows.as_ref().is_none_or(|names| names.iter().any(|name| name == row)));
     let series = rows.iter().map(|row| Series {
         name: row.to_string(),
-        points: points(results, row, &asks, spec.x),
-        look: match spec.x {
-            Quantity::Name => Look::Bars,
-            Quantity::Bytes | Quantity::Flop => Look::Points,
-            _ if experiment.variant.iter().any(|variant| variant.name == *row) => Look::Dashed,
-            _ => Look::Line,
+        points: points(results, row, &evaluations, spec.x),
+        style: match spec.x {
+            Quantity::Name => SeriesStyle::Bars,
+            Quantity::Bytes | Quantity::Flop => SeriesStyle::Points,
+            _ if experiment.variant.iter().any(|variant| variant.name == *row) => SeriesStyle::Dashed,
+            _ => SeriesStyle::Line,
         },
     });
     let names = match spec.x {
-        Quantity::Name => asks.iter().map(|ask| ask.name.clone()).collect(),
+        Quantity::Name => evaluations.iter().map(|evaluation| evaluation.name.clone()).collect(),
         _ => Vec::new(),
     };
     Plot {
@@ -177,22 +180,22 @@ fn plotted(results: &Results, spec: &PlotSpec) -> Plot {
     }
 }
 
-fn points(results: &Results, row: &str, asks: &[&Ask], x: Quantity) -> Vec<Point> {
+fn points(results: &Results, row: &str, evaluations: &[&Evaluation], x: Quantity) -> Vec<Point> {
     let mut points = Vec::new();
-    for (i, ask) in asks.iter().enumerate() {
-        let found = results.measured(row, ask);
+    for (i, evaluation) in evaluations.iter().enumerate() {
+        let found = results.measured(row, evaluation);
         if x == Quantity::Position {
             points.extend(by_position(&found));
             continue;
         }
-        let Some(mean) = mean(results, row, ask) else { continue };
+        let Some(mean) = mean(results, row, evaluation) else { continue };
         let average = |of: fn(&Measured) -> f64| {
             found.iter().map(|measured| of(measured)).sum::<f64>() / found.len().max(1) as f64
         };
         let at = match x {
             Quantity::Bytes => average(|measured| measured.memory_bytes as f64),
             Quantity::Flop => average(|measured| measured.flop_per_token),
-            Quantity::Ask => ask.x.unwrap_or(i as f64),
+            Quantity::Evaluation => evaluation.x.unwrap_or(i as f64),
             Quantity::Name | Quantity::Position => i as f64,
         };
         points.push(point(at, &mean));
@@ -229,13 +232,15 @@ fn differences(results: &Results) -> Section {
     );
     section.list = decisions(results);
     for course in &experiment.courses {
-        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
+        let evaluations: Vec<&Evaluation> = experiment.evaluations_of(course).collect();
         let mut columns = vec!["first – second".to_string()];
-        columns.extend(asks.iter().map(|ask| ask.name.clone()));
+        columns.extend(evaluations.iter().map(|evaluation| evaluation.name.clone()));
         let mut rows = Vec::new();
         for [first, second] in &experiment.compare {
-            let cells: Vec<Cell> =
-                asks.iter().map(|ask| difference_cell(results, first, second, ask)).collect();
+            let cells: Vec<Cell> = evaluations
+                .iter()
+                .map(|evaluation| difference_cell(results, first, second, evaluation))
+                .collect();
             if cells.iter().any(|cell| cell.text != "–") {
                 rows.push(std::iter::once(cell(format!("{first} – {second}"))).chain(cells).collect());
             }
@@ -261,12 +266,13 @@ fn verdict(results: &Results) -> Option<String> {
 }
 
 /// The compared pairs of all courses: course, pair, and the measured differences.
-fn compared(results: &Results) -> impl Iterator<Item = (&String, &[String; 2], Vec<(&Ask, Sign)>)> {
+fn compared(results: &Results) -> impl Iterator<Item = (&String, &[String; 2], Vec<(&Evaluation, Sign)>)> {
     let experiment = &results.plan.experiment;
     experiment.courses.iter().flat_map(move |course| {
         experiment.compare.iter().filter_map(move |pair| {
-            let sign = |ask| Some((ask, difference(results, &pair[0], &pair[1], ask)?.sign()));
-            let signs: Vec<_> = experiment.asks_of(course).filter_map(sign).collect();
+            let sign =
+                |evaluation| Some((evaluation, difference(results, &pair[0], &pair[1], evaluation)?.sign()));
+            let signs: Vec<_> = experiment.evaluations_of(course).filter_map(sign).collect();
             (!signs.is_empty()).then_some((course, pair, signs))
         })
     })
@@ -278,18 +284,20 @@ fn decisions(results: &Results) -> Vec<String> {
     compared(results)
         .map(|(course, [first, second], signs)| {
             // A lower loss is better.
-            let better = |ask: &Ask| if ask.text.is_some() { Sign::Below } else { Sign::Above };
+            let better =
+                |evaluation: &Evaluation| if evaluation.text.is_some() { Sign::Below } else { Sign::Above };
             let mut parts =
                 [("better at", Vec::new()), ("worse at", Vec::new()), ("not significant at", Vec::new())];
-            for (ask, sign) in signs {
+            for (evaluation, sign) in signs {
                 let part = match sign {
                     Sign::NotSignificant => 2,
-                    sign => usize::from(sign != better(ask)),
+                    sign => usize::from(sign != better(evaluation)),
                 };
-                parts[part].1.push(ask.name.as_str());
+                parts[part].1.push(evaluation.name.as_str());
             }
             let said = parts.iter().filter(|part| !part.1.is_empty());
-            let said: Vec<String> = said.map(|(what, asks)| format!("{what} {}", asks.join(", "))).collect();
+            let said: Vec<String> =
+                said.map(|(what, evaluations)| format!("{what} {}", evaluations.join(", "))).collect();
             let place = if one_course { String::new() } else { format!("{course}: ") };
             format!("{place}{first} against {second}: {}.", said.join("; "))
         })
@@ -297,16 +305,16 @@ fn decisions(results: &Results) -> Vec<String> {
 }
 
 /// The paired difference of two rows.
-fn difference(results: &Results, first: &str, second: &str, ask: &Ask) -> Option<Mean> {
+fn difference(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Option<Mean> {
     let [a, b] = [first, second].map(|row| -> Vec<f64> {
-        results.measured(row, ask).iter().map(|measured| measured.value).collect()
+        results.measured(row, evaluation).iter().map(|measured| measured.value).collect()
     });
     if a.len() == b.len() { Mean::of_differences(&a, &b) } else { None }
 }
 
-fn difference_cell(results: &Results, first: &str, second: &str, ask: &Ask) -> Cell {
-    let Some(mean) = difference(results, first, second, ask) else { return cell("–") };
-    let (factor, digits) = scale_of(ask);
+fn difference_cell(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Cell {
+    let Some(mean) = difference(results, first, second, evaluation) else { return cell("–") };
+    let (factor, digits) = scale_of(evaluation);
     let sign = |value: f64| format!("{:+.digits$}", factor * value);
     let text = match mean.interval() {
         Some((low, high)) => format!("{} ({} to {})", sign(mean.value), sign(low), sign(high)),
@@ -320,18 +328,21 @@ fn difference_cell(results: &Results, first: &str, second: &str, ask: &Ask) -> C
 fn beside_paper(results: &Results, published: &Published) -> Section {
     let experiment = &results.plan.experiment;
     let course = published.course.as_ref().or(experiment.courses.first());
-    let asks: Vec<&Ask> = course.map(|course| experiment.asks_of(course).collect()).unwrap_or_default();
-    let chosen = asks.iter().find(|ask| published.ask.as_ref().is_none_or(|name| *name == ask.name));
+    let evaluations: Vec<&Evaluation> =
+        course.map(|course| experiment.evaluations_of(course).collect()).unwrap_or_default();
+    let chosen = evaluations
+        .iter()
+        .find(|evaluation| published.evaluation.as_ref().is_none_or(|name| *name == evaluation.name));
     let mut columns = vec!["model in the paper".to_string()];
     columns.extend(published.columns.iter().cloned());
     columns.push("here".into());
-    columns.extend(chosen.map(|ask| format!("here: {}", ask.name)));
+    columns.extend(chosen.map(|evaluation| format!("here: {}", evaluation.name)));
     let rows = published.row.iter().map(|row| {
         let mut cells = vec![cell(row.name.clone())];
         cells.extend(row.values.iter().map(|value| cell(value.to_string())));
         cells.push(cell(row.ours.clone().unwrap_or_else(|| "–".into())));
-        if let Some(ask) = chosen {
-            cells.push(row.ours.as_ref().map_or(cell("–"), |ours| value_cell(results, ours, ask)));
+        if let Some(evaluation) = chosen {
+            cells.push(row.ours.as_ref().map_or(cell("–"), |ours| value_cell(results, ours, evaluation)));
         }
         cells
     });
@@ -341,14 +352,14 @@ fn beside_paper(results: &Results, published: &Published) -> Section {
         ..Section::default()
     };
     section.tables.push(Table { caption: String::new(), columns, rows: rows.collect() });
-    if let Some(ask) = chosen {
-        section.list = orders(results, published, ask);
+    if let Some(evaluation) = chosen {
+        section.list = orders(results, published, evaluation);
     }
     section
 }
 
 /// For each pair of models: whether our order is the paper's.
-fn orders(results: &Results, published: &Published, ask: &Ask) -> Vec<String> {
+fn orders(results: &Results, published: &Published, evaluation: &Evaluation) -> Vec<String> {
     let rows: Vec<(&str, f64)> = published
         .row
         .iter()
@@ -360,9 +371,9 @@ fn orders(results: &Results, published: &Published, ask: &Ask) -> Vec<String> {
             if a == b || of_a == of_b {
                 continue;
             }
-            let Some(mean) = difference(results, a, b, ask) else { continue };
+            let Some(mean) = difference(results, a, b, evaluation) else { continue };
             // A lower loss is better.
-            let better = if ask.text.is_some() { Sign::Below } else { Sign::Above };
+            let better = if evaluation.text.is_some() { Sign::Below } else { Sign::Above };
             let (first, second) = if of_a > of_b { (a, b) } else { (b, a) };
             let ours = match mean.sign() {
                 Sign::NotSignificant => "is not significant here",
@@ -386,13 +397,13 @@ fn costs(results: &Results) -> Section {
             .into(),
     );
     for course in &experiment.courses {
-        let asks: Vec<&Ask> = experiment.asks_of(course).collect();
-        let (Some(first), Some(last)) = (asks.first(), asks.last()) else { continue };
-        let ends: Vec<&Ask> = if asks.len() > 1 { vec![first, last] } else { vec![first] };
+        let evaluations: Vec<&Evaluation> = experiment.evaluations_of(course).collect();
+        let (Some(first), Some(last)) = (evaluations.first(), evaluations.last()) else { continue };
+        let ends: Vec<&Evaluation> = if evaluations.len() > 1 { vec![first, last] } else { vec![first] };
         let mut columns: Vec<String> = ["model", "parameters"].map(String::from).to_vec();
-        for ask in &ends {
+        for evaluation in &ends {
             columns.extend(
-                ["memory", "for rollback", "MFLOP per token"].map(|of| format!("{of}, {}", ask.name)),
+                ["memory", "for rollback", "MFLOP per token"].map(|of| format!("{of}, {}", evaluation.name)),
             );
         }
         columns.push("training tokens/s".into());
@@ -401,8 +412,8 @@ fn costs(results: &Results) -> Section {
             let run = arm.and_then(|arm| arm.runs.first());
             let mut cells = vec![cell(row)];
             cells.push(cell(run.map_or("–".into(), |run| thousands(run.parameters as f64))));
-            for ask in &ends {
-                let found = results.measured(row, ask);
+            for evaluation in &ends {
+                let found = results.measured(row, evaluation);
                 let shown = |show: &dyn Fn(&Measured) -> String| {
                     cell(found.first().map_or("–".into(), |measured| show(measured)))
                 };
@@ -479,13 +490,13 @@ mod tests {
     use super::*;
     use crate::reproduce::{Arm, Experiment, Outcome, Plan, Scale as Sizes, Size, key};
 
-    /// The experiment `capacity` with made-up answers: each arm's value by seed, the same at every ask.
+    /// The experiment `capacity` with made-up answers: each arm's value by seed, the same at every evaluation.
     fn made_up(values: impl Fn(&str) -> Vec<f64>) -> Results {
         let plan = Plan::new(Experiment::open("capacity").unwrap(), Sizes::new(Size::Laptop)).unwrap();
         let arm = |name: &String| {
             let run = |value: f64| {
-                let measured = plan.experiment.ask.iter().map(|ask| Measured {
-                    key: key(ask, &plan.scale, ""),
+                let measured = plan.experiment.evaluations.iter().map(|evaluation| Measured {
+                    key: key(evaluation, &plan.scale, ""),
                     value,
                     memory_bytes: 3072,
                     rollback_bytes: (name == "MARCH").then_some(1024),

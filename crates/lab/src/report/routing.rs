@@ -2,8 +2,6 @@
 
 use serde_json::json;
 
-use march_engine::Engine;
-
 use super::{escape, whole_page};
 use march_lm::Result;
 use march_lm::generate::TextStream;
@@ -36,27 +34,21 @@ pub struct Summary {
 
 impl Routing {
     /// Creates the routing of a text from what `trace` recorded in a model of `layers` layers.
-    pub fn new<E: Engine>(
-        engine: &E,
-        trace: &Trace<E>,
-        layers: usize,
-        tokenizer: &Tokenizer,
-        ids: &[u32],
-    ) -> Result<Self> {
+    pub fn new(trace: &Trace, layers: usize, tokenizer: &Tokenizer, ids: &[u32]) -> Result<Self> {
         let mut stream = TextStream::new(tokenizer, &[])?;
         let mut pieces = ids.iter().map(|&id| stream.push(tokenizer, id)).collect::<Result<Vec<String>>>()?;
         if let Some(last) = pieces.last_mut() {
             *last += &stream.finish(tokenizer)?;
         }
-        Ok(Self::of_pieces(engine, trace, layers, pieces))
+        Ok(Self::of_pieces(trace, layers, pieces))
     }
 
     /// Creates the routing of tokens that come from no tokenizer; a piece is the displayed form of its token.
-    pub fn of_pieces<E: Engine>(engine: &E, trace: &Trace<E>, layers: usize, pieces: Vec<String>) -> Self {
+    pub fn of_pieces(trace: &Trace, layers: usize, pieces: Vec<String>) -> Self {
         let tokens = pieces.len();
         // No token sees an anchor at the very end.
         let boundaries: Vec<usize> = trace.boundaries().iter().copied().filter(|&b| b < tokens).collect();
-        let traced = (0..layers).map(|layer| trace.weights(engine, layer, tokens, boundaries.len()));
+        let traced = (0..layers).map(|layer| trace.weights(layer, tokens, boundaries.len()));
         let (heads, layers): (Vec<usize>, Vec<Vec<f32>>) = traced.unzip();
         Self { pieces, boundaries, heads: heads.first().copied().unwrap_or(0), layers }
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! courses    what a model is trained on: stages, each of which starts from the weights of the one before
 //! arms       the models: a preset and what differs from it
-//! asks       what a trained model is measured on
+//! ask        what a trained model is measured on
 //! variants   the same weights under another memory policy
 //! compare    pairs of arms whose difference is tested
 //! ```
@@ -90,8 +90,8 @@ pub struct Experiment {
     #[serde(default)]
     pub arm: BTreeMap<String, Arm>,
     /// What trained models are measured on.
-    #[serde(default)]
-    pub ask: Vec<Ask>,
+    #[serde(default, rename = "ask")]
+    pub evaluations: Vec<Evaluation>,
     /// Trained models under another memory policy.
     #[serde(default)]
     pub variant: Vec<Variant>,
@@ -177,8 +177,8 @@ pub struct Arm {
 /// What a trained model is measured on: one of `task`, `needles` and `text`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ask {
-    /// The course of the models that are asked.
+pub struct Evaluation {
+    /// The course of the models that are evaluated.
     pub course: String,
     /// The column's heading.
     pub name: String,
@@ -194,9 +194,9 @@ pub struct Ask {
     pub length: Option<usize>,
     /// Number of sequences.
     pub samples: u64,
-    /// The stage of the course, from 1, after which the models are asked; the last if not given.
+    /// The stage of the course, from 1, after which the models are evaluated; the last if not given.
     pub stage: Option<usize>,
-    /// The arms and variants that are asked; all if not given.
+    /// The arms and variants that are evaluated; all if not given.
     pub only: Option<Vec<String>>,
 }
 
@@ -212,7 +212,7 @@ pub struct Variant {
     pub policy: String,
 }
 
-/// A figure: a line or a group of bars for each arm, over the asks of a course.
+/// A figure: a line or a group of bars for each arm, over the evaluations of a course.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FigureSpec {
@@ -230,14 +230,15 @@ pub struct FigureSpec {
 pub struct PlotSpec {
     /// The title.
     pub title: String,
-    /// The course whose asks it shows.
+    /// The course whose evaluations it shows.
     pub course: String,
     /// The quantity on the horizontal axis.
     pub x: Quantity,
     /// The label of the horizontal axis.
     pub label: String,
-    /// The asks that it shows, by name; all of the course if not given.
-    pub asks: Option<Vec<String>>,
+    /// The evaluations that it shows, by name; all of the course if not given.
+    #[serde(rename = "asks")]
+    pub evaluations: Option<Vec<String>>,
     /// The arms and variants that it shows; all if not given.
     pub rows: Option<Vec<String>>,
     /// Whether the horizontal axis is linear instead of logarithmic.
@@ -249,9 +250,10 @@ pub struct PlotSpec {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Quantity {
-    /// The `x` of the asks.
-    Ask,
-    /// The names of the asks, as groups of bars.
+    /// The `x` of the evaluations.
+    #[serde(rename = "ask")]
+    Evaluation,
+    /// The names of the evaluations, as groups of bars.
     Name,
     /// Bytes of memory after a sequence.
     Bytes,
@@ -271,13 +273,14 @@ pub struct Published {
     pub columns: Vec<String>,
     /// Rows: the arm or variant here that corresponds, if any, the paper's name, and the numbers.
     pub row: Vec<PublishedRow>,
-    /// The column, from 0, whose order is compared with that of our first ask.
+    /// The column, from 0, whose order is compared with that of our first evaluation.
     #[serde(default)]
     pub order: usize,
-    /// The course whose first ask is compared.
+    /// The course whose first evaluation is compared.
     pub course: Option<String>,
-    /// The ask that is compared, if not the first.
-    pub ask: Option<String>,
+    /// The evaluation that is compared, if not the first.
+    #[serde(rename = "ask")]
+    pub evaluation: Option<String>,
 }
 
 /// A row of the paper's numbers.
@@ -376,17 +379,19 @@ impl Experiment {
         self.courses.iter().try_for_each(|name| known("course", name, &courses))?;
         self.arms.iter().try_for_each(|name| known("arm", name, &arms))?;
         let used_courses: Vec<&String> = self.courses.iter().collect();
-        self.ask.iter().try_for_each(|ask| known("course", &ask.course, &used_courses))?;
-        for ask in &self.ask {
-            let kinds = [&ask.task, &ask.needles, &ask.text];
+        self.evaluations
+            .iter()
+            .try_for_each(|evaluation| known("course", &evaluation.course, &used_courses))?;
+        for evaluation in &self.evaluations {
+            let kinds = [&evaluation.task, &evaluation.needles, &evaluation.text];
             if kinds.iter().filter(|kind| kind.is_some()).count() != 1 {
-                return Err(format!("ask `{}` needs one of `task`, `needles` and `text`", ask.name));
+                return Err(format!("ask `{}` needs one of `task`, `needles` and `text`", evaluation.name));
             }
-            let stages = self.course[&ask.course].stage.len();
-            if ask.stage.is_some_and(|stage| !(1..=stages).contains(&stage)) {
-                return Err(format!("ask `{}`: `stage` is from 1 to {stages}", ask.name));
+            let stages = self.course[&evaluation.course].stage.len();
+            if evaluation.stage.is_some_and(|stage| !(1..=stages).contains(&stage)) {
+                return Err(format!("ask `{}`: `stage` is from 1 to {stages}", evaluation.name));
             }
-            ask.only.iter().flatten().try_for_each(|name| known("row", name, &rows))?;
+            evaluation.only.iter().flatten().try_for_each(|name| known("row", name, &rows))?;
         }
         self.variant.iter().try_for_each(|variant| known("arm", &variant.of, &used))?;
         self.compare.iter().flatten().try_for_each(|name| known("row", name, &rows))?;
@@ -414,13 +419,13 @@ impl Experiment {
         self.arms.iter().filter(move |name| chosen.is_none_or(|chosen| chosen.contains(name)))
     }
 
-    /// The asks of a course.
-    pub fn asks_of(&self, course: &str) -> impl Iterator<Item = &Ask> {
-        self.ask.iter().filter(move |ask| ask.course == course)
+    /// The evaluations of a course.
+    pub fn evaluations_of(&self, course: &str) -> impl Iterator<Item = &Evaluation> {
+        self.evaluations.iter().filter(move |evaluation| evaluation.course == course)
     }
 }
 
-impl Ask {
+impl Evaluation {
     /// Whether a row is asked this.
     pub fn concerns(&self, row: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only.iter().any(|name| name == row))

@@ -11,10 +11,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use march_engine::{Cpu, CpuOptions, Precision, Products};
+use march_engine::{CpuOptions, Device, Precision, Products};
 use serde::{Deserialize, Serialize};
 
-use super::experiment::Ask;
+use super::experiment::Evaluation;
 use super::measure::Subject;
 use super::plan::{Job, Scale};
 use march_lm::anchors::Policy;
@@ -71,7 +71,7 @@ pub struct Row<'a> {
     /// Changes to the policy, or `none` to remove all anchors.
     pub policy: &'a str,
     /// What is measured.
-    pub asks: Vec<&'a Ask>,
+    pub evaluations: Vec<&'a Evaluation>,
 }
 
 impl Outcome {
@@ -87,18 +87,18 @@ impl Outcome {
 }
 
 /// Identifies a measurement by everything that determines it.
-pub fn key(ask: &Ask, scale: &Scale, policy: &str) -> String {
-    let what = match (&ask.task, &ask.needles, &ask.text) {
+pub fn key(evaluation: &Evaluation, scale: &Scale, policy: &str) -> String {
+    let what = match (&evaluation.task, &evaluation.needles, &evaluation.text) {
         (Some(task), ..) => format!("recall {task}"),
         (_, Some(task), _) => format!("needles {task}"),
         (_, _, Some(text)) => format!("loss {text}"),
         _ => String::new(),
     };
-    let length = ask.length.map_or("least".into(), |length| {
-        if ask.task.is_some() { length } else { scale.length(length) }.to_string()
+    let length = evaluation.length.map_or("least".into(), |length| {
+        if evaluation.task.is_some() { length } else { scale.length(length) }.to_string()
     });
-    let stage = ask.stage.map_or(String::new(), |stage| format!(" stage={stage}"));
-    format!("{what} length={length} samples={} policy={policy}{stage}", scale.samples(ask.samples))
+    let stage = evaluation.stage.map_or(String::new(), |stage| format!(" stage={stage}"));
+    format!("{what} length={length} samples={} policy={policy}{stage}", scale.samples(evaluation.samples))
 }
 
 /// The file of a run's measurements.
@@ -126,41 +126,46 @@ pub fn carry_out(
         write(&path, outcome)?;
     }
     let Some(mut outcome) = outcome else { return Ok(None) };
-    let missing = |row: &Row<'_>, ask: &Ask| outcome.find(&key(ask, scale, row.policy)).is_none();
-    if !rows.iter().any(|row| row.asks.iter().any(|ask| missing(row, ask))) {
+    let missing =
+        |row: &Row<'_>, evaluation: &Evaluation| outcome.find(&key(evaluation, scale, row.policy)).is_none();
+    if !rows.iter().any(|row| row.evaluations.iter().any(|evaluation| missing(row, evaluation))) {
         return Ok(Some((outcome, fresh)));
     }
     // As in `march eval`: decoding is bit-identical to reading the whole sequence.
     let options = CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() };
-    let engine = Cpu::new(options)?;
+    let device = Device::cpu(options)?;
     for stage in 0..job.stages.len() {
-        let of_stage = |ask: &Ask| ask.stage.unwrap_or(job.stages.len()) == stage + 1;
-        let asks = rows.iter().flat_map(|row| row.asks.iter().map(move |ask| (row, *ask)));
-        let wanted: Vec<(&Row<'_>, &Ask)> = asks
-            .filter(|(row, ask)| of_stage(ask) && outcome.find(&key(ask, scale, row.policy)).is_none())
+        let of_stage = |evaluation: &Evaluation| evaluation.stage.unwrap_or(job.stages.len()) == stage + 1;
+        let evaluations =
+            rows.iter().flat_map(|row| row.evaluations.iter().map(move |evaluation| (row, *evaluation)));
+        let wanted: Vec<(&Row<'_>, &Evaluation)> = evaluations
+            .filter(|(row, evaluation)| {
+                of_stage(evaluation) && outcome.find(&key(evaluation, scale, row.policy)).is_none()
+            })
             .collect();
         if wanted.is_empty() {
             continue;
         }
         let folder = checkpoint(job, stage, output)?;
-        let (model, parameters) = Model::load_in(&engine, &Checkpoint::open(&folder)?, Precision::F32)?;
+        let (model, parameters) = Model::load_in(&device, &Checkpoint::open(&folder)?, Precision::F32)?;
         let tokenizer = Tokenizer::of_checkpoint(&folder, model.config().vocab_size, None)?;
         let subject = Subject {
-            engine: &engine,
             model: &model,
             parameters: &parameters,
             tokenizer: &tokenizer,
             data: Some(&job.stages[stage].data),
             scale,
         };
-        for (row, ask) in wanted {
+        for (row, evaluation) in wanted {
             let policy = policy(&model.policy(), row.policy)?;
             model.check_policy(&policy)?;
-            let key = key(ask, scale, row.policy);
+            let key = key(evaluation, scale, row.policy);
             let keep_going = || {
                 if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            let Some(measured) = subject.measure(ask, &policy, key, &keep_going)? else { return Ok(None) };
+            let Some(measured) = subject.measure(evaluation, &policy, key, &keep_going)? else {
+                return Ok(None);
+            };
             outcome.measured.push(measured);
             write(&path, &outcome)?;
         }
@@ -214,7 +219,7 @@ impl Drop for FolderClaim {
 
 /// Trains the stages, each from the weights of the one before.
 fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>> {
-    let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() })?;
+    let device = Device::cpu(CpuOptions { threads: 1, ..Default::default() })?;
     let runs = output.join("runs");
     let mut before: Option<PathBuf> = None;
     let mut parameters = 0;
@@ -228,14 +233,14 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
             let options = RunOptions { init_from: before.clone(), ..RunOptions::default() };
             let mut run = match folder.join("run.json").exists() {
                 true => Run::resume(
-                    &engine,
+                    &device,
                     &folder,
                     RunOptions::default(),
                     Box::<SingleProcess>::default(),
                     &mut |_: Event| {},
                 )?,
                 false => {
-                    Run::create(&engine, config.clone(), &folder, options, Box::<SingleProcess>::default())?
+                    Run::create(&device, config.clone(), &folder, options, Box::<SingleProcess>::default())?
                 }
             };
             parameters = run.trainer().model().parameter_count();

@@ -2,18 +2,18 @@
 
 use std::ops::ControlFlow;
 
-use march_engine::Cpu;
+use march_engine::Tensor;
 
-use super::experiment::Ask;
+use super::experiment::Evaluation;
 use super::job::Measured;
 use super::plan::Scale;
 use crate::eval::suite::suites;
-use crate::eval::{Outcome, Reader, RecallOptions, Scheduler, Sources, ask, documents, evaluate};
+use crate::eval::{Outcome, Reader, RecallOptions, Scheduler, Sources, documents, evaluate, evaluate_recall};
 use march_lm::anchors::Policy;
 use march_lm::data::recall::{REPORT_SEED, Task};
 use march_lm::data::{DataConfig, DataKind, Shards, builtin, split};
 use march_lm::generate::Inference;
-use march_lm::model::{InferenceParameters, Model, Part};
+use march_lm::model::{Model, Part};
 use march_lm::tokenizer::Tokenizer;
 use march_lm::{Error, Result};
 
@@ -22,12 +22,10 @@ const ROWS: usize = 4;
 
 /// A trained model.
 pub struct Subject<'a> {
-    /// The engine.
-    pub engine: &'a Cpu,
     /// The model.
-    pub model: &'a Model<Cpu>,
+    pub model: &'a Model,
     /// Its parameters.
-    pub parameters: &'a InferenceParameters<Cpu>,
+    pub parameters: &'a [Tensor],
     /// Its tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// What it was trained on last.
@@ -40,15 +38,15 @@ impl Subject<'_> {
     /// Measures one thing; `None` if `keep_going` said to stop.
     pub fn measure(
         &self,
-        ask: &Ask,
+        evaluation: &Evaluation,
         policy: &Policy,
         key: String,
         keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
-        match (&ask.task, &ask.needles, &ask.text) {
-            (Some(task), ..) => self.recall(task, ask, policy, key, keep_going),
-            (_, Some(task), _) => self.needles(task, ask, policy, key, keep_going),
-            _ => self.loss(ask, policy, key, keep_going),
+        match (&evaluation.task, &evaluation.needles, &evaluation.text) {
+            (Some(task), ..) => self.recall(task, evaluation, policy, key, keep_going),
+            (_, Some(task), _) => self.needles(task, evaluation, policy, key, keep_going),
+            _ => self.loss(evaluation, policy, key, keep_going),
         }
     }
 
@@ -59,18 +57,18 @@ impl Subject<'_> {
     fn recall(
         &self,
         task: &str,
-        what: &Ask,
+        what: &Evaluation,
         policy: &Policy,
         key: String,
         keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
         let task = Task::open(task, what.length)?;
-        let Self { engine, model, parameters, tokenizer, .. } = *self;
-        let reader = Reader { engine, model, parameters, tokenizer, policy };
-        let asking =
+        let Self { model, parameters, tokenizer, .. } = *self;
+        let reader = Reader { model, parameters, tokenizer, policy };
+        let options =
             RecallOptions { samples: self.scale.samples(what.samples), decode: false, seed: REPORT_SEED };
-        let answers = ask(&reader, &task, asking, &mut |_| keep_going())?;
-        if (answers.samples.len() as u64) < asking.samples {
+        let answers = evaluate_recall(&reader, &task, options, &mut |_| keep_going())?;
+        if (answers.samples.len() as u64) < options.samples {
             return Ok(None);
         }
         Ok(Some(Measured {
@@ -87,15 +85,15 @@ impl Subject<'_> {
     fn needles(
         &self,
         tasks: &str,
-        ask: &Ask,
+        evaluation: &Evaluation,
         policy: &Policy,
         key: String,
         keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
-        let length = self.scale.length(ask.length.unwrap_or(1024));
-        let limit = Some(self.scale.samples(ask.samples) as usize);
+        let length = self.scale.length(evaluation.length.unwrap_or(1024));
+        let limit = Some(self.scale.samples(evaluation.samples) as usize);
         let sources = Sources { limit, ..Sources::default() };
-        let inference = Inference::new(self.engine, self.model, self.parameters);
+        let inference = Inference::new(self.model, self.parameters);
         let scheduler = Scheduler::new(inference, self.tokenizer, policy);
         let (mut sum, mut count) = (0.0, 0);
         for task in tasks.split(',') {
@@ -121,21 +119,21 @@ impl Subject<'_> {
     /// The loss on the last half of the held-out text; validation during training uses the beginning of its first half.
     fn loss(
         &self,
-        ask: &Ask,
+        evaluation: &Evaluation,
         policy: &Policy,
         key: String,
         keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
         let ids = self.held_out()?;
         let ids = &ids[ids.len() / 2..];
-        let wanted = self.scale.length(ask.length.unwrap_or(1024));
+        let wanted = self.scale.length(evaluation.length.unwrap_or(1024));
         let length = wanted.min(ids.len().saturating_sub(1));
         if length == 0 {
             return Err(Error::Request("the held-out text is too short to measure a loss on".into()));
         }
         let most = (ids.len() - 1) / length;
-        let count = most.min(self.scale.samples(ask.samples) as usize);
-        let inference = Inference::new(self.engine, self.model, self.parameters);
+        let count = most.min(self.scale.samples(evaluation.samples) as usize);
+        let inference = Inference::new(self.model, self.parameters);
         let (mut sums, mut bytes, mut rollback) = (vec![0.0f64; length], 0, None);
         for first in (0..count).step_by(ROWS) {
             let rows: Vec<usize> = (first..count.min(first + ROWS)).map(|row| row * length).collect();
@@ -152,8 +150,8 @@ impl Subject<'_> {
             for (i, &loss) in losses.nll.iter().enumerate() {
                 sums[i % length] += f64::from(loss);
             }
-            bytes = banks.first().map_or(0, |bank| bank.bytes(self.engine));
-            rollback = banks.first().map(|bank| bank.rollback_bytes(self.engine));
+            bytes = banks.first().map_or(0, |bank| bank.bytes());
+            rollback = banks.first().map(|bank| bank.rollback_bytes());
             if keep_going().is_break() {
                 return Ok(None);
             }

@@ -13,7 +13,7 @@ mod pool;
 mod statistics;
 
 pub use experiment::{
-    Ask, EFFICIENCY, Experiment, FigureSpec, Full, PlotSpec, Published, Quantity, Size, Variant, names,
+    EFFICIENCY, Evaluation, Experiment, FigureSpec, Full, PlotSpec, Published, Quantity, Size, Variant, names,
 };
 #[cfg(test)]
 pub(crate) use job::key;

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use march_engine::{Cpu, CpuOptions};
+use march_engine::{CpuOptions, Device};
 use sha2::{Digest, Sha256};
 
 use super::experiment::{Course, Experiment, Size, Stage};
@@ -48,12 +48,12 @@ impl Scale {
         if self.size == Size::Quick { stage.steps.min(2) } else { stage.steps }
     }
 
-    /// Sequences of an ask.
+    /// Sequences of an evaluation.
     pub fn samples(&self, samples: u64) -> u64 {
         if self.size == Size::Quick { samples.min(2) } else { samples }
     }
 
-    /// Tokens of a sequence of text or needles in an ask.
+    /// Tokens of a sequence of text or needles in an evaluation.
     pub fn length(&self, length: usize) -> usize {
         if self.size == Size::Quick { length.min(2048) } else { length }
     }
@@ -246,7 +246,7 @@ impl Plan {
 
 /// FLOP of the matrix products of a stage.
 fn work(stage: &Config) -> f64 {
-    let model: Model<Cpu> = Model::new(&stage.model);
+    let model = Model::new(&stage.model);
     let length = stage.data.sequence_length;
     let one = model.work(length, &stage.model.policy().unwrap_or_default());
     3.0 * one / length as f64 * stage.train.tokens_per_step as f64 * stage.train.steps as f64
@@ -255,14 +255,14 @@ fn work(stage: &Config) -> f64 {
 /// FLOP per second of some steps of a stage on one thread.
 fn measured_speed(stage: &Config) -> Result<f64> {
     const STEPS: u64 = 4;
-    let engine = Cpu::new(CpuOptions { threads: 1, ..CpuOptions::default() })?;
+    let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() })?;
     let Sources { training, .. } = Sources::open(&stage.data, 0, 1)?;
     let mut loader = Loader::new(training, None)?;
-    let model: Model<Cpu> = Model::new(&stage.model);
-    let parameters = model.init(&engine, 0)?;
-    let settings = Settings { policy: stage.model.policy().unwrap_or_default(), recompute: false };
+    let model = Model::new(&stage.model);
+    let parameters = model.init(&device, 0)?;
+    let settings = Settings { policy: stage.model.policy().unwrap_or_default(), ..Default::default() };
     let length = stage.data.sequence_length;
-    let mut trainer = Trainer::new(&engine, model, parameters, settings, stage.train.clone(), length)?;
+    let mut trainer = Trainer::new(model, parameters, settings, stage.train.clone(), length)?;
     trainer.advance(&mut loader)?;
     let began = Instant::now();
     for _ in 0..STEPS {
@@ -330,7 +330,7 @@ mod tests {
                     .filter(|entry| entry.course == *course)
                     .map(|entry| {
                         let job = plan.job(entry, entry.rates[0], 1).unwrap();
-                        let model: Model<Cpu> = Model::new(&job.stages.last().unwrap().model);
+                        let model = Model::new(&job.stages.last().unwrap().model);
                         (entry.arm.clone(), model.parameter_count())
                     })
                     .collect();

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use super::job::{Outcome, Row, carry_out, key};
+use super::experiment::Evaluation;
+use super::job::{Measured, Outcome, Row, carry_out, key};
 use super::plan::{Entry, Job, Plan};
 use march_lm::{Error, Result};
 
@@ -59,24 +60,25 @@ pub struct Results {
 }
 
 impl Results {
-    /// The values of a row's ask by seed, with memory and work: (value, bytes, FLOP per token).
-    pub fn values(&self, row: &str, ask: &super::experiment::Ask) -> Vec<(f64, usize, f64)> {
-        let found = self.measured(row, ask);
+    /// The values of a row's evaluation by seed, with memory and work: (value, bytes, FLOP per token).
+    pub fn values(&self, row: &str, evaluation: &Evaluation) -> Vec<(f64, usize, f64)> {
+        let found = self.measured(row, evaluation);
         found.iter().map(|m| (m.value, m.memory_bytes, m.flop_per_token)).collect()
     }
 
-    /// The measurements of a row's ask by seed; empty if the row is not asked this.
-    pub fn measured(&self, row: &str, ask: &super::experiment::Ask) -> Vec<&super::job::Measured> {
+    /// The measurements of a row's evaluation by seed; empty if it does not concern the row.
+    pub fn measured(&self, row: &str, evaluation: &Evaluation) -> Vec<&Measured> {
         let experiment = &self.plan.experiment;
         let variant = experiment.variant.iter().find(|variant| variant.name == row);
         let (arm, policy) = variant.map_or((row, ""), |variant| (&variant.of, &variant.policy));
-        let Some(arm) = self.arms.iter().find(|found| found.arm == arm && found.course == ask.course) else {
+        let Some(arm) = self.arms.iter().find(|found| found.arm == arm && found.course == evaluation.course)
+        else {
             return Vec::new();
         };
-        if !ask.concerns(row) {
+        if !evaluation.concerns(row) {
             return Vec::new();
         }
-        let key = key(ask, &self.plan.scale, policy);
+        let key = key(evaluation, &self.plan.scale, policy);
         arm.runs.iter().filter_map(|run| run.find(&key)).collect()
     }
 }
@@ -220,8 +222,9 @@ fn rows_of<'a>(plan: &'a Plan, job: &Job) -> Vec<Row<'a>> {
     let experiment = &plan.experiment;
     let rows = experiment.rows().into_iter().filter_map(|(name, variant)| {
         let (arm, policy) = variant.map_or((name, ""), |variant| (&variant.of, &variant.policy));
-        let asks = experiment.asks_of(&job.course).filter(|ask| ask.concerns(name)).collect();
-        (arm == job.arm).then_some(Row { policy, asks })
+        let evaluations =
+            experiment.evaluations_of(&job.course).filter(|evaluation| evaluation.concerns(name)).collect();
+        (arm == job.arm).then_some(Row { policy, evaluations })
     });
     rows.collect()
 }

@@ -5,7 +5,7 @@ use super::super::chart::{Chart, Line, Shape};
 use super::super::mark;
 use super::super::text::wrapped;
 use super::inline::plain;
-use super::{Look, Plot, Point, Scale, Series};
+use super::{Plot, Point, Scale, Series, SeriesStyle};
 
 /// The number of characters in a line of a title, also with a wide font.
 const TITLE: usize = 46;
@@ -41,13 +41,13 @@ struct Points {
     points: Vec<(f64, f64)>,
     between: Vec<(f64, f64)>,
     place: usize,
-    look: Look,
+    style: SeriesStyle,
 }
 
 impl Drawn {
     /// Omits what is not a number, is not above 0 on a logarithmic axis, or is outside of the horizontal range.
     pub(super) fn new(plot: &Plot, colours: &[&str]) -> Self {
-        let bars = plot.series.iter().any(|series| series.look == Look::Bars);
+        let bars = plot.series.iter().any(|series| series.style == SeriesStyle::Bars);
         let places = places(plot, bars);
         let names: Vec<String> = if places.is_empty() {
             plot.x.names.iter().map(|name| plain(name)).collect()
@@ -64,7 +64,7 @@ impl Drawn {
             let last = names.len() as f64 - 0.5;
             let own = own.filter(|point| names.is_empty() || (-0.5 <= point.x && point.x <= last));
             let mut own: Vec<Point> = own.collect();
-            if !matches!(series.look, Look::Points) {
+            if !matches!(series.style, SeriesStyle::Points) {
                 own.sort_by(|a, b| a.x.total_cmp(&b.x));
             }
             let place = colours.iter().position(|name| *name == series.name).unwrap_or(0);
@@ -73,7 +73,7 @@ impl Drawn {
                 points: own.iter().map(|point| (point.x, point.y)).collect(),
                 between: own.iter().map(|point| (point.low, point.high)).collect(),
                 place,
-                look: series.look,
+                style: series.style,
             }
         };
         let lines: Vec<Points> = plot.series.iter().map(draw).collect();
@@ -132,20 +132,20 @@ impl Drawn {
     }
 
     fn line<'a>(&self, i: usize, line: &'a Points) -> Line<'a> {
-        let bars = self.lines.iter().filter(|line| line.look == Look::Bars).count();
+        let bars = self.lines.iter().filter(|line| line.style == SeriesStyle::Bars).count();
         Line {
             name: &line.name,
             points: &line.points,
             class: mark::class(line.place),
-            shape: match line.look {
-                Look::Line | Look::Dashed => Shape::Marked,
-                Look::Points => Shape::Points,
-                Look::Bars => Shape::Bars,
+            shape: match line.style {
+                SeriesStyle::Line | SeriesStyle::Dashed => Shape::Marked,
+                SeriesStyle::Points => Shape::Points,
+                SeriesStyle::Bars => Shape::Bars,
             },
             errors: &[],
             between: &line.between,
-            mark: Some(line.place).filter(|_| line.look != Look::Bars || bars > 1),
-            dashed: line.look == Look::Dashed,
+            mark: Some(line.place).filter(|_| line.style != SeriesStyle::Bars || bars > 1),
+            dashed: line.style == SeriesStyle::Dashed,
             shift: self.shift(i),
         }
     }
@@ -153,11 +153,18 @@ impl Drawn {
     /// How far the points of a series are moved: side by side at a category, and very little at a number if several
     /// series have intervals.
     fn shift(&self, i: usize) -> f64 {
-        let no_bars = |lines: &[Points]| lines.iter().filter(|line| line.look != Look::Bars).count() as f64;
+        let no_bars =
+            |lines: &[Points]| lines.iter().filter(|line| line.style != SeriesStyle::Bars).count() as f64;
         let (count, before) = (no_bars(&self.lines), no_bars(&self.lines[..i]));
-        let step = match self.lines[i].look {
-            Look::Points if !self.names.is_empty() => (200.0 / self.names.len() as f64 / count).min(14.0),
-            Look::Points | Look::Line | Look::Dashed if self.names.is_empty() && self.intervals() => 1.6,
+        let step = match self.lines[i].style {
+            SeriesStyle::Points if !self.names.is_empty() => {
+                (200.0 / self.names.len() as f64 / count).min(14.0)
+            }
+            SeriesStyle::Points | SeriesStyle::Line | SeriesStyle::Dashed
+                if self.names.is_empty() && self.intervals() =>
+            {
+                1.6
+            }
             _ => 0.0,
         };
         step * (before - (count - 1.0) / 2.0)

@@ -16,13 +16,13 @@ fn cell(text: &str) -> Cell {
     Cell { text: text.into(), ..Cell::default() }
 }
 
-fn series(i: usize, xs: &[f64], look: Look) -> Series {
+fn series(i: usize, xs: &[f64], style: SeriesStyle) -> Series {
     let point = |(n, &x): (usize, &f64)| {
         let y = 1.0 / (1.0 + (n as f64 - 4.5 + i as f64 * 0.9).exp());
         let spread = 0.12 * y * (1.2 - y) + 0.01;
         Point { x, y, low: (y - spread).max(0.0), high: (y + spread).min(1.0) }
     };
-    Series { name: NAMES[i].into(), points: xs.iter().enumerate().map(point).collect(), look }
+    Series { name: NAMES[i].into(), points: xs.iter().enumerate().map(point).collect(), style }
 }
 
 /// Plots by memory, by length, while learning, by task, by arm and by speed.
@@ -40,20 +40,22 @@ fn plots() -> [Plot; 6] {
         title: "Right answers by memory of a sequence".into(),
         x: Scale { label: "memory after a sequence".into(), log: true, bytes: true, ..Scale::default() },
         y: percent(),
-        series: (0..8).map(|i| series(i, &bytes, Look::Line)).collect(),
+        series: (0..8).map(|i| series(i, &bytes, SeriesStyle::Line)).collect(),
         levels: vec![("guessing".into(), 0.042)],
     };
     let by_length = Plot {
         title: "Right answers by length".into(),
         x: Scale { label: "tokens".into(), log: true, ..Scale::default() },
-        series: (0..4).map(|i| series(i, &lengths, if i == 3 { Look::Dashed } else { Look::Line })).collect(),
+        series: (0..4)
+            .map(|i| series(i, &lengths, if i == 3 { SeriesStyle::Dashed } else { SeriesStyle::Line }))
+            .collect(),
         ..by_bytes.clone()
     };
     let mut learning = Plot {
         title: "Loss on held-back text while learning, in nats per token".into(),
         x: Scale { label: "training step".into(), ..Scale::default() },
         y: Scale { label: "loss".into(), log: true, ..Scale::default() },
-        series: (0..3).map(|i| series(i, &steps, Look::Line)).collect(),
+        series: (0..3).map(|i| series(i, &steps, SeriesStyle::Line)).collect(),
         levels: vec![("uniform".into(), 4.0), ("entropy".into(), 1.2)],
     };
     for (i, line) in learning.series.iter_mut().enumerate() {
@@ -68,18 +70,18 @@ fn plots() -> [Plot; 6] {
         title: "Right answers by task".into(),
         x: Scale { names: categories.map(String::from).to_vec(), ..Scale::default() },
         y: percent(),
-        series: (0..4).map(|i| series(i, &[0.0, 1.0, 2.0, 3.0, 4.0], Look::Bars)).collect(),
+        series: (0..4).map(|i| series(i, &[0.0, 1.0, 2.0, 3.0, 4.0], SeriesStyle::Bars)).collect(),
         levels: vec![],
     };
     let mut many = bars.clone();
     many.title = "One bar for each arm".into();
     many.x.names = NAMES.iter().map(|name| (*name).to_string()).collect();
-    many.series = vec![series(0, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], Look::Bars)];
+    many.series = vec![series(0, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], SeriesStyle::Bars)];
     let mut scatter = by_bytes.clone();
     scatter.title = "Loss against decoding speed".into();
     scatter.x = Scale { label: "tokens per second".into(), log: true, ..Scale::default() };
     scatter.series.iter_mut().enumerate().for_each(|(i, series)| {
-        series.look = Look::Points;
+        series.style = SeriesStyle::Points;
         series.points = vec![Point { x: 700.0 * 1.9f64.powi(i as i32), ..series.points[i.min(7)] }];
     });
     [by_bytes, by_length, learning, bars, many, scatter]
@@ -223,7 +225,7 @@ fn whatever_is_missing_is_left_out() {
     assert_eq!(Page::default().markdown(""), "#\n");
     let bad = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 0.0, 1e308, f64::MIN_POSITIVE];
     let mut plots = vec![Plot::default()];
-    for look in [Look::Line, Look::Points, Look::Bars, Look::Dashed] {
+    for style in [SeriesStyle::Line, SeriesStyle::Points, SeriesStyle::Bars, SeriesStyle::Dashed] {
         for (log, names) in [(true, vec![]), (false, vec![]), (false, vec!["a".to_string(), "b".repeat(90)])]
         {
             let point = |(i, &y): (usize, &f64)| Point {
@@ -233,7 +235,7 @@ fn whatever_is_missing_is_left_out() {
                 high: bad[i],
             };
             let scale = Scale { log, bytes: log, names, range: Some((f64::NAN, 1.0)), ..Scale::default() };
-            let series = |points| Series { name: "a <b>".into(), points, look };
+            let series = |points| Series { name: "a <b>".into(), points, style };
             plots.push(Plot {
                 x: scale.clone(),
                 y: Scale { label: "y".repeat(99), ..scale },
@@ -263,7 +265,7 @@ fn of(charts: Vec<Plot>) -> Page {
 #[test]
 fn a_series_keeps_its_colour() {
     let plot = |all: &[usize]| Plot {
-        series: all.iter().map(|&i| series(i, &[1.0, 2.0], Look::Line)).collect(),
+        series: all.iter().map(|&i| series(i, &[1.0, 2.0], SeriesStyle::Line)).collect(),
         ..Plot::default()
     };
     let html = of(vec![plot(&[0, 1, 2]), plot(&[2])]).html();
@@ -283,18 +285,18 @@ fn ranges_hold_what_is_drawn() {
         let point = |(i, &y): (usize, &f64)| Point { x: 3.0 * i as f64, y, low: f64::NAN, high: f64::NAN };
         ys.iter().enumerate().map(point).collect::<Vec<_>>()
     };
-    let plot = |look, range| Plot {
+    let plot = |style, range| Plot {
         y: Scale { range, ..Scale::default() },
-        series: vec![Series { name: "a".into(), points: points(&[40.0, 50.0, 90.0]), look }],
+        series: vec![Series { name: "a".into(), points: points(&[40.0, 50.0, 90.0]), style }],
         levels: vec![("low".into(), 20.0), ("high".into(), 60.0)],
         ..Plot::default()
     };
     // Bars begin at 0, and those at 0, 3 and 6 stand side by side.
-    let bars = of(vec![plot(Look::Bars, None)]).html();
+    let bars = of(vec![plot(SeriesStyle::Bars, None)]).html();
     assert!(bars.contains(">0</text>") && bars.contains("<title>a, 3: 50</title>"));
     assert_eq!(bars.matches("<rect class=\"main\"").count(), 4, "three bars and the legend");
     // A level outside of the range is not drawn; a point outside of it has no mark.
-    let lines = of(vec![plot(Look::Line, Some((30.0, 70.0)))]).html();
+    let lines = of(vec![plot(SeriesStyle::Line, Some((30.0, 70.0)))]).html();
     assert!(lines.contains("<title>high: 60</title>") && !lines.contains(">low"));
     assert_eq!(lines.matches("<path class=\"mark full main\"").count(), 3, "two points and the legend");
     assert_eq!(lines.matches("<circle class=\"hidden\"").count(), 3);

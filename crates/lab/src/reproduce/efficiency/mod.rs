@@ -26,7 +26,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use march_engine::ops::anchor_read::ReadPlan;
-use march_engine::{Cpu, CpuOptions};
+use march_engine::{CpuOptions, Device};
 use serde::{Deserialize, Serialize};
 
 pub use self::peers::{find_python, peers};
@@ -259,7 +259,7 @@ impl EfficiencyPlan {
     /// what was measured until then.
     pub fn run(&self, watch: &mut dyn FnMut(&Timing) -> ControlFlow<()>) -> Result<Vec<Timing>> {
         self.check()?;
-        let engine = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() })?;
+        let device = Device::cpu(CpuOptions { threads: self.threads, ..Default::default() })?;
         let mut all: Vec<Timing> = Vec::new();
         for &length in &self.lengths {
             for kind in [Kind::Core, Kind::EndToEnd] {
@@ -267,9 +267,9 @@ impl EfficiencyPlan {
                     continue;
                 }
                 for &arm in &self.arms {
-                    let timing = self.measure(&engine, arm, kind, length, &all)?;
+                    let timing = self.measure(&device, arm, kind, length, &all)?;
                     // Buffers of this length are of no use to the next arm.
-                    engine.trim();
+                    device.trim();
                     let flow = watch(&timing);
                     all.push(timing);
                     if flow.is_break() {
@@ -284,7 +284,7 @@ impl EfficiencyPlan {
     /// One measurement, or its prediction from those `before` where that exceeds the limit.
     fn measure(
         &self,
-        engine: &Cpu,
+        device: &Device,
         arm: Arm,
         kind: Kind,
         length: usize,
@@ -301,8 +301,8 @@ impl EfficiencyPlan {
             (predicted, 0)
         } else {
             match kind {
-                Kind::Core => self.core_time(engine, arm, length)?,
-                Kind::EndToEnd => self.step_time(engine, arm, length)?,
+                Kind::Core => self.core_time(device, arm, length)?,
+                Kind::EndToEnd => self.step_time(device, arm, length)?,
             }
         };
         Ok(Timing::new(arm.name(), kind, [length, rows * length], flop, found))
@@ -422,7 +422,7 @@ impl EfficiencyPlan {
     fn flop(&self, arm: Arm, kind: Kind, length: usize) -> Result<f64> {
         if kind == Kind::EndToEnd {
             let config = self.model_config(arm)?;
-            let model: Model<Cpu> = Model::new(&config);
+            let model = Model::new(&config);
             let forward = model.work(length, &config.policy().unwrap_or_default());
             return Ok(3.0 * forward * self.rows(length) as f64);
         }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
 use march_engine::ops::attention::Attention;
-use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions};
-use march_engine::{Cpu, Engine, Tensor};
+use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
+use march_engine::{Device, Tape, Tensor};
 
 use super::{Arm, EfficiencyPlan};
 use march_lm::Result;
@@ -23,44 +23,39 @@ impl Random {
     }
 
     /// A tensor of numbers between ±scale around a mean.
-    fn tensor(&mut self, engine: &Cpu, shape: &[usize], mean: f32, scale: f32) -> Result<Tensor<f32>> {
+    fn tensor(&mut self, device: &Device, shape: &[usize], mean: f32, scale: f32) -> Result<Tensor> {
         let count = shape.iter().product();
         let unit = |bits: u64| bits as f32 / (1u64 << 30) as f32 - 1.0;
         let data: Vec<f32> = (0..count).map(|_| mean + scale * unit(self.next())).collect();
-        Ok(engine.from_f32(&data, shape)?)
+        Ok(Tensor::from_slice(&data, shape, device)?)
     }
+}
+
+/// The tensors as parameters of a tape.
+fn parameters<const N: usize>(tape: &Tape, tensors: [&Tensor; N]) -> [Tensor; N] {
+    tensors.map(|tensor| tape.parameter(0, tensor))
 }
 
 impl EfficiencyPlan {
     /// The time of an arm's operations, forward and backward, on one sequence.
-    pub(super) fn core_time(&self, engine: &Cpu, arm: Arm, length: usize) -> Result<(f64, usize)> {
+    pub(super) fn core_time(&self, device: &Device, arm: Arm, length: usize) -> Result<(f64, usize)> {
         if arm == Arm::Attention {
-            return self.attention_time(engine, length);
+            return self.attention_time(device, length);
         }
         let core = &self.core;
         let (heads, random) = (core.heads, &mut Random(length as u64));
         let mut wide = |width: usize, mean: f32, scale: f32| {
-            random.tensor(engine, &[1, length, heads * width], mean, scale)
+            random.tensor(device, &[1, length, heads * width], mean, scale)
         };
         let (query, key) = (wide(core.head_dim_k, 0.0, 1.0)?, wide(core.head_dim_k, 0.0, 1.0)?);
         let (value, gradient) = (wide(core.head_dim_v, 0.0, 1.0)?, wide(core.head_dim_v, 0.0, 1.0)?);
         let (retention_input, write_input) = (wide(1, 0.0, 0.5)?, wide(1, 0.0, 1.0)?);
         let (routing_query, null_score) = (wide(core.routing_dim, 0.0, 0.5)?, wide(1, 0.0, 1.0)?);
         // Decays as a new layer has them: α = exp(−4 · softplus(−4.6)) ≈ 0.96.
-        let a_log = random.tensor(engine, &[heads], 1.4, 0.5)?;
-        let dt_bias = random.tensor(engine, &[heads], -4.6, 0.5)?;
+        let a_log = random.tensor(device, &[heads], 1.4, 0.5)?;
+        let dt_bias = random.tensor(device, &[heads], -4.6, 0.5)?;
         let (boundaries, plan) = if arm.anchored() { self.read_plan(length) } else { Default::default() };
-        let routing_keys = random.tensor(engine, &[boundaries.len(), heads * core.routing_dim], 0.0, 0.5)?;
-        let input = GatedDelta {
-            query: &query,
-            key: &key,
-            value: &value,
-            retention_input: &retention_input,
-            write_input: &write_input,
-            a_log: &a_log,
-            dt_bias: &dt_bias,
-            initial_state: None,
-        };
+        let routing_keys = random.tensor(device, &[boundaries.len(), heads * core.routing_dim], 0.0, 0.5)?;
         let options = GatedDeltaOptions {
             key_heads: heads,
             value_heads: heads,
@@ -77,54 +72,59 @@ impl EfficiencyPlan {
             plan: Arc::new(plan),
         };
         self.best(|| {
-            let (mut out, kept) = engine.gated_delta(input, &options, true)?;
-            let upstream =
-                GatedDeltaGradient { readout: Some(&gradient), final_state: None, boundary_states: None };
-            if read_options.plan.segments.is_empty() {
-                engine.gated_delta_backward(input, &options, &kept, upstream)?;
-                return Ok(());
-            }
-            let read = AnchorRead {
+            let tape = Tape::new();
+            let [query, key, value, retention_input, write_input, a_log, dt_bias] =
+                parameters(&tape, [&query, &key, &value, &retention_input, &write_input, &a_log, &dt_bias]);
+            let input = GatedDelta {
                 query: &query,
-                routing_query: &routing_query,
-                routing_keys: &routing_keys,
-                anchor_states: &out.boundary_states,
-                null_score: Some(&null_score),
+                key: &key,
+                value: &value,
+                retention_input: &retention_input,
+                write_input: &write_input,
+                a_log: &a_log,
+                dt_bias: &dt_bias,
+                initial_state: None,
             };
-            let (history, read_kept) = engine.anchor_read(read, &read_options, true)?;
-            engine.accumulate(&mut out.readout, &history)?;
-            let d_read =
-                engine.anchor_read_backward(read, &read_options, &history, read_kept.as_ref(), &gradient)?;
-            drop((history, read_kept));
-            let upstream = GatedDeltaGradient { boundary_states: Some(&d_read.anchor_states), ..upstream };
-            let mut d = engine.gated_delta_backward(input, &options, &kept, upstream)?;
-            engine.accumulate(&mut d.query, &d_read.query)?;
-            Ok(())
+            let out = input.gated_delta(&options)?;
+            let mut readout = out.readout;
+            if !read_options.plan.segments.is_empty() {
+                let [routing_query, routing_keys, null_score] =
+                    parameters(&tape, [&routing_query, &routing_keys, &null_score]);
+                let read = AnchorRead {
+                    query: &query,
+                    routing_query: &routing_query,
+                    routing_keys: &routing_keys,
+                    anchor_states: &out.boundary_states,
+                    null_score: Some(&null_score),
+                };
+                readout = (&readout + &read.anchor_read(&read_options)?)?;
+            }
+            Ok(tape.backward_from(&[(&readout, gradient.clone())], |_, _| {})?)
         })
     }
 
-    fn attention_time(&self, engine: &Cpu, length: usize) -> Result<(f64, usize)> {
+    fn attention_time(&self, device: &Device, length: usize) -> Result<(f64, usize)> {
         let (heads, random) = (self.core.attention_heads, &mut Random(length as u64));
-        let mut wide = || random.tensor(engine, &[1, length, heads * self.core.attention_head_dim], 0.0, 1.0);
+        let mut wide = || random.tensor(device, &[1, length, heads * self.core.attention_head_dim], 0.0, 1.0);
         let (query, key, value, gradient) = (wide()?, wide()?, wide()?, wide()?);
-        let input = Attention { query: &query, key: &key, value: &value };
         self.best(|| {
-            let (_, saved) = engine.attention(input, heads, true)?;
-            engine.attention_backward(input, heads, &saved, &gradient)?;
-            Ok(())
+            let tape = Tape::new();
+            let [query, key, value] = parameters(&tape, [&query, &key, &value]);
+            let readout = Attention { query: &query, key: &key, value: &value }.attention(heads)?;
+            Ok(tape.backward_from(&[(&readout, gradient.clone())], |_, _| {})?)
         })
     }
 
     /// The time of a training step.
-    pub(super) fn step_time(&self, engine: &Cpu, arm: Arm, length: usize) -> Result<(f64, usize)> {
+    pub(super) fn step_time(&self, device: &Device, arm: Arm, length: usize) -> Result<(f64, usize)> {
         let rows = self.rows(length);
         let random = &mut Random(length as u64);
         let tokens =
             (0..=rows * length).map(|_| (random.next() % self.model.vocabulary as u64) as u32).collect();
         let mut loader = Loader::new(Box::new(TextSource::new(tokens, length)?), None)?;
-        let model: Model<Cpu> = Model::new(&self.model_config(arm)?);
-        let parameters = model.init(engine, 1)?;
-        let settings = Settings { policy: model.policy(), recompute: false };
+        let model = Model::new(&self.model_config(arm)?);
+        let parameters = model.init(device, 1)?;
+        let settings = Settings { policy: model.policy(), ..Default::default() };
         let config = TrainConfig {
             tokens_per_step: rows * length,
             micro_batch: rows,
@@ -133,10 +133,10 @@ impl EfficiencyPlan {
             warmup: 0.0,
             ..TrainConfig::default()
         };
-        let mut trainer = Trainer::new(engine, model, parameters, settings, config, length)?;
+        let mut trainer = Trainer::new(model, parameters, settings, config, length)?;
         // Recomputes activations where the memory is short.
-        trainer.plan_memory(engine, machine_memory().map(|[_, available]| available))?;
-        engine.trim();
+        trainer.plan_memory(device, machine_memory().map(|[_, available]| available))?;
+        device.trim();
         self.best(|| trainer.advance(&mut loader).map(drop))
     }
 
