@@ -8,19 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use march_engine::ops::adamw::{AdamW, Step};
-use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan};
-use march_engine::ops::attention::Attention;
+use march_engine::ops::adamw::{self, AdamW, Step};
+use march_engine::ops::anchor_read::{
+    AnchorRead, AnchorReadBackward, AnchorReadForward, AnchorReadOptions, ReadPlan,
+};
+use march_engine::ops::attention::{Attention, AttentionBackward, AttentionForward};
 use march_engine::ops::cross_entropy::LinearCrossEntropy;
-use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaGradient, GatedDeltaOptions};
-use march_engine::ops::linear::Linear;
-use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
-use march_engine::ops::rms_norm::RmsNormList;
-use march_engine::ops::short_conv::ShortConv;
-use march_engine::ops::swiglu::SwiGlu;
-use march_engine::{Cpu, CpuOptions, Engine, Machine, Products, Tensor};
-
-type T = Tensor<f32>;
+use march_engine::ops::gated_delta::{
+    GatedDelta, GatedDeltaBackward, GatedDeltaForward, GatedDeltaGradient, GatedDeltaOptions,
+};
+use march_engine::ops::log_linear::{LogLinear, LogLinearBackward, LogLinearForward, LogLinearOptions};
+use march_engine::ops::rms_norm::{RmsNorm, RmsNormBackward};
+use march_engine::ops::short_conv::{ShortConv, ShortConvBackward};
+use march_engine::ops::swiglu::{SwiGlu, SwiGluBackward};
+use march_engine::{Cpu, CpuOptions, Data, Device, Machine, Op, Products, Tensor};
 
 /// Counts bytes in use and their peak, so that memory is measured and not guessed.
 struct Counting;
@@ -48,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 struct Bench {
-    cpu: Cpu,
+    device: Device,
     machine: Machine,
     only: Option<String>,
     quick: bool,
@@ -69,9 +70,10 @@ fn main() {
             _ => {} // cargo passes --bench
         }
     }
-    let cpu = Cpu::new(CpuOptions { threads, ..Default::default() }).expect("the machine's threads");
-    let machine = Machine::measure(&cpu, None);
-    cpu.trim();
+    let device = Device::cpu(CpuOptions { threads, ..Default::default() }).expect("the machine's threads");
+    let cpu = cpu_of(&device);
+    let machine = Machine::measure(cpu, None);
+    device.trim();
     println!(
         "{} threads, {:?} kernels: {:.1} GFLOP/s FMA peak ({}), {:.1} GB/s copy, {:.1} GB/s read\n",
         cpu.threads(),
@@ -82,7 +84,7 @@ fn main() {
         machine.read_gbs
     );
     println!("{:<44} {:>10} {:>12} {:>9}", "operation", "ms", "rate", "share");
-    let mut bench = Bench { cpu, machine, only, quick, json, results: Vec::new(), seed: 1 };
+    let mut bench = Bench { device, machine, only, quick, json, results: Vec::new(), seed: 1 };
     bench.linear();
     bench.gated_delta();
     bench.log_linear();
@@ -93,12 +95,29 @@ fn main() {
     bench.finish();
 }
 
+fn cpu_of(device: &Device) -> &Cpu {
+    device.backend().expect("the CPU")
+}
+
+/// Elements of a tensor of the CPU.
+fn elements(tensor: &Tensor) -> &[f32] {
+    match tensor.data() {
+        Data::F32(array) => array.data(),
+        _ => unreachable!("the bench runs on the CPU"),
+    }
+}
+
+/// Runs an operation whose shapes fit.
+fn run<O: Op>(op: O) -> O::Output {
+    op.run().expect("shapes that fit")
+}
+
 impl Bench {
     fn wants(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
 
-    fn random(&mut self, shape: &[usize], scale: f32) -> T {
+    fn random(&mut self, shape: &[usize], scale: f32) -> Tensor {
         let data: Vec<f32> = (0..shape.iter().product())
             .map(|_| {
                 self.seed =
@@ -106,14 +125,13 @@ impl Bench {
                 ((self.seed >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale
             })
             .collect();
-        self.cpu.from_f32(&data, shape).expect("a shape that fits")
+        Tensor::from_slice(&data, shape, &self.device).expect("a shape that fits")
     }
 
     /// The best time of several runs, in milliseconds; of two when a run takes seconds.
-    fn time<R>(&self, mut f: impl FnMut(&Cpu) -> R) -> f64 {
-        let cpu = &self.cpu;
+    fn time<R>(&self, mut f: impl FnMut() -> R) -> f64 {
         if !self.quick {
-            drop(f(cpu));
+            drop(f());
         }
         let mut best = f64::INFINITY;
         let begin = Instant::now();
@@ -124,7 +142,7 @@ impl Bench {
         };
         while more(runs, begin.elapsed().as_secs_f64()) {
             let start = Instant::now();
-            let result = f(cpu);
+            let result = f();
             best = best.min(start.elapsed().as_secs_f64());
             drop(result);
             runs += 1;
@@ -133,11 +151,11 @@ impl Bench {
     }
 
     /// Peak bytes above those in use before, with the pool empty.
-    fn extra_bytes<R>(&self, f: impl FnOnce(&Cpu) -> R) -> usize {
-        self.cpu.trim();
+    fn extra_bytes<R>(&self, f: impl FnOnce() -> R) -> usize {
+        self.device.trim();
         let before = IN_USE.load(Ordering::Relaxed);
         PEAK.store(before, Ordering::Relaxed);
-        drop(f(&self.cpu));
+        drop(f());
         PEAK.load(Ordering::Relaxed) - before
     }
 
@@ -165,9 +183,10 @@ impl Bench {
     }
 
     fn finish(self) {
+        let cpu = cpu_of(&self.device);
         let machine = serde_json::json!({
-            "threads": self.cpu.threads(),
-            "level": format!("{:?}", self.cpu.level()),
+            "threads": cpu.threads(),
+            "level": format!("{:?}", cpu.level()),
             "peak_gflops": self.machine.peak_gflops,
             "peak_instructions": self.machine.instructions.name(),
             "copy_gbs": self.machine.copy_gbs,
@@ -184,7 +203,7 @@ impl Bench {
         }
     }
 
-    fn delta_inputs(&mut self, t: usize, heads: usize, d: usize) -> GatedDelta<T> {
+    fn delta_inputs(&mut self, t: usize, heads: usize, d: usize) -> GatedDelta<Tensor> {
         GatedDelta {
             query: self.random(&[1, t, heads * d], 1.0),
             key: self.random(&[1, t, heads * d], 1.0),
@@ -205,7 +224,6 @@ impl Bench {
                 continue;
             }
             let input = self.delta_inputs(t, heads, d);
-            let input = borrow(&input);
             let options = GatedDeltaOptions {
                 key_heads: heads,
                 value_heads: heads,
@@ -216,13 +234,16 @@ impl Bench {
             };
             let dout = self.random(&[1, t, heads * d], 1.0);
             let gradient =
-                GatedDeltaGradient { readout: Some(&dout), final_state: None, boundary_states: None };
+                GatedDeltaGradient { readout: Some(dout), final_state: None, boundary_states: None };
             let work = (d * d * t * heads) as f64;
-            let ms = self.time(|cpu| cpu.gated_delta(input, &options, false));
+            let forward =
+                |keep| run(GatedDeltaForward { input: input.clone(), options: options.clone(), keep });
+            let ms = self.time(|| forward(false));
             self.flops(&name, ms, 6.0 * work);
-            let ms = self.time(|cpu| {
-                let (_, kept) = cpu.gated_delta(input, &options, true).expect("shapes that fit");
-                cpu.gated_delta_backward(input, &options, &kept, gradient)
+            let ms = self.time(|| {
+                let (_, kept) = forward(true);
+                let (input, options, gradient) = (input.clone(), options.clone(), gradient.clone());
+                run(GatedDeltaBackward { input, options, kept, gradient })
             });
             self.flops(&format!("gated_delta forward+backward d={d}"), ms, 18.0 * work);
         }
@@ -254,30 +275,27 @@ impl Bench {
             return;
         }
         let (x, weight) = (self.random(&[rows, inner], 1.0), self.random(&[outer, inner], 1.0));
-        let input = Linear { x: &x, weight: &weight, bias: None };
         let flops = 2.0 * (rows * inner * outer) as f64;
         let mut out = vec![0.0f32; rows * outer];
-        let threads = self.cpu.threads();
+        let threads = cpu_of(&self.device).threads();
         let share = rows.div_ceil(threads);
-        let bare = self.time(|_| {
+        let bare = self.time(|| {
             std::thread::scope(|scope| {
-                for (x, y) in x.data().chunks(share * inner).zip(out.chunks_mut(share * outer)) {
-                    let weight = weight.data();
+                for (x, y) in elements(&x).chunks(share * inner).zip(out.chunks_mut(share * outer)) {
+                    let weight = elements(&weight);
                     scope.spawn(move || bare_product(y, x, weight, inner, outer));
                 }
             });
         });
-        let ms = self.time(|cpu| cpu.linear(input));
+        let ms = self.time(|| x.linear(&weight));
         self.flops(&name, ms, flops);
         self.flops("  bare gemm-f32 product", bare, flops);
         self.note("  linear as a share of the bare product", bare / ms * 100.0, "%");
-        let invariant = CpuOptions {
-            threads: self.cpu.threads(),
-            products: Products::BatchInvariant,
-            ..Default::default()
-        };
-        let cpu = Cpu::new(invariant).expect("the machine's threads");
-        let ms = self.time(|_| cpu.linear(input));
+        let invariant = CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() };
+        let invariant = Device::cpu(invariant).expect("the machine's threads");
+        let (x, weight) =
+            (Tensor::new(x.data().clone(), &invariant), Tensor::new(weight.data().clone(), &invariant));
+        let ms = self.time(|| x.linear(&weight));
         self.flops("  batch-invariant (inference)", ms, flops);
     }
 
@@ -310,11 +328,13 @@ impl Bench {
             want_state: false,
         };
         let dout = self.random(&[1, t, heads * d], 1.0);
-        let forward = self.time(|cpu| cpu.log_linear_delta(input.as_ref(), &options, None, false));
-        self.flops("log_linear_delta forward d=64", forward, 6.0 * (d * d * t * heads) as f64);
-        let ms = self.time(|cpu| {
-            let out = cpu.log_linear_delta(input.as_ref(), &options, None, true).expect("shapes that fit");
-            cpu.log_linear_delta_backward(input.as_ref(), &options, None, out.saved.as_ref(), &dout)
+        let forward = |keep| run(LogLinearForward { input: input.clone(), options, initial: None, keep });
+        let ms = self.time(|| forward(false));
+        self.flops("log_linear_delta forward d=64", ms, 6.0 * (d * d * t * heads) as f64);
+        let ms = self.time(|| {
+            let saved = forward(true).saved;
+            let (input, gradient) = (input.clone(), dout.clone());
+            run(LogLinearBackward { input, options, initial: None, saved, gradient })
         });
         self.flops(&name, ms, 18.0 * (d * d * t * heads) as f64);
         if let Some(gated) = self.ms(&format!("gated_delta forward+backward d={d}")) {
@@ -322,7 +342,7 @@ impl Bench {
         }
     }
 
-    fn anchor_inputs(&mut self, t: usize, c: usize, heads: usize) -> (AnchorRead<T>, AnchorReadOptions) {
+    fn anchor_inputs(&mut self, t: usize, c: usize, heads: usize) -> (AnchorRead<Tensor>, AnchorReadOptions) {
         let (dk, dv, dr) = (64, 128, 64);
         let boundaries: Vec<usize> = (1..t.div_ceil(c)).map(|m| m * c).collect();
         let n = boundaries.len();
@@ -348,36 +368,27 @@ impl Bench {
                 continue;
             }
             let (input, mut options) = self.anchor_inputs(t, c, heads);
-            let input = borrow_read(&input);
             let dout = self.random(&[1, t, heads * dv], 1.0);
             let seen: usize = options.plan.segments.iter().map(|s| s.len * s.visible.len()).sum();
             let flops = (seen * heads * 2 * 64 * dv) as f64;
-            let both = |cpu: &Cpu, options: &AnchorReadOptions| {
-                let (out, kept) = cpu.anchor_read(input, options, true).expect("shapes that fit");
-                cpu.anchor_read_backward(input, options, &out, kept.as_ref(), &dout)
-            };
-            let forward = self.time(|cpu| cpu.anchor_read(input, &options, false));
+            let forward = self.time(|| read(&input, &options, false));
             self.flops(&name, forward, flops);
-            let dense = self.time(|cpu| both(cpu, &options));
+            let dense = self.time(|| read_both(&input, &options, &dout));
             self.flops(&format!("anchor_read dense forward+backward T={t}"), dense, 3.0 * flops);
             self.note("  times the forward", dense / forward, "x");
             options.top_k = Some(4);
-            let read = (t - c) as f64 * 4.0 * (heads * 2 * 64 * dv) as f64;
-            let ms = self.time(|cpu| cpu.anchor_read(input, &options, false));
-            self.flops(&format!("anchor_read top-4 forward T={t}"), ms, read);
-            let sparse = self.time(|cpu| both(cpu, &options));
-            self.flops(&format!("anchor_read top-4 forward+backward T={t}"), sparse, 3.0 * read);
+            let chosen = (t - c) as f64 * 4.0 * (heads * 2 * 64 * dv) as f64;
+            let ms = self.time(|| read(&input, &options, false));
+            self.flops(&format!("anchor_read top-4 forward T={t}"), ms, chosen);
+            let sparse = self.time(|| read_both(&input, &options, &dout));
+            self.flops(&format!("anchor_read top-4 forward+backward T={t}"), sparse, 3.0 * chosen);
             self.note("  times faster than dense", dense / sparse, "x");
         }
         if self.wants("anchor_read memory") {
             let bytes = [8192, 16_384].map(|t| {
                 let (input, options) = self.anchor_inputs(t, c, heads);
-                let input = borrow_read(&input);
                 let dout = self.random(&[1, t, heads * dv], 1.0);
-                self.extra_bytes(|cpu| {
-                    let (out, kept) = cpu.anchor_read(input, &options, true).expect("shapes that fit");
-                    cpu.anchor_read_backward(input, &options, &out, kept.as_ref(), &dout)
-                })
+                self.extra_bytes(|| read_both(&input, &options, &dout))
             });
             self.memory("anchor_read", bytes);
         }
@@ -389,25 +400,26 @@ impl Bench {
         if !self.wants(name) {
             return;
         }
-        let inputs = |bench: &mut Self, t: usize| [(); 4].map(|()| bench.random(&[1, t, heads * d], 1.0));
+        let inputs = |bench: &mut Self, t: usize| {
+            let [query, key, value, dout] = [(); 4].map(|()| bench.random(&[1, t, heads * d], 1.0));
+            (Attention { query, key, value }, dout)
+        };
+        let forward =
+            |input: &Attention<Tensor>, keep| run(AttentionForward { input: input.clone(), heads, keep });
+        let both = |input: &Attention<Tensor>, dout: &Tensor| {
+            let (_, kept) = forward(input, true);
+            run(AttentionBackward { input: input.clone(), heads, kept, gradient: dout.clone() })
+        };
         let t = 4096;
-        let [query, key, value, dout] = inputs(self, t);
-        let input = Attention { query: &query, key: &key, value: &value };
+        let (input, dout) = inputs(self, t);
         let flops = 2.0 * (t * t * heads * d) as f64;
-        let ms = self.time(|cpu| cpu.attention(input, heads, false));
+        let ms = self.time(|| forward(&input, false));
         self.flops("attention forward", ms, flops);
-        let ms = self.time(|cpu| {
-            let (_, saved) = cpu.attention(input, heads, true).expect("shapes that fit");
-            cpu.attention_backward(input, heads, &saved, &dout)
-        });
+        let ms = self.time(|| both(&input, &dout));
         self.flops(name, ms, 3.5 * flops);
         let bytes = [t, 2 * t].map(|t| {
-            let [query, key, value, dout] = inputs(self, t);
-            let input = Attention { query: &query, key: &key, value: &value };
-            self.extra_bytes(|cpu| {
-                let (_, saved) = cpu.attention(input, heads, true).expect("shapes that fit");
-                cpu.attention_backward(input, heads, &saved, &dout)
-            })
+            let (input, dout) = inputs(self, t);
+            self.extra_bytes(|| both(&input, &dout))
         });
         self.memory("attention", bytes);
     }
@@ -422,25 +434,27 @@ impl Bench {
         let weight = self.random(&[width], 1.0);
         let kernel = self.random(&[width, 1, 4], 0.5);
         if self.wants("rms_norm forward+backward") {
-            let input = RmsNormList { x: &[&x], weight: &weight };
-            let ms = self.time(|cpu| {
-                (cpu.rms_norm(input, 1e-6), cpu.rms_norm_backward(input, 1e-6, &[&dy], &mut [None]))
-            });
+            let input = || RmsNorm { x: vec![x.clone()], weight: weight.clone(), eps: 1e-6 };
+            let backward =
+                || RmsNormBackward { forward: input(), gradients: vec![dy.clone()], dx: vec![None] };
+            let ms = self.time(|| (run(input()), run(backward())));
             self.bytes("rms_norm forward+backward", ms, 5.0 * array);
         }
         if self.wants("swiglu forward+backward") {
-            let input = [SwiGlu { gate: &gate, up: &x }];
-            let ms = self.time(|cpu| (cpu.swiglu(&input), cpu.swiglu_backward(&input, &[&dy])));
+            let input = || SwiGlu { gates: vec![gate.clone()], ups: vec![x.clone()] };
+            let backward = || SwiGluBackward { forward: input(), gradients: vec![dy.clone()] };
+            let ms = self.time(|| (run(input()), run(backward())));
             self.bytes("swiglu forward+backward", ms, 8.0 * array);
         }
         if self.wants("short_conv forward+backward") {
-            let input = [ShortConv { x: &x, weight: &kernel, tail: None }];
-            let ms = self.time(|cpu| (cpu.short_conv(&input), cpu.short_conv_backward(&input, &[&dy])));
+            let input = || ShortConv { x: x.clone(), weight: kernel.clone(), tail: None };
+            let backward = || ShortConvBackward { inputs: vec![input()], gradients: vec![dy.clone()] };
+            let ms = self.time(|| (x.short_conv(&kernel, None), run(backward())));
             self.bytes("short_conv forward+backward", ms, 5.0 * array);
         }
         if self.wants("adamw") {
             let mut state = [(); 3].map(|()| self.random(&[rows, width], 0.1));
-            state[2] = self.cpu.full(&[rows, width], 0.1).expect("a shape that fits");
+            state[2] = Tensor::full(&[rows, width], 0.1, &self.device).expect("a shape that fits");
             let step = Step {
                 learning_rate: 1e-3,
                 betas: [0.9, 0.95],
@@ -450,9 +464,9 @@ impl Bench {
                 step: 10,
             };
             let gradient = self.random(&[rows, width], 0.1);
-            let ms = self.time(|cpu| {
+            let ms = self.time(|| {
                 let [parameter, first_moment, second_moment] = &mut state;
-                cpu.adamw(AdamW { parameter, first_moment, second_moment }, &gradient, &step)
+                adamw::update(AdamW { parameter, first_moment, second_moment }, &gradient, &step)
             });
             self.bytes("adamw", ms, 7.0 * array);
         }
@@ -466,8 +480,10 @@ impl Bench {
         }
         let (x, weight) = (self.random(&[rows, width], 1.0), self.random(&[vocabulary, width], 0.05));
         let targets: Vec<u32> = (0..rows as u32).map(|i| i * 13 % vocabulary as u32).collect();
-        let input = LinearCrossEntropy { x: &x, weight: &weight };
-        let ms = self.time(|cpu| cpu.linear_cross_entropy(input, &targets, None, [true, true]));
+        let ms = self.time(|| {
+            let (x, weight, targets) = (x.clone(), weight.clone(), targets.clone());
+            run(LinearCrossEntropy { x, weight, targets, normaliser: None, needs: [true, true] })
+        });
         self.flops(&name, ms, 6.0 * (rows * width * vocabulary) as f64);
     }
 
@@ -485,25 +501,17 @@ impl Bench {
     }
 }
 
-fn borrow_read(input: &AnchorRead<T>) -> AnchorRead<&T> {
-    AnchorRead {
-        query: &input.query,
-        routing_query: &input.routing_query,
-        routing_keys: &input.routing_keys,
-        anchor_states: &input.anchor_states,
-        null_score: input.null_score.as_ref(),
-    }
+fn read(
+    input: &AnchorRead<Tensor>,
+    options: &AnchorReadOptions,
+    keep: bool,
+) -> <AnchorReadForward as Op>::Output {
+    run(AnchorReadForward { input: input.clone(), options: options.clone(), keep })
 }
 
-fn borrow(input: &GatedDelta<T>) -> GatedDelta<&T> {
-    GatedDelta {
-        query: &input.query,
-        key: &input.key,
-        value: &input.value,
-        retention_input: &input.retention_input,
-        write_input: &input.write_input,
-        a_log: &input.a_log,
-        dt_bias: &input.dt_bias,
-        initial_state: input.initial_state.as_ref(),
-    }
+/// Forward and backward.
+fn read_both(input: &AnchorRead<Tensor>, options: &AnchorReadOptions, dout: &Tensor) -> AnchorRead<Tensor> {
+    let (readout, kept) = read(input, options, true);
+    let (input, options, gradient) = (input.clone(), options.clone(), dout.clone());
+    run(AnchorReadBackward { input, options, readout, kept, gradient })
 }

@@ -1,17 +1,13 @@
-//! anchor_read: fast = reference = finite differences; dense and top-K, with and without null, ragged plans.
+//! anchor_read: CPU = reference = finite differences; dense and top-K, with and without null, ragged plans.
 
 use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Storage, Visible};
-use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var};
+use march_engine::{Device, Error, Result, Tensor};
 
-use crate::common::{
-    Input, Program, Random, assert_close, compare, fast_engines, finite_differences, outcome,
-};
+use crate::common::{Input, Random, assert_close, compare, cpu, cpus, finite_differences, outcome, tensors};
 
-struct Read(AnchorReadOptions);
-
-fn inputs_of<T>(v: &[T]) -> AnchorRead<&T> {
+fn inputs_of(v: &[Tensor]) -> AnchorRead<&Tensor> {
     AnchorRead {
         query: &v[0],
         routing_query: &v[1],
@@ -21,19 +17,35 @@ fn inputs_of<T>(v: &[T]) -> AnchorRead<&T> {
     }
 }
 
-/// The routing weights, which need no states.
-fn weights_of<E: Engine>(engine: &E, read: &Read, v: &[E::Tensor]) -> Vec<f64> {
-    let AnchorRead { query, routing_query, routing_keys, anchor_states, null_score } = inputs_of(v);
-    let &[_, _, key_dim, value_dim] = engine.shape(anchor_states) else { panic!("four dimensions") };
-    let anchor_states = [key_dim, value_dim];
-    let input = AnchorRead { query, routing_query, routing_keys, anchor_states, null_score };
-    engine.to_f64(&engine.routing_weights(input, &read.0).unwrap())
+fn read(options: &AnchorReadOptions) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> {
+    move |v| Ok(vec![inputs_of(v).anchor_read(options)?])
 }
 
-impl Program for Read {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.anchor_read(inputs_of(v), &self.0)?])
+/// The readout, as it is when gradients are wanted.
+fn readout(device: &Device, options: &AnchorReadOptions, inputs: &[Input]) -> Vec<f64> {
+    outcome(device, &read(options), inputs).unwrap().outputs.remove(0).1
+}
+
+/// The routing weights, which need no states.
+fn weights_of(device: &Device, options: &AnchorReadOptions, inputs: &[Input]) -> Vec<f64> {
+    let v = tensors(inputs, device);
+    let AnchorRead { query, routing_query, routing_keys, anchor_states, null_score } = inputs_of(&v);
+    let &[_, _, key_dim, value_dim] = anchor_states.shape() else { panic!("four dimensions") };
+    let anchor_states = [key_dim, value_dim];
+    let input = AnchorRead { query, routing_query, routing_keys, anchor_states, null_score };
+    input.routing_weights(options).unwrap().to_f64()
+}
+
+/// Token `row` alone, which sees the first anchors.
+fn alone(options: &AnchorReadOptions, inputs: &[Input], row: usize) -> (AnchorReadOptions, Vec<Input>) {
+    let mut inputs = inputs.to_vec();
+    for i in [0, 1, 4] {
+        let width = inputs[i].shape[1];
+        inputs[i].shape[0] = 1;
+        inputs[i].data = inputs[i].data[row * width..(row + 1) * width].to_vec();
     }
+    let plan = Arc::new(ReadPlan { segments: vec![run(0, 1, 0..inputs[2].shape[0])] });
+    (AnchorReadOptions { plan, ..options.clone() }, inputs)
 }
 
 #[derive(Clone, Copy)]
@@ -61,7 +73,7 @@ const BASE: Case = Case {
     top_k: None,
 };
 
-fn program(c: Case, plan: ReadPlan, random: &mut Random) -> (Read, Vec<Input>) {
+fn program(c: Case, plan: ReadPlan, random: &mut Random) -> (AnchorReadOptions, Vec<Input>) {
     let mut inputs = vec![
         random.input("query", &[c.rows, c.key_heads * c.key_dim], 1.0),
         random.input("routing_query", &[c.rows, c.value_heads * c.routing_dim], 1.0),
@@ -78,7 +90,7 @@ fn program(c: Case, plan: ReadPlan, random: &mut Random) -> (Read, Vec<Input>) {
         routing_scale: 0.9,
         plan: Arc::new(plan),
     };
-    (Read(options), inputs)
+    (options, inputs)
 }
 
 fn run(start: usize, len: usize, visible: std::ops::Range<usize>) -> Segment {
@@ -116,7 +128,7 @@ fn plans() -> Vec<(usize, usize, ReadPlan)> {
 }
 
 #[test]
-fn fast_equals_reference() {
+fn cpu_equals_reference() {
     let mut random = Random(21);
     let shapes = [(1, 1, 8, 8, 8), (2, 4, 12, 24, 5), (1, 2, 3, 5, 17), (2, 2, 16, 32, 8)];
     for (i, (rows, anchors, plan)) in plans().into_iter().enumerate() {
@@ -138,8 +150,9 @@ fn fast_equals_reference() {
                         null,
                         top_k,
                     };
-                    let (read, inputs) = program(case, plan.clone(), &mut random);
-                    compare(&format!("plan {i}, shape {j}, top_k {top_k:?}, null {null}"), &read, &inputs);
+                    let (options, inputs) = program(case, plan.clone(), &mut random);
+                    let label = format!("plan {i}, shape {j}, top_k {top_k:?}, null {null}");
+                    compare(&label, &read(&options), &inputs);
                 }
             }
         }
@@ -162,42 +175,33 @@ fn reference_equals_finite_differences() {
             ..BASE
         };
         let plan = ReadPlan::from_boundaries(9, &[vec![2, 4, 5, 8]]);
-        let (read, inputs) = program(case, plan, &mut random);
-        finite_differences("anchor_read", &read, &inputs, 6);
+        let (options, inputs) = program(case, plan, &mut random);
+        finite_differences("anchor_read", &read(&options), &inputs, 6);
     }
 }
 
 /// K at least the number of visible anchors is dense, bit for bit, forward and backward.
 #[test]
 fn wide_top_k_is_dense() {
-    let mut random = Random(23);
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let cpu = cpu(0);
     let plan = ReadPlan::from_boundaries(100, &[(1..=9).map(|m| m * 10).collect()]);
-    let (mut read, inputs) = program(Case { rows: 100, anchors: 9, ..BASE }, plan, &mut random);
-    let dense = outcome(&cpu, &read, &inputs).unwrap();
+    let (mut options, inputs) = program(Case { rows: 100, anchors: 9, ..BASE }, plan, &mut Random(23));
+    let dense = outcome(&cpu, &read(&options), &inputs).unwrap();
     for k in [9, 50] {
-        read.0.top_k = Some(k);
-        let wide = outcome(&cpu, &read, &inputs).unwrap();
-        assert!(wide.outputs[0].1 == dense.outputs[0].1);
-        assert!(wide.gradients == dense.gradients);
+        options.top_k = Some(k);
+        assert!(outcome(&cpu, &read(&options), &inputs).unwrap() == dense);
     }
 }
 
 /// Equal scores go to the newer anchors.
 #[test]
 fn ties_go_to_the_newer() {
-    let mut random = Random(24);
     let case = Case { rows: 20, anchors: 6, top_k: Some(2), ..BASE };
     let plan = ReadPlan { segments: vec![run(0, 20, 0..6)] };
-    let (read, mut inputs) = program(case, plan, &mut random);
+    let (options, mut inputs) = program(case, plan, &mut Random(24));
     let one = inputs[2].data[..8].to_vec();
     inputs[2].data.chunks_exact_mut(8).for_each(|key| key.copy_from_slice(&one));
-    fn weights<E: Engine>(engine: &E, read: &Read, inputs: &[Input]) -> Vec<f64> {
-        let tensors: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
-        weights_of(engine, read, &tensors)
-    }
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
-    let (fast, slow) = (weights(&cpu, &read, &inputs), weights(&Reference, &read, &inputs));
+    let [fast, slow] = [cpu(0), Device::reference()].map(|device| weights_of(&device, &options, &inputs));
     assert_close("weights", &fast, &slow, 1e-5);
     for row in fast.chunks_exact(6) {
         assert!(row[..4].iter().all(|&w| w == 0.0) && row[4] > 0.0 && row[4] == row[5]);
@@ -205,12 +209,12 @@ fn ties_go_to_the_newer() {
 }
 
 /// The weight of the null of one token and head, from the scores: e^null / (e^null + Σ e^score over what is read).
-fn null_weight(read: &Read, inputs: &[Input], c: &Case, row: usize, head: usize, seen: usize) -> f64 {
+fn null_weight(scale: f64, inputs: &[Input], c: &Case, row: usize, head: usize, seen: usize) -> f64 {
     let width = c.value_heads * c.routing_dim;
     let of = |input: &Input, row: usize, i: usize| input.data[row * width + head * c.routing_dim + i];
     let score = |m: usize| -> f64 {
         let dot: f64 = (0..c.routing_dim).map(|i| of(&inputs[1], row, i) * of(&inputs[2], m, i)).sum();
-        read.0.routing_scale * dot
+        scale * dot
     };
     let mut scores: Vec<f64> = (0..seen).map(score).collect();
     scores.sort_by(|a, b| b.total_cmp(a));
@@ -220,19 +224,16 @@ fn null_weight(read: &Read, inputs: &[Input], c: &Case, row: usize, head: usize,
 }
 
 /// Without a null, the weights sum to 1 where a token sees an anchor. With a null, they and the null's own weight do.
-/// Where nothing is visible, all weights are 0. The fast weights are the reference's.
+/// Where nothing is visible, all weights are 0. The CPU's weights are the reference's.
 #[test]
 fn weights_add_up() {
     let mut random = Random(25);
     for (top_k, null) in [(None, false), (Some(3), false), (None, true), (Some(3), true)] {
         let plan = ReadPlan::from_boundaries(150, &[(1..=15).map(|m| m * 10).collect()]);
         let case = Case { rows: 150, anchors: 15, value_heads: 2, null, top_k, ..BASE };
-        let (read, inputs) = program(case, plan, &mut random);
-        let cpu = Cpu::new(CpuOptions::default()).unwrap();
-        let fast: Vec<_> = inputs.iter().map(|i| cpu.from_f64(&i.data, &i.shape).unwrap()).collect();
-        let slow: Vec<_> = inputs.iter().map(|i| Reference.from_f64(&i.data, &i.shape).unwrap()).collect();
-        let want = weights_of(&Reference, &read, &slow);
-        let found = weights_of(&cpu, &read, &fast);
+        let (options, inputs) = program(case, plan, &mut random);
+        let want = weights_of(&Device::reference(), &options, &inputs);
+        let found = weights_of(&cpu(0), &options, &inputs);
         assert_close("weights", &found, &want, 1e-5);
         for (weights, limit) in [(want, 1e-12), (found, 2e-6)] {
             for (i, weights) in weights.chunks_exact(15).enumerate() {
@@ -246,12 +247,28 @@ fn weights_add_up() {
                 let read_count = weights.iter().filter(|&&weight| weight > 0.0).count();
                 assert_eq!(read_count, seen.min(top_k.unwrap_or(seen)));
                 if null {
-                    sum += null_weight(&read, &inputs, &case, row, head, seen);
+                    sum += null_weight(options.routing_scale, &inputs, &case, row, head, seen);
                 }
                 assert!((sum - 1.0).abs() < limit, "top_k {top_k:?}, null {null}, row {row}: {sum}");
             }
         }
     }
+}
+
+/// The readout of states that are stored in blocks, which end at `cuts`.
+fn stored(
+    device: &Device,
+    options: &AnchorReadOptions,
+    inputs: &[Input],
+    storage: Storage,
+    cuts: &[usize],
+) -> Vec<f64> {
+    let t = tensors(inputs, device);
+    let block = |cut: &[usize]| t[3].slice(0, cut[0]..cut[1]).unwrap().store(storage).unwrap();
+    let blocks: Arc<Vec<Tensor>> = Arc::new(cuts.windows(2).map(block).collect());
+    let AnchorRead { query, routing_query, routing_keys, null_score, .. } = inputs_of(&t);
+    let input = AnchorRead { query, routing_query, routing_keys, anchor_states: &blocks, null_score };
+    input.anchor_read_stored(options).unwrap().to_f64()
 }
 
 /// Stored states: f32 has the bits of the tensor; bf16 and int8 equal the reference on the same stored numbers.
@@ -261,61 +278,51 @@ fn stored_states() {
     for (value_dim, top_k) in [(32, None), (20, None), (20, Some(2)), (80, None), (80, Some(2))] {
         let plan = ReadPlan::from_boundaries(60, &[(1..=5).map(|m| m * 11).collect()]);
         let case = Case { rows: 60, anchors: 5, value_heads: 2, key_dim: 12, value_dim, top_k, ..BASE };
-        let (read, inputs) = program(case, plan, &mut random);
-        let cpu = Cpu::new(CpuOptions::default()).unwrap();
-        let whole = outcome(&cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+        let (options, inputs) = program(case, plan, &mut random);
+        let cpu = cpu(0);
+        let whole = readout(&cpu, &options, &inputs);
         for storage in [Storage::F32, Storage::Bf16, Storage::Int8] {
-            fn stored<E: Engine>(
-                engine: &E,
-                read: &Read,
-                inputs: &[Input],
-                storage: Storage,
-                cuts: &[usize],
-            ) -> Vec<f64> {
-                let t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
-                let size = inputs[3].data.len() / 5;
-                let blocks: Vec<_> = cuts
-                    .windows(2)
-                    .map(|cut| {
-                        let (from, to) = (cut[0], cut[1]);
-                        let mut shape = inputs[3].shape.clone();
-                        shape[0] = to - from;
-                        let states =
-                            engine.from_f64(&inputs[3].data[from * size..to * size], &shape).unwrap();
-                        engine.store_states(&states, storage).unwrap()
-                    })
-                    .collect();
-                let blocks: Vec<_> = blocks.into_iter().map(Arc::new).collect();
-                let input = AnchorRead {
-                    query: &t[0],
-                    routing_query: &t[1],
-                    routing_keys: &t[2],
-                    anchor_states: &blocks[..],
-                    null_score: t.get(4),
-                };
-                engine.to_f64(&engine.anchor_read_stored(input, &read.0).unwrap())
-            }
             // In two blocks, of two anchors and of three, and one by one.
             for cuts in [&[0, 2, 5][..], &[0, 1, 2, 3, 4, 5]] {
-                let found = stored(&cpu, &read, &inputs, storage, cuts);
-                assert_close("stored", &found, &stored(&Reference, &read, &inputs, storage, cuts), 1e-5);
+                let found = stored(&cpu, &options, &inputs, storage, cuts);
+                let want = stored(&Device::reference(), &options, &inputs, storage, cuts);
+                assert_close("stored", &found, &want, 1e-5);
                 if storage == Storage::F32 {
                     assert!(found == whole);
                 } else {
                     assert_close("stored against whole", &found, &whole, 2e-2);
                 }
                 // The last token, alone.
-                let mut alone = inputs.clone();
-                for i in [0, 1, 4] {
-                    let width = inputs[i].shape[1];
-                    alone[i].shape[0] = 1;
-                    alone[i].data = inputs[i].data[59 * width..].to_vec();
-                }
-                let plan = Arc::new(ReadPlan { segments: vec![run(0, 1, 0..5)] });
-                let read = Read(AnchorReadOptions { plan, ..read.0.clone() });
-                let one = stored(&cpu, &read, &alone, storage, cuts);
+                let (options, inputs) = alone(&options, &inputs, 59);
+                let one = stored(&cpu, &options, &inputs, storage, cuts);
                 assert!(one[..] == found[59 * one.len()..], "{value_dim} {top_k:?} {storage}");
             }
+        }
+    }
+}
+
+/// Stored states go to host memory and back, with the same numbers on any device.
+#[test]
+fn stored_states_on_the_host() {
+    let plan = ReadPlan { segments: vec![run(0, 20, 0..3)] };
+    let (options, inputs) = program(BASE, plan, &mut Random(30));
+    for (storage, bytes) in [(Storage::F32, 256), (Storage::Bf16, 128)] {
+        for (device, other) in [(cpu(1), cpu(2)), (Device::reference(), Device::reference())] {
+            let read = |device, states: Tensor| {
+                let t = tensors(&inputs, device);
+                let AnchorRead { query, routing_query, routing_keys, null_score, .. } = inputs_of(&t);
+                let states = Arc::new(vec![states]);
+                let anchor_states = &states;
+                let input = AnchorRead { query, routing_query, routing_keys, anchor_states, null_score };
+                input.anchor_read_stored(&options).unwrap().to_f64()
+            };
+            let states = inputs[3].on(&device).store(storage).unwrap();
+            assert_eq!((states.shape(), states.bytes()), (&inputs[3].shape[..], 3 * bytes));
+            assert!(!states.is_plain());
+            let host = Arc::unwrap_or_clone(states.stored().unwrap());
+            let again = Tensor::from_stored(host, &other).unwrap();
+            assert_eq!((again.shape(), again.bytes()), (states.shape(), states.bytes()));
+            assert!(read(&other, again) == read(&device, states), "{storage}");
         }
     }
 }
@@ -324,22 +331,15 @@ fn stored_states() {
 #[test]
 fn rows_do_not_depend_on_each_other() {
     let mut random = Random(27);
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let cpu = cpu(0);
     for top_k in [None, Some(3)] {
         let case = Case { rows: 200, anchors: 80, value_dim: 32, key_dim: 12, top_k, ..BASE };
         let plan = ReadPlan { segments: vec![run(0, 200, 0..80)] };
-        let (read, inputs) = program(case, plan, &mut random);
-        let whole = outcome(&cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+        let (options, inputs) = program(case, plan, &mut random);
+        let whole = readout(&cpu, &options, &inputs);
         for row in [0, 77, 199] {
-            let mut alone = inputs.clone();
-            for i in [0, 1, 4] {
-                let width = inputs[i].shape[1];
-                alone[i].shape[0] = 1;
-                alone[i].data = inputs[i].data[row * width..(row + 1) * width].to_vec();
-            }
-            let plan = ReadPlan { segments: vec![run(0, 1, 0..80)] };
-            let read = Read(AnchorReadOptions { plan: Arc::new(plan), ..read.0.clone() });
-            let found = outcome(&cpu, &read, &alone).unwrap().outputs.remove(0).1;
+            let (options, inputs) = alone(&options, &inputs, row);
+            let found = readout(&cpu, &options, &inputs);
             assert!(found == whole[row * 32..(row + 1) * 32], "row {row}, top_k {top_k:?}");
         }
     }
@@ -350,26 +350,24 @@ fn rows_do_not_depend_on_each_other() {
 #[test]
 fn a_nan_score_is_not_dropped() {
     let mut random = Random(29);
-    let engines = fast_engines();
+    let cpus = cpus();
     let cases = [None, Some(1), Some(3)].into_iter().flat_map(|k| [(k, true), (k, false)]);
     for ((top_k, null), rows) in cases.flat_map(|case| [(case, 1), (case, 2), (case, 9)]) {
         let case = Case { rows, anchors: 45, value_heads: 2, null, top_k, ..BASE };
         let plan = ReadPlan { segments: vec![run(0, rows, 0..45)] };
-        let (read, inputs) = program(case, plan, &mut random);
-        for cpu in &engines {
-            let clean = outcome(cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+        let (options, inputs) = program(case, plan, &mut random);
+        for cpu in &cpus {
+            let clean = readout(cpu, &options, &inputs);
             for anchor in (0..45).step_by(if rows == 1 { 1 } else { 4 }) {
                 let mut inputs = inputs.clone();
                 inputs[2].data[anchor * 16 + 3] = f64::NAN;
-                let found = outcome(cpu, &read, &inputs).unwrap().outputs.remove(0).1;
+                let found = readout(cpu, &options, &inputs);
                 let what = format!("{rows} tokens, top_k {top_k:?}, null {null}, anchor {anchor}");
                 for (found, clean) in found.chunks(16).zip(clean.chunks(16)) {
                     assert!(found[..8].iter().all(|v| v.is_nan()), "{what}");
                     assert!(found[8..] == clean[8..], "{what}");
                 }
-                let tensors: Vec<_> =
-                    inputs.iter().map(|i| cpu.from_f64(&i.data, &i.shape).unwrap()).collect();
-                assert!(weights_of(cpu, &read, &tensors)[anchor].is_nan(), "{what}");
+                assert!(weights_of(cpu, &options, &inputs)[anchor].is_nan(), "{what}");
             }
         }
     }
@@ -377,10 +375,9 @@ fn a_nan_score_is_not_dropped() {
 
 #[test]
 fn bad_calls_are_errors() {
-    let mut random = Random(28);
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let cpu = cpu(0);
     let plan = ReadPlan { segments: vec![run(4, 16, 0..3)] };
-    let (read, inputs) = program(BASE, plan, &mut random);
+    let (options, inputs) = program(BASE, plan, &mut Random(28));
     for i in 0..inputs.len() {
         for axis in 0..inputs[i].shape.len() {
             if (i, axis) == (3, 3) {
@@ -389,13 +386,11 @@ fn bad_calls_are_errors() {
             let mut bad = inputs.clone();
             bad[i].shape[axis] += 1;
             bad[i].data = vec![0.0; bad[i].shape.iter().product()];
-            assert!(
-                matches!(outcome(&cpu, &read, &bad), Err(Error::Shape { .. })),
-                "{} axis {axis}",
-                bad[i].name
-            );
+            let error = outcome(&cpu, &read(&options), &bad);
+            assert!(matches!(error, Err(Error::Shape { .. })), "{} axis {axis}", bad[i].name);
         }
     }
+    let refused = |options| matches!(outcome(&cpu, &read(&options), &inputs), Err(Error::Value { .. }));
     for segments in [
         vec![run(0, 21, 0..3)],
         vec![run(4, 2, 0..4)],
@@ -404,9 +399,7 @@ fn bad_calls_are_errors() {
         vec![list(0, 1, &[3])],
         vec![run(usize::MAX, 2, 0..1)],
     ] {
-        let options = AnchorReadOptions { plan: Arc::new(ReadPlan { segments }), ..read.0.clone() };
-        assert!(matches!(outcome(&cpu, &Read(options), &inputs), Err(Error::Value { .. })));
+        assert!(refused(AnchorReadOptions { plan: Arc::new(ReadPlan { segments }), ..options.clone() }));
     }
-    let options = AnchorReadOptions { top_k: Some(0), ..read.0.clone() };
-    assert!(matches!(outcome(&cpu, &Read(options), &inputs), Err(Error::Value { .. })));
+    assert!(refused(AnchorReadOptions { top_k: Some(0), ..options }));
 }

@@ -1,23 +1,15 @@
-//! rotary and attention: fast = reference = finite differences, on odd sizes; prefill in pieces; decoding.
+//! rotary and attention: CPU = reference = finite differences, on odd sizes; prefill in pieces; decoding.
 
-use march_engine::ops::attention::Attention;
+use march_engine::ops::attention::{Attention, AttentionBackward, AttentionForward, BLOCK_TOKENS, KeyValues};
 use march_engine::ops::rotary::Rotary;
-use march_engine::{Cpu, CpuOptions, Engine, Error, Products, Reference, Result, Tape, Var};
+use march_engine::{Device, Error, Op, Result, Tensor};
 
-use crate::common::{self, Input, Program, Random, assert_close, compare, finite_differences};
+use crate::common::{
+    self, Input, Random, assert_close, compare, cpu, cpus, finite_differences, invariant, outcome, tensors,
+};
 
-struct RotaryProgram(Rotary);
-impl Program for RotaryProgram {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.rotary(&v[0], self.0)?])
-    }
-}
-
-struct AttentionProgram(usize);
-impl Program for AttentionProgram {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.attention(Attention { query: &v[0], key: &v[1], value: &v[2] }, self.0)?])
-    }
+fn attend(heads: usize) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> {
+    move |v| Ok(vec![Attention { query: &v[0], key: &v[1], value: &v[2] }.attention(heads)?])
 }
 
 #[test]
@@ -27,20 +19,18 @@ fn rotary() {
         [(1, 1, 1, 2, 0), (2, 0, 1, 8, 3), (2, 150, 3, 12, 0), (1, 70, 2, 64, 61), (3, 5, 1, 6, 1_000_000)]
     {
         let inputs = [random.input("x", &[batch, tokens, heads * head], 1.0)];
-        let program = RotaryProgram(Rotary { heads, theta: 500_000.0, offset });
-        compare(&format!("rotary {batch}×{tokens}×{heads}×{head} from {offset}"), &program, &inputs);
-        finite_differences("rotary", &program, &inputs, 6);
+        let rotary = |v: &[Tensor]| Ok(vec![v[0].rotary(Rotary { heads, theta: 500_000.0, offset })?]);
+        compare(&format!("rotary {batch}×{tokens}×{heads}×{head} from {offset}"), &rotary, &inputs);
+        finite_differences("rotary", &rotary, &inputs, 6);
     }
 }
 
 #[test]
 fn rotary_bits_depend_on_the_position_alone() {
-    let mut random = Random(12);
-    let cpu = Cpu::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
-    let x = random.input("x", &[1, 200, 24], 1.0);
+    let x = Random(12).input("x", &[1, 200, 24], 1.0).on(&cpu(2));
     let at = |from: usize, to: usize| {
-        let part = cpu.from_f64(&x.data[from * 24..to * 24], &[1, to - from, 24]).unwrap();
-        cpu.to_f32(&cpu.rotary(&part, Rotary { heads: 2, theta: 10_000.0, offset: 7 + from }).unwrap())
+        let rotary = Rotary { heads: 2, theta: 10_000.0, offset: 7 + from };
+        x.slice(1, from..to).unwrap().rotary(rotary).unwrap().to_f32()
     };
     let pieces: Vec<f32> =
         [(0, 1), (1, 60), (60, 130), (130, 200)].iter().flat_map(|&(a, b)| at(a, b)).collect();
@@ -83,9 +73,9 @@ fn attention() {
         for scale in [1.0, 4.0] {
             let inputs = inputs(&mut random, &case, scale);
             let label = format!("attention {batch}×{queries}/{keys}×{heads}×{dk}/{dv}, scale {scale}");
-            compare(&label, &AttentionProgram(heads), &inputs);
+            compare(&label, &attend(heads), &inputs);
             if queries * keys < 1000 {
-                finite_differences(&label, &AttentionProgram(heads), &inputs, 6);
+                finite_differences(&label, &attend(heads), &inputs, 6);
             }
         }
     }
@@ -97,34 +87,13 @@ fn attention() {
 fn one_token() {
     let inputs =
         inputs(&mut Random(16), &Case { batch: 2, queries: 1, keys: 1, heads: 3, dk: 3, dv: 5 }, 1.0);
-    for cpu in common::fast_engines() {
-        let found = common::outcome(&cpu, &AttentionProgram(3), &inputs).unwrap();
+    for cpu in cpus() {
+        let found = outcome(&cpu, &attend(3), &inputs).unwrap();
         assert_close("output", &found.outputs[0].1, &inputs[2].data, 1e-6);
         let [Some(dq), Some(dk), Some(dv)] = &found.gradients[..] else { panic!("a gradient is missing") };
         assert!(dq.iter().chain(dk).all(|g| g.abs() < 2e-6), "{dq:?} {dk:?}");
-        assert_close("gradient of value", dv, &common::cotangent(0, &[2, 1, 15]), 1e-6);
+        assert_close("gradient of value", dv, &common::cotangent(0, &inputs[2].on(&cpu)).data, 1e-6);
     }
-}
-
-fn invariant() -> Cpu {
-    Cpu::new(CpuOptions { threads: 2, portable: false, products: Products::BatchInvariant }).unwrap()
-}
-
-/// The outputs of queries `from..to` when the keys up to `to` are there, for all batch entries in turn.
-fn piece(cpu: &Cpu, all: &[Input], heads: usize, from: usize, to: usize) -> Vec<Vec<f32>> {
-    let part = |x: &Input, from: usize, to: usize, b: usize| {
-        let (tokens, width) = (x.shape[1], x.shape[2]);
-        let data = &x.data[(b * tokens + from) * width..(b * tokens + to) * width];
-        cpu.from_f64(data, &[1, to - from, width]).unwrap()
-    };
-    (0..all[0].shape[0])
-        .map(|b| {
-            let (query, key, value) =
-                (part(&all[0], from, to, b), part(&all[1], 0, to, b), part(&all[2], 0, to, b));
-            let input = Attention { query: &query, key: &key, value: &value };
-            cpu.to_f32(&cpu.attention(input, heads, false).unwrap().0)
-        })
-        .collect()
 }
 
 #[test]
@@ -136,27 +105,57 @@ fn pieces_and_single_tokens_equal_the_whole() {
 }
 
 fn pieces(random: &mut Random, case: &Case) {
-    let all = inputs(random, case, 1.5);
-    let cpu = invariant();
-    let tensors: Vec<_> = all.iter().map(|x| cpu.from_f64(&x.data, &x.shape).unwrap()).collect();
-    let input = Attention { query: &tensors[0], key: &tensors[1], value: &tensors[2] };
-    let whole = cpu.to_f32(&cpu.attention(input, case.heads, true).unwrap().0);
+    let all = tensors(&inputs(random, case, 1.5), &invariant(2));
+    // With what a backward pass needs, as in training.
+    let input = Attention { query: all[0].clone(), key: all[1].clone(), value: all[2].clone() };
+    let (whole, _) = AttentionForward { input, heads: case.heads, keep: true }.run().unwrap();
+    let whole = whole.to_f32();
+    // The outputs of each batch entry, from calls with the queries between two cuts and the keys up to the second.
+    let run = |cuts: &[usize]| {
+        let mut found = Vec::new();
+        for b in 0..case.batch {
+            let part = |x: &Tensor, from, to| x.slice(0, b..b + 1).unwrap().slice(1, from..to).unwrap();
+            for cut in cuts.windows(2) {
+                let (query, key, value) =
+                    (part(&all[0], cut[0], cut[1]), part(&all[1], 0, cut[1]), part(&all[2], 0, cut[1]));
+                let input = Attention { query: &query, key: &key, value: &value };
+                found.extend(input.attention(case.heads).unwrap().to_f32());
+            }
+        }
+        found
+    };
     let last = case.queries;
     let bounds = [0, 1, 50, 129, 130, last - 2, last - 1, last];
-    let mut found = vec![Vec::new(); case.batch];
-    for pair in bounds.windows(2) {
-        for (all, part) in found.iter_mut().zip(piece(&cpu, &all, case.heads, pair[0], pair[1])) {
-            all.extend(part);
+    assert!(run(&bounds) == whole, "pieces differ from the whole");
+    let each: Vec<usize> = (0..=last).collect();
+    assert!(run(&each) == whole, "decoding differs from the whole");
+}
+
+/// A cache in blocks gives the bits of keys and values in one piece, for one query and for several.
+#[test]
+fn blocks_equal_the_whole() {
+    for keys in [1, BLOCK_TOKENS, 2 * BLOCK_TOKENS + 37] {
+        let case = Case { batch: 1, queries: keys, keys, heads: 2, dk: 12, dv: 20 };
+        let inputs = inputs(&mut Random(18), &case, 1.5);
+        for device in [Device::reference(), cpu(2), invariant(1)] {
+            let [all, key, value] = &tensors(&inputs, &device)[..] else { unreachable!() };
+            let block = |from: usize, to: usize| {
+                let [key, value] = [key, value].map(|x| x.slice(1, from..to.min(keys)).unwrap());
+                KeyValues { key, value }
+            };
+            let starts = (0..keys).step_by(BLOCK_TOKENS);
+            let mut blocks: Vec<_> = starts.map(|from| block(from, from + BLOCK_TOKENS)).collect();
+            for queries in [1, 5].into_iter().filter(|&queries| queries <= keys) {
+                let query = &all.slice(1, keys - queries..keys).unwrap();
+                let whole = Attention { query, key, value }.attention(2).unwrap();
+                let found = query.attention_blocks(&blocks, 2).unwrap();
+                assert!(found.to_f64() == whole.to_f64(), "{queries} queries, {keys} keys on {device}");
+            }
+            // Only the last block may be short.
+            blocks.insert(0, block(0, 1));
+            names(all.slice(1, 0..1).unwrap().attention_blocks(&blocks, 2), "key");
         }
     }
-    assert!(found.concat() == whole, "pieces differ from the whole");
-    let mut decoded = vec![Vec::new(); case.batch];
-    for t in 0..case.queries {
-        for (all, part) in decoded.iter_mut().zip(piece(&cpu, &all, case.heads, t, t + 1)) {
-            all.extend(part);
-        }
-    }
-    assert!(decoded.concat() == whole, "decoding differs from the whole");
 }
 
 #[test]
@@ -164,11 +163,7 @@ fn gradients_have_the_same_bits_on_any_thread_count() {
     let mut random = Random(15);
     let case = Case { batch: 1, queries: 1100, keys: 1200, heads: 1, dk: 16, dv: 8 };
     let all = inputs(&mut random, &case, 1.0);
-    let run = |threads: usize| {
-        let cpu = Cpu::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap();
-        let found = common::outcome(&cpu, &AttentionProgram(1), &all).unwrap();
-        (found.outputs, found.gradients)
-    };
+    let run = |threads| outcome(&cpu(threads), &attend(1), &all).unwrap();
     let one = run(1);
     assert!(one == run(2) && one == run(3));
 }
@@ -177,9 +172,9 @@ fn gradients_have_the_same_bits_on_any_thread_count() {
 #[test]
 fn memory_grows_linearly() {
     let bytes = |tokens: usize| {
-        let cpu = Cpu::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+        let cpu = cpu(2);
         let case = Case { batch: 1, queries: tokens, keys: tokens, heads: 2, dk: 16, dv: 16 };
-        common::outcome(&cpu, &AttentionProgram(2), &inputs(&mut Random(17), &case, 1.0)).unwrap();
+        outcome(&cpu, &attend(2), &inputs(&mut Random(17), &case, 1.0)).unwrap();
         cpu.free_bytes() as f64
     };
     let (short, long) = (bytes(512), bytes(1024));
@@ -195,11 +190,11 @@ fn names<T>(result: Result<T>, argument: &str) {
     }
 }
 
-fn refused<E: Engine>(engine: &E) {
-    let tensor = |shape: &[usize]| engine.full(shape, 1.0).unwrap();
+fn refused(device: &Device) {
+    let tensor = |shape: &[usize]| Tensor::full(shape, 1.0, device).unwrap();
     let attend = |q: &[usize], k: &[usize], v: &[usize], heads: usize| {
-        let (query, key, value) = (tensor(q), tensor(k), tensor(v));
-        engine.attention(Attention { query: &query, key: &key, value: &value }, heads, true)
+        let input = Attention { query: tensor(q), key: tensor(k), value: tensor(v) };
+        AttentionForward { input, heads, keep: true }.run()
     };
     assert!(attend(&[1, 2, 6], &[1, 3, 6], &[1, 3, 9], 3).is_ok());
     names(attend(&[2, 6], &[1, 3, 6], &[1, 3, 9], 3), "query");
@@ -210,14 +205,11 @@ fn refused<E: Engine>(engine: &E) {
     names(attend(&[1, 2, 6], &[1, 3, 9], &[1, 3, 9], 3), "key");
     names(attend(&[1, 2, 6], &[1, 3, 6], &[1, 2, 9], 3), "value");
     names(attend(&[1, 2, 6], &[1, 3, 6], &[1, 3, 10], 3), "value");
-    let q = tensor(&[1, 2, 6]);
-    let input = Attention { query: &q, key: &q, value: &q };
-    let (_, saved) = engine.attention(input, 3, true).unwrap();
-    names(engine.attention_backward(input, 3, &saved, &tensor(&[1, 2, 3])), "gradient");
+    let q = [1, 2, 6];
+    let (_, kept) = attend(&q, &q, &q, 3).unwrap();
+    names(backward(device, kept, &[1, 2, 3]), "gradient");
 
-    let turn = |shape: &[usize], heads, theta, offset| {
-        engine.rotary(&tensor(shape), Rotary { heads, theta, offset })
-    };
+    let turn = |shape: &[usize], heads, theta, offset| tensor(shape).rotary(Rotary { heads, theta, offset });
     names(turn(&[2, 6], 1, 1e4, 0), "x");
     names(turn(&[1, 2, 6], 2, 1e4, 0), "x");
     names(turn(&[1, 2, 6], 0, 1e4, 0), "x");
@@ -225,13 +217,18 @@ fn refused<E: Engine>(engine: &E) {
     names(turn(&[1, 2, 6], 1, 1e4, usize::MAX), "offset");
 }
 
+fn backward(device: &Device, kept: Vec<Tensor>, gradient: &[usize]) -> Result<Attention<Tensor>> {
+    let q = Tensor::full(&[1, 2, 6], 1.0, device)?;
+    let input = Attention { query: q.clone(), key: q.clone(), value: q };
+    AttentionBackward { input, heads: 3, kept, gradient: Tensor::full(gradient, 1.0, device)? }.run()
+}
+
 #[test]
 fn bad_calls_are_refused() {
-    refused(&Reference);
-    let cpu = invariant();
+    refused(&Device::reference());
+    let cpu = invariant(2);
     refused(&cpu);
-    let q = cpu.full(&[1, 2, 6], 1.0).unwrap();
-    let input = Attention { query: &q, key: &q, value: &q };
-    names(cpu.attention_backward(input, 3, &[], &q), "saved");
-    names(cpu.attention_backward(input, 3, &[q.clone(), q.clone()], &q), "saved sums");
+    let q = Tensor::full(&[1, 2, 6], 1.0, &cpu).unwrap();
+    names(backward(&cpu, vec![], &[1, 2, 6]), "what the forward pass kept");
+    names(backward(&cpu, vec![q.clone(), q], &[1, 2, 6]), "what the forward pass kept");
 }

@@ -1,40 +1,33 @@
-//! swiglu, short_conv and linear_cross_entropy: fast = reference = finite differences, on odd sizes.
+//! swiglu, short_conv and linear_cross_entropy: CPU = reference = finite differences, on odd sizes.
 
-use march_engine::ops::cross_entropy::{IGNORE, LinearCrossEntropy, TokenLosses};
-use march_engine::ops::short_conv::ShortConv;
-use march_engine::ops::swiglu::SwiGlu;
-use march_engine::{Cpu, CpuOptions, Engine, Reference, Result, Tape, Var};
+use march_engine::ops::cross_entropy::{IGNORE, LinearCrossEntropy, LinearCrossEntropyBackward};
+use march_engine::ops::short_conv::{ShortConv, ShortConvBackward};
+use march_engine::ops::swiglu::{SwiGlu, SwiGluBackward};
+use march_engine::{Device, Op, Result, Tape, Tensor};
 
 use crate::common::{
-    self, Input, Program, Random, assert_close, compare, fast_engines, finite_differences, outcome,
+    self, Input, Random, all_devices, assert_close, compare, cpu, cpus, finite_differences, outcome, tensors,
 };
-
-struct SwiGluProgram;
-impl Program for SwiGluProgram {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.swiglu(SwiGlu { gate: &v[0], up: &v[1] })?])
-    }
-}
 
 #[test]
 fn swiglu() {
     let mut random = Random(3);
+    let swiglu = |v: &[Tensor]| Ok(vec![v[0].swiglu(&v[1])?]);
     for shape in [&[1][..], &[0, 4], &[3, 5], &[2, 3, 100], &[401, 130]] {
         let inputs = [random.input("gate", shape, 3.0), random.input("up", shape, 1.0)];
-        compare(&format!("swiglu {shape:?}"), &SwiGluProgram, &inputs);
-        if inputs[0].data.len() < 1000 {
-            finite_differences("swiglu", &SwiGluProgram, &inputs, 8);
-        }
+        common::check(&format!("swiglu {shape:?}"), &swiglu, &inputs, 2000, 8);
     }
 }
 
 /// Inputs x, weight and, where there is one, a tail.
-struct ConvProgram;
-impl Program for ConvProgram {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let (y, tail) = tape.short_conv(ShortConv { x: &v[0], weight: &v[1], tail: v.get(2) })?;
-        Ok(vec![y, tail])
-    }
+fn conv(v: &[Tensor]) -> Result<Vec<Tensor>> {
+    let (y, tail) = v[0].short_conv(&v[1], v.get(2))?;
+    Ok(vec![y, tail])
+}
+
+/// The new tail depends on x, but no gradient flows through it: y alone is differentiated.
+fn only_y(v: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![conv(v)?.remove(0)])
 }
 
 fn conv_inputs(random: &mut Random, sizes: [usize; 4], tail: bool) -> Vec<Input> {
@@ -51,100 +44,67 @@ fn conv_inputs(random: &mut Random, sizes: [usize; 4], tail: bool) -> Vec<Input>
 #[test]
 fn short_conv() {
     let mut random = Random(4);
-    for (batch, tokens, width, kernel) in [
-        (1, 1, 1, 1),
-        (2, 0, 5, 4),
-        (0, 3, 5, 4),
-        (2, 3, 0, 4),
-        (2, 3, 0, 2),
-        (2, 1, 5, 4),
-        (1, 2, 16, 4),
-        (3, 3, 8, 4),
-        (2, 9, 5, 4),
-        (1, 5, 7, 1),
-        (2, 3, 9, 7),
-        (2, 70, 100, 4),
-        (2, 70, 100, 3),
-        (1, 1500, 24, 4),
-        (70, 5, 33, 4),
-        (1, 700, 200, 4),
-        (1, 700, 200, 2),
+    for sizes in [
+        [1, 1, 1, 1],
+        [2, 0, 5, 4],
+        [0, 3, 5, 4],
+        [2, 3, 0, 4],
+        [2, 3, 0, 2],
+        [2, 1, 5, 4],
+        [1, 2, 16, 4],
+        [3, 3, 8, 4],
+        [2, 9, 5, 4],
+        [1, 5, 7, 1],
+        [2, 3, 9, 7],
+        [2, 70, 100, 4],
+        [2, 70, 100, 3],
+        [1, 1500, 24, 4],
+        [70, 5, 33, 4],
+        [1, 700, 200, 4],
+        [1, 700, 200, 2],
     ] {
         for tail in [false, true] {
-            let inputs = conv_inputs(&mut random, [batch, tokens, width, kernel], tail);
-            compare(
-                &format!("short_conv {batch}×{tokens}×{width}, K {kernel}, tail {tail}"),
-                &ConvProgram,
-                &inputs,
-            );
+            let inputs = conv_inputs(&mut random, sizes, tail);
+            let [batch, tokens, width, kernel] = sizes;
+            let label = format!("short_conv {batch}×{tokens}×{width}, K {kernel}, tail {tail}");
+            compare(&label, &conv, &inputs);
             if batch * tokens * width < 400 && !tail {
-                // The new tail depends on x, but no gradient flows through it: y alone is differentiated.
-                finite_differences("short_conv", &OnlyY, &inputs, 8);
+                finite_differences(&label, &only_y, &inputs, 8);
             }
         }
     }
     let inputs = conv_inputs(&mut random, [2, 6, 5, 4], true);
-    finite_differences("short_conv with a constant tail", &OnlyY, &inputs, 8);
-}
-
-struct OnlyY;
-impl Program for OnlyY {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.short_conv(ShortConv { x: &v[0], weight: &v[1], tail: v.get(2) })?.0])
-    }
+    finite_differences("short_conv with a constant tail", &only_y, &inputs, 8);
 }
 
 /// Text in pieces, each given the tail of the one before, has the bits of one call.
-fn pieces_equal_whole<E: Engine>(engine: &E, kernel: usize, width: usize) {
-    let mut random = Random(6);
-    let (batch, tokens) = (2, 83);
-    let inputs = conv_inputs(&mut random, [batch, tokens, width, kernel], false);
-    let weight = engine.from_f64(&inputs[1].data, &inputs[1].shape).unwrap();
-    let piece = |from: usize, to: usize| {
-        let rows = (0..batch).flat_map(|b| {
-            inputs[0].data[(b * tokens + from) * width..(b * tokens + to) * width].iter().copied()
-        });
-        engine.from_f64(&rows.collect::<Vec<_>>(), &[batch, to - from, width]).unwrap()
-    };
-    let conv = |x: &E::Tensor, tail: Option<&E::Tensor>| {
-        engine.short_conv(&[ShortConv { x, weight: &weight, tail }]).unwrap().remove(0)
-    };
-    let (whole, last) = conv(&piece(0, tokens), None);
-    let (whole, last) = (engine.to_f64(&whole), engine.to_f64(&last));
-    let mut tail: Option<E::Tensor> = None;
-    let cuts = [0, 1, 2, 2, 4, 5, 21, 64, 65, 80, 83];
-    for cut in cuts.windows(2) {
-        let x = piece(cut[0], cut[1]);
-        let (y, new_tail) = conv(&x, tail.as_ref());
-        let y = engine.to_f64(&y);
-        for b in 0..batch {
-            let len = (cut[1] - cut[0]) * width;
-            let found = &y[b * len..(b + 1) * len];
-            assert!(*found == whole[(b * tokens + cut[0]) * width..][..len], "K {kernel}, tokens {cut:?}");
-        }
+fn pieces_equal_whole(device: &Device, kernel: usize, width: usize) {
+    let inputs = conv_inputs(&mut Random(6), [2, 83, width, kernel], false);
+    let (x, weight) = (inputs[0].on(device), inputs[1].on(device));
+    let (whole, last) = x.short_conv(&weight, None).unwrap();
+    let mut tail: Option<Tensor> = None;
+    for cut in [0, 1, 2, 2, 4, 5, 21, 64, 65, 80, 83].windows(2) {
+        let piece = |x: &Tensor| x.slice(1, cut[0]..cut[1]).unwrap();
+        let (y, new_tail) = piece(&x).short_conv(&weight, tail.as_ref()).unwrap();
+        assert!(y.to_f64() == piece(&whole).to_f64(), "K {kernel}, tokens {cut:?}");
         tail = Some(new_tail);
     }
-    assert!(engine.to_f64(&tail.unwrap()) == last, "K {kernel}: the last tail");
+    assert!(tail.unwrap().to_f64() == last.to_f64(), "K {kernel}: the last tail");
 }
 
 #[test]
 fn short_conv_in_pieces() {
     for (kernel, width) in [(1, 5), (2, 8), (4, 5), (4, 100), (6, 20)] {
-        pieces_equal_whole(&Reference, kernel, width);
-        for engine in fast_engines() {
-            pieces_equal_whole(&engine, kernel, width);
-        }
+        all_devices().iter().for_each(|device| pieces_equal_whole(device, kernel, width));
     }
 }
 
 /// A row's bits do not depend on the other sequences of the call, nor on the number of threads.
 #[test]
 fn short_conv_and_swiglu_rows_stand_alone() {
-    let mut random = Random(7);
-    let (batch, tokens, width) = (5, 40, 100);
-    let inputs = conv_inputs(&mut random, [batch, tokens, width, 4], false);
-    let one = Cpu::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
-    let two = Cpu::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+    let (tokens, width) = (40, 100);
+    let inputs = conv_inputs(&mut Random(7), [5, tokens, width, 4], false);
+    let (one, two) = (cpu(1), cpu(2));
     let results = all_rows(&two, &inputs);
     assert!(all_rows(&one, &inputs) == results, "the thread count changes bits");
     let mut alone = inputs.clone();
@@ -156,25 +116,13 @@ fn short_conv_and_swiglu_rows_stand_alone() {
 }
 
 /// Results of which each sequence has its own part: y of both operations and dx of the convolution.
-fn all_rows(cpu: &Cpu, inputs: &[Input]) -> [Vec<f64>; 3] {
-    let x = cpu.from_f64(&inputs[0].data, &inputs[0].shape).unwrap();
-    let weight = cpu.from_f64(&inputs[1].data, &inputs[1].shape).unwrap();
-    let input = [ShortConv { x: &x, weight: &weight, tail: None }];
-    let (y, _) = &cpu.short_conv(&input).unwrap()[0];
-    let z = &cpu.swiglu(&[SwiGlu { gate: &x, up: y }]).unwrap()[0];
-    let d = &cpu.short_conv_backward(&input, &[z]).unwrap()[0];
-    [cpu.to_f64(y), cpu.to_f64(z), cpu.to_f64(&d.x)]
-}
-
-struct Loss {
-    targets: Vec<u32>,
-    normaliser: Option<f64>,
-}
-impl Program for Loss {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let input = LinearCrossEntropy { x: &v[0], weight: &v[1] };
-        Ok(vec![tape.linear_cross_entropy(input, &self.targets, self.normaliser)?])
-    }
+fn all_rows(cpu: &Device, inputs: &[Input]) -> [Vec<f64>; 3] {
+    let (x, weight) = (inputs[0].on(cpu), inputs[1].on(cpu));
+    let (y, _) = x.short_conv(&weight, None).unwrap();
+    let z = x.swiglu(&y).unwrap();
+    let backward =
+        ShortConvBackward { inputs: vec![ShortConv { x, weight, tail: None }], gradients: vec![z.clone()] };
+    [y.to_f64(), z.to_f64(), backward.run().unwrap()[0].x.to_f64()]
 }
 
 fn targets(random: &mut Random, count: usize, vocabulary: usize, ignored: f64) -> Vec<u32> {
@@ -201,25 +149,23 @@ fn linear_cross_entropy() {
         let width = shape[shape.len() - 1];
         let rows = shape[..shape.len() - 1].iter().product();
         let inputs = [random.input("x", shape, 1.0), random.input("weight", &[vocabulary, width], 0.7)];
-        let loss = Loss { targets: targets(&mut random, rows, vocabulary, ignored), normaliser };
+        let targets = targets(&mut random, rows, vocabulary, ignored);
+        let loss = |v: &[Tensor]| Ok(vec![v[0].linear_cross_entropy(&v[1], &targets, normaliser)?]);
         compare(&format!("linear_cross_entropy {shape:?}, V {vocabulary}"), &loss, &inputs);
         if rows * vocabulary < 400 {
             finite_differences("linear_cross_entropy", &loss, &inputs, 8);
         }
-        let want = token_losses(&Reference, &inputs, &loss.targets);
-        for engine in fast_engines() {
-            let found = token_losses(&engine, &inputs, &loss.targets);
-            let wide = |v: &[f32]| v.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
-            assert_close("token_losses", &wide(&found.nll), &wide(&want.nll), common::FORWARD);
-            assert_eq!(found.greedy, want.greedy);
+        let token_losses = |device: &Device| {
+            let losses = inputs[0].on(device).token_losses(&inputs[1].on(device), &targets).unwrap();
+            (losses.nll.iter().map(|&v| f64::from(v)).collect::<Vec<_>>(), losses.greedy)
+        };
+        let want = token_losses(&Device::reference());
+        for cpu in cpus() {
+            let found = token_losses(&cpu);
+            assert_close("token_losses", &found.0, &want.0, common::FORWARD);
+            assert_eq!(found.1, want.1);
         }
     }
-}
-
-fn token_losses<E: Engine>(engine: &E, inputs: &[Input], targets: &[u32]) -> TokenLosses {
-    let x = engine.from_f64(&inputs[0].data, &inputs[0].shape).unwrap();
-    let weight = engine.from_f64(&inputs[1].data, &inputs[1].shape).unwrap();
-    engine.token_losses(&x, &weight, targets).unwrap()
 }
 
 /// A loss near 0 and a loss far above keep their digits, and so do their gradients.
@@ -229,13 +175,12 @@ fn linear_cross_entropy_at_the_extremes() {
     let mut weight = Input { name: "weight", shape: vec![9, 1], data: vec![0.0; 9] };
     weight.data[4] = 30.0;
     weight.data[5] = -90.0;
-    for target in [4, 5] {
-        let loss = Loss { targets: vec![target, IGNORE], normaliser: None };
-        compare(&format!("target {target}"), &loss, &[x.clone(), weight.clone()]);
-    }
-    let none = Loss { targets: vec![IGNORE; 2], normaliser: None };
-    for engine in fast_engines() {
-        let found = outcome(&engine, &none, &[x.clone(), weight.clone()]).unwrap();
+    let inputs = [x, weight];
+    let loss = |v: &[Tensor], first| Ok(vec![v[0].linear_cross_entropy(&v[1], &[first, IGNORE], None)?]);
+    compare("target 4", &|v| loss(v, 4), &inputs);
+    compare("target 5", &|v| loss(v, 5), &inputs);
+    for cpu in cpus() {
+        let found = outcome(&cpu, &|v| loss(v, IGNORE), &inputs).unwrap();
         assert_eq!(found.outputs[0].1, [0.0]);
         assert!(found.gradients.iter().all(|g| g.as_ref().is_some_and(|g| g.iter().all(|&v| v == 0.0))));
     }
@@ -244,68 +189,68 @@ fn linear_cross_entropy_at_the_extremes() {
 /// An upstream gradient of 1 gives what the forward kept; only what needs a gradient gets one.
 #[test]
 fn linear_cross_entropy_keeps_only_what_is_needed() {
-    let engine = Cpu::new(CpuOptions::default()).unwrap();
     let mut random = Random(9);
-    let x = engine.from_f64(&random.input("x", &[5, 6], 1.0).data, &[5, 6]).unwrap();
-    let weight = engine.from_f64(&random.input("weight", &[7, 6], 1.0).data, &[7, 6]).unwrap();
-    let input = LinearCrossEntropy { x: &x, weight: &weight };
+    let inputs = [random.input("x", &[5, 6], 1.0), random.input("weight", &[7, 6], 1.0)];
+    let [x, weight] = &tensors(&inputs, &cpu(0))[..] else { unreachable!() };
     let targets = [1, IGNORE, 6, 0, 3];
-    let all = engine.linear_cross_entropy(input, &targets, None, [true, true]).unwrap();
+    let run = |needs| {
+        let (x, weight, targets) = (x.clone(), weight.clone(), targets.to_vec().into());
+        LinearCrossEntropy { x, weight, targets, normaliser: None, needs }.run().unwrap()
+    };
+    let all = run([true, true]);
+    let all_gradients = all.gradients.map(|gradient| gradient.unwrap().to_f32());
     for needs in [[true, false], [false, true], [false, false]] {
-        let some = engine.linear_cross_entropy(input, &targets, None, needs).unwrap();
-        assert_eq!(engine.to_f32(&some.loss), engine.to_f32(&all.loss));
+        let some = run(needs);
+        assert_eq!(some.loss.to_f32(), all.loss.to_f32());
         for i in 0..2 {
-            let (some, all) = (&some.gradients[i], all.gradients[i].as_ref().unwrap());
-            assert_eq!(some.is_some(), needs[i]);
-            assert!(some.as_ref().is_none_or(|some| engine.to_f32(some) == engine.to_f32(all)));
+            let gradient = some.gradients[i].as_ref().map(Tensor::to_f32);
+            assert_eq!(gradient, needs[i].then(|| all_gradients[i].clone()));
         }
     }
-    let tape = Tape::new(&engine);
-    let (xv, wv) = (tape.parameter(0, x.clone()), tape.constant(weight.clone()));
-    let loss = tape.linear_cross_entropy(LinearCrossEntropy { x: &xv, weight: &wv }, &targets, None).unwrap();
+    let tape = Tape::new();
+    let loss = tape.parameter(0, x).linear_cross_entropy(weight, &targets, None).unwrap();
     let mut seen = Vec::new();
-    tape.backward(&loss, |key, gradient| seen.push((key, engine.to_f32(&gradient)))).unwrap();
-    assert_eq!(seen, [(0, engine.to_f32(all.gradients[0].as_ref().unwrap()))]);
+    tape.backward(&loss, |key, gradient| seen.push((key, gradient.to_f32()))).unwrap();
+    assert_eq!(seen, [(0, all_gradients[0].clone())]);
 }
 
-fn messages<E: Engine>(engine: &E) -> Vec<String> {
-    let t = |shape: &[usize]| engine.full(shape, 1.0).unwrap();
+fn messages(device: &Device) -> Vec<String> {
+    fn error<T>(result: Result<T>) -> String {
+        result.err().unwrap().to_string()
+    }
+    let t = |shape: &[usize]| Tensor::full(shape, 1.0, device).unwrap();
     let conv = |x: &[usize], weight: &[usize], tail: Option<&[usize]>| {
-        let tail = tail.map(t);
-        engine
-            .short_conv(&[ShortConv { x: &t(x), weight: &t(weight), tail: tail.as_ref() }])
-            .unwrap_err()
-            .to_string()
+        error(t(x).short_conv(&t(weight), tail.map(t).as_ref()))
     };
     let loss = |x: &[usize], weight: &[usize], targets: &[u32], normaliser: Option<f64>| {
-        let input = LinearCrossEntropy { x: &t(x), weight: &t(weight) };
-        engine.linear_cross_entropy(input, targets, normaliser, [true; 2]).unwrap_err().to_string()
+        error(t(x).linear_cross_entropy(&t(weight), targets, normaliser))
     };
     let x = t(&[1, 2, 4]);
-    let input = ShortConv { x: &x, weight: &t(&[4, 3]), tail: None };
+    let pair = SwiGlu { gates: vec![x.clone()], ups: vec![x.clone()] };
+    let input = ShortConv { x, weight: t(&[4, 3]), tail: None };
     vec![
-        engine.swiglu(&[SwiGlu { gate: &t(&[2, 3]), up: &t(&[3, 2]) }]).unwrap_err().to_string(),
-        engine.swiglu_backward(&[SwiGlu { gate: &x, up: &x }], &[&t(&[8])]).unwrap_err().to_string(),
+        error(t(&[2, 3]).swiglu(&t(&[3, 2]))),
+        error(SwiGluBackward { forward: pair, gradients: vec![t(&[8])] }.run()),
         conv(&[2, 3], &[3, 4], None),
         conv(&[1, 2, 3], &[4, 4], None),
         conv(&[1, 2, 3], &[3, 2, 4], None),
         conv(&[1, 2, 3], &[3, 0], None),
         conv(&[1, 2, 3], &[3, 4], Some(&[1, 2, 3])),
-        engine.short_conv_backward(&[input], &[&t(&[1, 3, 4])]).unwrap_err().to_string(),
+        error(ShortConvBackward { inputs: vec![input], gradients: vec![t(&[1, 3, 4])] }.run()),
         loss(&[2, 4], &[7, 5], &[0, 1], None),
         loss(&[2, 4], &[7], &[0, 1], None),
         loss(&[2, 4], &[7, 4], &[0, 1, 2], None),
         loss(&[3, 4], &[7, 4], &[0, IGNORE, 7], None),
         loss(&[2, 4], &[7, 4], &[0, 1], Some(0.0)),
-        engine.linear_cross_entropy_backward([None, None], &t(&[2])).unwrap_err().to_string(),
-        engine.token_losses(&t(&[2, 4]), &t(&[7, 4]), &[9, 0]).unwrap_err().to_string(),
+        error(LinearCrossEntropyBackward { kept: [None, None], gradient: t(&[2]) }.run()),
+        error(t(&[2, 4]).token_losses(&t(&[7, 4]), &[9, 0])),
     ]
 }
 
 #[test]
 fn errors_name_what_is_wrong() {
-    let found = messages(&Cpu::new(CpuOptions::default()).unwrap());
-    assert_eq!(found, messages(&Reference));
+    let found = messages(&cpu(0));
+    assert_eq!(found, messages(&Device::reference()));
     let parts = [
         "`up` has shape [3, 2], expected [2, 3]",
         "`gradient` has shape [8]",

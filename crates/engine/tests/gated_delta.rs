@@ -1,16 +1,14 @@
-//! gated_delta: fast = reference = finite differences, on odd sizes, boundaries and extreme gates.
+//! gated_delta: CPU = reference = finite differences, on odd sizes, boundaries and extreme gates.
 
 use std::sync::Arc;
 
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
-use march_engine::{Cpu, CpuOptions, Engine, Error, Reference, Result, Tape, Var};
+use march_engine::{CpuOptions, Device, Error, Result, Tensor};
 
-use crate::common::{Input, Program, Random, assert_close, compare, finite_differences, outcome};
-
-struct Rule(GatedDeltaOptions);
+use crate::common::{Input, Random, assert_close, compare, cpu, finite_differences, infer, outcome, tensors};
 
 /// The inputs, in their order.
-fn all_of<T>(t: &[T]) -> GatedDelta<&T> {
+fn all_of(t: &[Tensor]) -> GatedDelta<&Tensor> {
     GatedDelta {
         query: &t[0],
         key: &t[1],
@@ -23,10 +21,10 @@ fn all_of<T>(t: &[T]) -> GatedDelta<&T> {
     }
 }
 
-impl Program for Rule {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let input = all_of(v);
-        let out = tape.gated_delta(input, &self.0)?;
+/// Readout, final state and boundary states.
+fn rule(options: &GatedDeltaOptions) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> {
+    move |v| {
+        let out = all_of(v).gated_delta(options)?;
         Ok(vec![out.readout, out.final_state, out.boundary_states])
     }
 }
@@ -44,7 +42,7 @@ struct Case {
     neg: bool,
 }
 
-fn program(c: Case, random: &mut Random) -> (Rule, Vec<Input>) {
+fn program(c: Case, random: &mut Random) -> (GatedDeltaOptions, Vec<Input>) {
     let boundaries = if c.interval == 0 {
         Vec::new()
     } else {
@@ -80,7 +78,7 @@ fn program(c: Case, random: &mut Random) -> (Rule, Vec<Input>) {
         final_state: true,
         chunk_offset: 0,
     };
-    (Rule(options), inputs)
+    (options, inputs)
 }
 
 const BASE: Case = Case {
@@ -129,11 +127,11 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn fast_equals_reference() {
+fn cpu_equals_reference() {
     let mut random = Random(11);
     for (i, case) in cases().into_iter().enumerate() {
-        let (rule, inputs) = program(case, &mut random);
-        compare(&format!("case {i}"), &rule, &inputs);
+        let (options, inputs) = program(case, &mut random);
+        compare(&format!("case {i}"), &rule(&options), &inputs);
     }
 }
 
@@ -154,8 +152,8 @@ fn reference_equals_finite_differences() {
         },
         Case { tokens: 7, interval: 3, key_dim: 2, value_dim: 3, neg: true, ..BASE },
     ] {
-        let (rule, inputs) = program(case, &mut random);
-        finite_differences("gated_delta", &rule, &inputs, 6);
+        let (options, inputs) = program(case, &mut random);
+        finite_differences("gated_delta", &rule(&options), &inputs, 6);
     }
 }
 
@@ -170,196 +168,146 @@ fn extreme_gates() {
             .into_iter()
             .enumerate()
     {
-        let (rule, mut inputs) = program(case, &mut random);
+        let (options, mut inputs) = program(case, &mut random);
         inputs[5].data.fill(a_log);
         inputs[6].data.fill(0.0);
         for (t, v) in inputs[3].data.iter_mut().enumerate() {
             *v = if retention.is_nan() { [80.0, -60.0, 0.0, 3.0, -100.0][t % 5] } else { retention };
         }
         inputs[4].data.fill(write);
-        compare(&format!("extreme gates {i}"), &rule, &inputs);
+        compare(&format!("extreme gates {i}"), &rule(&options), &inputs);
     }
+}
+
+/// Tokens `range` of inputs that have a time dimension, of the last batch row.
+fn part(inputs: &[Input], range: std::ops::Range<usize>) -> Vec<Input> {
+    let cut = |input: &Input| match input.shape[..] {
+        [batch, tokens, width] => {
+            let row = &input.data[(batch - 1) * tokens * width..];
+            let data = row[range.start * width..range.end * width].to_vec();
+            Input { name: input.name, shape: vec![1, range.len(), width], data }
+        }
+        _ => input.clone(),
+    };
+    inputs.iter().map(cut).collect()
+}
+
+/// The readouts of pieces of the last batch row, put together, and the state after them.
+fn pieces(cpu: &Device, options: &GatedDeltaOptions, inputs: &[Input], cuts: &[usize]) -> [Vec<f64>; 2] {
+    let (mut readouts, mut state) = (Vec::new(), None);
+    for cut in cuts.windows(2) {
+        let mut piece = part(inputs, cut[0]..cut[1]);
+        piece.extend(state.take());
+        let mut out = outcome(cpu, &rule(options), &piece).unwrap().outputs;
+        let (shape, data) = out.remove(1);
+        readouts.extend(out.remove(0).1);
+        state = Some(Input { name: "initial_state", shape, data });
+    }
+    [readouts, state.unwrap().data]
 }
 
 /// A cut at a multiple of 64 tokens changes no bit; boundaries that chunks divide change no bit of the readout.
 #[test]
 fn cuts_and_boundaries_change_no_bits() {
-    let mut random = Random(14);
-    let cpu = Cpu::new(CpuOptions { threads: 2, ..Default::default() }).unwrap();
+    let cpu = cpu(2);
     let case = Case { tokens: 200, key_dim: 24, value_dim: 20, value_heads: 2, ..BASE };
-    let (mut rule, inputs) = program(case, &mut random);
-    let whole = outcome(&cpu, &rule, &inputs).unwrap();
-    rule.0.boundaries = Arc::new(vec![vec![16, 32, 96, 200]]);
-    let with = outcome(&cpu, &rule, &inputs).unwrap();
-    assert!(whole.outputs[0].1 == with.outputs[0].1);
-    rule.0.boundaries = Arc::new(Vec::new());
-    let mut state: Option<Input> = None;
-    let mut readouts = Vec::new();
-    for (from, to) in [(0, 64), (64, 128), (128, 200)] {
-        let mut piece: Vec<Input> = inputs
-            .iter()
-            .map(|input| match input.shape[..] {
-                [_, _, width] => Input {
-                    name: input.name,
-                    shape: vec![1, to - from, width],
-                    data: input.data[from * width..to * width].to_vec(),
-                },
-                _ => input.clone(),
-            })
-            .collect();
-        piece.extend(state.take());
-        let out = outcome(&cpu, &rule, &piece).unwrap();
-        readouts.extend(out.outputs[0].1.clone());
-        state = Some(Input {
-            name: "initial_state",
-            shape: out.outputs[1].0.clone(),
-            data: out.outputs[1].1.clone(),
-        });
-    }
-    assert!(whole.outputs[0].1 == readouts);
-    assert!(whole.outputs[1].1 == state.unwrap().data);
+    let (options, inputs) = program(case, &mut Random(14));
+    let whole = outcome(&cpu, &rule(&options), &inputs).unwrap().outputs;
+    let boundaries = Arc::new(vec![vec![16, 32, 96, 200]]);
+    let with = GatedDeltaOptions { boundaries, ..options.clone() };
+    let with = outcome(&cpu, &rule(&with), &inputs).unwrap().outputs;
+    assert!(whole[0] == with[0]);
+    let [readouts, state] = pieces(&cpu, &options, &inputs, &[0, 64, 128, 200]);
+    assert!(whole[0].1 == readouts && whole[1].1 == state);
 }
 
 /// One token at a time agrees with the whole, and a row of a batch with the row alone, bit for bit.
 #[test]
 fn steps_and_batches() {
-    let mut random = Random(15);
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let cpu = cpu(0);
     let case = Case { tokens: 37, key_dim: 12, value_dim: 24, value_heads: 2, batch: 2, ..BASE };
-    let (rule, inputs) = program(case, &mut random);
-    let whole = outcome(&cpu, &rule, &inputs).unwrap();
-    let width = 48;
-    let row: Vec<Input> = inputs
-        .iter()
-        .map(|i| match i.shape[..] {
-            [_, t, w] => Input { name: i.name, shape: vec![1, t, w], data: i.data[t * w..].to_vec() },
-            _ => i.clone(),
-        })
-        .collect();
-    let alone = outcome(&cpu, &rule, &row).unwrap();
-    assert!(whole.outputs[0].1[37 * width..] == alone.outputs[0].1[..]);
-    let mut state: Option<Input> = None;
-    let mut readouts = Vec::new();
-    for t in 0..37 {
-        let mut piece: Vec<Input> = row
-            .iter()
-            .map(|i| match i.shape[..] {
-                [_, _, w] => {
-                    Input { name: i.name, shape: vec![1, 1, w], data: i.data[t * w..(t + 1) * w].to_vec() }
-                }
-                _ => i.clone(),
-            })
-            .collect();
-        piece.extend(state.take());
-        let out = outcome(&cpu, &rule, &piece).unwrap();
-        readouts.extend(out.outputs[0].1.clone());
-        state = Some(Input {
-            name: "initial_state",
-            shape: out.outputs[1].0.clone(),
-            data: out.outputs[1].1.clone(),
-        });
-    }
+    let (options, inputs) = program(case, &mut Random(15));
+    let whole = outcome(&cpu, &rule(&options), &inputs).unwrap();
+    let alone = outcome(&cpu, &rule(&options), &part(&inputs, 0..37)).unwrap();
+    assert!(whole.outputs[0].1[37 * 48..] == alone.outputs[0].1[..]);
+    let [readouts, _] = pieces(&cpu, &options, &inputs, &(0..=37).collect::<Vec<_>>());
     assert_close("token by token", &readouts, &alone.outputs[0].1, 1e-5);
 }
 
 /// Where the state after the last token is not wanted, all else stays as it is.
 #[test]
 fn without_the_final_state() {
-    fn check<E: Engine>(engine: &E) {
+    for device in [Device::reference(), cpu(0)] {
         let sizes = [(40, 8), (9, 8), (9, 32), (16, 80)];
         for (interval, (tokens, value_dim)) in
             [0, 8, 20].into_iter().flat_map(|c| sizes.map(|size| (c, size)))
         {
             let case = Case { interval, tokens, value_dim, initial: true, ..BASE };
-            let (rule, inputs) = program(case, &mut Random(17));
-            let t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
-            let input = all_of(&t);
-            let (all, _) = engine.gated_delta(input, &rule.0, false).unwrap();
-            let options = GatedDeltaOptions { final_state: false, ..rule.0.clone() };
-            let (out, _) = engine.gated_delta(input, &options, false).unwrap();
-            assert!(engine.to_f64(&out.readout) == engine.to_f64(&all.readout));
-            assert!(engine.to_f64(&out.boundary_states) == engine.to_f64(&all.boundary_states));
-            assert_eq!(engine.shape(&out.final_state), [0, 1, 8, value_dim]);
+            let (options, inputs) = program(case, &mut Random(17));
+            let all = infer(&device, &rule(&options), &inputs).unwrap();
+            let options = GatedDeltaOptions { final_state: false, ..options };
+            let out = infer(&device, &rule(&options), &inputs).unwrap();
+            assert!(out[0] == all[0] && out[2] == all[2]);
+            assert_eq!(out[1].0, [0, 1, 8, value_dim]);
         }
     }
-    check(&Reference);
-    check(&Cpu::new(CpuOptions::default()).unwrap());
 }
 
 /// Where only the last tokens ask, they get the bits that they get where all ask, and states stay as they are; no
 /// gradient is formed.
 #[test]
 fn only_the_last_tokens_ask() {
-    fn check<E: Engine>(engine: &E, case: Case, asking: usize) {
-        let (rule, inputs) = program(case, &mut Random(18));
-        let mut t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
-        let run = |t: &[E::Tensor], keep| {
-            let input = all_of(t);
-            engine.gated_delta(input, &rule.0, keep).map(|(out, _)| out)
-        };
-        let all = run(&t, false).unwrap();
-        let tape = Tape::inference(engine);
-        let last = |x: &E::Tensor| {
-            let x = tape.constant(x.clone());
-            tape.slice(&x, 1, case.tokens - asking..case.tokens).unwrap().into_value()
-        };
+    fn check(device: &Device, case: Case, asking: usize) {
+        let (options, inputs) = program(case, &mut Random(18));
+        let mut t = tensors(&inputs, device);
+        let all = all_of(&t).gated_delta(&options).unwrap();
+        let last = |x: &Tensor| x.slice(1, case.tokens - asking..case.tokens).unwrap();
         t[0] = last(&t[0]);
-        let some = run(&t, false).unwrap();
-        assert!(engine.to_f64(&some.readout) == engine.to_f64(&last(&all.readout)), "{asking} ask");
-        assert!(engine.to_f64(&some.boundary_states) == engine.to_f64(&all.boundary_states));
-        assert!(engine.to_f64(&some.final_state) == engine.to_f64(&all.final_state));
+        let some = all_of(&t).gated_delta(&options).unwrap();
+        assert!(some.readout.to_f64() == last(&all.readout).to_f64(), "{asking} ask");
+        assert!(some.boundary_states.to_f64() == all.boundary_states.to_f64());
+        assert!(some.final_state.to_f64() == all.final_state.to_f64());
     }
-    let cpu = |portable| Cpu::new(CpuOptions { portable, ..CpuOptions::default() }).unwrap();
+    let portable = Device::cpu(CpuOptions { portable: true, ..Default::default() }).unwrap();
+    let devices = [Device::reference(), cpu(0), portable];
     for tokens in [1, 16, 40] {
         for interval in [0, 7] {
-            let case = Case {
-                tokens,
-                interval,
-                batch: 2,
-                key_heads: 2,
-                value_heads: 4,
-                value_dim: 20,
-                initial: true,
-                ..BASE
-            };
+            let heads = Case { key_heads: 2, value_heads: 4, value_dim: 20, ..BASE };
+            let case = Case { tokens, interval, batch: 2, initial: true, ..heads };
             for asking in [0, 1, 2, 9, 17, 39, 40].into_iter().filter(|&n| n <= tokens) {
-                check(&Reference, case, asking);
-                check(&cpu(false), case, asking);
-                check(&cpu(true), case, asking);
+                devices.iter().for_each(|device| check(device, case, asking));
             }
         }
     }
-    let (rule, mut inputs) = program(BASE, &mut Random(19));
-    let mut with = |tokens: usize| {
+    let (options, mut inputs) = program(BASE, &mut Random(19));
+    let mut refused = |device, tokens: usize| {
         inputs[0] = Random(20).input("query", &[1, tokens, 8], 1.0);
-        inputs.clone()
+        outcome(device, &rule(&options), &inputs).unwrap_err()
     };
-    let fewer = with(BASE.tokens - 1);
-    for refused in [outcome(&cpu(false), &rule, &fewer).err(), outcome(&Reference, &rule, &fewer).err()] {
-        assert!(matches!(refused, Some(Error::Value { operation: "gated_delta", .. })), "{refused:?}");
+    for device in &devices[..2] {
+        let error = refused(device, BASE.tokens - 1);
+        assert!(matches!(error, Error::Value { operation: "gated_delta", .. }), "{error:?}");
+        assert!(matches!(refused(device, BASE.tokens + 1), Error::Shape { .. }));
     }
-    assert!(matches!(outcome(&cpu(false), &rule, &with(BASE.tokens + 1)), Err(Error::Shape { .. })));
 }
 
 #[test]
 fn bad_calls_are_errors() {
-    let mut random = Random(16);
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
-    let (rule, inputs) = program(Case { interval: 8, initial: true, ..BASE }, &mut random);
+    let cpu = cpu(0);
+    let (options, inputs) = program(Case { interval: 8, initial: true, ..BASE }, &mut Random(16));
     for i in 0..inputs.len() {
         let mut bad = inputs.clone();
         let last = bad[i].shape.len() - 1;
         bad[i].shape[last] += 1;
         bad[i].data = vec![0.0; bad[i].shape.iter().product()];
-        match outcome(&cpu, &rule, &bad) {
+        match outcome(&cpu, &rule(&options), &bad) {
             Err(Error::Shape { operation: "gated_delta", .. }) => {}
             other => panic!("{}: {:?}", bad[i].name, other.err()),
         }
     }
+    let refused = |options| matches!(outcome(&cpu, &rule(&options), &inputs), Err(Error::Value { .. }));
     for boundaries in [vec![vec![0]], vec![vec![3, 3]], vec![vec![41]], vec![vec![1], vec![2]]] {
-        let options = GatedDeltaOptions { boundaries: Arc::new(boundaries), ..rule.0.clone() };
-        assert!(matches!(outcome(&cpu, &Rule(options), &inputs), Err(Error::Value { .. })));
+        assert!(refused(GatedDeltaOptions { boundaries: Arc::new(boundaries), ..options.clone() }));
     }
-    let options = GatedDeltaOptions { value_heads: 3, key_heads: 2, ..rule.0.clone() };
-    assert!(matches!(outcome(&cpu, &Rule(options), &inputs), Err(Error::Value { .. })));
+    assert!(refused(GatedDeltaOptions { value_heads: 3, key_heads: 2, ..options }));
 }

@@ -1,18 +1,19 @@
-//! linear, the norms, state_read and AdamW: fast = reference = finite differences, on odd sizes.
+//! linear, the norms, state_read and AdamW: CPU = reference = finite differences, on odd sizes.
 
-use march_engine::ops::adamw::{AdamW, Step, clip_factor};
-use march_engine::ops::linear::Linear;
-use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
+use march_engine::ops::adamw::{self, AdamW, Step, clip_factor};
 use march_engine::ops::state_read::StateRead;
-use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
+use march_engine::{Device, Result, Tensor};
 
-use crate::common::{self, Input, Program, Random, compare, finite_differences};
+use crate::common::{
+    Input, Random, assert_close, compare, cpus, describe, finite_differences, invariant, tensors,
+};
 
-struct LinearProgram;
-impl Program for LinearProgram {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.linear(Linear { x: &v[0], weight: &v[1], bias: v.get(2) })?])
-    }
+/// x Wᵀ, with a bias where there is one.
+fn product(v: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![match v {
+        [x, weight, bias] => x.linear_bias(weight, bias)?,
+        _ => v[0].linear(&v[1])?,
+    }])
 }
 
 #[test]
@@ -31,47 +32,27 @@ fn linear() {
         if bias {
             inputs.push(random.input("bias", &[outer], 1.0));
         }
-        compare(&format!("linear {rows}×{inner}×{outer}"), &LinearProgram, &inputs);
+        compare(&format!("linear {rows}×{inner}×{outer}"), &product, &inputs);
         if rows * inner * outer < 1000 {
-            finite_differences("linear", &LinearProgram, &inputs, 5);
+            finite_differences("linear", &product, &inputs, 5);
         }
     }
-}
-
-struct Norms;
-impl Program for Norms {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![
-            tape.rms_norm(RmsNorm { x: &v[0], weight: &v[2] }, 1e-6)?,
-            tape.gated_rms_norm(GatedRmsNorm { x: &v[0], gate: &v[1], weight: &v[2] }, 1e-6)?,
-        ])
-    }
-}
-
-fn norm_inputs(random: &mut Random, rows: usize, heads: usize, width: usize) -> Vec<Input> {
-    vec![
-        random.input("x", &[rows, heads * width], 1.0),
-        random.input("gate", &[rows, heads * width], 2.0),
-        random.input("weight", &[width], 1.0),
-    ]
 }
 
 #[test]
 fn norms() {
+    let both = |v: &[Tensor]| Ok(vec![v[0].rms_norm(&v[2], 1e-6)?, v[0].gated_rms_norm(&v[1], &v[2], 1e-6)?]);
     let mut random = Random(2);
     for (rows, heads, width) in [(1, 1, 3), (0, 1, 8), (5, 3, 12), (33, 1, 100), (260, 2, 64), (3, 1, 7)] {
-        let inputs = norm_inputs(&mut random, rows, heads, width);
-        compare(&format!("norms {rows}×{heads}×{width}"), &Norms, &inputs);
+        let inputs = [
+            random.input("x", &[rows, heads * width], 1.0),
+            random.input("gate", &[rows, heads * width], 2.0),
+            random.input("weight", &[width], 1.0),
+        ];
+        compare(&format!("norms {rows}×{heads}×{width}"), &both, &inputs);
         if rows * heads * width < 400 {
-            finite_differences("norms", &Norms, &inputs, 6);
+            finite_differences("norms", &both, &inputs, 6);
         }
-    }
-}
-
-struct OwnState(usize);
-impl Program for OwnState {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.state_read(StateRead { query: &v[0], states: &v[1] }, self.0)?])
     }
 }
 
@@ -81,17 +62,14 @@ fn state_read() {
     for (rows, key_heads, value_heads, key_dim, value_dim) in
         [(0, 1, 1, 4, 4), (1, 1, 1, 1, 1), (5, 2, 4, 12, 24), (70, 1, 3, 20, 9), (33, 2, 2, 64, 32)]
     {
-        let inputs = vec![
+        let inputs = [
             random.input("query", &[rows, key_heads * key_dim], 1.0),
             random.input("states", &[rows, value_heads, key_dim, value_dim], 1.0),
         ];
-        compare(
-            &format!("state_read {rows}×{value_heads}×{key_dim}×{value_dim}"),
-            &OwnState(key_heads),
-            &inputs,
-        );
+        let read = |v: &[Tensor]| Ok(vec![StateRead { query: &v[0], states: &v[1] }.state_read(key_heads)?]);
+        compare(&format!("state_read {rows}×{value_heads}×{key_dim}×{value_dim}"), &read, &inputs);
         if rows * key_dim * value_dim < 2000 {
-            finite_differences("state_read", &OwnState(key_heads), &inputs, 6);
+            finite_differences("state_read", &read, &inputs, 6);
         }
     }
 }
@@ -103,33 +81,26 @@ fn invariant_rows() {
     for (inner, outer) in [(1, 1), (20, 9), (64, 48), (333, 70)] {
         let (x, w) = (random.input("x", &[700, inner], 1.0), random.input("weight", &[outer, inner], 1.0));
         let mut want: Option<Vec<f32>> = None;
-        for threads in [1, 2] {
-            let options = CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() };
-            let cpu = Cpu::new(options).unwrap();
-            let weight = cpu.from_f64(&w.data, &w.shape).unwrap();
-            let run = |from: usize, rows: usize| {
-                let x = cpu.from_f64(&x.data[from * inner..(from + rows) * inner], &[rows, inner]).unwrap();
-                cpu.to_f32(&cpu.linear(Linear { x: &x, weight: &weight, bias: None }).unwrap())
-            };
+        for cpu in [invariant(1), invariant(2)] {
+            let (x, weight) = (x.on(&cpu), w.on(&cpu));
+            let run = |from, rows| x.slice(0, from..from + rows).unwrap().linear(&weight).unwrap().to_f32();
             let whole = run(0, 700);
             for (from, rows) in [(0, 1), (5, 1), (5, 2), (7, 3), (60, 64), (100, 511), (0, 600)] {
-                assert!(
-                    run(from, rows) == whole[from * outer..(from + rows) * outer],
-                    "{rows} rows from {from}"
-                );
+                let same = run(from, rows) == whole[from * outer..(from + rows) * outer];
+                assert!(same, "{rows} rows from {from}");
             }
             assert!(*want.get_or_insert(whole.clone()) == whole);
         }
     }
 }
 
-/// Three steps of AdamW with clipping: fast = reference.
+/// Three steps of AdamW with clipping: CPU = reference.
 #[test]
 fn adamw() {
-    fn train<E: Engine>(engine: &E, inputs: &[Input]) -> (Vec<Vec<f64>>, f64) {
-        let mut t: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
+    fn train(device: &Device, inputs: &[Input]) -> (Vec<Vec<f64>>, f64) {
+        let mut t = tensors(inputs, device);
         let gradient = t.remove(3);
-        let norm = engine.squared_norm(&[&gradient]).unwrap();
+        let norm = adamw::squared_norm(&[&gradient]).unwrap();
         for step in 1..=3 {
             let step = Step {
                 learning_rate: 0.01,
@@ -141,24 +112,25 @@ fn adamw() {
             };
             // A handle that somebody else holds: the update must not reach it.
             let before = t[0].clone();
-            let old = engine.to_f64(&before);
+            let old = before.to_f64();
             let [parameter, first_moment, second_moment] = &mut t[..] else { panic!("three tensors") };
-            engine.adamw(AdamW { parameter, first_moment, second_moment }, &gradient, &step).unwrap();
-            assert!(engine.to_f64(&before) == old);
+            adamw::update(AdamW { parameter, first_moment, second_moment }, &gradient, &step).unwrap();
+            assert!(before.to_f64() == old);
         }
-        (t.iter().map(|t| engine.to_f64(t)).collect(), norm)
+        (t.iter().map(Tensor::to_f64).collect(), norm)
     }
     let mut random = Random(5);
     for len in [0, 1, 13, 5000, 100_003] {
-        let mut inputs: Vec<Input> =
-            ["parameter", "first", "second", "gradient"].map(|n| random.input(n, &[len], 0.3)).into();
+        let mut inputs =
+            ["parameter", "first", "second", "gradient"].map(|name| random.input(name, &[len], 0.3));
         inputs[2].data.iter_mut().for_each(|v| *v = v.abs());
-        let (want, norm) = train(&Reference, &inputs);
-        for cpu in common::fast_engines() {
+        let (want, norm) = train(&Device::reference(), &inputs);
+        for cpu in cpus() {
             let (found, fast_norm) = train(&cpu, &inputs);
             assert!((fast_norm - norm).abs() <= 1e-6 * norm);
-            for (i, (found, want)) in found.iter().zip(&want).enumerate() {
-                common::assert_close(&format!("{} of {len} on {cpu:?}", inputs[i].name), found, want, 1e-5);
+            for ((input, found), want) in inputs.iter().zip(&found).zip(&want) {
+                let label = format!("{} of {len} on {}", input.name, describe(&cpu));
+                assert_close(&label, found, want, 1e-5);
             }
         }
     }

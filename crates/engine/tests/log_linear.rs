@@ -1,10 +1,12 @@
-//! The log-linear gated delta rule: fast = reference = finite differences = its definition by sums over pairs
+//! The log-linear gated delta rule: CPU = reference = finite differences = its definition by sums over pairs
 //! of tokens; any cut of a sequence = the whole.
 
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
-use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
+use march_engine::{Device, Result, Tensor};
 
-use crate::common::{self, Input, Program, Random, assert_close, compare, finite_differences};
+use crate::common::{
+    Input, Random, assert_close, compare, cpu, cpus, finite_differences, invariant, tensors,
+};
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -51,21 +53,21 @@ impl Case {
         ]
     }
 
-    /// Level states that a run of `position` tokens leaves, and their shape.
-    fn initial(&self, random: &mut Random) -> Option<(Vec<f64>, Vec<usize>)> {
+    /// Level states that a run of `position` tokens leaves.
+    fn initial(&self, random: &mut Random) -> Option<Input> {
         if self.position == 0 {
             return None;
         }
         let before = Case { time: self.position, position: 0, ..*self };
         let inputs = before.inputs(random);
         let options = LogLinearOptions { want_state: true, ..before.options() };
-        let (_, state) = run(&Reference, &options, &inputs, None);
-        let (shape, data) = state?;
-        Some((data.iter().map(|&v| f64::from(v as f32)).collect(), shape))
+        let mut state = run(&Device::reference(), &options, &inputs, None).1?;
+        state.data.iter_mut().for_each(|v| *v = f64::from(*v as f32));
+        Some(state)
     }
 }
 
-fn named<T>(v: &[T]) -> LogLinear<&T> {
+fn named(v: &[Tensor]) -> LogLinear<&Tensor> {
     LogLinear {
         query: &v[0],
         key: &v[1],
@@ -79,41 +81,30 @@ fn named<T>(v: &[T]) -> LogLinear<&T> {
     }
 }
 
-type State = Option<(Vec<usize>, Vec<f64>)>;
-
 /// Readouts and, if the options want them, level states.
-fn run<E: Engine>(
-    engine: &E,
+fn run(
+    device: &Device,
     options: &LogLinearOptions,
     inputs: &[Input],
-    initial: State,
-) -> (Vec<f64>, State) {
-    let tape = Tape::inference(engine);
-    let vars: Vec<_> =
-        inputs.iter().map(|i| tape.constant(engine.from_f64(&i.data, &i.shape).unwrap())).collect();
-    let initial = initial.map(|(shape, data)| engine.from_f64(&data, &shape).unwrap());
-    let (out, state) = tape.log_linear_delta(named(&vars), options, initial.as_ref()).unwrap();
-    (engine.to_f64(out.value()), state.map(|s| (engine.shape(&s).to_vec(), engine.to_f64(&s))))
+    initial: Option<Input>,
+) -> (Vec<f64>, Option<Input>) {
+    let initial = initial.map(|states| states.on(device));
+    let (out, state) = named(&tensors(inputs, device)).log_linear_delta(options, initial.as_ref()).unwrap();
+    let state = state.map(|s| Input { name: "state", shape: s.shape().to_vec(), data: s.to_f64() });
+    (out.to_f64(), state)
 }
 
-struct Whole {
-    options: LogLinearOptions,
-    initial: Option<(Vec<f64>, Vec<usize>)>,
-}
-
-impl Program for Whole {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let initial = match &self.initial {
-            Some((data, shape)) => Some(tape.engine().from_f64(data, shape)?),
-            None => None,
-        };
-        Ok(vec![tape.log_linear_delta(named(v), &self.options, initial.as_ref())?.0])
+/// The readouts of a case that starts with the states that earlier tokens left.
+fn whole(case: &Case, random: &mut Random) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> {
+    let (options, initial) = (case.options(), case.initial(random));
+    move |v| {
+        let initial = initial.as_ref().map(|states| states.on(v[0].device()));
+        Ok(vec![named(v).log_linear_delta(&options, initial.as_ref())?.0])
     }
 }
 
 fn check(label: &str, case: &Case, inputs: &[Input], random: &mut Random) {
-    let program = Whole { options: case.options(), initial: case.initial(random) };
-    compare(label, &program, inputs);
+    compare(label, &whole(case, random), inputs);
 }
 
 #[test]
@@ -128,8 +119,7 @@ fn reference_is_finite_differences() {
     ] {
         let case = Case { batch, time, heads, dims, scales, position, neg };
         let inputs = case.inputs(&mut random);
-        let program = Whole { options: case.options(), initial: case.initial(&mut random) };
-        finite_differences("log_linear_delta", &program, &inputs, 8);
+        finite_differences("log_linear_delta", &whole(&case, &mut random), &inputs, 8);
     }
 }
 
@@ -164,11 +154,11 @@ fn reference_is_the_definition() {
         }
         want.extend(out);
     }
-    assert_close("readouts", &run(&Reference, &case.options(), &i, None).0, &want, 1e-12);
+    assert_close("readouts", &run(&Device::reference(), &case.options(), &i, None).0, &want, 1e-12);
 }
 
 #[test]
-fn fast_is_the_reference() {
+fn cpu_is_the_reference() {
     let mut random = Random(2);
     for time in [0, 1, 5, 16, 17, 150] {
         for dims in [[3, 5], [12, 16], [64, 64]] {
@@ -235,7 +225,7 @@ fn cut(inputs: &[Input], batch: usize, time: usize, range: std::ops::Range<usize
 }
 
 /// Readouts of the pieces, put together, and the last state.
-fn pieces<E: Engine>(engine: &E, case: &Case, inputs: &[Input], cuts: &[usize]) -> (Vec<f64>, State) {
+fn pieces(device: &Device, case: &Case, inputs: &[Input], cuts: &[usize]) -> (Vec<f64>, Input) {
     let width = case.heads[1] * case.dims[1];
     let mut out = vec![0.0; case.batch * case.time * width];
     let mut state = None;
@@ -243,7 +233,7 @@ fn pieces<E: Engine>(engine: &E, case: &Case, inputs: &[Input], cuts: &[usize]) 
     for &to in cuts.iter().chain(&[case.time]) {
         let options = LogLinearOptions { want_state: true, position: from, ..case.options() };
         let part = cut(inputs, case.batch, case.time, from..to);
-        let (o, s) = run(engine, &options, &part, state.take());
+        let (o, s) = run(device, &options, &part, state.take());
         for b in 0..case.batch {
             let len = (to - from) * width;
             out[(b * case.time + from) * width..][..len].copy_from_slice(&o[b * len..][..len]);
@@ -251,7 +241,7 @@ fn pieces<E: Engine>(engine: &E, case: &Case, inputs: &[Input], cuts: &[usize]) 
         state = s;
         from = to;
     }
-    (out, state)
+    (out, state.unwrap())
 }
 
 #[test]
@@ -261,18 +251,17 @@ fn any_cut_is_the_whole() {
         let case = Case { batch: 2, heads: [1, 2], scales: 6, ..Case::new(203, dims) };
         let inputs = case.inputs(&mut random);
         let options = LogLinearOptions { want_state: true, ..case.options() };
-        let (whole, last) = run(&Reference, &options, &inputs, None);
+        let (whole, last) = run(&Device::reference(), &options, &inputs, None);
         let last = last.unwrap();
         let each: Vec<usize> = (1..case.time).collect();
-        for engine in common::fast_engines() {
-            let (training, _) = run(&engine, &case.options(), &inputs, None);
+        for cpu in cpus() {
+            let (training, _) = run(&cpu, &case.options(), &inputs, None);
             assert_close("without a state", &training, &whole, 1e-5);
             for cuts in [&[][..], &[64, 128], &[64, 64, 192], &[1, 2, 3, 40, 47, 63, 97, 128, 190], &each] {
-                let (out, state) = pieces(&engine, &case, &inputs, cuts);
+                let (out, state) = pieces(&cpu, &case, &inputs, cuts);
                 assert_close(&format!("readouts of {cuts:?}"), &out, &whole, 1e-5);
-                let state = state.unwrap();
-                assert_eq!(state.0, last.0);
-                assert_close(&format!("state after {cuts:?}"), &state.1, &last.1, 1e-5);
+                assert_eq!(state.shape, last.shape);
+                assert_close(&format!("state after {cuts:?}"), &state.data, &last.data, 1e-5);
             }
         }
     }
@@ -283,31 +272,25 @@ fn cuts_on_the_grid_keep_the_bits() {
     let mut random = Random(6);
     let case = Case { batch: 3, heads: [2, 2], ..Case::new(203, [12, 20]) };
     let inputs = case.inputs(&mut random);
-    let engine =
-        Cpu::new(CpuOptions { threads: 2, portable: false, products: Products::BatchInvariant }).unwrap();
-    let whole = pieces(&engine, &case, &inputs, &[]);
-    assert!(pieces(&engine, &case, &inputs, &[64, 192]) == whole);
-    let one_thread = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
-    assert!(pieces(&one_thread, &case, &inputs, &[]) == whole);
+    let two_threads = invariant(2);
+    let run = |cpu, cuts: &[usize]| {
+        let (out, state) = pieces(cpu, &case, &inputs, cuts);
+        (out, state.data)
+    };
+    let whole = run(&two_threads, &[]);
+    assert!(run(&two_threads, &[64, 192]) == whole);
+    assert!(run(&cpu(1), &[]) == whole);
     // One entry of the batch alone.
-    let alone = Case { batch: 1, ..case };
-    let one: Vec<Input> = inputs
-        .iter()
-        .map(|i| {
-            let mut i = i.clone();
-            if i.shape.len() == 3 {
-                let len = i.data.len() / 3;
-                i.data = i.data[len..2 * len].to_vec();
-                i.shape[0] = 1;
-            }
-            i
-        })
-        .collect();
-    let (out, state) = pieces(&engine, &alone, &one, &[]);
-    let (all, states) = whole;
-    assert!(out[..] == all[out.len()..2 * out.len()]);
-    let (state, states) = (state.unwrap().1, states.unwrap().1);
-    assert!(state[..] == states[state.len()..2 * state.len()]);
+    let mut one = inputs.clone();
+    for input in one.iter_mut().filter(|input| input.shape.len() == 3) {
+        let len = input.data.len() / 3;
+        input.data = input.data[len..2 * len].to_vec();
+        input.shape[0] = 1;
+    }
+    let (out, state) = pieces(&two_threads, &Case { batch: 1, ..case }, &one, &[]);
+    assert!(out[..] == whole.0[out.len()..2 * out.len()]);
+    let len = state.data.len();
+    assert!(state.data[..] == whole.1[len..2 * len]);
 }
 
 /// States as they are right after a token, not yet merged, are taken as well.
@@ -324,13 +307,14 @@ fn unmerged_states_mean_the_same() {
         merged[32 + i] = unmerged[i] + unmerged[16 + i];
     }
     let options = LogLinearOptions { position: 2, want_state: true, ..case.options() };
-    let shape = vec![1, 1, 3, 4, 4];
-    let want = run(&Reference, &options, &inputs, Some((shape.clone(), merged.clone())));
-    for engine in common::fast_engines() {
-        for start in [&merged, &unmerged] {
-            let (out, state) = run(&engine, &options, &inputs, Some((shape.clone(), start.clone())));
-            assert_close("readouts", &out, &want.0, 1e-5);
-            assert_close("state", &state.unwrap().1, &want.1.clone().unwrap().1, 1e-5);
+    let start = |data: &[f64]| Some(Input { name: "state", shape: vec![1, 1, 3, 4, 4], data: data.to_vec() });
+    let (want, last) = run(&Device::reference(), &options, &inputs, start(&merged));
+    let last = last.unwrap();
+    for cpu in cpus() {
+        for states in [&merged, &unmerged] {
+            let (out, state) = run(&cpu, &options, &inputs, start(states));
+            assert_close("readouts", &out, &want, 1e-5);
+            assert_close("state", &state.unwrap().data, &last.data, 1e-5);
         }
     }
 }
@@ -339,47 +323,24 @@ fn unmerged_states_mean_the_same() {
 fn wrong_calls_are_named() {
     let case = Case { heads: [2, 4], ..Case::new(3, [4, 6]) };
     let inputs = case.inputs(&mut Random(9));
-    fn error<E: Engine>(
-        engine: &E,
-        options: &LogLinearOptions,
-        inputs: &[Input],
-        initial: Option<&[usize]>,
-    ) -> String {
-        let tape = Tape::inference(engine);
-        let vars: Vec<_> =
-            inputs.iter().map(|i| tape.constant(engine.from_f64(&i.data, &i.shape).unwrap())).collect();
-        let initial = initial.map(|shape| engine.full(shape, 0.0).unwrap());
-        tape.log_linear_delta(named(&vars), options, initial.as_ref()).unwrap_err().to_string()
-    }
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
-    let both = |options: &LogLinearOptions, inputs: &[Input], initial: Option<&[usize]>, part: &str| {
-        for text in [error(&cpu, options, inputs, initial), error(&Reference, options, inputs, initial)] {
+    let refused = |options: &LogLinearOptions, inputs: &[Input], initial: Option<&[usize]>, part: &str| {
+        for device in [cpu(0), Device::reference()] {
+            let initial = initial.map(|shape| Tensor::full(shape, 0.0, &device).unwrap());
+            let result = named(&tensors(inputs, &device)).log_linear_delta(options, initial.as_ref());
+            let text = result.unwrap_err().to_string();
             assert!(text.starts_with("log_linear_delta: ") && text.contains(part), "{text}");
         }
     };
-    for (which, name) in [
-        "query",
-        "key",
-        "value",
-        "retention_input",
-        "write_input",
-        "a_log",
-        "dt_bias",
-        "level_input",
-        "level_scale",
-    ]
-    .iter()
-    .enumerate()
-    {
+    for which in 0..inputs.len() {
         let mut wrong = inputs.clone();
         wrong[which].shape.push(1);
-        both(&case.options(), &wrong, None, &format!("`{name}`"));
+        refused(&case.options(), &wrong, None, &format!("`{}`", inputs[which].name));
     }
     let o = case.options();
-    both(&LogLinearOptions { key_heads: 0, ..o }, &inputs, None, "heads");
-    both(&LogLinearOptions { key_heads: 3, ..o }, &inputs, None, "heads");
-    both(&LogLinearOptions { value_heads: 8, ..o }, &inputs, None, "`");
-    both(&LogLinearOptions { position: usize::MAX, ..o }, &inputs, None, "position");
-    both(&o, &inputs, Some(&[1, 4, 2, 4, 6]), "`initial`");
-    both(&LogLinearOptions { position: 5, ..o }, &inputs, Some(&[1, 4, 3, 4, 6]), "`initial`");
+    refused(&LogLinearOptions { key_heads: 0, ..o }, &inputs, None, "heads");
+    refused(&LogLinearOptions { key_heads: 3, ..o }, &inputs, None, "heads");
+    refused(&LogLinearOptions { value_heads: 8, ..o }, &inputs, None, "`");
+    refused(&LogLinearOptions { position: usize::MAX, ..o }, &inputs, None, "position");
+    refused(&o, &inputs, Some(&[1, 4, 2, 4, 6]), "`initial`");
+    refused(&LogLinearOptions { position: 5, ..o }, &inputs, Some(&[1, 4, 3, 4, 6]), "`initial`");
 }

@@ -1,14 +1,12 @@
 //! The machine's measured limits: they are of this machine. How large they are is not asserted.
 
-use march_engine::{Cpu, CpuOptions, Instructions, Machine};
+use march_engine::{Cpu, Instructions, Machine};
 
-fn one_thread() -> Cpu {
-    Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap()
-}
+use crate::common::cpu;
 
 #[test]
 fn the_peak_is_of_instructions_that_the_processor_has() {
-    let machine = Machine::measure(&one_thread(), Some(1 << 20));
+    let machine = Machine::measure(cpu(1).backend::<Cpu>().unwrap(), Some(1 << 20));
     assert!(machine.instructions.present(), "{machine:?}");
     for measured in [machine.peak_gflops, machine.copy_gbs, machine.read_gbs] {
         assert!(measured.is_finite() && measured > 0.0, "{machine:?}");
@@ -28,10 +26,11 @@ fn the_peak_is_of_instructions_that_the_processor_has() {
 
 #[test]
 fn a_peak_is_measured_exactly_where_the_instructions_are_present() {
-    let cpu = one_thread();
+    let device = cpu(1);
+    let cpu = device.backend::<Cpu>().unwrap();
     assert!(Instructions::Base.present());
     for set in Instructions::ALL {
-        let peak = set.peak_gflops(&cpu);
+        let peak = set.peak_gflops(cpu);
         assert_eq!(peak.is_some(), set.present(), "{set}");
         assert!(peak.is_none_or(|peak| peak.is_finite() && peak > 0.0), "{set}: {peak:?}");
     }

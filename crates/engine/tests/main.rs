@@ -3,11 +3,10 @@
 //! `reader_memory.rs` is a program of its own: it counts the bytes of the whole process.
 
 mod common;
-mod toy;
 
 mod anchor_read;
 mod attention;
-mod fallback;
+mod device;
 mod fused_layers;
 mod gated_delta;
 mod layers;

@@ -1,4 +1,4 @@
-//! Random shapes and settings: fast = reference for every fused operation; regions that run again change no
+//! Random shapes and settings: CPU = reference for every fused operation; regions that run again change no
 //! bit, nor does the number of threads. The cases are the same in every run: the seed is fixed.
 //!
 //! Proptest draws shapes and settings, which it can shrink; the numbers come from a seed that it draws too.
@@ -9,20 +9,16 @@ use std::sync::Arc;
 
 use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Visible};
 use march_engine::ops::attention::Attention;
-use march_engine::ops::cross_entropy::{IGNORE, LinearCrossEntropy};
+use march_engine::ops::cross_entropy::IGNORE;
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
-use march_engine::ops::linear::Linear;
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
-use march_engine::ops::rms_norm::{GatedRmsNorm, RmsNorm};
 use march_engine::ops::rotary::Rotary;
-use march_engine::ops::short_conv::ShortConv;
 use march_engine::ops::state_read::StateRead;
-use march_engine::ops::swiglu::SwiGlu;
-use march_engine::{Cpu, CpuOptions, Engine, Result, Tape, Var};
+use march_engine::{Result, Tensor, tape};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use crate::common::{Input, Outcome, Program, Random, compare, outcome};
+use crate::common::{Input, Program, Random, compare, cpu, outcome};
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
@@ -34,90 +30,22 @@ fn config(cases: u32) -> ProptestConfig {
     }
 }
 
-/// Every operation as a program; the inputs are in the order of its fields, optional ones last.
-#[derive(Clone)]
-enum Op {
-    Linear,
-    RmsNorm,
-    GatedRmsNorm,
-    SwiGlu,
-    ShortConv,
-    GatedDelta(GatedDeltaOptions),
-    AnchorRead(AnchorReadOptions),
-    /// With the number of key heads.
-    StateRead(usize),
-    /// With the initial level states.
-    LogLinear(LogLinearOptions, Option<Input>),
-    /// Rotary on queries and keys, then attention, with the number of heads.
-    Attention(usize),
-    /// With targets and normaliser.
-    CrossEntropy(Vec<u32>, Option<f64>),
-    Block(Block),
-}
-
-fn delta_of<T>(v: &[T]) -> GatedDelta<&T> {
+/// The inputs in the order of their fields, optional ones last.
+fn delta_of(v: &[Tensor]) -> GatedDelta<&Tensor> {
     let [query, key, value, retention_input, write_input, a_log, dt_bias] = std::array::from_fn(|i| &v[i]);
     let initial_state = v.get(7);
     GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state }
 }
 
-fn levels_of<T>(v: &[T]) -> LogLinear<&T> {
+fn levels_of(v: &[Tensor]) -> LogLinear<&Tensor> {
     let GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, .. } = delta_of(v);
     let (level_input, level_scale) = (&v[7], &v[8]);
     LogLinear { query, key, value, retention_input, write_input, a_log, dt_bias, level_input, level_scale }
 }
 
-fn read_of<T>(v: &[T]) -> AnchorRead<&T> {
+fn read_of(v: &[Tensor]) -> AnchorRead<&Tensor> {
     let [query, routing_query, routing_keys, anchor_states] = std::array::from_fn(|i| &v[i]);
     AnchorRead { query, routing_query, routing_keys, anchor_states, null_score: v.get(4) }
-}
-
-impl Program for Op {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let shape = |i: usize| tape.engine().shape(v[i].value()).to_vec();
-        Ok(match self {
-            Self::Linear => vec![tape.linear(Linear { x: &v[0], weight: &v[1], bias: v.get(2) })?],
-            Self::RmsNorm => vec![tape.rms_norm(RmsNorm { x: &v[0], weight: &v[1] }, 1e-6)?],
-            Self::GatedRmsNorm => {
-                vec![tape.gated_rms_norm(GatedRmsNorm { x: &v[0], gate: &v[1], weight: &v[2] }, 1e-6)?]
-            }
-            Self::SwiGlu => vec![tape.swiglu(SwiGlu { gate: &v[0], up: &v[1] })?],
-            Self::ShortConv => {
-                let (y, tail) = tape.short_conv(ShortConv { x: &v[0], weight: &v[1], tail: v.get(2) })?;
-                vec![y, tail]
-            }
-            Self::GatedDelta(options) => {
-                let out = tape.gated_delta(delta_of(v), options)?;
-                vec![out.readout, out.final_state, out.boundary_states]
-            }
-            Self::AnchorRead(options) => vec![tape.anchor_read(read_of(v), options)?],
-            &Self::StateRead(heads) => {
-                vec![tape.state_read(StateRead { query: &v[0], states: &v[1] }, heads)?]
-            }
-            Self::LogLinear(options, initial) => {
-                let initial =
-                    initial.as_ref().map(|i| tape.engine().from_f64(&i.data, &i.shape)).transpose()?;
-                vec![tape.log_linear_delta(levels_of(v), options, initial.as_ref())?.0]
-            }
-            &Self::Attention(heads) => {
-                let rotary = Rotary { heads, theta: 10_000.0, offset: 5 };
-                let first = shape(1)[1] - shape(0)[1];
-                let query = tape.rotary(&v[0], Rotary { offset: 5 + first, ..rotary })?;
-                let key = tape.rotary(&v[1], rotary)?;
-                vec![tape.attention(Attention { query: &query, key: &key, value: &v[2] }, heads)?]
-            }
-            Self::CrossEntropy(targets, normaliser) => {
-                let input = LinearCrossEntropy { x: &v[0], weight: &v[1] };
-                vec![tape.linear_cross_entropy(input, targets, *normaliser)?]
-            }
-            Self::Block(block) if block.again => {
-                let once = block.clone();
-                let all: Vec<_> = v.iter().collect();
-                tape.recompute(&all, move |tape, v| Ok(vec![once.run(tape, v)?]))?
-            }
-            Self::Block(block) => vec![block.run(tape, v)?],
-        })
-    }
 }
 
 /// A small block: norm, projections, convolutions, the gated delta rule with its anchors, gated norm, SwiGLU.
@@ -127,53 +55,40 @@ struct Block {
     delta: GatedDeltaOptions,
     read: AnchorReadOptions,
     linear: bool,
-    /// In a region that runs again.
-    again: bool,
 }
 
 impl Block {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Var<E::Tensor>> {
-        let project = |x: &Var<E::Tensor>, weight: usize| match self.linear {
-            true => tape.linear(Linear { x, weight: &v[weight], bias: None }),
-            false => Ok(x.clone()),
-        };
-        let conv = |x: &Var<E::Tensor>, weight: usize| -> Result<_> {
-            Ok(tape.short_conv(ShortConv { x, weight: &v[weight], tail: None })?.0)
-        };
-        let normal = tape.rms_norm(RmsNorm { x: &v[0], weight: &v[1] }, 1e-6)?;
+    fn run(&self, v: &[Tensor]) -> Result<Vec<Tensor>> {
+        let project =
+            |x: &Tensor, weight: usize| if self.linear { x.linear(&v[weight]) } else { Ok(x.clone()) };
+        let conv = |x: &Tensor, weight: usize| -> Result<_> { Ok(x.short_conv(&v[weight], None)?.0) };
+        let normal = v[0].rms_norm(&v[1], 1e-6)?;
         let query = conv(&project(&normal, 12)?, 2)?;
         let (key, value) = (conv(&project(&normal, 13)?, 3)?, conv(&project(&normal, 14)?, 4)?);
         let inputs = [&[query.clone(), key, value][..], &v[5..9]].concat();
-        let out = tape.gated_delta(delta_of(&inputs), &self.delta)?;
+        let out = delta_of(&inputs).gated_delta(&self.delta)?;
         let history = [query, project(&normal, 12)?, v[9].clone(), out.boundary_states, v[10].clone()];
-        let both = tape.add(&out.readout, &tape.anchor_read(read_of(&history), &self.read)?)?;
-        let gate = project(&normal, 14)?;
-        let mixed = tape.gated_rms_norm(GatedRmsNorm { x: &both, gate: &gate, weight: &v[11] }, 1e-6)?;
-        let x = tape.add(&v[0], &project(&mixed, 13)?)?;
-        let normal = tape.rms_norm(RmsNorm { x: &x, weight: &v[1] }, 1e-6)?;
-        let wide = tape.swiglu(SwiGlu { gate: &project(&normal, 12)?, up: &project(&normal, 13)? })?;
-        tape.add(&x, &wide)
+        let both = out.readout.add(&read_of(&history).anchor_read(&self.read)?)?;
+        let mixed = both.gated_rms_norm(&project(&normal, 14)?, &v[11], 1e-6)?;
+        let x = v[0].add(&project(&mixed, 13)?)?;
+        let normal = x.rms_norm(&v[1], 1e-6)?;
+        let wide = project(&normal, 12)?.swiglu(&project(&normal, 13)?)?;
+        Ok(vec![x.add(&wide)?])
     }
 }
 
 /// Outputs and gradients as bits.
-fn bits(found: Outcome) -> Vec<Vec<u64>> {
+fn on(threads: usize, program: Program<'_>, inputs: &[Input]) -> Vec<Vec<u64>> {
+    let found = outcome(&cpu(threads), program, inputs).unwrap();
     let outputs = found.outputs.into_iter().map(|(_, data)| data);
     let all = outputs.chain(found.gradients.into_iter().map(Option::unwrap_or_default));
     all.map(|data| data.iter().map(|v| v.to_bits()).collect()).collect()
 }
 
-fn on(threads: usize, op: &Op, inputs: &[Input]) -> Vec<Vec<u64>> {
-    let cpu = Cpu::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap();
-    bits(outcome(&cpu, op, inputs).unwrap())
-}
-
-/// fast = reference; and one thread = two, bit for bit, for what is not a large product.
-fn agree(label: &str, op: &Op, inputs: &[Input]) {
-    compare(label, op, inputs);
-    if !matches!(op, Op::Linear | Op::CrossEntropy(..)) {
-        assert!(on(1, op, inputs) == on(2, op, inputs), "{label}: threads change bits");
-    }
+/// CPU = reference; and one thread = two, bit for bit.
+fn agree(label: &str, program: Program<'_>, inputs: &[Input]) {
+    compare(label, program, inputs);
+    assert!(on(1, program, inputs) == on(2, program, inputs), "{label}: threads change bits");
 }
 
 /// Key heads, value heads for each of them, d_k and d_v.
@@ -223,6 +138,24 @@ fn delta_inputs(
     inputs
 }
 
+fn delta_options([hk, hv]: [usize; 2], neg: bool, boundaries: Arc<Vec<Vec<usize>>>) -> GatedDeltaOptions {
+    GatedDeltaOptions {
+        key_heads: hk,
+        value_heads: hv,
+        allow_neg_eigval: neg,
+        boundaries,
+        final_state: true,
+        chunk_offset: 0,
+    }
+}
+
+fn delta(options: &GatedDeltaOptions) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> {
+    move |v| {
+        let out = delta_of(v).gated_delta(options)?;
+        Ok(vec![out.readout, out.final_state, out.boundary_states])
+    }
+}
+
 /// Each of `1..=tokens` with the given probability.
 fn boundaries(random: &mut Random, batch: usize, tokens: usize, share: f64) -> Vec<Vec<usize>> {
     (0..batch).map(|_| (1..=tokens).filter(|_| random.unit() < share).collect()).collect()
@@ -258,7 +191,11 @@ proptest! {
         if bias {
             inputs.push(random.input("bias", &[outer], 1.0));
         }
-        agree("linear", &Op::Linear, &inputs);
+        // A large product may depend on the number of threads.
+        compare("linear", &|v| Ok(vec![match v {
+            [x, weight, bias] => x.linear_bias(weight, bias)?,
+            _ => v[0].linear(&v[1])?,
+        }]), &inputs);
     }
 
     #[test]
@@ -267,15 +204,17 @@ proptest! {
         let shape = [rows, heads * width];
         let x = random.input("x", &shape, 1.0);
         let (gate, weight) = (random.input("gate", &shape, 2.0), random.input("weight", &[width], 1.0));
-        agree("rms_norm", &Op::RmsNorm, &[x.clone(), weight.clone()]);
-        agree("gated_rms_norm", &Op::GatedRmsNorm, &[x, gate, weight]);
+        agree("rms_norm", &|v| Ok(vec![v[0].rms_norm(&v[1], 1e-6)?]), &[x.clone(), weight.clone()]);
+        let gated = |v: &[Tensor]| Ok(vec![v[0].gated_rms_norm(&v[1], &v[2], 1e-6)?]);
+        agree("gated_rms_norm", &gated, &[x, gate, weight]);
     }
 
     #[test]
     fn swiglu(rows in count(2..=200), width in 1..=150usize, scale in 0.1..20.0, seed: u64) {
         let mut random = Random(seed);
         let shape = [rows, width];
-        agree("swiglu", &Op::SwiGlu, &[random.input("gate", &shape, scale), random.input("up", &shape, 1.0)]);
+        let inputs = [random.input("gate", &shape, scale), random.input("up", &shape, 1.0)];
+        agree("swiglu", &|v| Ok(vec![v[0].swiglu(&v[1])?]), &inputs);
     }
 
     #[test]
@@ -287,7 +226,7 @@ proptest! {
         if tail {
             inputs.push(random.input("tail", &[batch, kernel - 1, width], 1.0));
         }
-        agree("short_conv", &Op::ShortConv, &inputs);
+        agree("short_conv", &|v| v[0].short_conv(&v[1], v.get(2)).map(|(y, tail)| vec![y, tail]), &inputs);
     }
 
     #[test]
@@ -296,7 +235,7 @@ proptest! {
         let [hk, hv, dk, dv] = heads;
         let states = random.input("states", &[rows, hv, dk, dv], 1.0);
         let inputs = [random.input("query", &[rows, hk * dk], 1.0), states];
-        agree("state_read", &Op::StateRead(hk), &inputs);
+        agree("state_read", &|v| Ok(vec![StateRead { query: &v[0], states: &v[1] }.state_read(hk)?]), &inputs);
     }
 
     #[test]
@@ -309,7 +248,13 @@ proptest! {
             random.input("key", &[batch, keys, heads * dk], 1.0),
             random.input("value", &[batch, keys, heads * dv], 1.0),
         ];
-        agree("rotary and attention", &Op::Attention(heads), &inputs);
+        let rotary = Rotary { heads, theta: 10_000.0, offset: 5 };
+        let attend = |v: &[Tensor]| {
+            let query = v[0].rotary(Rotary { offset: 5 + before, ..rotary })?;
+            let key = v[1].rotary(rotary)?;
+            Ok(vec![Attention { query: &query, key: &key, value: &v[2] }.attention(heads)?])
+        };
+        agree("rotary and attention", &attend, &inputs);
     }
 
     /// Logits of about one, so that no loss is a small difference of large numbers.
@@ -324,8 +269,9 @@ proptest! {
             true => IGNORE,
             false => random.between(0, vocabulary - 1) as u32,
         };
-        let targets = (0..rows).map(|_| target()).collect();
-        agree("linear_cross_entropy", &Op::CrossEntropy(targets, normaliser), &inputs);
+        let targets: Vec<u32> = (0..rows).map(|_| target()).collect();
+        let loss = |v: &[Tensor]| Ok(vec![v[0].linear_cross_entropy(&v[1], &targets, normaliser)?]);
+        compare("linear_cross_entropy", &loss, &inputs);
     }
 }
 
@@ -342,12 +288,11 @@ proptest! {
             inputs.push(random.input("initial_state", &[batch, hv, dk, dv], 0.5));
         }
         let boundaries = Arc::new(boundaries(&mut random, batch, tokens, share));
-        let options = GatedDeltaOptions { key_heads: hk, value_heads: hv, allow_neg_eigval: neg, boundaries, final_state: true, chunk_offset: 0 };
-        agree("gated_delta", &Op::GatedDelta(options), &inputs);
+        agree("gated_delta", &delta(&delta_options([hk, hv], neg, boundaries)), &inputs);
     }
 
     /// Routing inputs are multiples of 1/8 and, with top-K, the scale is a power of two: scores are then exact
-    /// on both engines, so that they choose alike, among equals too.
+    /// on both devices, so that they choose alike, among equals too.
     #[test]
     fn anchor_read(rows in count(2..=100), anchors in count(2..=20), heads in heads(20),
                    routing in 1..=17usize, top_k in prop::option::of(1..=5usize),
@@ -369,7 +314,7 @@ proptest! {
         let routing_scale = if top_k.is_some() { 0.5 } else { scale };
         let plan = Arc::new(plan(&mut random, rows, anchors));
         let options = AnchorReadOptions { key_heads: hk, value_heads: hv, top_k, routing_scale, plan };
-        agree("anchor_read", &Op::AnchorRead(options), &inputs);
+        agree("anchor_read", &|v| Ok(vec![read_of(v).anchor_read(&options)?]), &inputs);
     }
 
     #[test]
@@ -393,7 +338,10 @@ proptest! {
             key_heads: hk, value_heads: hv, allow_neg_eigval: neg, position, want_state: false,
         };
         let states = (position > 0).then_some(states);
-        agree("log_linear_delta", &Op::LogLinear(options, states), &inputs);
+        agree("log_linear_delta", &|v| {
+            let initial = states.as_ref().map(|states| states.on(v[0].device()));
+            Ok(vec![levels_of(v).log_linear_delta(&options, initial.as_ref())?.0])
+        }, &inputs);
     }
 }
 
@@ -405,16 +353,7 @@ fn ordinary_gates_after_strong_decay() {
     let mut inputs = delta_inputs(&mut random, 1, 64, [1, 2, 12, 16], false);
     inputs[5].data.fill(0.0);
     inputs[3].data.iter_mut().enumerate().filter(|(i, _)| i / 2 % 16 < 8).for_each(|(_, v)| *v = 82.0);
-    let (boundaries, allow_neg_eigval) = (Arc::default(), false);
-    let options = GatedDeltaOptions {
-        key_heads: 1,
-        value_heads: 2,
-        allow_neg_eigval,
-        boundaries,
-        final_state: true,
-        chunk_offset: 0,
-    };
-    agree("gated_delta", &Op::GatedDelta(options), &inputs);
+    agree("gated_delta", &delta(&delta_options([1, 2], false, Arc::default())), &inputs);
 }
 
 /// A block and its inputs; the matrices come last.
@@ -432,14 +371,7 @@ fn block(
     let plan = Arc::new(ReadPlan::from_boundaries(tokens, &boundaries));
     let top_k = [None, Some(2)][random.between(0, 1)];
     let read = AnchorReadOptions { key_heads: heads, value_heads: heads, top_k, routing_scale: 1.0, plan };
-    let delta = GatedDeltaOptions {
-        key_heads: heads,
-        value_heads: heads,
-        allow_neg_eigval: false,
-        boundaries: Arc::new(boundaries),
-        final_state: true,
-        chunk_offset: 0,
-    };
+    let delta = delta_options([heads, heads], false, Arc::new(boundaries));
     let mut inputs = vec![
         random.input("x", &[batch, tokens, width], 1.0),
         random.input("norm", &[width], 1.0),
@@ -457,7 +389,7 @@ fn block(
     if linear {
         inputs.extend((0..3).map(|_| random.input("matrix", &[width, width], 1.0 / (width as f64).sqrt())));
     }
-    (Block { delta, read, linear, again: false }, inputs)
+    (Block { delta, read, linear }, inputs)
 }
 
 proptest! {
@@ -466,11 +398,14 @@ proptest! {
     #[test]
     fn regions_change_no_bits(batch in 1..=2usize, tokens in 1..=100usize, heads in 1..=3usize,
                               d in 2..=20usize, threads in 1..=2usize, seed: u64) {
-        let (mut block, inputs) = block(&mut Random(seed), batch, tokens, heads, d, true);
-        let plain = on(threads, &Op::Block(block.clone()), &inputs);
+        let (block, inputs) = block(&mut Random(seed), batch, tokens, heads, d, true);
+        let plain = on(threads, &|v| block.run(v), &inputs);
         prop_assert!(plain.iter().flatten().all(|&v| f64::from_bits(v).is_finite()));
-        block.again = true;
-        prop_assert!(plain == on(threads, &Op::Block(block), &inputs));
+        let again = |v: &[Tensor]| {
+            let block = block.clone();
+            tape::recompute(&v.iter().collect::<Vec<_>>(), move |v| block.run(v))
+        };
+        prop_assert!(plain == on(threads, &again, &inputs));
     }
 
     /// Without matrices, on sizes that are cut into many parts.
@@ -478,8 +413,8 @@ proptest! {
     fn threads_change_no_bits(batch in 1..=3usize, tokens in 200..=700usize, heads in 1..=4usize,
                               d in 8..=32usize, seed: u64) {
         let (block, inputs) = block(&mut Random(seed), batch, tokens, heads, d, false);
-        let one = on(1, &Op::Block(block.clone()), &inputs);
-        prop_assert!(one == on(2, &Op::Block(block.clone()), &inputs));
-        prop_assert!(one == on(3, &Op::Block(block), &inputs));
+        let one = on(1, &|v| block.run(v), &inputs);
+        prop_assert!(one == on(2, &|v| block.run(v), &inputs));
+        prop_assert!(one == on(3, &|v| block.run(v), &inputs));
     }
 }

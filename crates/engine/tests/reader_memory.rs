@@ -8,9 +8,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::Random;
-use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan};
-use march_engine::{Cpu, CpuOptions, Engine};
+use common::{Random, cpu};
+use march_engine::Op;
+use march_engine::ops::anchor_read::{
+    AnchorRead, AnchorReadBackward, AnchorReadForward, AnchorReadOptions, ReadPlan,
+};
 
 /// Counts the bytes in use and their peak, scratch memory included.
 struct Counting;
@@ -42,31 +44,24 @@ fn peak(tokens: usize, top_k: Option<usize>) -> usize {
     let (heads, key_dim, value_dim, routing_dim, interval) = (2, 16, 32, 8, 256);
     let boundaries: Vec<usize> = (1..=tokens / interval).map(|m| m * interval).collect();
     let anchors = boundaries.len();
-    let cpu = Cpu::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+    let cpu = cpu(2);
     let mut random = Random(31);
-    let mut tensor = |shape: &[usize]| {
-        let input = random.input("input", shape, 1.0);
-        cpu.from_f64(&input.data, shape).unwrap()
-    };
-    let query = tensor(&[tokens, heads * key_dim]);
-    let routing_query = tensor(&[tokens, heads * routing_dim]);
-    let routing_keys = tensor(&[anchors, heads * routing_dim]);
-    let anchor_states = tensor(&[anchors, heads, key_dim, value_dim]);
-    let null_score = tensor(&[tokens, heads]);
-    let gradient = tensor(&[tokens, heads * value_dim]);
+    let mut tensor = |shape: &[usize]| random.input("input", shape, 1.0).on(&cpu);
     let input = AnchorRead {
-        query: &query,
-        routing_query: &routing_query,
-        routing_keys: &routing_keys,
-        anchor_states: &anchor_states,
-        null_score: Some(&null_score),
+        query: tensor(&[tokens, heads * key_dim]),
+        routing_query: tensor(&[tokens, heads * routing_dim]),
+        routing_keys: tensor(&[anchors, heads * routing_dim]),
+        anchor_states: tensor(&[anchors, heads, key_dim, value_dim]),
+        null_score: Some(tensor(&[tokens, heads])),
     };
+    let gradient = tensor(&[tokens, heads * value_dim]);
     let plan = Arc::new(ReadPlan::from_boundaries(tokens, &[boundaries]));
     let options = AnchorReadOptions { key_heads: heads, value_heads: heads, top_k, routing_scale: 1.0, plan };
     let before = IN_USE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
-    let (readout, kept) = cpu.anchor_read(input, &options, true).unwrap();
-    cpu.anchor_read_backward(input, &options, &readout, kept.as_ref(), &gradient).unwrap();
+    let forward = AnchorReadForward { input: input.clone(), options: options.clone(), keep: true };
+    let (readout, kept) = forward.run().unwrap();
+    AnchorReadBackward { input, options, readout, kept, gradient }.run().unwrap();
     PEAK.load(Ordering::Relaxed) - before
 }
 

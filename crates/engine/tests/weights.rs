@@ -1,47 +1,35 @@
-//! Packed weights in bf16 and int8: fast = reference, a row's bits alone and among others, and what refuses them.
+//! Packed weights in bf16 and int8: CPU = reference, a row's bits alone and among others, and what refuses them.
 
 use march_engine::ops::cross_entropy::LinearCrossEntropy;
-use march_engine::ops::embedding::Embedding;
-use march_engine::ops::linear::Linear;
-use march_engine::{Cpu, CpuOptions, Engine, Precision, Products, Reference, Result, Tape, Weight};
+use march_engine::{DType, Device, Op, Precision, Tape, Tensor};
 
-use crate::common::{self, Random, assert_close, fast_engines};
+use crate::common::{self, Input, Random, all_devices, assert_close, cpu, cpus, describe, invariant};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
-/// x Wᵀ + b, rows of W, the loss of each row of x, and W itself, with W in a precision.
-fn results<E: Engine>(
-    engine: &E,
-    [x, w, b]: [&common::Input; 3],
-    precision: Precision,
-) -> Result<Vec<Vec<f64>>> {
-    let x = engine.from_f64(&x.data, &x.shape)?;
-    let f32_weight = engine.from_f64(&w.data, &w.shape)?;
-    let packed = engine.pack(&f32_weight, precision)?;
-    assert_eq!(
-        (engine.packed_precision(&packed), &engine.packed_shape(&packed)[..]),
-        (precision, &w.shape[..])
-    );
-    let weight = Weight::Packed(&packed);
-    let bias = engine.from_f64(&b.data, &b.shape)?;
-    let rows = engine.shape(&x)[0];
-    let ids: Vec<u32> = (0..rows).map(|i| (i * 5 % w.shape[0]) as u32).collect();
+/// x Wᵀ + b, rows of W, W itself, and the loss of each row of x and of all, with W in a precision.
+fn results(device: &Device, inputs: &[Input; 3], precision: Precision) -> Vec<Vec<f64>> {
+    let [x, weight, bias] = inputs.each_ref().map(|input| input.on(device));
+    let packed = weight.pack(precision).unwrap();
+    assert_eq!((packed.dtype(), packed.shape()), (DType::from(precision), weight.shape()));
+    assert!(!packed.is_plain());
+    let (rows, outer) = (x.shape()[0], weight.shape()[0]);
+    let ids: Vec<u32> = (0..rows).map(|i| (i * 5 % outer) as u32).collect();
     let mut list = vec![
-        engine.to_f64(&engine.linear(Linear { x: &x, weight, bias: Some(&bias) })?),
-        engine.to_f64(&engine.embedding(Embedding { table: weight, ids: &ids, shape: &[rows] })?),
-        engine.to_f64(&engine.unpack(&packed)?),
+        x.linear_bias(&packed, &bias).unwrap().to_f64(),
+        packed.embedding(&ids, &[rows]).unwrap().to_f64(),
+        packed.unpack().unwrap().to_f64(),
     ];
     if rows > 0 {
-        let losses = engine.token_losses(&x, weight, &ids)?;
+        let losses = x.token_losses(&packed, &ids).unwrap();
         list.push(losses.nll.iter().map(|&v| f64::from(v)).collect());
-        let input = LinearCrossEntropy { x: &x, weight };
-        list.push(engine.to_f64(&engine.linear_cross_entropy(input, &ids, None, [false; 2])?.loss));
+        list.push(x.linear_cross_entropy(&packed, &ids, None).unwrap().to_f64());
     }
-    Ok(list)
+    list
 }
 
 #[test]
-fn fast_is_reference() {
+fn cpu_is_reference() {
     let mut random = Random(1);
     let sizes = [
         (1, 1, 1),
@@ -61,16 +49,17 @@ fn fast_is_reference() {
         (130, 1100, 12),
     ];
     for (rows, inner, outer) in sizes {
-        let x = random.input("x", &[rows, inner], 1.0);
-        let w = random.input("weight", &[outer, inner], 0.3);
-        let b = random.input("bias", &[outer], 1.0);
+        let inputs = [
+            random.input("x", &[rows, inner], 1.0),
+            random.input("weight", &[outer, inner], 0.3),
+            random.input("bias", &[outer], 1.0),
+        ];
         for precision in ALL {
-            let want = results(&Reference, [&x, &w, &b], precision).unwrap();
-            for cpu in fast_engines() {
-                let found = results(&cpu, [&x, &w, &b], precision).unwrap();
-                for (i, (found, want)) in found.iter().zip(&want).enumerate() {
-                    let label = format!("{rows}×{inner}×{outer} in {precision}, result {i}, on {cpu:?}");
-                    assert_close(&label, found, want, common::FORWARD);
+            let want = results(&Device::reference(), &inputs, precision);
+            for cpu in cpus() {
+                for (i, (found, want)) in results(&cpu, &inputs, precision).iter().zip(&want).enumerate() {
+                    let label = format!("{rows}×{inner}×{outer} in {precision}, result {i}");
+                    assert_close(&format!("{label}, on {}", describe(&cpu)), found, want, common::FORWARD);
                 }
             }
         }
@@ -81,9 +70,8 @@ fn fast_is_reference() {
 #[test]
 fn rounding() {
     let w = Random(2).input("weight", &[9, 70], 1.0);
-    let cpu = Cpu::new(CpuOptions { threads: 2, ..Default::default() }).unwrap();
-    let weight = cpu.from_f64(&w.data, &w.shape).unwrap();
-    let numbers = |precision| cpu.to_f64(&cpu.unpack(&cpu.pack(&weight, precision).unwrap()).unwrap());
+    let weight = w.on(&cpu(2));
+    let numbers = |precision| weight.pack(precision).unwrap().unpack().unwrap().to_f64();
     assert!(numbers(Precision::F32) == w.data);
     for (v, q) in w.data.iter().zip(numbers(Precision::Bf16)) {
         assert!((v - q).abs() <= v.abs() * 2f64.powi(-8), "{v} became {q}");
@@ -94,6 +82,7 @@ fn rounding() {
     }
     // 70 numbers a row: 140 bytes in bf16; 70 and a scale in int8.
     assert_eq!(ALL.map(|p| p.bytes(9, 70)), [9 * 280, 9 * 140, 9 * 74]);
+    assert_eq!(ALL.map(|p| weight.pack(p).unwrap().bytes()), ALL.map(|p| p.bytes(9, 70)));
 }
 
 /// A row has the same bits alone and among any number of others, on any thread count.
@@ -104,17 +93,10 @@ fn invariant_rows() {
         let (x, w) = (random.input("x", &[130, inner], 1.0), random.input("weight", &[outer, inner], 1.0));
         for precision in ALL {
             let mut want: Option<Vec<f32>> = None;
-            for threads in [1, 2] {
-                let options =
-                    CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() };
-                let cpu = Cpu::new(options).unwrap();
-                let weight = cpu.pack(&cpu.from_f64(&w.data, &w.shape).unwrap(), precision).unwrap();
-                let run = |from: usize, rows: usize| {
-                    let data = &x.data[from * inner..(from + rows) * inner];
-                    let x = cpu.from_f64(data, &[rows, inner]).unwrap();
-                    let weight = Weight::Packed(&weight);
-                    cpu.to_f32(&cpu.linear(Linear { x: &x, weight, bias: None }).unwrap())
-                };
+            for cpu in [invariant(1), invariant(2)] {
+                let (x, weight) = (x.on(&cpu), w.on(&cpu).pack(precision).unwrap());
+                let run =
+                    |from, rows| x.slice(0, from..from + rows).unwrap().linear(&weight).unwrap().to_f32();
                 let whole = run(0, 130);
                 let cuts = [(0, 1), (5, 1), (5, 2), (7, 3), (9, 4), (11, 5), (3, 6), (60, 64), (1, 129)];
                 for (from, rows) in cuts {
@@ -127,48 +109,58 @@ fn invariant_rows() {
     }
 }
 
-/// No gradient passes a packed weight: the loss refuses to compute one, and so does a tape that records. All other
-/// operations do not take packed weights at all, by their types.
+/// No gradient passes a packed weight: the loss refuses to compute one, and so does whatever is recorded.
 #[test]
-fn refused() {
-    fn check<E: Engine>(engine: &E) {
-        let dense = engine.full(&[4, 4], 0.5).unwrap();
+fn no_gradient_passes_a_packed_weight() {
+    for device in all_devices() {
+        let dense = Tensor::full(&[4, 4], 0.5, &device).unwrap();
         for precision in [Precision::Bf16, Precision::Int8] {
-            let packed = &engine.pack(&dense, precision).unwrap();
-            let input = LinearCrossEntropy { x: &dense, weight: Weight::Packed(packed) };
-            let tape = Tape::new(engine);
-            let x = tape.parameter(0, dense.clone());
-            let weight = Weight::Packed(packed);
+            let weight = dense.pack(precision).unwrap();
+            let loss = |needs| {
+                let (x, weight, targets) = (dense.clone(), weight.clone(), vec![0; 4].into());
+                LinearCrossEntropy { x, weight, targets, normaliser: None, needs }.run().err()
+            };
+            let tape = Tape::new();
+            let x = tape.parameter(0, &dense);
             let errors = [
-                engine.linear_cross_entropy(input, &[0; 4], None, [true, false]).err(),
-                engine.linear_cross_entropy(input, &[0; 4], None, [false, true]).err(),
-                tape.linear(Linear { x: &x, weight, bias: None }).err(),
-                tape.linear_each(&x, [weight]).err(),
-                tape.embedding(Embedding { table: weight, ids: &[1], shape: &[1] }).err(),
-                tape.linear_cross_entropy(LinearCrossEntropy { x: &x, weight }, &[0; 4], None).err(),
+                loss([true, false]),
+                loss([false, true]),
+                x.linear(&weight).err(),
+                dense
+                    .linear_bias(&weight, &tape.parameter(1, &Tensor::full(&[4], 1.0, &device).unwrap()))
+                    .err(),
+                x.linear_each([&weight]).err(),
+                tape.parameter(2, &weight).embedding(&[1], &[1]).err(),
+                x.linear_cross_entropy(&weight, &[0; 4], None).err(),
             ];
             for (i, error) in errors.into_iter().enumerate() {
                 let message = error.unwrap_or_else(|| panic!("call {i} passed a weight in {precision}"));
                 let expected = format!("a weight in {precision} has no gradient");
                 assert!(message.to_string().contains(&expected), "{message}");
             }
+            assert!(tape.is_empty());
             // Without gradients, the same calls are valid.
-            let tape = Tape::inference(engine);
-            let x = tape.parameter(0, dense.clone());
-            tape.linear(Linear { x: &x, weight, bias: None }).unwrap();
-            tape.linear_each(&x, [weight, Weight::Full(&x)]).unwrap();
-            tape.embedding(Embedding { table: weight, ids: &[1], shape: &[1] }).unwrap();
-            tape.linear_cross_entropy(LinearCrossEntropy { x: &x, weight }, &[0; 4], None).unwrap();
+            dense.linear(&weight).unwrap();
+            dense.linear_each([&weight, &dense]).unwrap();
+            weight.embedding(&[1], &[1]).unwrap();
+            dense.linear_cross_entropy(&weight, &[0; 4], None).unwrap();
         }
-        let message = engine.pack(&engine.full(&[4], 1.0).unwrap(), Precision::Int8).unwrap_err();
-        assert!(message.to_string().contains("two dimensions"), "{message}");
-        let infinite = engine.full(&[2, 3], f64::INFINITY).unwrap();
-        let message = engine.pack(&infinite, Precision::Int8).unwrap_err();
-        assert!(message.to_string().contains("row 0 holds a number that is not finite"), "{message}");
-        assert!(engine.pack(&infinite, Precision::Bf16).is_ok());
     }
-    check(&Reference);
-    fast_engines().iter().for_each(check);
+}
+
+#[test]
+fn what_cannot_be_packed() {
+    for device in all_devices() {
+        let full = |shape: &[usize], value| Tensor::full(shape, value, &device).unwrap();
+        let message = full(&[4], 1.0).pack(Precision::Int8).unwrap_err().to_string();
+        assert!(message.contains("two dimensions"), "{message}");
+        let infinite = full(&[2, 3], f64::INFINITY);
+        let message = infinite.pack(Precision::Int8).unwrap_err().to_string();
+        assert!(message.contains("row 0 holds a number that is not finite"), "{message}");
+        assert!(infinite.pack(Precision::Bf16).is_ok());
+        let message = infinite.pack(Precision::Bf16).unwrap().softmax().unwrap_err().to_string();
+        assert!(message.contains("cannot read a tensor in bf16; unpack it first"), "{message}");
+    }
 }
 
 #[test]

@@ -1,15 +1,18 @@
-//! Runs one program on the f64 references and on every setting of the fast engine, and compares outputs and
-//! gradients; and checks the references against finite differences.
+//! Runs a program on the reference device and on others, and compares outputs and gradients; and checks the reference
+//! against finite differences. The tests of other devices include this file.
 #![allow(dead_code, missing_docs)]
 
 pub mod lists;
 
-use march_engine::{Cpu, CpuOptions, Engine, Products, Reference, Result, Tape, Var};
+use march_engine::{Cpu, CpuOptions, Device, Products, Result, Tape, Tensor};
 
 /// Forward agreement, relative to the largest value of the tensor.
 pub const FORWARD: f64 = 1e-5;
 /// Gradient agreement, relative to the largest value of the tensor.
 pub const GRADIENT: f64 = 1e-4;
+
+/// A computation on any device: inputs in, outputs out.
+pub type Program<'a> = &'a dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>;
 
 /// A named input with its contents.
 #[derive(Clone, Debug)]
@@ -19,13 +22,15 @@ pub struct Input {
     pub data: Vec<f64>,
 }
 
-/// A computation on any engine: inputs in, outputs out.
-pub trait Program {
-    fn run<'e, E: Engine>(
-        &self,
-        tape: &Tape<'e, E>,
-        inputs: &[Var<E::Tensor>],
-    ) -> Result<Vec<Var<E::Tensor>>>;
+impl Input {
+    pub fn on(&self, device: &Device) -> Tensor {
+        Tensor::from_f64(&self.data, &self.shape, device).unwrap()
+    }
+}
+
+/// The inputs as tensors of a device.
+pub fn tensors(inputs: &[Input], device: &Device) -> Vec<Tensor> {
+    inputs.iter().map(|input| input.on(device)).collect()
 }
 
 /// A small deterministic generator (SplitMix64).
@@ -43,7 +48,7 @@ impl Random {
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
-    /// Roughly normal: the sum of twelve uniforms. Rounded to f32, so that both engines see the same number.
+    /// Roughly normal: the sum of twelve uniforms. Rounded to f32, so that all devices see the same number.
     pub fn normal(&mut self) -> f64 {
         let sum: f64 = (0..12).map(|_| self.unit()).sum();
         f64::from((sum - 6.0) as f32)
@@ -59,51 +64,71 @@ impl Random {
     }
 }
 
+/// Shape and values of an output.
+pub type Output = (Vec<usize>, Vec<f64>);
+
+fn outputs_of(tensors: &[Tensor]) -> Vec<Output> {
+    tensors.iter().map(|tensor| (tensor.shape().to_vec(), tensor.to_f64())).collect()
+}
+
 /// Outputs and gradients of one run.
+#[derive(Debug, PartialEq)]
 pub struct Outcome {
-    pub outputs: Vec<(Vec<usize>, Vec<f64>)>,
+    pub outputs: Vec<Output>,
     pub gradients: Vec<Option<Vec<f64>>>,
 }
 
 /// Runs a program forward and, with fixed pseudo-random output gradients, backward.
-pub fn outcome<E: Engine>(engine: &E, program: &impl Program, inputs: &[Input]) -> Result<Outcome> {
-    let tape = Tape::new(engine);
-    let vars = inputs
-        .iter()
-        .enumerate()
-        .map(|(i, input)| Ok(tape.parameter(i, engine.from_f64(&input.data, &input.shape)?)))
-        .collect::<Result<Vec<_>>>()?;
-    let outputs = program.run(&tape, &vars)?;
-    let mut seeds = Vec::new();
-    for (i, output) in outputs.iter().enumerate() {
-        let shape = engine.shape(output.value()).to_vec();
-        seeds.push((output, engine.from_f64(&cotangent(i, &shape), &shape)?));
-    }
+pub fn outcome(device: &Device, program: Program<'_>, inputs: &[Input]) -> Result<Outcome> {
+    let tape = Tape::new();
+    let parameter = |(key, input): (usize, &Input)| tape.parameter(key, &input.on(device));
+    let parameters: Vec<Tensor> = inputs.iter().enumerate().map(parameter).collect();
+    let outputs = program(&parameters)?;
+    let seed = |(i, output)| (output, cotangent(i, output).on(device));
+    let seeds: Vec<(&Tensor, Tensor)> = outputs.iter().enumerate().map(seed).collect();
     let mut gradients = vec![None; inputs.len()];
-    tape.backward_from(&seeds, |key, gradient| gradients[key] = Some(engine.to_f64(&gradient)))?;
-    let outputs =
-        outputs.iter().map(|o| (engine.shape(o.value()).to_vec(), engine.to_f64(o.value()))).collect();
-    Ok(Outcome { outputs, gradients })
+    tape.backward_from(&seeds, |key, gradient| gradients[key] = Some(gradient.to_f64()))?;
+    Ok(Outcome { outputs: outputs_of(&outputs), gradients })
+}
+
+/// Runs a program forward, without recording it.
+pub fn infer(device: &Device, program: Program<'_>, inputs: &[Input]) -> Result<Vec<Output>> {
+    Ok(outputs_of(&program(&tensors(inputs, device))?))
 }
 
 /// The gradient that a test sends into output `index`.
-pub fn cotangent(index: usize, shape: &[usize]) -> Vec<f64> {
+pub fn cotangent(index: usize, output: &Tensor) -> Input {
     let mut random = Random(77 + index as u64);
-    (0..shape.iter().product()).map(|_| random.normal()).collect()
+    let data = (0..output.len()).map(|_| random.normal()).collect();
+    Input { name: "gradient", shape: output.shape().to_vec(), data }
 }
 
-/// The fast engine in all its settings.
-pub fn fast_engines() -> Vec<Cpu> {
-    let mut engines = Vec::new();
-    for threads in [1, 2] {
-        for portable in [false, true] {
-            engines.push(Cpu::new(CpuOptions { threads, portable, products: Products::Fastest }).unwrap());
-        }
-    }
-    engines.push(
-        Cpu::new(CpuOptions { threads: 2, portable: false, products: Products::BatchInvariant }).unwrap(),
-    );
-    engines
+/// The CPU with a number of threads.
+pub fn cpu(threads: usize) -> Device {
+    Device::cpu(CpuOptions { threads, ..Default::default() }).unwrap()
+}
+
+/// The CPU for inference: products do not depend on the number of rows.
+pub fn invariant(threads: usize) -> Device {
+    let products = Products::BatchInvariant;
+    Device::cpu(CpuOptions { threads, products, ..Default::default() }).unwrap()
+}
+
+/// The CPU in all its settings.
+pub fn cpus() -> Vec<Device> {
+    let portable =
+        |threads| Device::cpu(CpuOptions { threads, portable: true, ..Default::default() }).unwrap();
+    vec![cpu(1), portable(1), cpu(2), portable(2), invariant(2)]
+}
+
+/// The reference device and the CPU in all its settings.
+pub fn all_devices() -> Vec<Device> {
+    [vec![Device::reference()], cpus()].concat()
+}
+
+/// The device with its settings, for messages.
+pub fn describe(device: &Device) -> String {
+    device.backend::<Cpu>().map_or(device.to_string(), |cpu| format!("{cpu:?}"))
 }
 
 fn largest(values: &[f64]) -> f64 {
@@ -129,55 +154,47 @@ pub fn assert_close_above(what: &str, found: &[f64], want: &[f64], tolerance: f6
     }
 }
 
-/// fast = reference: every output and every gradient, on every setting of the fast engine.
-pub fn compare(label: &str, program: &impl Program, inputs: &[Input]) {
-    let want = outcome(&Reference, program, inputs).unwrap();
+/// CPU = reference: every output and every gradient, on every setting of the CPU.
+pub fn compare(label: &str, program: Program<'_>, inputs: &[Input]) {
+    compare_on(&cpus(), label, program, inputs, [FORWARD, GRADIENT]);
+}
+
+/// device = reference: every output and every gradient, on every device; and twice the same bits. The tolerances of
+/// outputs and gradients are relative to the largest value of each tensor.
+pub fn compare_on(devices: &[Device], label: &str, program: Program<'_>, inputs: &[Input], within: [f64; 2]) {
+    let want = outcome(&Device::reference(), program, inputs).unwrap();
     let floor = 0.1 * want.gradients.iter().flatten().map(|g| largest(g)).fold(1e-4, f64::max);
-    for engine in fast_engines() {
-        let found = outcome(&engine, program, inputs).unwrap();
-        let who = format!("{label} on {engine:?}");
+    for device in devices {
+        let who = format!("{label} on {}", describe(device));
+        let found = outcome(device, program, inputs).unwrap_or_else(|error| panic!("{who}: {error}"));
+        assert_eq!(found.outputs.len(), want.outputs.len(), "{who}: number of outputs");
         for (i, (f, w)) in found.outputs.iter().zip(&want.outputs).enumerate() {
             assert_eq!(f.0, w.0, "{who}: shape of output {i}");
-            assert_close(&format!("{who}: output {i}"), &f.1, &w.1, FORWARD);
+            assert_close(&format!("{who}: output {i}"), &f.1, &w.1, within[0]);
         }
-        for (i, input) in inputs.iter().enumerate() {
-            match (&found.gradients[i], &want.gradients[i]) {
-                (Some(f), Some(w)) => {
-                    assert_close_above(&format!("{who}: gradient of {}", input.name), f, w, GRADIENT, floor)
-                }
+        for (input, pair) in inputs.iter().zip(found.gradients.iter().zip(&want.gradients)) {
+            let what = format!("{who}: gradient of {}", input.name);
+            match pair {
+                (Some(f), Some(w)) => assert_close_above(&what, f, w, within[1], floor),
                 (None, None) => {}
-                (f, w) => {
-                    panic!("{who}: gradient of {}: there {}, here {}", input.name, w.is_some(), f.is_some())
-                }
+                (f, w) => panic!("{what}: there {}, here {}", w.is_some(), f.is_some()),
             }
         }
-        let again = outcome(&engine, program, inputs).unwrap();
-        for (i, (a, b)) in again.outputs.iter().zip(&found.outputs).enumerate() {
-            assert!(a.1 == b.1, "{who}: output {i} is not repeatable");
-        }
-        for (i, input) in inputs.iter().enumerate() {
-            assert!(
-                again.gradients[i] == found.gradients[i],
-                "{who}: gradient of {} is not repeatable",
-                input.name
-            );
-        }
+        let again = outcome(device, program, inputs).unwrap();
+        assert!(again == found, "{who}: it is not repeatable");
     }
 }
 
 /// reference gradients = central differences of the reference forward, in f64, at `samples` places of each input.
-pub fn finite_differences(label: &str, program: &impl Program, inputs: &[Input], samples: usize) {
-    let found = outcome(&Reference, program, inputs).unwrap();
+pub fn finite_differences(label: &str, program: Program<'_>, inputs: &[Input], samples: usize) {
+    let reference = Device::reference();
+    let found = outcome(&reference, program, inputs).unwrap();
     let total = |inputs: &[Input]| -> f64 {
-        let tape = Tape::inference(&Reference);
-        let vars: Vec<_> =
-            inputs.iter().map(|i| tape.constant(Reference.from_f64(&i.data, &i.shape).unwrap())).collect();
-        let outputs = program.run(&tape, &vars).unwrap();
-        let sums = outputs.iter().enumerate().map(|(i, o)| {
-            let weights = cotangent(i, o.value().shape());
-            o.value().data().iter().zip(weights).map(|(v, w)| v * w).sum::<f64>()
-        });
-        sums.sum()
+        let outputs = program(&tensors(inputs, &reference)).unwrap();
+        let dot = |(i, output): (usize, &Tensor)| -> f64 {
+            output.to_f64().iter().zip(cotangent(i, output).data).map(|(v, w)| v * w).sum()
+        };
+        outputs.iter().enumerate().map(dot).sum()
     };
     let mut random = Random(5);
     for (which, input) in inputs.iter().enumerate() {
@@ -203,5 +220,13 @@ pub fn finite_differences(label: &str, program: &impl Program, inputs: &[Input],
                 gradient[at]
             );
         }
+    }
+}
+
+/// [`compare`], and [`finite_differences`] if the inputs have fewer than `small` numbers.
+pub fn check(label: &str, program: Program<'_>, inputs: &[Input], small: usize, samples: usize) {
+    compare(label, program, inputs);
+    if inputs.iter().map(|input| input.data.len()).sum::<usize>() < small {
+        finite_differences(label, program, inputs, samples);
     }
 }
