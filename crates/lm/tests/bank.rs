@@ -1,7 +1,8 @@
 //! What the settings of the state bank promise, for every combination of them.
 
 use march_lm::anchors::{Placement, Policy, Recording, Retention, Storage};
-use march_lm::engine::{Cpu, Engine, Reference, Tape};
+use march_lm::engine::Device;
+use march_lm::engine::ops::adamw::squared_norm;
 use march_lm::memory::StateBank;
 use march_lm::model::{Batch, Model, ModelConfig, Settings};
 
@@ -28,55 +29,36 @@ fn combinations() -> Vec<Policy> {
 }
 
 /// Logits of one text that comes in calls of the given sizes (the last repeats), and the bank after it.
-fn extend<E: Engine>(
-    case: &Case<'_, E>,
+fn extend(
+    case: &Case,
     ids: &[u32],
     policy: &Policy,
     calls: &[usize],
-    mut watch: impl FnMut(&StateBank<E>),
-) -> (Vec<f64>, StateBank<E>) {
-    let tape = Tape::inference(case.engine);
-    let weights = case.model.bind(&tape, &case.parameters);
+    watch: impl FnMut(&StateBank),
+) -> (Vec<f64>, StateBank) {
     let mut bank = case.model.bank(policy.clone()).unwrap();
     bank.record(true).unwrap();
-    let (mut all, mut left, mut sizes, mut size) = (Vec::new(), ids, calls.iter(), 1);
-    while !left.is_empty() {
-        size = sizes.next().copied().unwrap_or(size);
-        let (part, rest) = left.split_at(size.min(left.len()));
-        let hidden = case.model.extend(&tape, &weights, Batch::one(part), &mut [&mut bank], None).unwrap();
-        let logits = case.model.logits(&tape, &weights, &hidden).unwrap();
-        all.extend(case.engine.to_f64(logits.value()));
-        watch(&bank);
-        left = rest;
-    }
+    let all = case.continued(&mut bank, ids, calls, watch);
     assert_eq!(bank.timeline().position, ids.len());
     (all, bank)
 }
 
 /// The forward pass with recorded anchors.
-fn replay<E: Engine>(
-    case: &Case<'_, E>,
-    batch: Batch<'_>,
-    policy: &Policy,
-    recordings: &[Recording],
-) -> Vec<f64> {
-    let tape = Tape::inference(case.engine);
-    let weights = case.model.bind(&tape, &case.parameters);
-    let settings = Settings { policy: policy.clone(), recompute: false };
-    let hidden = case.model.replay(&tape, &weights, batch, &settings, recordings, None).unwrap();
-    case.engine.to_f64(case.model.logits(&tape, &weights, &hidden).unwrap().value())
+fn replay(case: &Case, batch: Batch<'_>, policy: &Policy, recordings: &[Recording]) -> Vec<f64> {
+    let recordings = Some(recordings.to_vec());
+    case.forward_with(batch, &Settings { policy: policy.clone(), recordings, ..Settings::default() })
 }
 
 /// Everything that a bank knows but its tensors.
-fn known<E: Engine>(bank: &StateBank<E>) -> String {
+fn known(bank: &StateBank) -> String {
     let ledgers: Vec<_> = bank.layers().iter().filter_map(|layer| layer.ledger()).collect();
     serde_json::to_string(&(bank.policy(), bank.timeline(), ledgers)).unwrap()
 }
 
 #[test]
 fn decoding_is_prefill_is_the_forward_pass_for_every_combination() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let ids = tokens(150, 37, 3);
     for policy in combinations() {
         let (whole, bank) = extend(&case, &ids, &policy, &[150], |_| {});
@@ -97,12 +79,11 @@ fn decoding_is_prefill_is_the_forward_pass_for_every_combination() {
     }
 }
 
-/// The same through the f64 engine, which computes by the equations.
+/// The same through the reference device, which computes by the equations.
 #[test]
-fn the_reference_engine_agrees() {
-    let engine = invariant();
-    let [case, exact] = [(); 2].map(|()| small("march"));
-    let (case, exact) = (Case::new(&engine, &case), Case::new(&Reference, &exact));
+fn the_reference_device_agrees() {
+    let device = invariant();
+    let [case, exact] = [device, Device::reference()].map(|device| Case::new(&device, &small("march")));
     let ids = tokens(100, 37, 5);
     for policy in combinations().into_iter().filter(|policy| policy.interval == Some(16)) {
         let (got, bank) = extend(&case, &ids, &policy, &[9], |_| {});
@@ -115,17 +96,16 @@ fn the_reference_engine_agrees() {
 /// Two texts at different positions, with different policies, together as alone.
 #[test]
 fn decoding_does_not_depend_on_its_batch() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let texts = [tokens(120, 37, 8), tokens(120, 37, 9)];
     let all = combinations();
     for (a, b) in all.iter().zip(all.iter().skip(5).chain(&all[..5])) {
-        let tape = Tape::inference(&engine);
-        let weights = case.model.bind(&tape, &case.parameters);
+        let weights = case.weights();
         let mut banks = [a, b].map(|policy| case.model.bank(policy.clone()).unwrap());
         let [first, second] = &mut banks;
-        case.model.extend(&tape, &weights, Batch::one(&texts[0][..13]), &mut [first], None).unwrap();
-        case.model.extend(&tape, &weights, Batch::one(&texts[1][..40]), &mut [second], None).unwrap();
+        case.model.extend(&weights, Batch::one(&texts[0][..13]), &mut [first], None).unwrap();
+        case.model.extend(&weights, Batch::one(&texts[1][..40]), &mut [second], None).unwrap();
         // A fork goes on alone.
         let mut alone = banks.clone();
         let mut at = [13, 40];
@@ -134,12 +114,12 @@ fn decoding_does_not_depend_on_its_batch() {
             let [first, second] = &mut banks;
             let ids = parts.concat();
             let batch = Batch { ids: &ids, rows: 2 };
-            let both = case.model.extend(&tape, &weights, batch, &mut [first, second], None).unwrap();
-            let both = engine.to_f32(both.value());
+            let both = case.model.extend(&weights, batch, &mut [first, second], None).unwrap();
+            let both = both.to_f32();
             for (row, bank) in alone.iter_mut().enumerate() {
                 let one = Batch::one(parts[row]);
-                let one = case.model.extend(&tape, &weights, one, &mut [bank], None).unwrap();
-                let one = engine.to_f32(one.value());
+                let one = case.model.extend(&weights, one, &mut [bank], None).unwrap();
+                let one = one.to_f32();
                 let together = &both[row * one.len()..(row + 1) * one.len()];
                 assert!(together == one, "{a:?} beside {b:?}, row {row}, {count} tokens");
             }
@@ -154,8 +134,8 @@ fn decoding_does_not_depend_on_its_batch() {
 /// Tokens read what is stored, wherever calls are cut; the anchors themselves read the exact state.
 #[test]
 fn stored_precision_is_what_every_token_reads() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let ids = tokens(150, 37, 4);
     let budget = Retention::Budget(3 * ANCHOR);
     for (interval, top_k, retention, placement) in [
@@ -166,7 +146,7 @@ fn stored_precision_is_what_every_token_reads() {
     ] {
         let policy = |storage| Policy { interval: Some(interval), top_k, retention, placement, storage };
         let (exact, full) = extend(&case, &ids, &policy(Storage::F32), &[150], |_| {});
-        let mut bytes = vec![full.bytes(&engine)];
+        let mut bytes = vec![full.bytes()];
         for (storage, limit) in [(Storage::Bf16, 2e-2), (Storage::Int8, 5e-2)] {
             let policy = policy(storage);
             let (whole, bank) = extend(&case, &ids, &policy, &[150], |_| {});
@@ -179,11 +159,11 @@ fn stored_precision_is_what_every_token_reads() {
             if retention != budget {
                 let off = error(&whole, &exact);
                 assert!(off > 0.0 && off < limit, "{policy:?}: {off:.1e}");
-                bytes.push(bank.bytes(&engine));
+                bytes.push(bank.bytes());
             }
             if placement == Placement::Periodic {
-                assert_eq!(bank.bytes(&engine), case.model.memory_bytes(150, &policy));
-                assert_eq!(bank.rollback_bytes(&engine), case.model.rollback_bytes(150, &policy));
+                assert_eq!(bank.bytes(), case.model.memory_bytes(150, &policy));
+                assert_eq!(bank.rollback_bytes(), case.model.rollback_bytes(150, &policy));
             }
         }
         assert!(bytes.windows(2).all(|pair| pair[0] > pair[1]), "{bytes:?}");
@@ -192,8 +172,8 @@ fn stored_precision_is_what_every_token_reads() {
 
 #[test]
 fn a_budget_is_never_exceeded() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let ids = tokens(400, 37, 6);
     for (interval, top_k, bytes, placement, storage) in [
         (1, None, ANCHOR, Placement::Periodic, Storage::F32),
@@ -206,12 +186,12 @@ fn a_budget_is_never_exceeded() {
         let room = bytes / case.model.anchor_bytes(&policy);
         let mut largest = 0;
         let (_, bank) = extend(&case, &ids, &policy, &[1], |bank| {
-            let anchors: usize = bank.layers().iter().map(|layer| layer.anchors(&engine).1).sum();
+            let anchors: usize = bank.layers().iter().map(|layer| layer.anchors().1).sum();
             assert!(anchors <= bytes, "{policy:?}: {anchors} bytes");
             largest = largest.max(anchors);
             for layer in bank.layers() {
                 let ledger = layer.ledger().unwrap();
-                let kept = layer.anchors(&engine).0;
+                let kept = layer.anchors().0;
                 assert_eq!(ledger.entries.len(), kept);
                 assert_eq!(kept, room.min(bank.timeline().complete));
                 let newest = ledger.anchors().last().map_or(0, |anchor| anchor.ordinal);
@@ -220,8 +200,8 @@ fn a_budget_is_never_exceeded() {
         });
         assert_eq!(largest, room * case.model.anchor_bytes(&policy), "all of the room is used");
         if placement == Placement::Periodic {
-            assert_eq!(bank.bytes(&engine), case.model.memory_bytes(ids.len(), &policy));
-            assert_eq!(bank.rollback_bytes(&engine), case.model.rollback_bytes(ids.len(), &policy));
+            assert_eq!(bank.bytes(), case.model.memory_bytes(ids.len(), &policy));
+            assert_eq!(bank.rollback_bytes(), case.model.rollback_bytes(ids.len(), &policy));
         }
         // What the timeline lists is in every layer.
         let timeline = bank.timeline();
@@ -234,7 +214,7 @@ fn a_budget_is_never_exceeded() {
         let recording = bank.recording().unwrap();
         for (layer, evictions) in recording.evictions.iter().enumerate() {
             let dropped: usize = evictions.iter().map(|(_, list)| list.len()).sum();
-            assert_eq!(dropped + bank.layers()[layer].anchors(&engine).0, recording.boundaries.len());
+            assert_eq!(dropped + bank.layers()[layer].anchors().0, recording.boundaries.len());
         }
     }
 }
@@ -242,19 +222,18 @@ fn a_budget_is_never_exceeded() {
 /// A bank that records nothing keeps no list that grows.
 #[test]
 fn notes_are_taken_only_where_asked_for() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let policy = Policy {
         interval: Some(2),
         retention: Retention::Budget(2 * ANCHOR),
         placement: Placement::Adaptive(1),
         ..Policy::default()
     };
-    let tape = Tape::inference(&engine);
-    let weights = case.model.bind(&tape, &case.parameters);
+    let weights = case.weights();
     let mut bank = case.model.bank(policy).unwrap();
     let ids = tokens(60, 37, 2);
-    case.model.extend(&tape, &weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
+    case.model.extend(&weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
     assert!(bank.recording().is_none());
     assert!(bank.layers().iter().all(|layer| layer.ledger().unwrap().evictions.is_empty()));
     let refused = bank.record(true).unwrap_err();
@@ -265,9 +244,9 @@ fn notes_are_taken_only_where_asked_for() {
 /// A model of one layer over a real text: as many anchors as periodic ones, at most one in MIN tokens, and not periodic.
 #[test]
 fn adaptive_anchors_are_as_many_as_periodic_ones() {
-    let engine = invariant();
+    let device = invariant();
     let config = ModelConfig { num_hidden_layers: 1, vocab_size: 257, ..small("march") };
-    let case = Case::new(&engine, &config);
+    let case = Case::new(&device, &config);
     let text = march_lm::data::builtin().bytes().map(u32::from);
     let ids: Vec<u32> = text.cycle().take(65536).collect();
     for (interval, min) in [(512, 32), (256, 1), (1000, 100)] {
@@ -298,14 +277,14 @@ fn adaptive_anchors_are_as_many_as_periodic_ones() {
 /// Rows of a batch place their own anchors; training goes through them.
 #[test]
 fn training_with_adaptive_anchors() {
-    let engine = cpu();
-    let case = Case::new(&engine, &small("march"));
+    let device = cpu();
+    let case = Case::new(&device, &small("march"));
     // A text that repeats one token moves the state no more.
     let mut ids = tokens(3 * 70, 37, 14);
     ids[85..140].fill(5);
     let targets = tokens(3 * 70, 37, 15);
     let policy = Policy { interval: Some(9), placement: Placement::Adaptive(2), ..Policy::default() };
-    let settings = |recompute| Settings { policy: policy.clone(), recompute };
+    let settings = |recompute| Settings { policy: policy.clone(), recompute, ..Settings::default() };
     let batch = Batch { ids: &ids, rows: 3 };
     let all = case.forward(batch, &policy);
     let mut recordings = Vec::new();
@@ -326,20 +305,20 @@ fn training_with_adaptive_anchors() {
     }
     let (loss, gradients) = case.gradients(batch, &targets, &settings(false));
     for (spec, gradient) in case.model.layout().iter().zip(&gradients) {
-        let norm = engine.squared_norm(&[gradient.as_ref().unwrap()]).unwrap();
+        let norm = squared_norm(&[gradient.as_ref().unwrap()]).unwrap();
         assert!(norm.is_finite() && norm > 0.0, "{}: squared norm {norm}", spec.name);
     }
     let (again, others) = case.gradients(batch, &targets, &settings(true));
     assert_eq!(loss, again);
     for (a, b) in gradients.iter().zip(&others) {
-        assert!(engine.to_f32(a.as_ref().unwrap()) == engine.to_f32(b.as_ref().unwrap()));
+        assert!(a.as_ref().unwrap().to_f32() == b.as_ref().unwrap().to_f32());
     }
 }
 
 #[test]
 fn settings_that_cannot_be_are_refused() {
-    let engine = cpu();
-    let case = Case::new(&engine, &small("march"));
+    let device = cpu();
+    let case = Case::new(&device, &small("march"));
     let own = case.model.policy();
     let refused = |policy: Policy| case.model.bank(policy).unwrap_err().to_string();
     let small_budget = Policy { retention: Retention::Budget(ANCHOR - 1), ..own.clone() };
@@ -350,15 +329,15 @@ fn settings_that_cannot_be_are_refused() {
     let far = Policy { placement: Placement::Adaptive(17), ..own.clone() };
     assert!(refused(far).contains("adaptive:16 or less"));
     let budget = Policy { retention: Retention::Budget(9 * ANCHOR), ..own.clone() };
-    let tape = Tape::inference(&engine);
-    let weights = case.model.bind(&tape, &case.parameters);
-    let settings = Settings { policy: budget, recompute: false };
+    let weights = case.weights();
+    let settings = Settings { policy: budget, ..Settings::default() };
     let ids = tokens(40, 37, 1);
-    let message = case.model.forward(&tape, &weights, Batch::one(&ids), &settings, None).unwrap_err();
+    let message = case.model.forward(&weights, Batch::one(&ids), &settings, None).unwrap_err();
     assert!(message.to_string().contains("replay"), "{message}");
-    let message = case.model.replay(&tape, &weights, Batch::one(&ids), &settings, &[], None).unwrap_err();
+    let settings = Settings { recordings: Some(Vec::new()), ..settings };
+    let message = case.model.forward(&weights, Batch::one(&ids), &settings, None).unwrap_err();
     assert!(message.to_string().contains("got 0 recordings, expected 1"), "{message}");
-    let plain = Case::new(&engine, &small("gated_deltanet"));
+    let plain = Case::new(&device, &small("gated_deltanet"));
     let stored = Policy { storage: Storage::Int8, ..Policy::default() };
     assert!(plain.model.bank(stored).unwrap_err().to_string().contains("has no anchors"));
 }
@@ -366,7 +345,7 @@ fn settings_that_cannot_be_are_refused() {
 /// The figures of README.md: after 32 and 128 facts of the demo's task.
 #[test]
 fn the_demos_bytes_for_rollback() {
-    let model: Model<Cpu> = Model::new(&march_lm::Config::load("demo/march").unwrap().model);
+    let model = Model::new(&march_lm::Config::load("demo/march").unwrap().model);
     let sizes = [104, 320]
         .map(|n| (model.memory_bytes(n, &model.policy()), model.rollback_bytes(n, &model.policy())));
     assert_eq!(sizes, [(83_968, 25_344), (239_360, 80_640)]);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use march_lm::anchors::{Placement, Policy, Retention, Storage};
 use march_lm::checkpoint::{self, Checkpoint, SHARD_BYTES};
-use march_lm::engine::{Cpu, Engine, Tape};
+use march_lm::engine::{Device, Tensor};
 use march_lm::memory::{BankFile, BankTag, Rollback, StateBank};
 use march_lm::model::{Batch, Weights};
 use march_lm::tokenizer::Tokenizer;
@@ -17,31 +17,31 @@ use proptest::prelude::*;
 use crate::common::{Case, KINDS, invariant, small, tokens};
 
 /// A model whose banks are tried.
-struct Trial<'e> {
-    case: Case<'e, Cpu>,
-    weights: Weights<Cpu>,
+struct Trial {
+    device: Device,
+    case: Case,
+    weights: Weights,
     tag: BankTag,
 }
 
-impl<'e> Trial<'e> {
-    fn new(engine: &'e Cpu, kind: &str) -> Self {
-        let case = Case::new(engine, &small(kind));
-        let tape = Tape::inference(engine);
-        let weights = case.model.bind(&tape, &case.parameters);
-        let fingerprint = case.model.fingerprint(engine, &case.parameters).unwrap();
+impl Trial {
+    fn new(device: &Device, kind: &str) -> Self {
+        let case = Case::new(device, &small(kind));
+        let weights = case.weights();
+        let fingerprint = case.model.fingerprint(&case.parameters).unwrap();
         let tag = BankTag::new(case.model.config().mixer.model_type(), fingerprint, &Tokenizer::bytes());
-        Self { case, weights, tag }
+        Self { device: device.clone(), case, weights, tag }
     }
 
     /// Logits of tokens that continue a bank.
-    fn extend(&self, bank: &mut StateBank<Cpu>, ids: &[u32]) -> march_lm::Result<Vec<f32>> {
-        let (tape, model) = (Tape::inference(self.case.engine), &self.case.model);
-        let hidden = model.extend(&tape, &self.weights, Batch::one(ids), &mut [bank], None)?;
-        Ok(self.case.engine.to_f32(model.logits(&tape, &self.weights, &hidden)?.value()))
+    fn extend(&self, bank: &mut StateBank, ids: &[u32]) -> march_lm::Result<Vec<f32>> {
+        let model = &self.case.model;
+        let hidden = model.extend(&self.weights, Batch::one(ids), &mut [bank], None)?;
+        Ok(model.logits(&self.weights, &hidden)?.to_f32())
     }
 
     /// The bank of a text, all at once.
-    fn bank(&self, policy: &Policy, ids: &[u32]) -> StateBank<Cpu> {
+    fn bank(&self, policy: &Policy, ids: &[u32]) -> StateBank {
         let mut bank = self.case.model.bank(policy.clone()).unwrap();
         if !ids.is_empty() {
             self.extend(&mut bank, ids).unwrap();
@@ -50,25 +50,25 @@ impl<'e> Trial<'e> {
     }
 
     /// Logits of a text that goes on one token at a time.
-    fn decode(&self, bank: &mut StateBank<Cpu>, ids: &[u32]) -> Vec<f32> {
+    fn decode(&self, bank: &mut StateBank, ids: &[u32]) -> Vec<f32> {
         ids.iter().flat_map(|&id| self.extend(bank, &[id]).unwrap()).collect()
     }
 
-    fn save(&self, bank: &StateBank<Cpu>, path: &Path) {
-        bank.save(self.case.engine, path, &self.tag).unwrap();
+    fn save(&self, bank: &StateBank, path: &Path) {
+        bank.save(path, &self.tag).unwrap();
     }
 
-    fn append(&self, bank: &StateBank<Cpu>, path: &Path) {
-        bank.append(self.case.engine, path, &self.tag).unwrap();
+    fn append(&self, bank: &StateBank, path: &Path) {
+        bank.append(None, path, &self.tag).unwrap();
     }
 
-    fn load(&self, path: &Path) -> march_lm::Result<StateBank<Cpu>> {
-        self.case.model.load_bank(self.case.engine, &BankFile::open(path)?, &self.tag, None)
+    fn load(&self, path: &Path) -> march_lm::Result<StateBank> {
+        self.case.model.load_bank(&self.device, &BankFile::open(path)?, &self.tag, None)
     }
 
     fn refused(&self, path: &Path, tag: &BankTag, policy: Option<&Policy>) -> String {
-        let loaded = BankFile::open(path)
-            .and_then(|file| self.case.model.load_bank(self.case.engine, &file, tag, policy));
+        let loaded =
+            BankFile::open(path).and_then(|file| self.case.model.load_bank(&self.device, &file, tag, policy));
         loaded.expect_err("it should be refused").to_string()
     }
 }
@@ -122,11 +122,11 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 
 #[test]
 fn save_load_continue_is_never_having_stopped() {
-    let engine = invariant();
+    let device = invariant();
     let (_folder, path) = folder();
     let next = tokens(40, 37, 2);
     for kind in KINDS {
-        let trial = Trial::new(&engine, kind);
+        let trial = Trial::new(&device, kind);
         for policy in all_policies(&trial.case.model.policy()) {
             for length in [0, 1, 15, 16, 47, 130] {
                 let mut bank = trial.bank(&policy, &tokens(length, 37, 1));
@@ -134,7 +134,7 @@ fn save_load_continue_is_never_having_stopped() {
                 let mut loaded = trial.load(&path).unwrap();
                 let what = format!("{kind} {policy:?} {length}");
                 assert_eq!((loaded.policy(), loaded.timeline()), (bank.policy(), bank.timeline()), "{what}");
-                assert_eq!(loaded.bytes(&engine), bank.bytes(&engine), "{what}");
+                assert_eq!(loaded.bytes(), bank.bytes(), "{what}");
                 let mut again = loaded.clone();
                 let want = trial.decode(&mut bank, &next);
                 assert!(trial.decode(&mut loaded, &next) == want, "{what}");
@@ -151,11 +151,11 @@ fn save_load_continue_is_never_having_stopped() {
 
 #[test]
 fn appended_is_saved() {
-    let engine = invariant();
+    let device = invariant();
     let (_folder, path) = folder();
     let ids = tokens(330, 37, 3);
     for kind in KINDS {
-        let trial = Trial::new(&engine, kind);
+        let trial = Trial::new(&device, kind);
         for policy in all_policies(&trial.case.model.policy()) {
             let what = format!("{kind} {policy:?}");
             let _ = fs::remove_file(&path);
@@ -179,7 +179,7 @@ fn appended_is_saved() {
                     file.verify().unwrap();
                     let mut loaded = trial.load(&path).unwrap();
                     assert_eq!(loaded.timeline(), bank.timeline(), "{what}");
-                    assert_eq!(loaded.bytes(&engine), bank.bytes(&engine), "{what}");
+                    assert_eq!(loaded.bytes(), bank.bytes(), "{what}");
                     let next = &ids[to..to + 40];
                     assert!(trial.decode(&mut loaded, next) == trial.decode(&mut bank, next), "{what}");
                     sizes.push((file.appended(), file.bytes()));
@@ -200,15 +200,15 @@ fn appended_is_saved() {
 /// A file of another text is replaced; so is one that has what the bank has left.
 #[test]
 fn what_is_no_beginning_is_replaced() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
     let (ids, next) = (tokens(200, 37, 1), tokens(9, 37, 2));
     let mut bank = trial.bank(&policy, &ids);
     let other = trial.bank(&policy, &tokens(180, 37, 5));
     let mut back = bank.clone();
-    back.rollback(&engine, 30).unwrap();
+    back.rollback(30).unwrap();
     let mut top = bank.clone();
     trial.extend(&mut top, &next).unwrap();
     for start in [other, top] {
@@ -231,8 +231,8 @@ fn what_is_no_beginning_is_replaced() {
 
 #[test]
 fn other_tools_read_the_file() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let bank = trial.bank(&trial.case.model.policy(), &tokens(70, 37, 1));
     trial.save(&bank, &path);
@@ -255,11 +255,11 @@ fn other_tools_read_the_file() {
 
 #[test]
 fn a_fork_goes_its_own_way() {
-    let engine = invariant();
+    let device = invariant();
     let (_folder, path) = folder();
     let (ids, [one, other]) = (tokens(100, 37, 1), [5, 6].map(|seed| tokens(50, 37, seed)));
     for kind in KINDS {
-        let trial = Trial::new(&engine, kind);
+        let trial = Trial::new(&device, kind);
         let policy = trial.case.model.policy();
         let want = [&one, &other].map(|next| trial.decode(&mut trial.bank(&policy, &ids), next));
         let bank = trial.bank(&policy, &ids);
@@ -278,11 +278,11 @@ fn a_fork_goes_its_own_way() {
 
 #[test]
 fn rolled_back_is_never_having_gone_further() {
-    let engine = invariant();
+    let device = invariant();
     let (_folder, path) = folder();
     let (ids, next) = (tokens(150, 37, 1), tokens(45, 37, 2));
     for kind in ["march", "march_top_k", "march_no_null"] {
-        let trial = Trial::new(&engine, kind);
+        let trial = Trial::new(&device, kind);
         for policy in policies(&trial.case.model.policy()) {
             let whole = trial.bank(&policy, &ids);
             trial.save(&whole, &path);
@@ -294,7 +294,7 @@ fn rolled_back_is_never_having_gone_further() {
                 let (want, at_once) = (trial.decode(&mut then, &next), at_once.unwrap());
                 for mut bank in [whole.clone(), filed.clone()] {
                     let what = format!("{kind} {policy:?} back to {anchor:?}");
-                    assert_eq!(bank.rollback(&engine, anchor.ordinal).unwrap(), Rollback::Exact, "{what}");
+                    assert_eq!(bank.rollback(anchor.ordinal).unwrap(), Rollback::Exact, "{what}");
                     assert_eq!(bank.timeline().position, timeline.position, "{what}");
                     assert_eq!(bank.timeline().kept, timeline.kept, "{what}");
                     trial.save(&bank, &path);
@@ -304,7 +304,7 @@ fn rolled_back_is_never_having_gone_further() {
                     // Once more, from what was added since.
                     if let Some(later) = bank.timeline().kept.iter().find(|a| a.position > anchor.position) {
                         let (later, added) = (*later, later.position - anchor.position);
-                        assert_eq!(bank.rollback(&engine, later.ordinal).unwrap(), Rollback::Exact);
+                        assert_eq!(bank.rollback(later.ordinal).unwrap(), Rollback::Exact);
                         assert!(trial.decode(&mut bank, &next[added..]) == want[37 * added..], "{what}");
                     }
                 }
@@ -315,48 +315,46 @@ fn rolled_back_is_never_having_gone_further() {
 
 #[test]
 fn anchors_that_are_not_kept_are_refused_by_name() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let policy = Policy { interval: Some(8), retention: Retention::Fenwick, ..trial.case.model.policy() };
     let mut bank = trial.bank(&policy, &tokens(8 * 7 + 3, 37, 1));
     let before = bank.timeline().clone();
-    let mut refused = |ordinal| bank.rollback(&engine, ordinal).unwrap_err().to_string();
+    let mut refused = |ordinal| bank.rollback(ordinal).unwrap_err().to_string();
     assert_eq!(refused(5), "anchor 5 is no longer kept; the bank keeps 4, 6–7");
     assert_eq!(refused(8), "anchor 8 does not exist; the bank keeps 4, 6–7");
     assert_eq!(refused(0), "anchor 0 does not exist; the bank keeps 4, 6–7");
     assert_eq!(*bank.timeline(), before);
     for kind in KINDS.into_iter().filter(|kind| !kind.starts_with("march")) {
-        let trial = Trial::new(&engine, kind);
+        let trial = Trial::new(&device, kind);
         let mut bank = trial.bank(&Policy::default(), &tokens(40, 37, 1));
-        let refused = bank.rollback(&engine, 1).unwrap_err().to_string();
+        let refused = bank.rollback(1).unwrap_err().to_string();
         assert_eq!(refused, "no anchor 1 to roll back to: the bank keeps no anchors");
     }
 }
 
 #[test]
 fn fingerprints_tell_models_apart() {
-    let engine = invariant();
+    let device = invariant();
     let (folder, _) = folder();
     let mut seen = Vec::new();
     for kind in KINDS {
-        let Case { model, parameters, .. } = Case::new(&engine, &small(kind));
-        let own = model.fingerprint(&engine, &parameters).unwrap();
+        let Case { model, parameters, .. } = Case::new(&device, &small(kind));
+        let own = model.fingerprint(&parameters).unwrap();
         assert!(own.len() == 64 && !seen.contains(&own));
         let path = folder.path().join(kind);
-        checkpoint::save(&path, model.config(), model.layout(), SHARD_BYTES, |i| {
-            Ok(engine.to_f32(&parameters[i]))
-        })
-        .unwrap();
+        checkpoint::save(&path, model.config(), model.layout(), SHARD_BYTES, |i| Ok(parameters[i].to_f32()))
+            .unwrap();
         let checkpoint = Checkpoint::open(&path).unwrap();
         assert_eq!(model.checkpoint_fingerprint(&checkpoint).unwrap(), own);
         seen.push(own);
     }
     // One number of one tensor.
-    let Case { model, mut parameters, .. } = Case::new(&engine, &small("march"));
-    let mut numbers = engine.to_f32(&parameters[4]);
+    let Case { model, mut parameters, .. } = Case::new(&device, &small("march"));
+    let mut numbers = parameters[4].to_f32();
     *numbers.last_mut().unwrap() += 1e-3;
-    parameters[4] = engine.from_f32(&numbers, &model.layout()[4].shape).unwrap();
-    assert!(!seen.contains(&model.fingerprint(&engine, &parameters).unwrap()));
+    parameters[4] = Tensor::from_slice(&numbers, &model.layout()[4].shape, &device).unwrap();
+    assert!(!seen.contains(&model.fingerprint(&parameters).unwrap()));
 }
 
 /// One thing that is done to banks.
@@ -408,8 +406,8 @@ proptest! {
         operations in prop::collection::vec(operation(), 1..14),
         seed in any::<u64>(),
     ) {
-        let engine = invariant();
-        let trial = Trial::new(&engine, KINDS[kind]);
+        let device = invariant();
+        let trial = Trial::new(&device, KINDS[kind]);
         let mut policy = trial.case.model.policy();
         if policy.interval.is_some() {
             policy = Policy { storage, ..with(&policy, interval, top_k, retention) };
@@ -419,7 +417,7 @@ proptest! {
         }
         let (folder, _) = folder();
         let file = |number: usize| folder.path().join(format!("{number}.bank"));
-        let mut banks: Vec<(StateBank<Cpu>, Vec<Vec<u32>>)> = vec![(trial.bank(&policy, &[]), vec![])];
+        let mut banks: Vec<(StateBank, Vec<Vec<u32>>)> = vec![(trial.bank(&policy, &[]), vec![])];
         let mut files: [Option<Vec<Vec<u32>>>; 3] = [None, None, None];
         for (i, operation) in operations.into_iter().enumerate() {
             let (bank, calls) = banks.last_mut().unwrap();
@@ -451,7 +449,7 @@ proptest! {
                 Operation::Rollback(ordinal) => {
                     let kept = bank.timeline().kept.iter().find(|anchor| anchor.ordinal == ordinal).copied();
                     let before = bank.clone();
-                    let result = bank.rollback(&engine, ordinal);
+                    let result = bank.rollback(ordinal);
                     prop_assert_eq!(result.is_ok(), kept.is_some());
                     if let (Ok(Rollback::Approximate(_)), Some(anchor)) = (&result, kept) {
                         let plain = matches!(retention, Retention::All | Retention::Fenwick);

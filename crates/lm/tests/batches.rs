@@ -1,7 +1,7 @@
 //! Many sequences in one call: each has the bits that it has alone, whatever the others do.
 
 use march_lm::anchors::Policy;
-use march_lm::engine::{Cpu, CpuOptions, Engine, Products, Tape};
+use march_lm::engine::{CpuOptions, Device, Products};
 use march_lm::generate::{Inference, Limits, Sampling, Session, Text};
 use march_lm::memory::StateBank;
 use march_lm::model::Part;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::common::{Case, KINDS, invariant, small, tokens};
 
 /// Policies that a model can follow: its own, and for models with anchors every kind of placement, retention and storage.
-fn policies(case: &Case<'_, Cpu>) -> Vec<Policy> {
+fn policies(case: &Case) -> Vec<Policy> {
     let own = case.model.policy();
     let mut list = vec![own.clone()];
     if own.interval.is_some() {
@@ -31,11 +31,10 @@ fn policies(case: &Case<'_, Cpu>) -> Vec<Policy> {
 }
 
 /// The last layer of a sequence's next tokens, alone.
-fn alone(case: &Case<'_, Cpu>, bank: &mut StateBank<Cpu>, ids: &[u32]) -> Vec<f32> {
-    let tape = Tape::inference(case.engine);
-    let weights = case.model.bind(&tape, &case.parameters);
-    let hidden = case.model.step(&tape, &weights, &mut [Part::new(ids, bank)]).unwrap();
-    case.engine.to_f32(hidden.value())
+fn alone(case: &Case, bank: &mut StateBank, ids: &[u32]) -> Vec<f32> {
+    let weights = case.weights();
+    let hidden = case.model.step(&weights, &mut [Part::new(ids, bank)]).unwrap();
+    hidden.to_f32()
 }
 
 proptest! {
@@ -49,15 +48,14 @@ proptest! {
         calls in prop::collection::vec(prop::collection::vec(0usize..40, 2..6), 1..6),
     ) {
         let options = CpuOptions { threads: 2, products: Products::BatchInvariant, ..Default::default() };
-        let engine = Cpu::new(options).unwrap();
-        let case = Case::new(&engine, &small(KINDS[kind]));
+        let device = Device::cpu(options).unwrap();
+        let case = Case::new(&device, &small(KINDS[kind]));
         let policies = policies(&case);
         let rows = 5;
         let policy = |row: usize| policies[(row + seed as usize) % policies.len()].clone();
         let mut together: Vec<_> = (0..rows).map(|row| case.model.bank(policy(row)).unwrap()).collect();
         let mut apart: Vec<_> = (0..rows).map(|row| case.model.bank(policy(row)).unwrap()).collect();
-        let tape = Tape::inference(&engine);
-        let weights = case.model.bind(&tape, &case.parameters);
+        let weights = case.weights();
         for (call, counts) in calls.iter().enumerate() {
             // A count of 0 leaves the sequence out of the call; some prompts are long beside single tokens.
             let ids: Vec<Vec<u32>> = counts
@@ -74,7 +72,7 @@ proptest! {
             if parts.is_empty() {
                 continue;
             }
-            let hidden = engine.to_f32(case.model.step(&tape, &weights, &mut parts).unwrap().value());
+            let hidden = case.model.step(&weights, &mut parts).unwrap().to_f32();
             let mut want = Vec::new();
             for (ids, bank) in ids.iter().zip(&mut apart).filter(|(ids, _)| !ids.is_empty()) {
                 want.extend(alone(&case, bank, ids));
@@ -83,15 +81,15 @@ proptest! {
         }
         for (together, apart) in together.iter().zip(&apart) {
             prop_assert_eq!(together.timeline(), apart.timeline());
-            prop_assert_eq!(together.bytes(&engine), apart.bytes(&engine));
+            prop_assert_eq!(together.bytes(), apart.bytes());
         }
     }
 }
 
 /// A text of `count` tokens that a session writes, one of several in the same steps.
-fn write(inference: &Inference<'_, Cpu>, seeds: &[u64], count: usize) -> Vec<String> {
+fn write(inference: &Inference<'_>, seeds: &[u64], count: usize) -> Vec<String> {
     let tokenizer = Tokenizer::bytes();
-    let mut sessions: Vec<Session<Cpu>> = seeds
+    let mut sessions: Vec<Session> = seeds
         .iter()
         .map(|&seed| {
             let model = inference.model();
@@ -126,11 +124,11 @@ fn write(inference: &Inference<'_, Cpu>, seeds: &[u64], count: usize) -> Vec<Str
 
 #[test]
 fn sessions_write_together_what_each_writes_alone() {
-    let engine = invariant();
+    let device = invariant();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         // Slices of 64 tokens: log-linear models round by where a prompt is cut, so the cuts are the same here.
-        let inference = Inference::new(&engine, &case.model, &case.parameters).with_call_tokens(64);
+        let inference = Inference::new(&case.model, &case.parameters).with_call_tokens(64);
         let seeds = [1, 2, 3, 4, 5];
         let together = write(&inference, &seeds, 20);
         let apart: Vec<String> = seeds.iter().flat_map(|&seed| write(&inference, &[seed], 20)).collect();
@@ -143,10 +141,10 @@ fn sessions_write_together_what_each_writes_alone() {
 fn threads_share_a_model() {
     fn shared<T: Send + Sync>(_: &T) {}
     let options = CpuOptions { threads: 2, products: Products::BatchInvariant, ..Default::default() };
-    let engine = Cpu::new(options).unwrap();
+    let device = Device::cpu(options).unwrap();
     for kind in ["march", "gated_deltanet", "transformer", "memory_caching"] {
-        let case = Case::new(&engine, &small(kind));
-        let inference = Inference::new(&engine, &case.model, &case.parameters);
+        let case = Case::new(&device, &small(kind));
+        let inference = Inference::new(&case.model, &case.parameters);
         shared(&case.model);
         shared(&inference);
         let want = [write(&inference, &[1, 2, 3], 30), write(&inference, &[4, 5], 30)];
@@ -164,16 +162,16 @@ fn threads_share_a_model() {
 /// A fork shares what came before: appending to it copies at most the open block of keys and values.
 #[test]
 fn a_fork_copies_at_most_one_block() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("transformer"));
+    let device = invariant();
+    let case = Case::new(&device, &small("transformer"));
     let mut bank = case.model.bank(Policy::default()).unwrap();
     let text = tokens(5000, 37, 1);
     alone(&case, &mut bank, &text);
-    let whole = bank.bytes(&engine);
+    let whole = bank.bytes();
     let mut fork = bank.clone();
-    let before = engine.live_bytes();
+    let before = device.live_bytes();
     alone(&case, &mut fork, &[1]);
-    let copied = engine.live_bytes() - before;
+    let copied = device.live_bytes() - before;
     // Buffers have room to grow: twice a block of keys and values in each of three layers.
     let block = 2 * 256 * 24 * size_of::<f32>() * 3;
     assert!(copied <= 2 * block, "{copied} bytes copied; a block has {block}, the cache {whole}");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use march_lm::Config;
-use march_lm::engine::{Cpu, CpuOptions};
+use march_lm::engine::{CpuOptions, Device};
 use march_lm::model::ModelConfig;
 use march_lm::run::{Run, RunOptions};
 use march_lm::train::ranks::SingleProcess;
@@ -66,7 +66,7 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn runs() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = Cpu::new(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    let device = Device::cpu(CpuOptions { threads: 1, ..Default::default() }).unwrap();
     let text = "extends = \"tiny/march\"\n[model]\nhidden_size = 16\nnum_hidden_layers = 2\nintermediate_size = 24\n\
                 num_heads = 2\nhead_dim = 4\nanchor_interval = 8\nrouting_dim = 4\n\
                 [data]\nsequence_length = 32\n[train]\nsteps = 4\ntokens_per_step = 64\nmicro_batch = 2\n\
@@ -75,7 +75,7 @@ fn runs() {
     let whole = folder.path().join("whole");
     let never = AtomicBool::new(false);
     let options = RunOptions { stop_at: Some(3), ..Default::default() };
-    let mut run = Run::create(&engine, config, &whole, options, Box::<SingleProcess>::default()).unwrap();
+    let mut run = Run::create(&device, config, &whole, options, Box::<SingleProcess>::default()).unwrap();
     assert!(!run.train(&never, &mut |_| {}).unwrap());
     drop(run);
     let (mut resumed, mut refused) = (0, 0);
@@ -88,7 +88,7 @@ fn runs() {
             copy(&whole, &damaged);
             fs::write(damaged.join(name), bytes).unwrap();
             let options = RunOptions { stop_at: Some(3), ..Default::default() };
-            match Run::resume(&engine, &damaged, options, Box::<SingleProcess>::default(), &mut |_| {}) {
+            match Run::resume(&device, &damaged, options, Box::<SingleProcess>::default(), &mut |_| {}) {
                 Ok(mut run) => {
                     resumed += 1;
                     let _ = run.train(&never, &mut |_| {});

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::Cpu;
+use march_lm::engine::{Device, Tensor};
 use march_lm::generate::{Generator, Limits, Sampling, Text};
 use march_lm::memory::{BankFile, BankTag};
 use march_lm::model::{Model, ModelConfig};
@@ -33,21 +33,16 @@ fn config(model_type: &str) -> ModelConfig {
 }
 
 /// What a model writes after a bank's text and ` Now`.
-fn continued(
-    engine: &Cpu,
-    model: &Model<Cpu>,
-    parameters: &[<Cpu as march_lm::engine::Engine>::Tensor],
-    bank: &str,
-) -> String {
+fn continued(device: &Device, model: &Model, parameters: &[Tensor], bank: &str) -> String {
     let (tokenizer, file) = (Tokenizer::bytes(), BankFile::open(&fixture(bank)).unwrap());
     file.verify().unwrap();
-    let fingerprint = model.fingerprint(engine, parameters).unwrap();
+    let fingerprint = model.fingerprint(parameters).unwrap();
     let tag = BankTag::new(model.config().mixer.model_type(), fingerprint, &tokenizer);
-    let text = Text::load(engine, model, &file, &tag, None).unwrap();
+    let text = Text::load(device, model, &file, &tag, None).unwrap();
     assert_eq!(text.tokens(), file.timeline().position);
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let empty = model.bank(file.policy().clone()).unwrap();
-    let mut generator = Generator::new(engine, model, parameters, empty, sampling).unwrap();
+    let mut generator = Generator::new(model, parameters, empty, sampling).unwrap();
     generator.set_text(text);
     let now = tokenizer.encode(" Now").unwrap();
     assert!(generator.read(&now, &mut |_| ControlFlow::Continue(())).unwrap());
@@ -62,7 +57,7 @@ fn continued(
 
 #[test]
 fn banks_continue_as_they_did() {
-    let engine = invariant();
+    let device = invariant();
     for (bank, model_type) in [
         ("march", "march"),
         // Rolled back into a chunk: this version put tokens that write nothing in the place of those before it.
@@ -73,21 +68,21 @@ fn banks_continue_as_they_did() {
         ("transformer", "transformer"),
     ] {
         let model = Model::new(&config(model_type));
-        let parameters = model.init(&engine, 7).unwrap();
+        let parameters = model.init(&device, 7).unwrap();
         let want = std::fs::read_to_string(fixture(&format!("{bank}.text"))).unwrap();
-        let got = continued(&engine, &model, &parameters, &format!("{bank}.bank"));
+        let got = continued(&device, &model, &parameters, &format!("{bank}.bank"));
         assert_eq!(got.trim_end_matches('\n'), want.trim_end_matches('\n'), "{bank}");
     }
 }
 
 #[test]
 fn a_checkpoint_loads_as_it_was() {
-    let engine = invariant();
+    let device = invariant();
     let checkpoint = Checkpoint::open(&fixture("checkpoint")).unwrap();
     checkpoint.verify().unwrap();
-    let (model, parameters) = Model::load(&engine, &checkpoint).unwrap();
-    assert_eq!(model.policy(), Model::<Cpu>::new(&config("march")).policy());
+    let (model, parameters) = Model::load(&device, &checkpoint).unwrap();
+    assert_eq!(model.policy(), Model::new(&config("march")).policy());
     let want = std::fs::read_to_string(fixture("march.text")).unwrap();
-    let got = continued(&engine, &model, &parameters, "march.bank");
+    let got = continued(&device, &model, &parameters, "march.bank");
     assert_eq!(got.trim_end_matches('\n'), want.trim_end_matches('\n'));
 }

@@ -8,7 +8,7 @@ use march_lm::anchors::{AnchorPlan, Policy};
 use march_lm::engine::ops::anchor_read::{AnchorRead, AnchorReadOptions};
 use march_lm::engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
 use march_lm::engine::ops::state_read::StateRead;
-use march_lm::engine::{Engine, Reference, Tape};
+use march_lm::engine::{Device, Tensor};
 
 /// The labelled equations of the paper.
 const LABELS: [&str; 12] = [
@@ -269,22 +269,18 @@ impl Head {
 
     /// The same by the operations and the plan that the models use.
     fn by_the_operations(&self, top_k: Option<usize>) -> march_lm::Result<(Vec<f64>, Vec<f64>)> {
-        let (tape, plan) = (
-            Tape::inference(&Reference),
-            AnchorPlan::fresh(&Policy { interval: Some(C), ..Policy::default() }, 1, L),
-        );
-        let var = |data: &[f64], shape: &[usize]| -> march_lm::Result<_> {
-            Ok(tape.constant(Reference.from_f64(data, shape)?))
-        };
-        let query = var(&self.query, &[1, L, DK])?;
+        let plan = AnchorPlan::fresh(&Policy { interval: Some(C), ..Policy::default() }, 1, L);
+        let device = Device::reference();
+        let tensor = |data: &[f64], shape: &[usize]| Tensor::from_f64(data, shape, &device);
+        let query = tensor(&self.query, &[1, L, DK])?;
         let recurrence = GatedDelta {
             query: &query,
-            key: &var(&self.key, &[1, L, DK])?,
-            value: &var(&self.value, &[1, L, DV])?,
-            retention_input: &var(&self.retention_input, &[1, L, 1])?,
-            write_input: &var(&self.write_input, &[1, L, 1])?,
-            a_log: &var(&[self.a_log], &[1])?,
-            dt_bias: &var(&[self.dt_bias], &[1])?,
+            key: &tensor(&self.key, &[1, L, DK])?,
+            value: &tensor(&self.value, &[1, L, DV])?,
+            retention_input: &tensor(&self.retention_input, &[1, L, 1])?,
+            write_input: &tensor(&self.write_input, &[1, L, 1])?,
+            a_log: &tensor(&[self.a_log], &[1])?,
+            dt_bias: &tensor(&[self.dt_bias], &[1])?,
             initial_state: None,
         };
         let boundaries = plan.boundaries.clone();
@@ -296,14 +292,14 @@ impl Head {
             final_state: true,
             chunk_offset: 0,
         };
-        let out = tape.gated_delta(recurrence, &options)?;
+        let out = recurrence.gated_delta(&options)?;
         let count = plan.new.len();
         let history = AnchorRead {
             query: &query,
-            routing_query: &var(&self.rho, &[1, L, DR])?,
-            routing_keys: &var(&self.kappa[..count * DR], &[count, DR])?,
+            routing_query: &tensor(&self.rho, &[1, L, DR])?,
+            routing_keys: &tensor(&self.kappa[..count * DR], &[count, DR])?,
             anchor_states: &out.boundary_states,
-            null_score: Some(&var(&self.null, &[1, L, 1])?),
+            null_score: Some(&tensor(&self.null, &[1, L, 1])?),
         };
         let options = AnchorReadOptions {
             key_heads: 1,
@@ -312,10 +308,10 @@ impl Head {
             routing_scale: 1.0,
             plan: plan.read.clone(),
         };
-        let readout = tape.add(&out.readout, &tape.anchor_read(history, &options)?)?;
-        let anchor_query = var(&self.anchor_query[..count * DK], &[count, DK])?;
-        let own = tape.state_read(StateRead { query: &anchor_query, states: &out.boundary_states }, 1)?;
-        Ok((Reference.to_f64(readout.value()), Reference.to_f64(own.value())))
+        let readout = (&out.readout + &history.anchor_read(&options)?)?;
+        let anchor_query = tensor(&self.anchor_query[..count * DK], &[count, DK])?;
+        let own = StateRead { query: &anchor_query, states: &out.boundary_states }.state_read(1)?;
+        Ok((readout.to_f64(), own.to_f64()))
     }
 }
 

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::Path;
 
 use march_lm::checkpoint::{Checkpoint, SHARD_BYTES, save};
-use march_lm::engine::Cpu;
 use march_lm::model::Model;
 use march_lm::model::ModelConfig;
 use safetensors::tensor::TensorView;
@@ -22,7 +21,7 @@ fn folder(kind: &str, keys: &[(&str, Value)], change: impl FnOnce(&mut Tensors))
     let temporary = TempDir::new().unwrap();
     let path = temporary.path().join("model");
     let config = small(kind);
-    let model = Model::<Cpu>::new(&config);
+    let model = Model::new(&config);
     save(&path, &config, model.layout(), SHARD_BYTES, |i| Ok(model.initial(i, 5))).unwrap();
     // What follows is another tool's folder, which has no checksums.
     fs::remove_file(path.join("checksums.json")).unwrap();

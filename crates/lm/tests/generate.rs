@@ -2,10 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use march_lm::engine::{Cpu, Engine, Tape};
 use march_lm::generate::{
     GenerationSummary, Generator, Limits, PIECE_TOKENS, Sampling, StopReason, Text, call_tokens,
-    continue_text,
 };
 use march_lm::memory::{BankFile, BankTag, Rollback};
 use march_lm::model::Batch;
@@ -22,21 +20,21 @@ const GREEDY: Sampling = Sampling {
     seed: 0,
 };
 
-fn generator<'e>(case: &'e Case<'_, Cpu>, sampling: Sampling) -> Generator<'e, Cpu> {
+fn generator(case: &Case, sampling: Sampling) -> Generator<'_> {
     let bank = case.model.bank(case.model.policy()).unwrap();
-    Generator::new(case.engine, &case.model, &case.parameters, bank, sampling).unwrap()
+    Generator::new(&case.model, &case.parameters, bank, sampling).unwrap()
 }
 
-fn read(generator: &mut Generator<'_, Cpu>, ids: &[u32]) {
+fn read(generator: &mut Generator<'_>, ids: &[u32]) {
     assert!(generator.read(ids, &mut |_| ControlFlow::Continue(())).unwrap());
 }
 
-fn next(generator: &mut Generator<'_, Cpu>, count: usize) -> Vec<u32> {
+fn next(generator: &mut Generator<'_>, count: usize) -> Vec<u32> {
     (0..count).map(|_| generator.next_token().unwrap()).collect()
 }
 
 /// The most probable next tokens, each from all of the text from its beginning.
-fn plain(case: &Case<'_, Cpu>, prompt: &[u32], count: usize) -> Vec<u32> {
+fn plain(case: &Case, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut all = prompt.to_vec();
     for _ in 0..count {
         let logits = case.forward(Batch::one(&all), &case.model.policy());
@@ -49,18 +47,18 @@ fn plain(case: &Case<'_, Cpu>, prompt: &[u32], count: usize) -> Vec<u32> {
 
 #[test]
 fn the_plain_loop() {
-    let engine = invariant();
+    let device = invariant();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         for length in [1, 17, 64] {
             let prompt = tokens(length, 37, 5);
             let want = plain(&case, &prompt, 20);
-            let (model, parameters) = (&case.model, &case.parameters);
-            let got = continue_text(&engine, model, parameters, &model.policy(), &prompt, 20, GREEDY);
-            assert_eq!(got.unwrap(), want, "{kind}, {length} tokens");
-            // In two turns, with a fork in between that goes elsewhere.
             let mut generator = generator(&case, GREEDY);
             read(&mut generator, &prompt);
+            let start = generator.text().clone();
+            assert_eq!(next(&mut generator, 20), want, "{kind}, {length} tokens");
+            // In two turns, with a fork in between that goes elsewhere.
+            generator.set_text(start);
             assert_eq!(next(&mut generator, 7), want[..7]);
             let fork = generator.text().clone();
             read(&mut generator, &tokens(30, 37, 6));
@@ -75,15 +73,14 @@ fn the_plain_loop() {
 
 #[test]
 fn long_prompts_are_read_in_pieces() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let prompt = tokens(2 * PIECE_TOKENS + 5, 37, 8);
-    let tape = Tape::inference(&engine);
-    let weights = case.model.bind(&tape, &case.parameters);
+    let weights = case.weights();
     let mut bank = case.model.bank(case.model.policy()).unwrap();
-    let hidden = case.model.extend(&tape, &weights, Batch::one(&prompt), &mut [&mut bank], None).unwrap();
-    let last = tape.slice(&hidden, 1, prompt.len() - 1..prompt.len()).unwrap();
-    let logits = engine.to_f32(case.model.logits(&tape, &weights, &last).unwrap().value());
+    let hidden = case.model.extend(&weights, Batch::one(&prompt), &mut [&mut bank], None).unwrap();
+    let last = hidden.slice(1, prompt.len() - 1..prompt.len()).unwrap();
+    let logits = case.model.logits(&weights, &last).unwrap().to_f32();
     let best = (0..37).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
     let mut generator = generator(&case, GREEDY);
     read(&mut generator, &prompt[..3]);
@@ -100,17 +97,17 @@ fn long_prompts_are_read_in_pieces() {
     assert!(generator.text().can_continue());
     read(&mut generator, &prompt[prompt.len() - 5..]);
     assert_eq!(generator.next_token().unwrap() as usize, best.unwrap());
-    assert_eq!(generator.text().bank().bytes(&engine), bank.bytes(&engine));
+    assert_eq!(generator.text().bank().bytes(), bank.bytes());
 }
 
 /// A prompt that comes in two parts gives the bits of one that comes whole. The log-linear model computes chunks of 16
 /// tokens from the states before them, and the tokens of a chunk that a call ends in one by one: it rounds otherwise then.
 #[test]
 fn where_a_prompt_is_cut() {
-    let engine = invariant();
+    let device = invariant();
     let ids = tokens(300, 37, 6);
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let policy = case.model.policy();
         let whole = case.extend(&ids, &policy, &[300]);
         for cut in [64, 128, 256, 16, 48, 208, 1, 37, 63, 65, 100, 299] {
@@ -137,8 +134,8 @@ fn large_models_read_few_tokens_in_a_call() {
     ] {
         assert_eq!(call_tokens(parameters), tokens, "{parameters} parameters");
     }
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let mut generator = generator(&case, GREEDY);
     assert_eq!(
         [0, 2047, 2048, 2049, 5000].map(|count| generator.whole_calls(count)),
@@ -154,12 +151,12 @@ fn large_models_read_few_tokens_in_a_call() {
 /// A text that is saved and goes on later, without a new token, is the text that never stopped.
 #[test]
 fn saved_and_continued_is_never_having_stopped() {
-    let engine = invariant();
+    let device = invariant();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bank");
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
-        let fingerprint = case.model.fingerprint(&engine, &case.parameters).unwrap();
+        let case = Case::new(&device, &small(kind));
+        let fingerprint = case.model.fingerprint(&case.parameters).unwrap();
         let tag = BankTag::new(case.model.config().mixer.model_type(), fingerprint, &Tokenizer::bytes());
         for sampling in [GREEDY, Sampling { repetition_penalty: 1.4, penalty_window: 40, ..GREEDY }] {
             let mut whole = generator(&case, sampling);
@@ -175,7 +172,7 @@ fn saved_and_continued_is_never_having_stopped() {
                 parts.save(&path, &tag).unwrap();
                 let file = BankFile::open(&path).unwrap();
                 file.verify().unwrap();
-                let text = Text::load(&engine, &case.model, &file, &tag, None).unwrap();
+                let text = Text::load(&device, &case.model, &file, &tag, None).unwrap();
                 assert!(text.can_continue());
                 parts = generator(&case, sampling);
                 parts.set_text(text);
@@ -187,8 +184,8 @@ fn saved_and_continued_is_never_having_stopped() {
 
 #[test]
 fn going_back_by_tokens() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let ids = tokens(100, 37, 5);
     let mut generator = generator(&case, GREEDY);
     read(&mut generator, &ids);
@@ -207,8 +204,8 @@ fn going_back_by_tokens() {
 
 #[test]
 fn the_same_seed_gives_the_same_tokens() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let run = |sampling| {
         let mut generator = generator(&case, sampling);
         read(&mut generator, &[1, 2, 3]);
@@ -250,8 +247,8 @@ fn letters(end_of_text: &str) -> Tokenizer {
 
 #[test]
 fn a_stop_string_leaves_nothing_behind() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let sampling = Sampling { temperature: 1.5, seed: 3, ..Sampling::default() };
     let write = |tokenizer: &Tokenizer, max_tokens, stop: &[&str], break_at: Option<usize>| {
         let mut generator = generator(&case, sampling);
@@ -282,7 +279,7 @@ fn a_stop_string_leaves_nothing_behind() {
     for generator in [&mut stopped, &mut fresh] {
         assert_eq!(generator.bank().unwrap().timeline().position, 3 + text.len());
     }
-    let more = |generator: &mut Generator<'_, Cpu>| {
+    let more = |generator: &mut Generator<'_>| {
         let mut greedy = self::generator(&case, GREEDY);
         greedy.set_text(generator.text().clone());
         next(&mut greedy, 30)

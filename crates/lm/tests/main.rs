@@ -1,8 +1,6 @@
 //! The tests of the library, as one program, which is linked once: a module for each part of the library.
 
 mod common;
-#[path = "../../engine/tests/toy/mod.rs"]
-mod toy;
 
 mod bank;
 mod bank_files;

@@ -1,33 +1,28 @@
-//! Models with weights in bf16 and int8: the fast engine against the equations, decoding against the forward pass.
+//! Models with weights in bf16 and int8: the CPU against the equations, decoding against the forward pass.
 
 use march_lm::checkpoint::Checkpoint;
-use march_lm::engine::{Cpu, Engine, Precision, Reference, Tape, Weight};
+use march_lm::engine::{DType, Device, Precision, Tape, Tensor};
 use march_lm::model::{Batch, Model};
 
 use crate::common::{Case, KINDS, assert_close, error, golden, invariant, small, tokens};
 
 /// A small model whose weights are rounded.
-fn rounded<'e, E: Engine>(
-    engine: &'e E,
-    kind: &str,
-    weights: Precision,
-) -> Case<'e, E, Weight<E::Tensor, E::Packed>> {
-    let case = Case::new(engine, &small(kind));
-    let parameters = case.model.quantize(engine, case.parameters, weights).unwrap();
-    Case { engine, model: case.model, parameters }
+fn rounded(device: &Device, kind: &str, weights: Precision) -> Case {
+    let Case { model, parameters } = Case::new(device, &small(kind));
+    Case { parameters: model.quantize(parameters, weights).unwrap(), model }
 }
 
 #[test]
 fn every_mixer_with_rounded_weights() {
-    let cpu = invariant();
+    let (cpu, reference) = (invariant(), Device::reference());
     let ids = tokens(45, 37, 3);
     for kind in KINDS {
-        let exact = Case::new(&Reference, &small(kind));
+        let exact = Case::new(&reference, &small(kind));
         let policy = exact.model.policy();
         let exact = exact.forward(Batch::one(&ids), &policy);
         for (weights, limit) in [(Precision::Bf16, 0.1), (Precision::Int8, 0.3)] {
             let name = format!("{kind} with {weights} weights");
-            let want = rounded(&Reference, kind, weights).forward(Batch::one(&ids), &policy);
+            let want = rounded(&reference, kind, weights).forward(Batch::one(&ids), &policy);
             let change = error(&want, &exact);
             assert!(change > 0.0 && change < limit, "{name}: logits changed by {change}");
             let case = rounded(&cpu, kind, weights);
@@ -47,19 +42,17 @@ fn loading_in_fewer_bits() {
         let checkpoint = Checkpoint::open(&golden(name)).unwrap();
         let (model, parameters) = Model::load(&cpu, &checkpoint).unwrap();
         for weights in [Precision::Bf16, Precision::Int8] {
-            let (_, loaded) = Model::<Cpu>::load_in(&cpu, &checkpoint, weights).unwrap();
-            let afterwards = model.quantize(&cpu, parameters.clone(), weights).unwrap();
+            let (_, loaded) = Model::load_in(&cpu, &checkpoint, weights).unwrap();
+            let afterwards = model.quantize(parameters.clone(), weights).unwrap();
             let mut bytes = 0;
             for (spec, (a, b)) in model.layout().iter().zip(loaded.iter().zip(&afterwards)) {
-                let numbers = |weight: &Weight<_, _>| match weight {
-                    Weight::Full(tensor) => (Precision::F32, cpu.to_f32(tensor)),
-                    Weight::Packed(packed) => {
-                        (cpu.packed_precision(packed), cpu.to_f32(&cpu.unpack(packed).unwrap()))
-                    }
+                let numbers = |weight: &Tensor| match weight.is_plain() {
+                    true => weight.to_f32(),
+                    false => weight.unpack().unwrap().to_f32(),
                 };
                 assert!(numbers(a) == numbers(b), "{}", spec.name);
                 let own = if spec.is_matrix() { weights } else { Precision::F32 };
-                assert_eq!(numbers(a).0, own, "{}", spec.name);
+                assert_eq!([a.dtype(), b.dtype()], [DType::from(own); 2], "{}", spec.name);
                 bytes += spec.bytes(weights);
             }
             assert_eq!(bytes, model.parameter_bytes(weights));
@@ -86,10 +79,9 @@ fn loading_in_fewer_bits() {
 fn training_refuses_them() {
     let cpu = invariant();
     let case = rounded(&cpu, "march", Precision::Bf16);
-    let tape = Tape::new(&cpu);
+    let tape = Tape::new();
     let weights = case.model.bind(&tape, &case.parameters);
-    let settings = march_lm::model::Settings { policy: case.model.policy(), recompute: false };
     let batch = Batch::one(&[1, 2, 3]);
-    let message = case.model.forward(&tape, &weights, batch, &settings, None).unwrap_err().to_string();
+    let message = case.model.forward(&weights, batch, &case.settings(), None).unwrap_err().to_string();
     assert!(message.contains("a weight in bf16 has no gradient"), "{message}");
 }

@@ -1,11 +1,10 @@
 //! What must hold for every mixer, whatever its weights are.
 
-use std::sync::{Arc, Mutex};
-
 use march_lm::anchors::{Policy, Retention};
-use march_lm::engine::{Engine, Reference, Tape};
+use march_lm::engine::ops::adamw::squared_norm;
+use march_lm::engine::{CpuOptions, Device, Tensor};
 use march_lm::model::ModelConfig;
-use march_lm::model::{Batch, Init, Model, Settings, Trace};
+use march_lm::model::{Batch, Init, Model, Settings, TraceCell};
 
 use crate::common::{Case, KINDS, assert_close, cpu, error, invariant, small, tokens};
 
@@ -28,31 +27,27 @@ fn policies(own: &Policy) -> Vec<Policy> {
     list
 }
 
-fn own_settings<E: Engine>(case: &Case<'_, E>) -> Settings {
-    Settings { policy: case.model.policy(), recompute: false }
-}
-
 #[test]
 fn gradients_are_finite_differences() {
+    let device = Device::reference();
     for kind in KINDS {
-        let mut case = Case::new(&Reference, &small(kind));
+        let mut case = Case::new(&device, &small(kind));
         let (rows, length) = (2, 37);
         let ids = tokens(rows * length, 37, 3);
         let targets = tokens(rows * length, 37, 4);
-        let settings = own_settings(&case);
+        let settings = case.settings();
         let batch = Batch { ids: &ids, rows };
         let (_, gradients) = case.gradients(batch, &targets, &settings);
-        let loss = |case: &Case<'_, Reference>| {
-            let tape = Tape::inference(&Reference);
-            let weights = case.model.bind(&tape, &case.parameters);
-            let hidden = case.model.forward(&tape, &weights, batch, &settings, None).unwrap();
-            let loss = case.model.loss(&tape, &weights, &hidden, &targets, None).unwrap();
-            Reference.to_f64(loss.value())[0]
+        let loss = |case: &Case| {
+            let weights = case.weights();
+            let hidden = case.model.forward(&weights, batch, &settings, None).unwrap();
+            let loss = case.model.loss(&weights, &hidden, &targets, None).unwrap();
+            loss.to_f64()[0]
         };
         for i in 0..case.parameters.len() {
             let spec = case.model.layout()[i].clone();
-            let values = Reference.to_f64(&case.parameters[i]);
-            let gradient = Reference.to_f64(gradients[i].as_ref().unwrap());
+            let values = case.parameters[i].to_f64();
+            let gradient = gradients[i].as_ref().unwrap().to_f64();
             let largest = gradient.iter().fold(0.0f64, |m, g| m.max(g.abs()));
             for pick in 0..2 {
                 let at = (pick * 7919 + 13 * i) % values.len();
@@ -60,7 +55,7 @@ fn gradients_are_finite_differences() {
                 let mut moved = |by: f64| {
                     let mut values = values.clone();
                     values[at] += by;
-                    case.parameters[i] = Reference.from_f64(&values, &spec.shape).unwrap();
+                    case.parameters[i] = Tensor::from_f64(&values, &spec.shape, &device).unwrap();
                     loss(&case)
                 };
                 let slope = (moved(step) - moved(-step)) / (2.0 * step);
@@ -72,7 +67,7 @@ fn gradients_are_finite_differences() {
                     gradient[at]
                 );
             }
-            case.parameters[i] = Reference.from_f64(&values, &spec.shape).unwrap();
+            case.parameters[i] = Tensor::from_f64(&values, &spec.shape, &device).unwrap();
         }
     }
 }
@@ -80,9 +75,9 @@ fn gradients_are_finite_differences() {
 /// One token, no anchor, lengths that divide nothing; one token at a time, in uneven calls, and all at once.
 #[test]
 fn decoding_is_prefill_is_the_training_forward() {
-    let engine = invariant();
+    let device = invariant();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         for policy in policies(&case.model.policy()) {
             for length in [1, 15, 83, 211] {
                 let ids = tokens(length, 37, length as u64);
@@ -98,9 +93,9 @@ fn decoding_is_prefill_is_the_training_forward() {
 
 #[test]
 fn decoding_is_the_training_forward_on_long_text() {
-    let engine = invariant();
+    let device = invariant();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let policy = case.model.policy();
         let ids = tokens(5000, 37, 11);
         let want = case.forward(Batch::one(&ids), &policy);
@@ -112,9 +107,9 @@ fn decoding_is_the_training_forward_on_long_text() {
 /// A batch of sequences gives what each gives alone, to rounding.
 #[test]
 fn rows_of_a_batch_are_independent() {
-    let engine = cpu();
+    let device = cpu();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let policy = case.model.policy();
         let ids = tokens(3 * 70, 37, 5);
         let all = case.forward(Batch { ids: &ids, rows: 3 }, &policy);
@@ -127,9 +122,9 @@ fn rows_of_a_batch_are_independent() {
 
 #[test]
 fn prefill_does_not_depend_on_its_cuts() {
-    let engine = invariant();
+    let device = invariant();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let ids = tokens(300, 37, 6);
         for policy in policies(&case.model.policy()) {
             let whole = case.extend(&ids, &policy, &[300]);
@@ -144,9 +139,9 @@ fn prefill_does_not_depend_on_its_cuts() {
 /// almost tie could be ranked differently.
 #[test]
 fn decoding_has_the_bits_of_the_forward_pass() {
-    let engine = invariant();
+    let device = invariant();
     for kind in ["gated_deltanet", "march", "march_top_k", "march_no_null"] {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let ids = tokens(333, 37, 21);
         for policy in policies(&case.model.policy()) {
             let whole = case.forward(Batch::one(&ids), &policy);
@@ -160,17 +155,16 @@ fn decoding_has_the_bits_of_the_forward_pass() {
 /// Three sequences at different positions decode together as they do alone, bit for bit.
 #[test]
 fn decoding_does_not_depend_on_its_batch() {
-    let engine = invariant();
+    let device = invariant();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let policy = case.model.policy();
         let lengths = [5, 31, 47];
         let texts: Vec<Vec<u32>> = lengths.iter().map(|&n| tokens(n + 40, 37, n as u64)).collect();
-        let tape = Tape::inference(&engine);
-        let weights = case.model.bind(&tape, &case.parameters);
+        let weights = case.weights();
         let mut banks: Vec<_> = lengths.iter().map(|_| case.model.bank(policy.clone()).unwrap()).collect();
         for ((bank, text), &n) in banks.iter_mut().zip(&texts).zip(&lengths) {
-            case.model.extend(&tape, &weights, Batch::one(&text[..n]), &mut [bank], None).unwrap();
+            case.model.extend(&weights, Batch::one(&text[..n]), &mut [bank], None).unwrap();
         }
         // A fork goes on alone.
         let mut alone = banks.clone();
@@ -178,12 +172,12 @@ fn decoding_does_not_depend_on_its_batch() {
             let ids: Vec<u32> = texts.iter().zip(lengths).map(|(text, n)| text[n + step]).collect();
             let mut together: Vec<_> = banks.iter_mut().collect();
             let batch = Batch { ids: &ids, rows: 3 };
-            let hidden = case.model.extend(&tape, &weights, batch, &mut together, None).unwrap();
-            let logits = engine.to_f32(case.model.logits(&tape, &weights, &hidden).unwrap().value());
+            let hidden = case.model.extend(&weights, batch, &mut together, None).unwrap();
+            let logits = case.model.logits(&weights, &hidden).unwrap().to_f32();
             for (row, bank) in alone.iter_mut().enumerate() {
                 let one = Batch::one(&ids[row..=row]);
-                let hidden = case.model.extend(&tape, &weights, one, &mut [bank], None).unwrap();
-                let want = engine.to_f32(case.model.logits(&tape, &weights, &hidden).unwrap().value());
+                let hidden = case.model.extend(&weights, one, &mut [bank], None).unwrap();
+                let want = case.model.logits(&weights, &hidden).unwrap().to_f32();
                 assert!(logits[row * 37..(row + 1) * 37] == want, "{kind}, step {step}, row {row}");
             }
         }
@@ -192,9 +186,9 @@ fn decoding_does_not_depend_on_its_batch() {
 
 #[test]
 fn no_token_sees_a_later_one() {
-    let engine = cpu();
+    let device = cpu();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let policy = case.model.policy();
         let ids = tokens(100, 37, 8);
         let before = case.forward(Batch::one(&ids), &policy);
@@ -211,15 +205,15 @@ fn no_token_sees_a_later_one() {
 /// The parameters of a Gated DeltaNet in a MARCH whose null takes everything.
 #[test]
 fn with_all_weight_on_the_null_it_is_gated_delta_net() {
-    let engine = cpu();
+    let device = cpu();
     let calm = |kind| ModelConfig { initializer_range: 0.05, ..small(kind) };
-    let plain = Case::new(&engine, &calm("gated_deltanet"));
-    let mut march = Case::new(&engine, &calm("march"));
+    let plain = Case::new(&device, &calm("gated_deltanet"));
+    let mut march = Case::new(&device, &calm("march"));
     for (i, spec) in march.model.layout().iter().enumerate() {
         if let Some(same) = plain.model.layout().iter().position(|other| other.name == spec.name) {
             march.parameters[i] = plain.parameters[same].clone();
         } else if spec.name.ends_with("null_proj.bias") {
-            march.parameters[i] = engine.full(&spec.shape, 1e4).unwrap();
+            march.parameters[i] = Tensor::full(&spec.shape, 1e4, &device).unwrap();
         }
     }
     let ids = tokens(200, 37, 9);
@@ -236,19 +230,19 @@ fn with_all_weight_on_the_null_it_is_gated_delta_net() {
 
 #[test]
 fn wide_top_k_is_dense() {
-    let engine = cpu();
-    let case = Case::new(&engine, &small("march"));
+    let device = cpu();
+    let case = Case::new(&device, &small("march"));
     let ids = tokens(150, 37, 10);
     let dense = case.forward(Batch::one(&ids), &case.model.policy());
     for k in [9, 1000] {
         let policy = Policy { top_k: Some(k), ..case.model.policy() };
         assert!(case.forward(Batch::one(&ids), &policy) == dense);
-        let own = own_settings(&case);
-        let wide = Settings { policy, recompute: false };
+        let own = case.settings();
+        let wide = Settings { policy, ..Settings::default() };
         let (a, b) =
             (case.gradients(Batch::one(&ids), &ids, &own).1, case.gradients(Batch::one(&ids), &ids, &wide).1);
         for (a, b) in a.iter().zip(&b) {
-            assert!(engine.to_f32(a.as_ref().unwrap()) == engine.to_f32(b.as_ref().unwrap()));
+            assert!(a.as_ref().unwrap().to_f32() == b.as_ref().unwrap().to_f32());
         }
     }
     let narrow = Policy { top_k: Some(1), ..case.model.policy() };
@@ -258,15 +252,14 @@ fn wide_top_k_is_dense() {
 /// No anchor touches the first layer's input, so its state does not know where anchors are.
 #[test]
 fn the_state_does_not_depend_on_the_interval() {
-    let engine = invariant();
-    let case = Case::new(&engine, &small("march"));
+    let device = invariant();
+    let case = Case::new(&device, &small("march"));
     let ids = tokens(130, 37, 12);
     let state = |interval: Option<usize>| {
-        let tape = Tape::inference(&engine);
-        let weights = case.model.bind(&tape, &case.parameters);
+        let weights = case.weights();
         let mut bank = case.model.bank(Policy { interval, ..Policy::default() }).unwrap();
-        case.model.extend(&tape, &weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
-        engine.to_f64(bank.layers()[0].state().unwrap())
+        case.model.extend(&weights, Batch::one(&ids), &mut [&mut bank], None).unwrap();
+        bank.layers()[0].state().unwrap().to_f64()
     };
     let want = state(None);
     assert!(state(Some(16)) == want && state(Some(64)) == want);
@@ -274,27 +267,20 @@ fn the_state_does_not_depend_on_the_interval() {
 }
 
 /// The routing weights of a layer, [tokens·4, 6], for 100 tokens and the case's own policy.
-fn traced<E: Engine>(case: &Case<'_, E>, ids: &[u32], layer: usize) -> Vec<f32> {
-    let trace = Arc::new(Mutex::new(Trace::default()));
-    let tape = Tape::inference(case.engine);
-    let weights = case.model.bind(&tape, &case.parameters);
-    case.model.forward(&tape, &weights, Batch::one(ids), &own_settings(case), Some(&trace)).unwrap();
-    let (_, all) = trace.lock().unwrap().weights(case.engine, layer, ids.len(), 6);
+fn traced(case: &Case, ids: &[u32], layer: usize) -> Vec<f32> {
+    let trace = TraceCell::default();
+    let weights = case.weights();
+    case.model.forward(&weights, Batch::one(ids), &case.settings(), Some(&trace)).unwrap();
+    let (_, all) = trace.lock().unwrap().weights(layer, ids.len(), 6);
     all
 }
 
 /// In the first layer, whose inputs are the embeddings and whose routing keys are all equal: the null's weight of each
 /// token and head if `read` anchors are read, from the scores themselves.
-fn null_weight_of_the_first_layer(
-    case: &Case<'_, Reference>,
-    scale: f64,
-    id: u32,
-    head: usize,
-    read: usize,
-) -> f64 {
+fn null_weight_of_the_first_layer(case: &Case, scale: f64, id: u32, head: usize, read: usize) -> f64 {
     let parameter = |name: &str| {
         let at = case.model.layout().iter().position(|spec| spec.name == format!("model.{name}"));
-        case.engine.to_f64(&case.parameters[at.unwrap()])
+        case.parameters[at.unwrap()].to_f64()
     };
     let (width, routing_dim) = (24, 5);
     let gain = parameter("layers.0.attn_norm.weight");
@@ -320,10 +306,10 @@ fn null_weight_of_the_first_layer(
 /// weight of a softmax: raising the null's score by δ multiplies its odds by e^δ.
 #[test]
 fn routing_weights_sum_to_one() {
-    let engine = cpu();
+    let device = cpu();
     for (kind, scale) in [("march", 1.0), ("march_top_k", 0.7), ("march_no_null", 1.0)] {
-        let mut case = Case::new(&engine, &small(kind));
-        let exact = Case::new(&Reference, &small(kind));
+        let mut case = Case::new(&device, &small(kind));
+        let exact = Case::new(&Device::reference(), &small(kind));
         let (ids, policy) = (tokens(100, 37, 13), case.model.policy());
         let has_null = kind != "march_no_null";
         for layer in 0..3 {
@@ -357,9 +343,9 @@ fn routing_weights_sum_to_one() {
             let name = format!("model.layers.{layer}.attn.null_proj.bias");
             let at = case.model.layout().iter().position(|spec| spec.name == name).unwrap();
             let delta = 0.6f64;
-            let raised = engine.full(&[4], delta).unwrap();
+            let raised = Tensor::full(&[4], delta, &device).unwrap();
             let before = case.parameters[at].clone();
-            engine.accumulate(&mut case.parameters[at], &raised).unwrap();
+            case.parameters[at].accumulate(&raised).unwrap();
             let after = traced(&case, &ids, layer);
             case.parameters[at] = before;
             for (row, (before, after)) in all.chunks(6).zip(after.chunks(6)).enumerate().skip(4 * 16) {
@@ -375,14 +361,14 @@ fn routing_weights_sum_to_one() {
 
 #[test]
 fn every_parameter_gets_a_gradient() {
-    let engine = cpu();
+    let device = cpu();
     for kind in KINDS {
-        let case = Case::new(&engine, &small(kind));
+        let case = Case::new(&device, &small(kind));
         let ids = tokens(2 * 60, 37, 14);
-        let (_, gradients) = case.gradients(Batch { ids: &ids, rows: 2 }, &ids, &own_settings(&case));
+        let (_, gradients) = case.gradients(Batch { ids: &ids, rows: 2 }, &ids, &case.settings());
         for (spec, gradient) in case.model.layout().iter().zip(gradients) {
             let gradient = gradient.unwrap_or_else(|| panic!("{kind}: none for {}", spec.name));
-            let norm = engine.squared_norm(&[&gradient]).unwrap();
+            let norm = squared_norm(&[&gradient]).unwrap();
             assert!(norm.is_finite() && norm > 0.0, "{kind}: {} has squared norm {norm}", spec.name);
         }
     }
@@ -393,13 +379,13 @@ fn every_parameter_gets_a_gradient() {
 fn the_same_seed_gives_the_same_bits() {
     for kind in KINDS {
         let run = |threads: usize, recompute: bool| {
-            let options = march_lm::engine::CpuOptions { threads, ..Default::default() };
-            let engine = march_lm::engine::Cpu::new(options).unwrap();
-            let case = Case::new(&engine, &small(kind));
+            let options = CpuOptions { threads, ..Default::default() };
+            let device = Device::cpu(options).unwrap();
+            let case = Case::new(&device, &small(kind));
             let ids = tokens(2 * 60, 37, 15);
-            let settings = Settings { policy: case.model.policy(), recompute };
+            let settings = Settings { recompute, ..case.settings() };
             let (loss, gradients) = case.gradients(Batch { ids: &ids, rows: 2 }, &ids, &settings);
-            let gradients: Vec<Vec<f32>> = gradients.iter().flatten().map(|g| engine.to_f32(g)).collect();
+            let gradients: Vec<Vec<f32>> = gradients.iter().flatten().map(|g| g.to_f32()).collect();
             (loss, gradients)
         };
         let first = run(2, false);
@@ -410,7 +396,7 @@ fn the_same_seed_gives_the_same_bits() {
 
 #[test]
 fn the_first_values_are_as_they_should_be() {
-    let model: Model<Reference> = Model::new(&small("march"));
+    let model = Model::new(&small("march"));
     let count: usize = model.layout().iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
     assert_eq!(model.parameter_count(), count);
     for (i, spec) in model.layout().iter().enumerate() {
@@ -443,20 +429,19 @@ fn the_first_values_are_as_they_should_be() {
 /// What does not fit is refused with a reason, and the bank is as it was.
 #[test]
 fn requests_that_do_not_fit_are_refused() {
-    let engine = cpu();
-    let case = Case::new(&engine, &small("march"));
-    let tape = Tape::inference(&engine);
-    let weights = case.model.bind(&tape, &case.parameters);
+    let device = cpu();
+    let case = Case::new(&device, &small("march"));
+    let weights = case.weights();
     let mut bank = case.model.bank(case.model.policy()).unwrap();
     for (ids, part) in [(&[5, 37][..], "token id 37 at position 1"), (&[], "0 token ids")] {
         let batch = Batch::one(ids);
-        let refused = case.model.extend(&tape, &weights, batch, &mut [&mut bank], None).unwrap_err();
+        let refused = case.model.extend(&weights, batch, &mut [&mut bank], None).unwrap_err();
         assert!(refused.to_string().contains(part), "{refused}");
     }
     assert_eq!(bank.timeline().position, 0);
     let zero = Policy { interval: Some(0), ..Policy::default() };
     assert!(case.model.bank(zero).is_err());
-    let plain = Case::new(&engine, &small("transformer"));
+    let plain = Case::new(&device, &small("transformer"));
     let refused = plain.model.bank(Policy { interval: Some(4), ..Policy::default() }).unwrap_err();
     assert!(refused.to_string().contains("has no anchors"), "{refused}");
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use march_lm::Config;
 use march_lm::checkpoint::Checkpoint;
 use march_lm::data::builtin;
-use march_lm::engine::{Cpu, Engine, Tape};
+use march_lm::engine::{Device, Tensor};
 use march_lm::model::mixer::MixerConfig;
 use march_lm::model::{Batch, Model, Settings};
 use march_lm::run::{Run, RunOptions};
@@ -40,29 +40,29 @@ fn config(preset: &str, more: &[&str]) -> Config {
     Config::load_with(preset, &settings.iter().map(|text| text.to_string()).collect::<Vec<_>>()).unwrap()
 }
 
-fn create<'e>(
-    engine: &'e Cpu,
+fn create(
+    device: &Device,
     config: Config,
     folder: &Path,
     from: Option<&Path>,
     bias: Option<f64>,
-) -> march_lm::Result<Run<'e, Cpu>> {
+) -> march_lm::Result<Run> {
     let options = RunOptions {
         init_from: from.map(Into::into),
         upcycle_null_bias: bias,
         stop_at: None,
         settings: Vec::new(),
     };
-    Run::create(engine, config, folder, options, Box::<SingleProcess>::default())
+    Run::create(device, config, folder, options, Box::<SingleProcess>::default())
 }
 
 /// A Gated DeltaNet after 120 steps on the built-in book.
 fn trained() -> PathBuf {
     static TRAINED: LazyLock<TempDir> = LazyLock::new(|| {
         let folder = tempfile::tempdir().unwrap();
-        let engine = cpu();
+        let device = cpu();
         let mut run =
-            create(&engine, config("tiny/gdn", &[]), &folder.path().join("run"), None, None).unwrap();
+            create(&device, config("tiny/gdn", &[]), &folder.path().join("run"), None, None).unwrap();
         assert!(run.train(&AtomicBool::new(false), &mut |_| {}).unwrap());
         folder
     });
@@ -70,8 +70,8 @@ fn trained() -> PathBuf {
 }
 
 /// The trained model continued as MARCH with further settings.
-fn continued<'e>(engine: &'e Cpu, folder: &Path, more: &[&str], bias: Option<f64>) -> Run<'e, Cpu> {
-    create(engine, config("tiny/march", more), folder, Some(&trained()), bias).unwrap()
+fn continued(device: &Device, folder: &Path, more: &[&str], bias: Option<f64>) -> Run {
+    create(device, config("tiny/march", more), folder, Some(&trained()), bias).unwrap()
 }
 
 /// The last part of the book, which was not trained on.
@@ -82,13 +82,12 @@ fn text(tokens: usize) -> (Vec<u32>, Vec<u32>) {
 }
 
 /// The mean loss of the text's tokens.
-fn loss(engine: &Cpu, model: &Model<Cpu>, parameters: &[<Cpu as Engine>::Tensor], tokens: usize) -> f64 {
+fn loss(model: &Model, parameters: &[Tensor], tokens: usize) -> f64 {
     let (inputs, targets) = text(tokens);
-    let tape = Tape::inference(engine);
-    let weights = model.bind(&tape, parameters);
-    let settings = Settings { policy: model.policy(), recompute: false };
-    let hidden = model.forward(&tape, &weights, Batch::one(&inputs), &settings, None).unwrap();
-    let losses = model.token_losses(&tape, &weights, &hidden, &targets).unwrap();
+    let weights = parameters.into();
+    let settings = Settings { policy: model.policy(), ..Settings::default() };
+    let hidden = model.forward(&weights, Batch::one(&inputs), &settings, None).unwrap();
+    let losses = model.token_losses(&weights, &hidden, &targets).unwrap();
     losses.nll.iter().map(|&nll| f64::from(nll)).sum::<f64>() / tokens as f64
 }
 
@@ -100,8 +99,8 @@ fn null_bias(config: &Config) -> f64 {
 /// At the length that the run trains with, from 3 to 511 anchors, the loss is that of the checkpoint within 0.01 nats.
 #[test]
 fn the_loss_is_that_of_the_checkpoint() {
-    let engine = cpu();
-    let (base, parameters) = Model::load(&engine, &Checkpoint::open(&trained()).unwrap()).unwrap();
+    let device = cpu();
+    let (base, parameters) = Model::load(&device, &Checkpoint::open(&trained()).unwrap()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (tokens, interval) in [(256, 64), (1024, 32), (2048, 16), (2048, 4)] {
         let lengths = [
@@ -110,11 +109,11 @@ fn the_loss_is_that_of_the_checkpoint() {
             format!("model.anchor_interval={interval}"),
         ];
         let run = folder.path().join(format!("{tokens}-{interval}"));
-        let run = continued(&engine, &run, &lengths.each_ref().map(String::as_str), None);
+        let run = continued(&device, &run, &lengths.each_ref().map(String::as_str), None);
         let visible = (tokens - 1) / interval;
         assert!((null_bias(run.config()) - 5.0 - (visible as f64).ln()).abs() < 0.01);
-        let before = loss(&engine, &base, &parameters, tokens);
-        let after = loss(&engine, run.trainer().model(), run.trainer().parameters(), tokens);
+        let before = loss(&base, &parameters, tokens);
+        let after = loss(run.trainer().model(), run.trainer().parameters(), tokens);
         println!("{tokens} tokens, {visible} anchors: {before:.4} nats before, {after:.4} after");
         assert!(before < 3.3, "{before}: the checkpoint was not trained");
         assert!((after - before).abs() < 0.01, "{tokens} tokens, {visible} anchors: {before}, {after}");
@@ -124,15 +123,15 @@ fn the_loss_is_that_of_the_checkpoint() {
 /// The same on a text eight times as long as those of the run, and with lower biases, which are further away.
 #[test]
 fn the_default_bias_has_a_margin() {
-    let engine = cpu();
-    let (base, parameters) = Model::load(&engine, &Checkpoint::open(&trained()).unwrap()).unwrap();
+    let device = cpu();
+    let (base, parameters) = Model::load(&device, &Checkpoint::open(&trained()).unwrap()).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let before = loss(&engine, &base, &parameters, 2048);
+    let before = loss(&base, &parameters, 2048);
     let mut differences = Vec::new();
     for bias in [None, Some(4.0), Some(2.0), Some(0.0)] {
         let run = folder.path().join(format!("{bias:?}"));
-        let run = continued(&engine, &run, &["model.anchor_interval=8"], bias);
-        let after = loss(&engine, run.trainer().model(), run.trainer().parameters(), 2048);
+        let run = continued(&device, &run, &["model.anchor_interval=8"], bias);
+        let after = loss(run.trainer().model(), run.trainer().parameters(), 2048);
         println!("bias {:.2}, 255 anchors: {:+.5} nats", null_bias(run.config()), after - before);
         differences.push((after - before).abs());
     }
@@ -143,16 +142,16 @@ fn the_default_bias_has_a_margin() {
 /// divide the interval, so they are so bit for bit.
 #[test]
 fn a_null_that_takes_all_leaves_the_checkpoint() {
-    let engine = cpu();
-    let (model, parameters) = Model::load(&engine, &Checkpoint::open(&trained()).unwrap()).unwrap();
+    let device = cpu();
+    let (model, parameters) = Model::load(&device, &Checkpoint::open(&trained()).unwrap()).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let run = continued(&engine, &folder.path().join("run"), &[], Some(1e4));
+    let run = continued(&device, &folder.path().join("run"), &[], Some(1e4));
     assert_eq!(null_bias(run.config()), 1e4);
     let (inputs, _) = text(700);
-    let base = Case { engine: &engine, model, parameters };
+    let base = Case { model, parameters };
     let model = Model::new(&run.config().model);
     let policy = model.policy();
-    let march = Case { engine: &engine, model, parameters: run.trainer().parameters().to_vec() };
+    let march = Case { model, parameters: run.trainer().parameters().to_vec() };
     let want = base.forward(Batch::one(&inputs), &Default::default());
     assert!(march.forward(Batch::one(&inputs), &policy) == want, "the logits differ");
 }
@@ -162,23 +161,23 @@ fn a_null_that_takes_all_leaves_the_checkpoint() {
 /// of their common score reaches the query, the key and the anchor embedding.
 #[test]
 fn all_that_was_added_learns() {
-    let engine = cpu();
+    let device = cpu();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let mut run = continued(&engine, &path, &["train.steps=1"], None);
+    let mut run = continued(&device, &path, &["train.steps=1"], None);
     let model = Model::new(&run.config().model);
     let extension = run.config().model.mixer.extension().unwrap();
     let (inputs, targets) = text(1024);
-    let settings = Settings { policy: model.policy(), recompute: false };
+    let settings = Settings { policy: model.policy(), ..Settings::default() };
     let before = run.trainer().parameters().to_vec();
-    let case = Case { engine: &engine, model, parameters: before.clone() };
+    let case = Case { model, parameters: before.clone() };
     let batch = Batch { ids: &inputs, rows: 4 };
     let (_, gradients) = case.gradients(batch, &targets, &settings);
     let mut added = 0;
     let largest = |values: Vec<f64>| values.into_iter().fold(0.0f64, |largest, v| largest.max(v.abs()));
     for (spec, gradient) in case.model.layout().iter().zip(&gradients) {
         if extension.adds(&spec.name) {
-            let gradient = largest(engine.to_f64(gradient.as_ref().expect(&spec.name)));
+            let gradient = largest(gradient.as_ref().expect(&spec.name).to_f64());
             println!("{} {gradient:.1e}", spec.name);
             assert!(gradient > 1e-9, "{}: {gradient}", spec.name);
             added += 1;
@@ -188,33 +187,33 @@ fn all_that_was_added_learns() {
     // A step of training changes all of them.
     assert!(run.train(&AtomicBool::new(false), &mut |_| {}).unwrap());
     for ((spec, before), after) in case.model.layout().iter().zip(&before).zip(run.trainer().parameters()) {
-        assert!(engine.to_f64(before) != engine.to_f64(after), "{} is as before", spec.name);
+        assert!(before.to_f64() != after.to_f64(), "{} is as before", spec.name);
     }
 }
 
 /// The run's folder holds all that the start depends on.
 #[test]
 fn resuming_continues_from_the_same_start() {
-    let engine = cpu();
+    let device = cpu();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let start = continued(&engine, &path, &["train.steps=2"], Some(7.5));
-    let want: Vec<Vec<f64>> = start.trainer().parameters().iter().map(|p| engine.to_f64(p)).collect();
+    let start = continued(&device, &path, &["train.steps=2"], Some(7.5));
+    let want: Vec<Vec<f64>> = start.trainer().parameters().iter().map(|p| p.to_f64()).collect();
     drop(start);
     let options = RunOptions::default();
-    let run = Run::resume(&engine, &path, options, Box::<SingleProcess>::default(), &mut |_| {}).unwrap();
+    let run = Run::resume(&device, &path, options, Box::<SingleProcess>::default(), &mut |_| {}).unwrap();
     assert_eq!(null_bias(run.config()), 7.5);
-    let got: Vec<Vec<f64>> = run.trainer().parameters().iter().map(|p| engine.to_f64(p)).collect();
+    let got: Vec<Vec<f64>> = run.trainer().parameters().iter().map(|p| p.to_f64()).collect();
     assert!(got == want);
 }
 
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
-    let engine = cpu();
+    let device = cpu();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let refused = |config: Config, from: &Path, bias| {
-        let message = create(&engine, config, &path, Some(from), bias).err().expect("refused").to_string();
+        let message = create(&device, config, &path, Some(from), bias).err().expect("refused").to_string();
         assert!(!path.exists(), "{message}");
         message
     };
@@ -238,7 +237,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let from = |preset: &str| {
         let run = folder.path().join(preset.replace('/', "-"));
         let more = ["train.steps=1", "train.sample_tokens=0"];
-        let mut run = create(&engine, config(preset, &more), &run, None, None).unwrap();
+        let mut run = create(&device, config(preset, &more), &run, None, None).unwrap();
         run.train(&AtomicBool::new(false), &mut |_| {}).unwrap();
         run.folder().join("checkpoints/step-1")
     };

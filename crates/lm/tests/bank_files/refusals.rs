@@ -13,11 +13,11 @@ use crate::common::{invariant, tokens};
 /// Whatever is done to a file: an error, or the logits of the whole one where a call does not read what is damaged.
 #[test]
 fn damage_is_refused() {
-    let engine = invariant();
+    let device = invariant();
     let (_folder, path) = folder();
     let next = tokens(3, 37, 9);
     for kind in ["march", "log_linear_gated_deltanet", "transformer"] {
-        let trial = Trial::new(&engine, kind);
+        let trial = Trial::new(&device, kind);
         let mut bank = trial.bank(&trial.case.model.policy(), &tokens(59, 37, 1));
         trial.save(&bank, &path);
         let want = trial.extend(&mut bank, &next).unwrap();
@@ -33,9 +33,7 @@ fn damage_is_refused() {
                     assert!(error.to_string().contains("is damaged"), "{error}");
                     let again = trial.extend(&mut bank, &next).unwrap_err().to_string();
                     assert!(again.contains("incomplete"), "{again}");
-                    assert!(
-                        bank.save(&engine, &path, &trial.tag).is_err() && bank.rollback(&engine, 1).is_err()
-                    );
+                    assert!(bank.save(&path, &trial.tag).is_err() && bank.rollback(1).is_err());
                     return Err(error);
                 }
             }
@@ -65,8 +63,8 @@ fn damage_is_refused() {
 /// Damage in what was appended is refused, wherever it is; what an append did not finish is not there.
 #[test]
 fn damage_of_what_was_appended_is_refused() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
     let mut bank = trial.bank(&policy, &tokens(150, 37, 1));
@@ -133,7 +131,7 @@ fn damage_of_what_was_appended_is_refused() {
         let error = BankFile::open(&path).unwrap_err().to_string();
         let says = format!("are the bank after 150 tokens; extract them with `head -c {first} FILE");
         assert!(error.contains("its length is zero") && error.contains(&says), "{zeroed:?}: {error}");
-        assert!(bank.append(&engine, &path, &trial.tag).is_err());
+        assert!(bank.append(None, &path, &trial.tag).is_err());
         assert!(fs::read(&path).unwrap() == bytes, "{zeroed:?}");
         put(&bytes[..first]);
         assert_eq!(BankFile::open(&path).unwrap().timeline(), &older);
@@ -146,8 +144,8 @@ const UNFINISHED: &[u8; 64] = b"march state bank: what follows here has not been
 /// Nothing is appended to a file with damage anywhere, and it stays as it is.
 #[test]
 fn nothing_is_appended_to_damage() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
     let mut bank = trial.bank(&policy, &tokens(150, 37, 1));
@@ -165,7 +163,7 @@ fn nothing_is_appended_to_damage() {
         bytes[at] ^= 1 << (i % 8);
         fs::remove_file(&path).unwrap();
         fs::write(&path, &bytes).unwrap();
-        let error = bank.append(&engine, &path, &trial.tag).expect_err(&format!("byte {at}")).to_string();
+        let error = bank.append(None, &path, &trial.tag).expect_err(&format!("byte {at}")).to_string();
         assert!(error.contains("bank.safetensors"), "{error}");
         assert!(fs::read(&path).unwrap() == bytes, "byte {at}: it was written to");
         // Where the damage is in what was appended, the beginning is sound.
@@ -178,8 +176,8 @@ fn nothing_is_appended_to_damage() {
 /// A file that is cut short while a bank reads from it: an error at the first state that is gone.
 #[test]
 fn a_file_that_is_cut_short_in_use_is_an_error() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let policy = Policy { interval: Some(4), ..trial.case.model.policy() };
     let whole = trial.bank(&policy, &tokens(150, 37, 1));
@@ -193,14 +191,14 @@ fn a_file_that_is_cut_short_in_use_is_an_error() {
         trial.extend(&mut read, &[1]).unwrap();
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(left).unwrap();
         trial.extend(&mut read, &[2]).unwrap();
-        let failed = trial.extend(&mut bank, &[1]).and_then(|_| bank.save(&engine, &path, &trial.tag));
+        let failed = trial.extend(&mut bank, &[1]).and_then(|_| bank.save(&path, &trial.tag));
         let error = failed.unwrap_err().to_string();
         assert!(error.contains("bank.safetensors: is damaged") && error.contains("cut short"), "{error}");
-        let error = back.save(&engine, &path, &trial.tag).unwrap_err().to_string();
+        let error = back.save(&path, &trial.tag).unwrap_err().to_string();
         assert!(error.contains("cut short"), "{error}");
         assert_eq!(fs::metadata(&path).unwrap().len(), left);
         if left < length / 2 {
-            assert!(back.rollback(&engine, 30).is_err());
+            assert!(back.rollback(30).is_err());
         }
     }
 }
@@ -208,8 +206,8 @@ fn a_file_that_is_cut_short_in_use_is_an_error() {
 /// What is no bank, or a damaged one, is not written over by an append; an empty file is.
 #[test]
 fn what_is_no_bank_stays() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let bank = trial.bank(&trial.case.model.policy(), &tokens(50, 37, 1));
     trial.save(&bank, &path);
@@ -219,7 +217,7 @@ fn what_is_no_bank_stays() {
     for bytes in [&b"notes that somebody wants to keep"[..], &damaged, &whole[..whole.len() / 2]] {
         fs::remove_file(&path).unwrap();
         fs::write(&path, bytes).unwrap();
-        let error = bank.append(&engine, &path, &trial.tag).unwrap_err().to_string();
+        let error = bank.append(None, &path, &trial.tag).unwrap_err().to_string();
         assert!(error.contains("bank.safetensors"), "{error}");
         assert!(fs::read(&path).unwrap() == bytes);
     }
@@ -231,8 +229,8 @@ fn what_is_no_bank_stays() {
 /// What nobody reads while decoding is checked when a bank goes back to it, or is saved again.
 #[test]
 fn damaged_tails_are_refused_when_they_are_read() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     trial.save(&trial.bank(&trial.case.model.policy(), &tokens(59, 37, 1)), &path);
     let mut bytes = fs::read(&path).unwrap();
@@ -246,9 +244,9 @@ fn damaged_tails_are_refused_when_they_are_read() {
     let mut bank = trial.load(&path).unwrap();
     let error = BankFile::open(&path).unwrap().verify().unwrap_err().to_string();
     assert!(error.contains("`layers.1.anchors.k_tail`, kept anchor 1 (counted from 0)"), "{error}");
-    assert!(bank.save(&engine, &path, &trial.tag).unwrap_err().to_string().contains("is damaged"));
-    assert!(bank.rollback(&engine, 2).unwrap_err().to_string().contains("is damaged"));
-    assert_eq!(bank.rollback(&engine, 1).unwrap(), Rollback::Exact);
+    assert!(bank.save(&path, &trial.tag).unwrap_err().to_string().contains("is damaged"));
+    assert!(bank.rollback(2).unwrap_err().to_string().contains("is damaged"));
+    assert_eq!(bank.rollback(1).unwrap(), Rollback::Exact);
 }
 
 /// A saved file with another text in its header, of the same length, and the header's checksum made right.
@@ -268,8 +266,8 @@ fn forge(path: &Path, from: &str, to: &str) {
 
 #[test]
 fn wrong_tags_are_refused_with_both_values() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let policy = trial.case.model.policy();
     let bank = trial.bank(&policy, &tokens(50, 37, 1));
@@ -279,8 +277,8 @@ fn wrong_tags_are_refused_with_both_values() {
         assert!(error.contains("bank.safetensors"), "{error}");
     };
     // The same configuration with other numbers.
-    let parameters = trial.case.model.init(&engine, 8).unwrap();
-    let other = trial.case.model.fingerprint(&engine, &parameters).unwrap();
+    let parameters = trial.case.model.init(&device, 8).unwrap();
+    let other = trial.case.model.fingerprint(&parameters).unwrap();
     let tag = BankTag { model: other.clone(), ..trial.tag.clone() };
     names(trial.refused(&path, &tag, None), &["model", &trial.tag.model, &other]);
     let tag = BankTag { tokenizer: "0123".into(), tokenizer_name: "mine".into(), ..trial.tag.clone() };
@@ -293,7 +291,7 @@ fn wrong_tags_are_refused_with_both_values() {
     let mut changed = trial
         .case
         .model
-        .load_bank(&engine, &BankFile::open(&path).unwrap(), &trial.tag, Some(&asked))
+        .load_bank(&device, &BankFile::open(&path).unwrap(), &trial.tag, Some(&asked))
         .unwrap();
     assert_eq!(changed.policy(), &asked);
     trial.decode(&mut changed, &tokens(20, 37, 2));
@@ -307,8 +305,8 @@ fn wrong_tags_are_refused_with_both_values() {
 /// Files with right checksums that no bank wrote are errors too.
 #[test]
 fn forged_headers_are_errors() {
-    let engine = invariant();
-    let trial = Trial::new(&engine, "march");
+    let device = invariant();
+    let trial = Trial::new(&device, "march");
     let (_folder, path) = folder();
     let bank = trial.bank(&trial.case.model.policy(), &tokens(50, 37, 1));
     for (from, to) in [
@@ -343,9 +341,9 @@ fn forged_headers_are_errors() {
 /// Not the model of the file.
 #[test]
 fn a_bank_of_another_kind_is_refused() {
-    let engine = invariant();
+    let device = invariant();
     let (_folder, path) = folder();
-    let [march, base] = ["march", "gated_deltanet"].map(|kind| Trial::new(&engine, kind));
+    let [march, base] = ["march", "gated_deltanet"].map(|kind| Trial::new(&device, kind));
     base.save(&base.bank(&Policy::default(), &tokens(20, 37, 1)), &path);
     let error = march.load(&path).unwrap_err().to_string();
     assert!(error.contains("(gated_deltanet)") && error.contains("(march)"), "{error}");

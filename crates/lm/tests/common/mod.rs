@@ -5,22 +5,23 @@ pub mod damage;
 use std::path::PathBuf;
 
 use march_lm::anchors::Policy;
-use march_lm::engine::{Cpu, CpuOptions, Engine, Products, Tape, Weight};
-use march_lm::model::{Batch, Model, ModelConfig, Settings};
+use march_lm::engine::{CpuOptions, Device, Products, Tape, Tensor};
+use march_lm::memory::StateBank;
+use march_lm::model::{Batch, Model, ModelConfig, Parameters, Settings, Weights};
 
 /// A fixture folder. Tests of other crates use it too.
 pub fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../cli/golden").join(name)
 }
 
-/// The fast engine as training uses it.
-pub fn cpu() -> Cpu {
-    Cpu::new(CpuOptions { threads: 2, ..Default::default() }).unwrap()
+/// The CPU as training uses it.
+pub fn cpu() -> Device {
+    Device::cpu(CpuOptions { threads: 2, ..Default::default() }).unwrap()
 }
 
-/// The fast engine as inference uses it; one thread, because tests run side by side.
-pub fn invariant() -> Cpu {
-    Cpu::new(CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() }).unwrap()
+/// The CPU as inference uses it; one thread, because tests run side by side.
+pub fn invariant() -> Device {
+    Device::cpu(CpuOptions { threads: 1, products: Products::BatchInvariant, ..Default::default() }).unwrap()
 }
 
 /// The largest difference as a share of the largest wanted value.
@@ -88,50 +89,66 @@ pub fn tokens(count: usize, vocabulary: u32, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// A model with its numbers: tensors, or weights that may be packed.
-pub struct Case<'e, E: Engine, P = <E as Engine>::Tensor> {
-    pub engine: &'e E,
-    pub model: Model<E>,
-    pub parameters: Vec<P>,
+/// A model with its parameters.
+pub struct Case {
+    pub model: Model,
+    pub parameters: Parameters,
 }
 
-impl<'e, E: Engine> Case<'e, E> {
-    pub fn new(engine: &'e E, config: &ModelConfig) -> Self {
+impl Case {
+    pub fn new(device: &Device, config: &ModelConfig) -> Self {
         let model = Model::new(config);
-        let parameters = model.init(engine, 7).unwrap();
-        Self { engine, model, parameters }
+        let parameters = model.init(device, 7).unwrap();
+        Self { model, parameters }
     }
-}
 
-impl<E: Engine, P: Clone + Into<Weight<E::Tensor, E::Packed>>> Case<'_, E, P> {
+    pub fn weights(&self) -> Weights {
+        self.parameters[..].into()
+    }
+
+    pub fn settings(&self) -> Settings {
+        Settings { policy: self.model.policy(), ..Settings::default() }
+    }
+
     /// Logits of sequences from their beginning, as training computes them.
     pub fn forward(&self, batch: Batch<'_>, policy: &Policy) -> Vec<f64> {
-        let tape = Tape::inference(self.engine);
-        let weights = self.model.bind(&tape, &self.parameters);
-        let settings = Settings { policy: policy.clone(), recompute: false };
-        let hidden = self.model.forward(&tape, &weights, batch, &settings, None).unwrap();
-        let logits = self.model.logits(&tape, &weights, &hidden).unwrap();
-        self.engine.to_f64(logits.value())
+        self.forward_with(batch, &Settings { policy: policy.clone(), ..Settings::default() })
     }
 
-    /// Logits of one sequence that comes in calls of the given sizes (the last repeats), through a bank.
-    pub fn extend(&self, ids: &[u32], policy: &Policy, calls: &[usize]) -> Vec<f64> {
-        let tape = Tape::inference(self.engine);
-        let weights = self.model.bind(&tape, &self.parameters);
-        let mut bank = self.model.bank(policy.clone()).unwrap();
-        let (mut all, mut at, mut sizes) = (Vec::new(), 0, calls.iter());
-        let mut size = 1;
-        while at < ids.len() {
+    pub fn forward_with(&self, batch: Batch<'_>, settings: &Settings) -> Vec<f64> {
+        let weights = self.weights();
+        let hidden = self.model.forward(&weights, batch, settings, None).unwrap();
+        self.model.logits(&weights, &hidden).unwrap().to_f64()
+    }
+
+    /// Logits of tokens that continue a bank, in calls of the given sizes (the last repeats). `watch` sees the bank after
+    /// each call.
+    pub fn continued(
+        &self,
+        bank: &mut StateBank,
+        ids: &[u32],
+        calls: &[usize],
+        mut watch: impl FnMut(&StateBank),
+    ) -> Vec<f64> {
+        let weights = self.weights();
+        let (mut logits, mut rest, mut sizes, mut size) = (Vec::new(), ids, calls.iter(), 1);
+        while !rest.is_empty() {
             size = sizes.next().copied().unwrap_or(size);
-            let part = &ids[at..(at + size).min(ids.len())];
-            let hidden =
-                self.model.extend(&tape, &weights, Batch::one(part), &mut [&mut bank], None).unwrap();
-            let logits = self.model.logits(&tape, &weights, &hidden).unwrap();
-            all.extend(self.engine.to_f64(logits.value()));
-            at += part.len();
+            let (part, later) = rest.split_at(size.min(rest.len()));
+            let hidden = self.model.extend(&weights, Batch::one(part), &mut [bank], None).unwrap();
+            logits.extend(self.model.logits(&weights, &hidden).unwrap().to_f64());
+            watch(bank);
+            rest = later;
         }
-        assert_eq!(bank.bytes(self.engine), self.model.memory_bytes(ids.len(), policy));
-        assert_eq!(bank.rollback_bytes(self.engine), self.model.rollback_bytes(ids.len(), policy));
+        logits
+    }
+
+    /// Logits of one sequence from its beginning through a bank, in calls of the given sizes (the last repeats).
+    pub fn extend(&self, ids: &[u32], policy: &Policy, calls: &[usize]) -> Vec<f64> {
+        let mut bank = self.model.bank(policy.clone()).unwrap();
+        let all = self.continued(&mut bank, ids, calls, |_| {});
+        assert_eq!(bank.bytes(), self.model.memory_bytes(ids.len(), policy));
+        assert_eq!(bank.rollback_bytes(), self.model.rollback_bytes(ids.len(), policy));
         all
     }
 
@@ -141,13 +158,13 @@ impl<E: Engine, P: Clone + Into<Weight<E::Tensor, E::Packed>>> Case<'_, E, P> {
         inputs: Batch<'_>,
         targets: &[u32],
         settings: &Settings,
-    ) -> (f64, Vec<Option<E::Tensor>>) {
-        let tape = Tape::new(self.engine);
+    ) -> (f64, Vec<Option<Tensor>>) {
+        let tape = Tape::new();
         let weights = self.model.bind(&tape, &self.parameters);
-        let hidden = self.model.forward(&tape, &weights, inputs, settings, None).unwrap();
-        let loss = self.model.loss(&tape, &weights, &hidden, targets, None).unwrap();
+        let hidden = self.model.forward(&weights, inputs, settings, None).unwrap();
+        let loss = self.model.loss(&weights, &hidden, targets, None).unwrap();
         let mut gradients = vec![None; self.parameters.len()];
         tape.backward(&loss, |key, gradient| gradients[key] = Some(gradient)).unwrap();
-        (self.engine.to_f64(loss.value())[0], gradients)
+        (loss.to_f64()[0], gradients)
     }
 }
