@@ -194,7 +194,7 @@ fn linear_cross_entropy_keeps_only_what_is_needed() {
     let [x, weight] = &tensors(&inputs, &cpu(0))[..] else { unreachable!() };
     let targets = [1, IGNORE, 6, 0, 3];
     let run = |needs| {
-        let (x, weight, targets) = (x.clone(), weight.clone(), targets.to_vec().into());
+        let (x, weight, targets) = (x.clone(), weight.clone(), targets.to_vec());
         LinearCrossEntropy { x, weight, targets, normaliser: None, needs }.run().unwrap()
     };
     let all = run([true, true]);

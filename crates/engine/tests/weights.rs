@@ -117,7 +117,7 @@ fn no_gradient_passes_a_packed_weight() {
         for precision in [Precision::Bf16, Precision::Int8] {
             let weight = dense.pack(precision).unwrap();
             let loss = |needs| {
-                let (x, weight, targets) = (dense.clone(), weight.clone(), vec![0; 4].into());
+                let (x, weight, targets) = (dense.clone(), weight.clone(), vec![0; 4]);
                 LinearCrossEntropy { x, weight, targets, normaliser: None, needs }.run().err()
             };
             let tape = Tape::new();
