@@ -2,14 +2,35 @@
 
 use std::sync::Arc;
 
-use march_engine::ops::anchor_read::{AnchorRead, AnchorReadOptions, ReadPlan, Segment, Storage, Visible};
-use march_engine::{Cpu, CpuOptions, Engine, Reference, Result, Tape, Var};
+use march_engine::ops::anchor_read::{
+    AnchorRead, AnchorReadBackward, AnchorReadForward, AnchorReadOptions, ReadPlan, Segment, Storage,
+    StoredStates, Visible,
+};
+use march_engine::{Device, Op, Result, Tensor};
+use march_gpu::Gpu;
+use march_gpu::sliced::backward_within;
 
-use crate::common::{Input, Program, Random, assert_close, compare, devices, outcome};
+use crate::common::{Input, Random, assert_close, compare, cpu, devices, infer, outcome, tensors, tests};
 
-struct Read(AnchorReadOptions);
+tests![
+    dense_equals_reference,
+    top_k_equals_reference,
+    long_calls,
+    extreme_scores,
+    random_shapes,
+    slices_add_up,
+    wide_top_k_is_dense,
+    rows_do_not_depend_on_each_other,
+    ties_go_to_the_newer,
+    weights_equal_reference,
+    a_nan_score_is_not_dropped,
+    stored_states,
+    codes_equal_the_cpus,
+    slots_are_reused,
+];
 
-fn inputs_of<T>(v: &[T]) -> AnchorRead<&T> {
+/// The inputs in the order of their fields.
+fn inputs_of(v: &[Tensor]) -> AnchorRead<&Tensor> {
     AnchorRead {
         query: &v[0],
         routing_query: &v[1],
@@ -19,10 +40,12 @@ fn inputs_of<T>(v: &[T]) -> AnchorRead<&T> {
     }
 }
 
-impl Program for Read {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.anchor_read(inputs_of(v), &self.0)?])
-    }
+fn read(v: &[Tensor], options: &AnchorReadOptions) -> Result<Vec<Tensor>> {
+    Ok(vec![inputs_of(v).anchor_read(options)?])
+}
+
+fn check(label: &str, options: &AnchorReadOptions, inputs: &[Input]) {
+    compare(label, &|v| read(v, options), inputs);
 }
 
 #[derive(Clone, Copy)]
@@ -50,7 +73,7 @@ const BASE: Case = Case {
     top_k: None,
 };
 
-fn program(c: Case, plan: ReadPlan, random: &mut Random) -> (Read, Vec<Input>) {
+fn program(c: Case, plan: ReadPlan, random: &mut Random) -> (AnchorReadOptions, Vec<Input>) {
     let mut inputs = vec![
         random.input("query", &[c.rows, c.key_heads * c.key_dim], 1.0),
         random.input("routing_query", &[c.rows, c.value_heads * c.routing_dim], 1.0),
@@ -67,7 +90,7 @@ fn program(c: Case, plan: ReadPlan, random: &mut Random) -> (Read, Vec<Input>) {
         routing_scale: 0.9,
         plan: Arc::new(plan),
     };
-    (Read(options), inputs)
+    (options, inputs)
 }
 
 fn run(start: usize, len: usize, visible: std::ops::Range<usize>) -> Segment {
@@ -119,42 +142,38 @@ fn compare_all(seed: u64, top_k: [Option<usize>; 2]) {
             let (null, top_k) = ((i + j / 2) % 2 == 0, top_k[(i / 2 + j) % 2]);
             let case =
                 Case { rows, anchors, key_heads, value_heads, key_dim, value_dim, routing_dim, null, top_k };
-            let (read, inputs) = program(case, plan.clone(), &mut random);
-            compare(&format!("plan {i}, shape {j}, null {null}, top_k {top_k:?}"), &read, &inputs);
+            let (options, inputs) = program(case, plan.clone(), &mut random);
+            check(&format!("plan {i}, shape {j}, null {null}, top_k {top_k:?}"), &options, &inputs);
         }
     }
 }
 
-#[test]
 fn dense_equals_reference() {
     compare_all(21, [None, None]);
 }
 
-#[test]
 fn top_k_equals_reference() {
     compare_all(22, [Some(1), Some(4)]);
 }
 
 /// More tokens and anchors than any tile or chunk holds; and a K larger than a chunk.
-#[test]
 fn long_calls() {
     let mut random = Random(23);
     let plan = ReadPlan::from_boundaries(70, &[(1..=35).map(|m| m * 2).collect(), vec![2, 60]]);
     for top_k in [None, Some(3), Some(20)] {
         let case = Case { rows: 140, anchors: 37, value_heads: 2, top_k, ..BASE };
-        let (read, inputs) = program(case, plan.clone(), &mut random);
-        compare(&format!("long, top_k {top_k:?}"), &read, &inputs);
+        let (options, inputs) = program(case, plan.clone(), &mut random);
+        check(&format!("long, top_k {top_k:?}"), &options, &inputs);
     }
 }
 
 /// Scores so large that all weight is on one anchor or on the null, and states of very different sizes.
-#[test]
 fn extreme_scores() {
     let mut random = Random(24);
     for (top_k, null) in [(None, true), (None, false), (Some(2), true)] {
         let case = Case { rows: 19, anchors: 21, value_heads: 2, null, top_k, ..BASE };
         let plan = ReadPlan { segments: vec![run(0, 18, 0..21), run(18, 1, 3..4)] };
-        let (read, mut inputs) = program(case, plan, &mut random);
+        let (options, mut inputs) = program(case, plan, &mut random);
         inputs[1].data.iter_mut().for_each(|v| *v *= 64.0);
         inputs[2].data.iter_mut().for_each(|v| *v = (*v * 4.0).round());
         inputs[1].data.iter_mut().for_each(|v| *v = v.round());
@@ -163,11 +182,10 @@ fn extreme_scores() {
             inputs[4].data[7] = 1e4;
             inputs[4].data[8] = -1e4;
         }
-        compare(&format!("extreme, top_k {top_k:?}, null {null}"), &read, &inputs);
+        check(&format!("extreme, top_k {top_k:?}, null {null}"), &options, &inputs);
     }
 }
 
-#[test]
 fn random_shapes() {
     let mut random = Random(25);
     for i in 0..20 {
@@ -197,33 +215,67 @@ fn random_shapes() {
             null: random.between(0, 1) == 0,
             top_k: [None, Some(random.between(1, 6))][random.between(0, 1)],
         };
-        let (read, inputs) = program(case, ReadPlan { segments }, &mut random);
-        compare(&format!("random shape {i}"), &read, &inputs);
+        let (options, inputs) = program(case, ReadPlan { segments }, &mut random);
+        check(&format!("random shape {i}"), &options, &inputs);
     }
 }
 
-fn tensors<E: Engine>(engine: &E, inputs: &[Input]) -> Vec<E::Tensor> {
-    inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect()
+/// Gradients do not depend on how many slices the backward pass takes.
+fn slices_add_up() {
+    let plan = ReadPlan::from_boundaries(50, &[(1..10).map(|m| m * 5).collect()]);
+    let case = Case { rows: 50, anchors: 9, value_heads: 2, key_dim: 4, value_dim: 5, ..BASE };
+    let (options, inputs) = program(case, plan, &mut Random(34));
+    for device in devices() {
+        let t = tensors(&inputs, device);
+        let input = inputs_of(&t).map(Tensor::clone);
+        let forward = AnchorReadForward { input: input.clone(), options: options.clone(), keep: true };
+        let (readout, kept) = forward.run().unwrap();
+        let gradient = Random(35).input("gradient", readout.shape(), 1.0).on(device);
+        let all = |bytes: Option<usize>| -> Vec<f32> {
+            let op = AnchorReadBackward {
+                input: input.clone(),
+                options: options.clone(),
+                readout: readout.clone(),
+                kept: kept.clone(),
+                gradient: gradient.clone(),
+            };
+            let sizes = op.check().unwrap();
+            let gpu = device.backend::<Gpu>().unwrap();
+            let d = match bytes {
+                Some(bytes) => backward_within(gpu, op, sizes, bytes).unwrap(),
+                None => op.run().unwrap(),
+            };
+            let parts = [&d.query, &d.routing_query, &d.routing_keys, &d.anchor_states];
+            parts.into_iter().flat_map(Tensor::to_f32).collect()
+        };
+        let whole = all(None);
+        for bytes in [0, 2000] {
+            for (a, b) in all(Some(bytes)).iter().zip(&whole) {
+                assert!((a - b).abs() < 1e-5, "{device}, {bytes} bytes: {a} and {b}");
+            }
+        }
+    }
 }
 
 /// The readout without anything kept for a backward pass.
-fn readout<E: Engine>(engine: &E, read: &Read, inputs: &[Input]) -> Vec<f64> {
-    let t = tensors(engine, inputs);
-    engine.to_f64(&engine.anchor_read(inputs_of(&t), &read.0, false).unwrap().0)
+fn readout(device: &Device, options: &AnchorReadOptions, inputs: &[Input]) -> Vec<f64> {
+    infer(device, &|v| read(v, options), inputs).unwrap().remove(0).1
 }
 
 /// The routing weights, which need no states.
-fn weights_of<E: Engine>(engine: &E, read: &Read, inputs: &[Input]) -> Vec<f64> {
-    let t = tensors(engine, inputs);
-    let AnchorRead { query, routing_query, routing_keys, anchor_states, null_score } = inputs_of(&t);
-    let &[_, _, key_dim, value_dim] = engine.shape(anchor_states) else { panic!("four dimensions") };
-    let anchor_states = [key_dim, value_dim];
-    let input = AnchorRead { query, routing_query, routing_keys, anchor_states, null_score };
-    engine.to_f64(&engine.routing_weights(input, &read.0).unwrap())
+fn weights_of(device: &Device, options: &AnchorReadOptions, inputs: &[Input]) -> Vec<f64> {
+    let t = tensors(inputs, device);
+    let dims = |states: &Tensor| [states.shape()[2], states.shape()[3]];
+    inputs_of(&t).map_with(|x| x, dims).routing_weights(options).unwrap().to_f64()
 }
 
-/// The inputs of one token, and a plan of its own.
-fn alone(read: &Read, inputs: &[Input], row: usize, visible: std::ops::Range<usize>) -> (Read, Vec<Input>) {
+/// The inputs of one token, and options with a plan of its own.
+fn alone(
+    options: &AnchorReadOptions,
+    inputs: &[Input],
+    row: usize,
+    visible: std::ops::Range<usize>,
+) -> (AnchorReadOptions, Vec<Input>) {
     let mut alone = inputs.to_vec();
     for i in [0, 1, 4].into_iter().filter(|&i| i < inputs.len()) {
         let width = inputs[i].shape[1];
@@ -231,65 +283,63 @@ fn alone(read: &Read, inputs: &[Input], row: usize, visible: std::ops::Range<usi
         alone[i].data = inputs[i].data[row * width..(row + 1) * width].to_vec();
     }
     let plan = Arc::new(ReadPlan { segments: vec![run(0, 1, visible)] });
-    (Read(AnchorReadOptions { plan, ..read.0.clone() }), alone)
+    (AnchorReadOptions { plan, ..options.clone() }, alone)
 }
 
 /// K at least the number of visible anchors is dense, bit for bit, forward and backward; also for those tokens of a
 /// call that see no more than K.
-#[test]
 fn wide_top_k_is_dense() {
     let mut random = Random(26);
     let plan = ReadPlan::from_boundaries(100, &[(1..=19).map(|m| m * 5).collect()]);
     let case = Case { rows: 100, anchors: 19, ..BASE };
-    let (mut read, inputs) = program(case, plan, &mut random);
+    let (mut options, inputs) = program(case, plan, &mut random);
     for device in devices() {
-        read.0.top_k = None;
-        let dense = outcome(&device, &read, &inputs).unwrap();
+        options.top_k = None;
+        let dense = outcome(device, &|v| read(v, &options), &inputs).unwrap();
         for k in [19, 50] {
-            read.0.top_k = Some(k);
-            let wide = outcome(&device, &read, &inputs).unwrap();
+            options.top_k = Some(k);
+            let wide = outcome(device, &|v| read(v, &options), &inputs).unwrap();
             assert!(wide.outputs[0].1 == dense.outputs[0].1);
             assert!(wide.gradients == dense.gradients);
         }
-        read.0.top_k = Some(17);
-        let mixed = readout(&device, &read, &inputs);
-        assert!(mixed[..8 * 90] == dense.outputs[0].1[..8 * 90], "{device:?}");
-        assert!(mixed[8 * 90..] != dense.outputs[0].1[8 * 90..], "{device:?}");
+        options.top_k = Some(17);
+        let mixed = readout(device, &options, &inputs);
+        assert!(mixed[..8 * 90] == dense.outputs[0].1[..8 * 90], "{device}");
+        assert!(mixed[8 * 90..] != dense.outputs[0].1[8 * 90..], "{device}");
     }
 }
 
 /// A token's readout has the same bits alone and among others.
-#[test]
 fn rows_do_not_depend_on_each_other() {
     let mut random = Random(27);
     for top_k in [None, Some(3), Some(20)] {
         let case = Case { rows: 40, anchors: 50, value_dim: 32, key_dim: 12, value_heads: 2, top_k, ..BASE };
         let plan = ReadPlan { segments: vec![run(0, 40, 0..50)] };
-        let (read, inputs) = program(case, plan, &mut random);
+        let (options, inputs) = program(case, plan, &mut random);
         for device in devices() {
-            let whole = readout(&device, &read, &inputs);
+            let whole = readout(device, &options, &inputs);
             for row in [0, 27, 39] {
-                let (read, alone) = alone(&read, &inputs, row, 0..50);
-                let found = readout(&device, &read, &alone);
-                assert!(found == whole[row * 64..(row + 1) * 64], "row {row}, top_k {top_k:?} {device:?}");
-                let found = outcome(&device, &read, &alone).unwrap().outputs.remove(0).1;
-                assert!(found == whole[row * 64..(row + 1) * 64], "row {row}, top_k {top_k:?} {device:?}");
+                let (options, alone) = alone(&options, &inputs, row, 0..50);
+                let found = readout(device, &options, &alone);
+                assert!(found == whole[row * 64..(row + 1) * 64], "row {row}, top_k {top_k:?} {device}");
+                let found = outcome(device, &|v| read(v, &options), &alone).unwrap().outputs.remove(0).1;
+                assert!(found == whole[row * 64..(row + 1) * 64], "row {row}, top_k {top_k:?} {device}");
             }
         }
     }
 }
 
 /// Equal scores go to the newer anchors.
-#[test]
 fn ties_go_to_the_newer() {
     let mut random = Random(28);
     let case = Case { rows: 20, anchors: 40, top_k: Some(2), ..BASE };
     let plan = ReadPlan { segments: vec![run(0, 20, 0..40)] };
-    let (read, mut inputs) = program(case, plan, &mut random);
+    let (options, mut inputs) = program(case, plan, &mut random);
     let one = inputs[2].data[..8].to_vec();
     inputs[2].data.chunks_exact_mut(8).for_each(|key| key.copy_from_slice(&one));
     for device in devices() {
-        let (fast, slow) = (weights_of(&device, &read, &inputs), weights_of(&Reference, &read, &inputs));
+        let (fast, slow) =
+            (weights_of(device, &options, &inputs), weights_of(&Device::reference(), &options, &inputs));
         assert_close("weights", &fast, &slow, 1e-5);
         for row in fast.chunks_exact(40) {
             assert!(row[..38].iter().all(|&w| w == 0.0) && row[38] > 0.0 && row[38] == row[39]);
@@ -298,7 +348,6 @@ fn ties_go_to_the_newer() {
 }
 
 /// The weights are the reference's; one token and several take different kernels.
-#[test]
 fn weights_equal_reference() {
     let mut random = Random(29);
     for (top_k, null) in [(None, false), (Some(3), false), (None, true), (Some(3), true)] {
@@ -306,73 +355,64 @@ fn weights_equal_reference() {
             let plan = ReadPlan::from_boundaries(rows, &[(1..=rows).step_by(2).collect()]);
             let anchors = rows.div_ceil(2);
             let case = Case { rows, anchors, value_heads: 2, null, top_k, ..BASE };
-            let (read, inputs) = program(case, plan, &mut random);
-            let want = weights_of(&Reference, &read, &inputs);
+            let (options, inputs) = program(case, plan, &mut random);
+            let want = weights_of(&Device::reference(), &options, &inputs);
             for device in devices() {
-                assert_close("weights", &weights_of(&device, &read, &inputs), &want, 1e-5);
+                assert_close("weights", &weights_of(device, &options, &inputs), &want, 1e-5);
             }
         }
     }
 }
 
 /// A NaN score makes a token's weights and readout NaN, whichever anchor has it; other heads stay.
-#[test]
 fn a_nan_score_is_not_dropped() {
     let mut random = Random(30);
     let cases = [None, Some(1), Some(3)].into_iter().flat_map(|k| [(k, true), (k, false)]);
     for ((top_k, null), rows) in cases.flat_map(|case| [(case, 1), (case, 2), (case, 9)]) {
         let case = Case { rows, anchors: 45, value_heads: 2, null, top_k, ..BASE };
         let plan = ReadPlan { segments: vec![run(0, rows, 0..45)] };
-        let (read, inputs) = program(case, plan, &mut random);
+        let (options, inputs) = program(case, plan, &mut random);
         for device in devices() {
-            let clean = readout(&device, &read, &inputs);
+            let clean = readout(device, &options, &inputs);
             for anchor in [0, 15, 31, 44] {
                 let mut inputs = inputs.clone();
                 inputs[2].data[anchor * 16 + 3] = f64::NAN;
-                let what =
-                    format!("{rows} tokens, top_k {top_k:?}, null {null}, anchor {anchor}, {device:?}");
-                for (found, clean) in readout(&device, &read, &inputs).chunks(16).zip(clean.chunks(16)) {
+                let what = format!("{rows} tokens, top_k {top_k:?}, null {null}, anchor {anchor}, {device}");
+                for (found, clean) in readout(device, &options, &inputs).chunks(16).zip(clean.chunks(16)) {
                     assert!(found[..8].iter().all(|v| v.is_nan()), "{what}");
                     assert!(found[8..] == clean[8..], "{what}");
                 }
-                assert!(weights_of(&device, &read, &inputs)[anchor].is_nan(), "{what}");
+                assert!(weights_of(device, &options, &inputs)[anchor].is_nan(), "{what}");
             }
         }
     }
 }
 
 /// The readout of states stored in blocks that end at `cuts`, each block in the next of `storage`.
-fn stored<E: Engine>(
-    engine: &E,
-    read: &Read,
+fn stored(
+    device: &Device,
+    options: &AnchorReadOptions,
     inputs: &[Input],
     storage: &[Storage],
     cuts: &[usize],
 ) -> Vec<f64> {
-    let t = tensors(engine, inputs);
-    let size: usize = inputs[3].shape[1..].iter().product();
+    let t = tensors(inputs, device);
     let block = |(i, cut): (usize, &[usize])| {
-        let mut shape = inputs[3].shape.clone();
-        shape[0] = cut[1] - cut[0];
-        let states = engine.from_f64(&inputs[3].data[cut[0] * size..cut[1] * size], &shape).unwrap();
-        Arc::new(engine.store_states(&states, storage[i % storage.len()]).unwrap())
+        t[3].slice(0, cut[0]..cut[1]).unwrap().store(storage[i % storage.len()]).unwrap()
     };
-    let blocks: Vec<_> = cuts.windows(2).enumerate().map(block).collect();
-    let AnchorRead { query, routing_query, routing_keys, null_score, .. } = inputs_of(&t);
-    let input = AnchorRead { query, routing_query, routing_keys, anchor_states: &blocks[..], null_score };
-    engine.to_f64(&engine.anchor_read_stored(input, &read.0).unwrap())
+    let blocks = Arc::new(cuts.windows(2).enumerate().map(block).collect::<Vec<_>>());
+    inputs_of(&t).map_with(|x| x, |_| &blocks).anchor_read_stored(options).unwrap().to_f64()
 }
 
 /// Stored states: f32 has the bits of the tensor; bf16 and int8 equal the reference on the same stored numbers.
-#[test]
 fn stored_states() {
     let mut random = Random(31);
     for (value_dim, top_k) in [(32, None), (21, None), (21, Some(2)), (70, Some(2))] {
         let plan = ReadPlan::from_boundaries(60, &[(1..=5).map(|m| m * 11).collect()]);
         let case = Case { rows: 60, anchors: 5, value_heads: 2, key_dim: 11, value_dim, top_k, ..BASE };
-        let (read, inputs) = program(case, plan, &mut random);
+        let (options, inputs) = program(case, plan, &mut random);
         for device in devices() {
-            let whole = readout(&device, &read, &inputs);
+            let whole = readout(device, &options, &inputs);
             for storage in [
                 &[Storage::F32][..],
                 &[Storage::Bf16],
@@ -381,15 +421,15 @@ fn stored_states() {
             ] {
                 // In two blocks, of two anchors and of three, and one by one.
                 for cuts in [&[0, 2, 5][..], &[0, 1, 2, 3, 4, 5]] {
-                    let what = format!("stored as {storage:?}, d_v {value_dim}, {top_k:?}, {device:?}");
-                    let found = stored(&device, &read, &inputs, storage, cuts);
-                    let want = stored(&Reference, &read, &inputs, storage, cuts);
+                    let what = format!("stored as {storage:?}, d_v {value_dim}, {top_k:?}, {device}");
+                    let found = stored(device, &options, &inputs, storage, cuts);
+                    let want = stored(&Device::reference(), &options, &inputs, storage, cuts);
                     assert_close(&what, &found, &want, 1e-5);
                     if storage == [Storage::F32] {
                         assert!(found == whole, "{what}");
                     }
-                    let (read, alone) = alone(&read, &inputs, 59, 0..5);
-                    let one = stored(&device, &read, &alone, storage, cuts);
+                    let (options, alone) = alone(&options, &inputs, 59, 0..5);
+                    let one = stored(device, &options, &alone, storage, cuts);
                     assert!(one[..] == found[59 * one.len()..], "{what}");
                 }
             }
@@ -397,11 +437,10 @@ fn stored_states() {
     }
 }
 
-/// Codes and scales are those of the CPU engine, and pass through host memory unchanged.
-#[test]
+/// Codes and scales are those of the CPU, and pass through host memory unchanged.
 fn codes_equal_the_cpus() {
     let mut random = Random(32);
-    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let cpu = cpu(1);
     for (shape, scale) in [
         ([1, 1, 1, 1], 1.0),
         ([3, 2, 5, 7], 1.0),
@@ -420,44 +459,40 @@ fn codes_equal_the_cpus() {
             states.data[70..100].fill(0.0);
         }
         for storage in [Storage::F32, Storage::Bf16, Storage::Int8] {
-            let bytes = |states: &march_engine::ops::anchor_read::StoredStates| -> Vec<Vec<u8>> {
+            let bytes = |states: &StoredStates| -> Vec<Vec<u8>> {
                 states.parts().unwrap().iter().map(|part| part.to_vec()).collect()
             };
-            let there = cpu.from_f64(&states.data, &states.shape).unwrap();
-            let want = cpu.store_states(&there, storage).unwrap();
+            let want = states.on(&cpu).store(storage).unwrap().stored().unwrap();
             for device in devices() {
-                let here = device.from_f64(&states.data, &states.shape).unwrap();
-                let found = device.store_states(&here, storage).unwrap();
-                assert_eq!(device.stored_bytes(&found), want.bytes());
-                let host = device.stored_to_host(&found).unwrap().into_owned();
-                let what = format!("{shape:?} × {scale} as {storage} on {device:?}");
+                let found = states.on(device).store(storage).unwrap();
+                assert_eq!((found.bytes(), found.dtype()), (want.bytes(), storage.into()));
+                let host = found.stored().unwrap();
+                let what = format!("{shape:?} × {scale} as {storage} on {device}");
                 assert_eq!(bytes(&host), bytes(&want), "{what}");
                 assert_eq!(host.checksums(), want.checksums(), "{what}");
-                let back = device.stored_from_host(want.clone()).unwrap();
-                let again = device.stored_to_host(&back).unwrap().into_owned();
-                assert_eq!(bytes(&again), bytes(&want), "{what}");
+                let back = Tensor::from_stored((*want).clone(), device).unwrap();
+                assert_eq!(bytes(&back.stored().unwrap()), bytes(&want), "{what}");
             }
         }
     }
 }
 
 /// Slots of dropped states are reused, and the states that remain keep their contents while their buffer grows.
-#[test]
 fn slots_are_reused() {
     let mut random = Random(33);
     for device in devices() {
         let mut kept = Vec::new();
         for i in 0..40 {
             let states = random.input("states", &[1 + i % 3, 1, 6, 10], 1.0);
-            let tensor = device.from_f64(&states.data, &states.shape).unwrap();
-            kept.push((states, device.store_states(&tensor, Storage::F32).unwrap()));
+            let stored = states.on(device).store(Storage::F32).unwrap();
+            kept.push((states, stored));
             if i % 3 == 2 {
                 kept.remove(i / 3);
             }
         }
         for (states, stored) in &kept {
-            let host = device.stored_to_host(stored).unwrap().to_f32().unwrap();
-            assert!(host.iter().map(|&v| f64::from(v)).eq(states.data.iter().copied()), "{device:?}");
+            let host = stored.stored().unwrap().to_f32().unwrap();
+            assert!(host.iter().map(|&v| f64::from(v)).eq(states.data.iter().copied()), "{device}");
         }
     }
 }

@@ -2,21 +2,20 @@
 //! packed weights.
 
 use march_engine::ops::cross_entropy::{IGNORE, LinearCrossEntropy};
-use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
+use march_engine::{Device, Op, Precision, Tensor};
+use march_gpu::Gpu;
+use march_gpu::sliced::forward_in_blocks;
 
-use crate::common::{Input, Program, Random, assert_close, compare, devices, open_devices};
+use crate::common::{Input, Random, assert_close, compare, devices, tests};
 
-struct Loss {
-    targets: Vec<u32>,
-    normaliser: Option<f64>,
-}
-
-impl Program for Loss {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let input = LinearCrossEntropy { x: &v[0], weight: &v[1] };
-        Ok(vec![tape.linear_cross_entropy(input, &self.targets, self.normaliser)?])
-    }
-}
+tests![
+    device_equals_reference,
+    losses_of_tokens,
+    the_first_of_equal_logits_is_the_greedy_one,
+    a_token_alone_has_the_same_bits,
+    only_what_is_needed,
+    blocks_change_nothing,
+];
 
 fn targets(random: &mut Random, rows: usize, vocabulary: usize, ignored: f64) -> Vec<u32> {
     (0..rows)
@@ -27,7 +26,6 @@ fn targets(random: &mut Random, rows: usize, vocabulary: usize, ignored: f64) ->
         .collect()
 }
 
-#[test]
 fn device_equals_reference() {
     let mut random = Random(3);
     let mut cases = vec![
@@ -51,28 +49,24 @@ fn device_equals_reference() {
         let targets = targets(&mut random, rows, vocabulary, ignored);
         for normaliser in [None, Some(12.5)] {
             let label = format!("cross entropy {shape:?}, V {vocabulary}, {ignored} ignored, × {scale}");
-            compare(&label, &Loss { targets: targets.clone(), normaliser }, &inputs);
+            compare(&label, &|v| Ok(vec![v[0].linear_cross_entropy(&v[1], &targets, normaliser)?]), &inputs);
         }
     }
 }
 
-/// The losses and the most probable targets, with a weight in some precision.
-fn losses<E: Engine>(
-    engine: &E,
+/// The losses, the most probable targets and the total, with a weight in some precision.
+fn losses(
+    device: &Device,
     [x, w]: [&Input; 2],
     targets: &[u32],
     precision: Precision,
 ) -> (Vec<f64>, Vec<u32>, Vec<f64>) {
-    let x = engine.from_f64(&x.data, &x.shape).unwrap();
-    let weight = engine.pack(&engine.from_f64(&w.data, &w.shape).unwrap(), precision).unwrap();
-    let weight = Weight::Packed(&weight);
-    let found = engine.token_losses(&x, weight, targets).unwrap();
-    let input = LinearCrossEntropy { x: &x, weight };
-    let total = engine.linear_cross_entropy(input, targets, None, [false; 2]).unwrap();
-    (found.nll.iter().map(|&v| f64::from(v)).collect(), found.greedy, engine.to_f64(&total.loss))
+    let (x, weight) = (x.on(device), w.on(device).pack(precision).unwrap());
+    let found = x.token_losses(&weight, targets).unwrap();
+    let total = x.linear_cross_entropy(&weight, targets, None).unwrap();
+    (found.nll.iter().map(|&v| f64::from(v)).collect(), found.greedy, total.to_f64())
 }
 
-#[test]
 fn losses_of_tokens() {
     let mut random = Random(9);
     for (rows, width, vocabulary, ignored) in
@@ -82,10 +76,10 @@ fn losses_of_tokens() {
         let w = random.input("w", &[vocabulary, width], 1.0);
         let targets = targets(&mut random, rows, vocabulary, ignored);
         for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
-            let want = losses(&Reference, [&x, &w], &targets, precision);
+            let want = losses(&Device::reference(), [&x, &w], &targets, precision);
             for device in devices() {
-                let who = format!("{device:?}: {rows}×{width}×{vocabulary} in {precision}");
-                let found = losses(&device, [&x, &w], &targets, precision);
+                let who = format!("{device}: {rows}×{width}×{vocabulary} in {precision}");
+                let found = losses(device, [&x, &w], &targets, precision);
                 assert_close(&who, &found.0, &want.0, 1e-5);
                 assert_eq!(found.1, want.1, "{who}");
                 assert_close(&who, &found.2, &want.2, 1e-5);
@@ -94,20 +88,18 @@ fn losses_of_tokens() {
     }
 }
 
-#[test]
 fn the_first_of_equal_logits_is_the_greedy_one() {
     // Logits: 0 everywhere but twice 2, at 5 and at 300, which different invocations read.
     let mut w = vec![0.0; 400];
     (w[5], w[300]) = (2.0, 2.0);
     for device in devices() {
-        let x = device.from_f64(&[1.0, -1.0], &[2, 1]).unwrap();
-        let weight = device.from_f64(&w, &[400, 1]).unwrap();
-        let found = device.token_losses(&x, &weight, &[1, 1]).unwrap();
-        assert_eq!(found.greedy, [5, 0], "{device:?}");
+        let x = Tensor::from_f64(&[1.0, -1.0], &[2, 1], device).unwrap();
+        let weight = Tensor::from_f64(&w, &[400, 1], device).unwrap();
+        let found = x.token_losses(&weight, &[1, 1]).unwrap();
+        assert_eq!(found.greedy, [5, 0], "{device}");
     }
 }
 
-#[test]
 fn a_token_alone_has_the_same_bits() {
     let mut random = Random(15);
     let (rows, width, vocabulary) = (40, 30, 77);
@@ -115,37 +107,62 @@ fn a_token_alone_has_the_same_bits() {
     let w = random.input("w", &[vocabulary, width], 1.0);
     let targets = targets(&mut random, rows, vocabulary, 0.0);
     for device in devices() {
-        let weight = device.from_f64(&w.data, &w.shape).unwrap();
-        let run = |from: usize, rows: usize| {
-            let x = device.from_f64(&x.data[from * width..][..rows * width], &[rows, width]).unwrap();
-            device.token_losses(&x, &weight, &targets[from..from + rows]).unwrap()
-        };
-        let all = run(0, rows);
-        for (from, rows) in [(0, 1), (39, 1), (10, 20)] {
-            assert!(run(from, rows).nll == all.nll[from..from + rows], "{device:?}: {rows} from {from}");
+        let (x, weight) = (x.on(device), w.on(device));
+        let all = x.token_losses(&weight, &targets).unwrap();
+        for part in [0..1, 39..40, 10..30] {
+            let some = x.slice(0, part.clone()).unwrap();
+            let found = some.token_losses(&weight, &targets[part.clone()]).unwrap();
+            assert!(found.nll == all.nll[part.clone()], "{device}: {part:?}");
         }
     }
 }
 
-#[test]
+/// The loss and the gradients of x and of the weight, where they are there.
+type Parts = (Vec<f32>, [Option<Vec<f32>>; 2]);
+
 fn only_what_is_needed() {
     let mut random = Random(21);
     let (x, w) = (random.input("x", &[20, 6], 1.0), random.input("w", &[30, 6], 1.0));
     let targets = targets(&mut random, 20, 30, 0.2);
-    for device in open_devices() {
-        let (x, w) =
-            (device.from_f64(&x.data, &x.shape).unwrap(), device.from_f64(&w.data, &w.shape).unwrap());
-        let input = LinearCrossEntropy { x: &x, weight: &w };
-        let run = |needs| device.linear_cross_entropy(input, &targets, None, needs).unwrap();
+    for device in devices() {
+        let run = |needs: [bool; 2]| -> Parts {
+            let (x, weight, targets) = (x.on(device), w.on(device), targets.clone());
+            let found = LinearCrossEntropy { x, weight, targets, normaliser: None, needs }.run().unwrap();
+            (found.loss.to_f32(), found.gradients.map(|d| d.map(|d| d.to_f32())))
+        };
         let all = run([true; 2]);
         for needs in [[false, false], [true, false], [false, true]] {
             let some = run(needs);
-            assert_eq!(device.to_f32(&some.loss), device.to_f32(&all.loss));
+            assert_eq!(some.0, all.0);
             for i in 0..2 {
-                let same = some.gradients[i].as_ref().map(|g| device.to_f32(g));
-                let want = all.gradients[i].as_ref().filter(|_| needs[i]).map(|g| device.to_f32(g));
-                assert!(same == want, "{device:?}: gradient {i} of {needs:?}");
+                let want = all.1[i].clone().filter(|_| needs[i]);
+                assert!(some.1[i] == want, "{device}: gradient {i} of {needs:?}");
             }
+        }
+    }
+}
+
+/// A scratch that holds few tokens changes no loss and no gradient of x, and that of W only by rounding.
+fn blocks_change_nothing() {
+    let (rows, width, vocabulary) = (45, 9, 50);
+    let mut random = Random(23);
+    let (x, w) = (random.input("x", &[rows, width], 1.0), random.input("w", &[vocabulary, width], 1.0));
+    let targets = targets(&mut random, rows, vocabulary, 0.15);
+    for device in devices() {
+        let run = |block: usize| {
+            let (x, weight, targets) = (x.on(device), w.on(device), targets.clone());
+            let op = LinearCrossEntropy { x, weight, targets, normaliser: None, needs: [true; 2] };
+            let sizes = op.check().unwrap();
+            let found = forward_in_blocks(device.backend::<Gpu>().unwrap(), op, sizes, block).unwrap();
+            let [dx, dw] = found.gradients.map(|d| d.unwrap());
+            (found.loss.to_f32(), dx.to_f32(), dw.to_f32())
+        };
+        let want = run(64);
+        for block in [1, 4, 17, 20] {
+            let found = run(block);
+            assert!((&found.0, &found.1) == (&want.0, &want.1), "{device}: blocks of {block}");
+            let near = found.2.iter().zip(&want.2).all(|(a, b)| (a - b).abs() < 1e-6);
+            assert!(near, "{device}: dW in blocks of {block}");
         }
     }
 }

@@ -1,26 +1,19 @@
 //! map, zip, accumulate and full: device = reference, on odd shapes, broadcasting, and at the ends of the value range.
 
-use march_engine::ops::elementwise::{Map, Zip};
-use march_engine::{Engine, Reference, Result, Tape, Var};
+use march_engine::ops::elementwise::{Map, Zip, ZipBackward};
+use march_engine::{Device, Op, Result, Tensor};
 
-use crate::common::{Input, Program, Random, assert_close, compare, devices};
+use crate::common::{Input, Random, assert_close, compare, devices, tensors, tests};
 
-/// A test's program, written once for all engines.
-macro_rules! program {
-    ($name:ident { $($field:ident: $kind:ty),* } |$this:ident, $tape:ident, $v:ident| $body:expr) => {
-        struct $name { $($field: $kind),* }
-        impl Program for $name {
-            fn run<'e, E: Engine>(
-                &self,
-                $tape: &Tape<'e, E>,
-                $v: &[Var<E::Tensor>],
-            ) -> Result<Vec<Var<E::Tensor>>> {
-                let $this = self;
-                $body
-            }
-        }
-    };
-}
+tests![
+    maps,
+    ends_of_the_range,
+    an_element_of_a_map_has_the_same_bits_anywhere,
+    zips,
+    zips_of_random_shapes,
+    gradients_by_the_device,
+    accumulate_spares_other_handles,
+];
 
 const MAPS: [Map; 13] = [
     Map::Neg,
@@ -38,80 +31,70 @@ const MAPS: [Map; 13] = [
     Map::Shift(0.75),
 ];
 
-program! { MapProgram { kind: Map } |this, tape, v| {
+fn map(v: &[Tensor], kind: Map) -> Result<Vec<Tensor>> {
     // ln, √ and 1/x want positive numbers.
-    let x = match this.kind {
-        Map::Ln | Map::Sqrt | Map::Reciprocal => tape.shift(&tape.square(&v[0])?, 0.5)?,
+    let x = match kind {
+        Map::Ln | Map::Sqrt | Map::Reciprocal => v[0].square()?.shift(0.5)?,
         _ => v[0].clone(),
     };
-    Ok(vec![tape.map(this.kind, &x)?])
-}}
+    Ok(vec![x.map(kind)?])
+}
 
-#[test]
 fn maps() {
     let mut random = Random(11);
     for kind in MAPS {
         for shape in [vec![], vec![7], vec![0, 4], vec![3, 5, 11], vec![13, 257]] {
             let inputs = [random.input("x", &shape, 2.0)];
-            compare(&format!("{kind:?} {shape:?}"), &MapProgram { kind }, &inputs);
+            compare(&format!("{kind:?} {shape:?}"), &|v| map(v, kind), &inputs);
         }
         // Small numbers: the error is relative to them.
-        compare(
-            &format!("{kind:?} of small numbers"),
-            &MapProgram { kind },
-            &[random.input("x", &[50], 1e-3)],
-        );
+        let small = [random.input("x", &[50], 1e-3)];
+        compare(&format!("{kind:?} of small numbers"), &|v| map(v, kind), &small);
     }
 }
 
 /// Saturated ends: the value is exact there, and the gradient neither overflows nor becomes NaN.
-#[test]
 fn ends_of_the_range() {
     let mut data =
         vec![-1e4, -200.0, -100.0, -89.0, -88.0, -20.0, -1e-30, 0.0, 1e-30, 20.0, 88.0, 100.0, 200.0, 1e4];
     for kind in [Map::Sigmoid, Map::Silu, Map::Tanh, Map::Relu, Map::Softplus] {
         let inputs = [Input { name: "x", shape: vec![data.len()], data: data.clone() }];
-        compare(&format!("{kind:?} at the ends"), &MapProgram { kind }, &inputs);
+        compare(&format!("{kind:?} at the ends"), &|v| map(v, kind), &inputs);
     }
     data.retain(|&x| x < 85.0);
     let inputs = [Input { name: "x", shape: vec![data.len()], data }];
-    compare("Exp at the ends", &MapProgram { kind: Map::Exp }, &inputs);
+    compare("Exp at the ends", &|v| map(v, Map::Exp), &inputs);
     for device in devices() {
-        let x = device.from_f32(&[89.0, 1e4, f32::INFINITY, f32::NEG_INFINITY], &[4]).unwrap();
-        let y = device.to_f32(&device.map(Map::Exp, &x).unwrap());
-        assert_eq!(y, [f32::INFINITY, f32::INFINITY, f32::INFINITY, 0.0], "{device:?}");
+        let x = Tensor::from_slice(&[89.0, 1e4, f32::INFINITY, f32::NEG_INFINITY], &[4], device).unwrap();
+        let y = x.exp().unwrap().to_f32();
+        assert_eq!(y, [f32::INFINITY, f32::INFINITY, f32::INFINITY, 0.0], "{device}");
     }
 }
 
-#[test]
 fn an_element_of_a_map_has_the_same_bits_anywhere() {
     let mut random = Random(12);
     let x: Vec<f32> = (0..1003).map(|_| random.normal() as f32 * 3.0).collect();
     for device in devices() {
         for kind in MAPS {
             let run = |x: &[f32]| {
-                let y = device.map(kind, &device.from_f32(x, &[x.len()]).unwrap()).unwrap();
-                device.to_f32(&y).iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                let y = Tensor::from_slice(x, &[x.len()], device).unwrap().map(kind).unwrap();
+                y.to_f32().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             let whole = run(&x);
             for (start, len) in [(0, 1), (5, 3), (1000, 3), (17, 29)] {
-                assert_eq!(run(&x[start..start + len]), whole[start..start + len], "{kind:?} on {device:?}");
+                assert_eq!(run(&x[start..start + len]), whole[start..start + len], "{kind:?} on {device}");
             }
         }
     }
 }
 
-program! { ZipProgram { kind: Zip } |this, tape, v| {
-    let b = match this.kind {
-        Zip::Div => tape.shift(&tape.square(&v[1])?, 0.5)?,
-        _ => v[1].clone(),
-    };
-    Ok(vec![tape.zip(this.kind, &v[0], &b)?])
-}}
+fn zip(v: &[Tensor], kind: Zip) -> Result<Vec<Tensor>> {
+    let b = if kind == Zip::Div { v[1].square()?.shift(0.5)? } else { v[1].clone() };
+    Ok(vec![v[0].zip(kind, &b)?])
+}
 
 const ZIPS: [Zip; 4] = [Zip::Add, Zip::Sub, Zip::Mul, Zip::Div];
 
-#[test]
 fn zips() {
     let mut random = Random(13);
     let shapes: [(&[usize], &[usize]); 16] = [
@@ -135,12 +118,11 @@ fn zips() {
     for kind in ZIPS {
         for (a, b) in shapes {
             let inputs = [random.input("a", a, 1.0), random.input("b", b, 1.0)];
-            compare(&format!("{kind:?} {a:?} {b:?}"), &ZipProgram { kind }, &inputs);
+            compare(&format!("{kind:?} {a:?} {b:?}"), &|v| zip(v, kind), &inputs);
         }
     }
 }
 
-#[test]
 fn zips_of_random_shapes() {
     let mut random = Random(15);
     for _ in 0..25 {
@@ -152,54 +134,51 @@ fn zips_of_random_shapes() {
         let (a, b) = (part(&shape), part(&shape));
         let kind = ZIPS[random.between(0, 3)];
         let inputs = [random.input("a", &a, 1.0), random.input("b", &b, 1.0)];
-        compare(&format!("{kind:?} {a:?} {b:?}"), &ZipProgram { kind }, &inputs);
+        compare(&format!("{kind:?} {a:?} {b:?}"), &|v| zip(v, kind), &inputs);
     }
 }
 
-/// The engine's own gradients of sums and differences, which the tape does not call.
-#[test]
-fn gradients_by_the_engine() {
-    fn all<E: Engine>(engine: &E, inputs: &[Input]) -> Vec<Vec<f64>> {
-        let tensor = |i: usize| engine.from_f64(&inputs[i].data, &inputs[i].shape).unwrap();
-        let mut found = Vec::new();
-        for kind in ZIPS {
-            for needs in [[true, true], [true, false], [false, true], [false, false]] {
-                let d = engine.zip_backward(kind, &tensor(0), &tensor(1), &tensor(2), needs).unwrap();
-                assert_eq!([d[0].is_some(), d[1].is_some()], needs);
-                found.extend(d.iter().flatten().map(|d| engine.to_f64(d)));
-            }
-        }
-        found
-    }
+/// The device's own gradients of sums and differences, which recording does not call.
+fn gradients_by_the_device() {
     let mut random = Random(14);
     let mut inputs =
         [random.input("a", &[3, 4], 1.0), random.input("b", &[4], 1.0), random.input("dy", &[3, 4], 1.0)];
-    inputs[1].data.iter_mut().for_each(|v| *v = v.abs() + 0.5);
-    inputs[1].data.iter_mut().for_each(|v| *v = f64::from(*v as f32));
-    let want = all(&Reference, &inputs);
+    inputs[1].data.iter_mut().for_each(|v| *v = f64::from((v.abs() + 0.5) as f32));
+    let all = |device: &Device| -> Vec<Vec<f64>> {
+        let mut found = Vec::new();
+        for kind in ZIPS {
+            for needs in [[true, true], [true, false], [false, true], [false, false]] {
+                let [a, b, gradient] = tensors(&inputs, device).try_into().unwrap();
+                let d = ZipBackward { kind, a, b, gradient, needs }.run().unwrap();
+                assert_eq!([d[0].is_some(), d[1].is_some()], needs);
+                found.extend(d.iter().flatten().map(Tensor::to_f64));
+            }
+        }
+        found
+    };
+    let want = all(&Device::reference());
     for device in devices() {
-        for (found, want) in all(&device, &inputs).iter().zip(&want) {
-            assert_close(&format!("{device:?}"), found, want, 1e-5);
+        for (found, want) in all(device).iter().zip(&want) {
+            assert_close(device.name(), found, want, 1e-5);
         }
     }
 }
 
 /// A sum changes in place only if nobody else holds it.
-#[test]
 fn accumulate_spares_other_handles() {
     for device in devices() {
         for len in [0, 1, 700] {
             let numbers: Vec<f32> = (0..len).map(|i| i as f32).collect();
-            let mut sum = device.from_f32(&numbers, &[len]).unwrap();
-            let term = device.full(&[len], 0.5).unwrap();
+            let mut sum = Tensor::from_slice(&numbers, &[len], device).unwrap();
+            let term = Tensor::full(&[len], 0.5, device).unwrap();
             let held = sum.clone();
-            device.accumulate(&mut sum, &term).unwrap();
-            device.accumulate(&mut sum, &term).unwrap();
-            assert_eq!(device.to_f32(&held), numbers);
+            sum.accumulate(&term).unwrap();
+            sum.accumulate(&term).unwrap();
+            assert_eq!(held.to_f32(), numbers);
             let same = sum.clone();
-            device.accumulate(&mut sum, &same).unwrap();
+            sum.accumulate(&same).unwrap();
             let want: Vec<f32> = numbers.iter().map(|v| 2.0 * (v + 1.0)).collect();
-            assert_eq!(device.to_f32(&sum), want);
+            assert_eq!(sum.to_f32(), want);
         }
     }
 }

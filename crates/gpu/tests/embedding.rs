@@ -1,22 +1,11 @@
 //! embedding: device = reference with repeated, missing and no ids, and with packed tables.
 
-use march_engine::ops::embedding::Embedding;
-use march_engine::{Engine, Precision, Reference, Result, Tape, Var, Weight};
+use march_engine::{Device, Precision};
 
-use crate::common::{self, Program, Random, assert_close, compare, devices};
+use crate::common::{Random, assert_close, compare, devices, tests};
 
-struct Rows {
-    ids: Vec<u32>,
-    shape: Vec<usize>,
-}
+tests![device_equals_reference, packed_tables];
 
-impl Program for Rows {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.embedding(Embedding { table: &v[0], ids: &self.ids, shape: &self.shape })?])
-    }
-}
-
-#[test]
 fn device_equals_reference() {
     let mut random = Random(3);
     let mut sizes = vec![
@@ -32,31 +21,26 @@ fn device_equals_reference() {
     }
     for (rows, width, shape) in sizes {
         let count = shape.iter().product();
-        let ids = (0..count).map(|_| random.between(0, rows - 1) as u32).collect();
+        let ids: Vec<u32> = (0..count).map(|_| random.between(0, rows - 1) as u32).collect();
         let table = random.input("table", &[rows, width], 1.0);
-        compare(&format!("embedding {rows}×{width} {shape:?}"), &Rows { ids, shape }, &[table]);
+        let label = format!("embedding {rows}×{width} {shape:?}");
+        compare(&label, &|v| Ok(vec![v[0].embedding(&ids, &shape)?]), &[table]);
     }
 }
 
-#[test]
 fn packed_tables() {
     let mut random = Random(5);
     for width in [1, 6, 35] {
         let table = random.input("table", &[9, width], 2.0);
-        let ids = [8, 0, 3, 3, 1];
         for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
-            let want = packed(&Reference, &table, &ids, precision);
+            let run = |device: &Device| {
+                let packed = table.on(device).pack(precision).unwrap();
+                packed.embedding(&[8, 0, 3, 3, 1], &[5]).unwrap().to_f64()
+            };
+            let want = run(&Device::reference());
             for device in devices() {
-                let found = packed(&device, &table, &ids, precision);
-                assert_close(&format!("{device:?}, {width} in {precision}"), &found, &want, 1e-6);
+                assert_close(&format!("{device}, {width} in {precision}"), &run(device), &want, 1e-6);
             }
         }
     }
-}
-
-fn packed<E: Engine>(engine: &E, table: &common::Input, ids: &[u32], precision: Precision) -> Vec<f64> {
-    let table = engine.from_f64(&table.data, &table.shape).unwrap();
-    let packed = engine.pack(&table, precision).unwrap();
-    let input = Embedding { table: Weight::Packed(&packed), ids, shape: &[ids.len()] };
-    engine.to_f64(&engine.embedding(input).unwrap())
 }

@@ -3,49 +3,36 @@
 use std::sync::Arc;
 
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
-use march_engine::{Engine, Result, Tape, Var};
+use march_engine::{Device, Result, Tensor};
 
-use crate::common::{Input, Program, Random, compare, devices, outcome};
+use crate::common::{self, Input, Output, Random, compare, devices, outcome, tests};
 
-struct Rule(GatedDeltaOptions);
+tests![
+    device_equals_reference,
+    several_dispatches,
+    some_outputs_have_no_gradient,
+    random_shapes,
+    extreme_gates,
+    cuts_change_no_bits,
+    only_the_last_tokens_ask,
+];
 
-/// The inputs, in their order.
-fn all_of<T>(t: &[T]) -> GatedDelta<&T> {
-    GatedDelta {
-        query: &t[0],
-        key: &t[1],
-        value: &t[2],
-        retention_input: &t[3],
-        write_input: &t[4],
-        a_log: &t[5],
-        dt_bias: &t[6],
-        initial_state: t.get(7),
-    }
+/// Readout, final state and boundary states; the inputs are in the order of their fields.
+fn rule(v: &[Tensor], options: &GatedDeltaOptions) -> Result<Vec<Tensor>> {
+    let [query, key, value, retention_input, write_input, a_log, dt_bias] = std::array::from_fn(|i| &v[i]);
+    let initial_state = v.get(7);
+    let input = GatedDelta { query, key, value, retention_input, write_input, a_log, dt_bias, initial_state };
+    let out = input.gated_delta(options)?;
+    Ok(vec![out.readout, out.final_state, out.boundary_states])
 }
 
-impl Program for Rule {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let out = tape.gated_delta(all_of(v), &self.0)?;
-        Ok(vec![out.readout, out.final_state, out.boundary_states])
-    }
+fn check(label: &str, options: &GatedDeltaOptions, inputs: &[Input]) {
+    compare(label, &|v| rule(v, options), inputs);
 }
 
-/// Only the readout has a gradient.
-struct ReadoutOnly(Rule);
-
-impl Program for ReadoutOnly {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![self.0.run(tape, v)?.swap_remove(0)])
-    }
-}
-
-/// Only the boundary states have a gradient.
-struct BoundariesOnly(Rule);
-
-impl Program for BoundariesOnly {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![self.0.run(tape, v)?.swap_remove(2)])
-    }
+/// Only one of the outputs has a gradient.
+fn check_one(label: &str, output: usize, options: &GatedDeltaOptions, inputs: &[Input]) {
+    compare(label, &|v| Ok(vec![rule(v, options)?.swap_remove(output)]), inputs);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +60,7 @@ const BASE: Case = Case {
     neg: false,
 };
 
-fn program(c: Case, random: &mut Random) -> (Rule, Vec<Input>) {
+fn program(c: Case, random: &mut Random) -> (GatedDeltaOptions, Vec<Input>) {
     let boundaries = if c.interval == 0 {
         Vec::new()
     } else {
@@ -109,10 +96,9 @@ fn program(c: Case, random: &mut Random) -> (Rule, Vec<Input>) {
         final_state: true,
         chunk_offset: 0,
     };
-    (Rule(options), inputs)
+    (options, inputs)
 }
 
-#[test]
 fn device_equals_reference() {
     let mut random = Random(11);
     for case in [
@@ -147,39 +133,35 @@ fn device_equals_reference() {
         Case { tokens: 130, interval: 3, key_dim: 20, value_dim: 40, batch: 3, ..BASE },
         Case { tokens: 45, key_dim: 131, value_dim: 70, initial: true, ..BASE },
     ] {
-        let (rule, inputs) = program(case, &mut random);
-        compare(&format!("{case:?}"), &rule, &inputs);
+        let (options, inputs) = program(case, &mut random);
+        check(&format!("{case:?}"), &options, &inputs);
     }
 }
 
 /// Long sequences take several dispatches, between which the state passes through a tensor.
-#[test]
 fn several_dispatches() {
     let mut random = Random(23);
     for (interval, initial) in [(100, true), (0, false)] {
         let case = Case { tokens: 1400, key_dim: 67, value_dim: 3, interval, initial, ..BASE };
-        let (mut rule, inputs) = program(case, &mut random);
+        let (mut options, inputs) = program(case, &mut random);
         if initial {
-            compare(&format!("{case:?}"), &rule, &inputs);
+            check(&format!("{case:?}"), &options, &inputs);
             continue;
         }
         // Without a final state or an initial one, neither tensor is there to pass the state.
-        rule.0.final_state = false;
-        compare(&format!("{case:?}"), &ReadoutOnly(rule), &inputs);
+        options.final_state = false;
+        check_one(&format!("{case:?}"), 0, &options, &inputs);
     }
 }
 
-#[test]
 fn some_outputs_have_no_gradient() {
     let mut random = Random(21);
     let case = Case { tokens: 50, interval: 20, value_heads: 2, initial: true, ..BASE };
-    let (rule, inputs) = program(case, &mut random);
-    compare("only the readout", &ReadoutOnly(rule), &inputs);
-    let (rule, inputs) = program(case, &mut random);
-    compare("only boundary states", &BoundariesOnly(rule), &inputs);
+    let (options, inputs) = program(case, &mut random);
+    check_one("only the readout", 0, &options, &inputs);
+    check_one("only boundary states", 2, &options, &inputs);
 }
 
-#[test]
 fn random_shapes() {
     let mut random = Random(22);
     for _ in 0..16 {
@@ -196,13 +178,12 @@ fn random_shapes() {
             initial: random.between(0, 1) == 1,
             neg: random.between(0, 1) == 1,
         };
-        let (rule, inputs) = program(case, &mut random);
-        compare(&format!("{case:?}"), &rule, &inputs);
+        let (options, inputs) = program(case, &mut random);
+        check(&format!("{case:?}"), &options, &inputs);
     }
 }
 
 /// Gates at the ends of their range, over many tokens.
-#[test]
 fn extreme_gates() {
     let mut random = Random(13);
     let case = Case { tokens: 75, interval: 20, key_dim: 12, value_dim: 16, value_heads: 2, ..BASE };
@@ -212,9 +193,9 @@ fn extreme_gates() {
             .into_iter()
             .enumerate()
     {
-        let (mut rule, mut inputs) = program(case, &mut random);
+        let (mut options, mut inputs) = program(case, &mut random);
         if i % 2 == 1 {
-            rule.0.boundaries = Arc::new(Vec::new());
+            options.boundaries = Arc::new(Vec::new());
         }
         inputs[5].data.fill(a_log);
         inputs[6].data.fill(0.0);
@@ -222,13 +203,13 @@ fn extreme_gates() {
             *v = if retention.is_nan() { [80.0, -60.0, 0.0, 3.0, -100.0][t % 5] } else { retention };
         }
         inputs[4].data.fill(write);
-        compare(&format!("extreme gates {i}"), &rule, &inputs);
+        check(&format!("extreme gates {i}"), &options, &inputs);
     }
     // Zero queries and keys: the norm's floor decides.
-    let (rule, mut inputs) = program(case, &mut random);
+    let (options, mut inputs) = program(case, &mut random);
     inputs[0].data[..60].fill(0.0);
     inputs[1].data[30..90].fill(0.0);
-    compare("zero rows", &rule, &inputs);
+    check("zero rows", &options, &inputs);
 }
 
 /// Tokens `range` of inputs that have a time dimension, of batch row `row`.
@@ -245,41 +226,34 @@ fn part(inputs: &[Input], row: usize, range: std::ops::Range<usize>) -> Vec<Inpu
     inputs.iter().map(cut).collect()
 }
 
-/// Readout, final state and boundary states, without what a backward pass needs.
-fn infer<E: Engine>(
-    engine: &E,
-    options: &GatedDeltaOptions,
-    inputs: &[Input],
-) -> [(Vec<usize>, Vec<f64>); 3] {
-    let tensors: Vec<_> = inputs.iter().map(|i| engine.from_f64(&i.data, &i.shape).unwrap()).collect();
-    let (out, _) = engine.gated_delta(all_of(&tensors), options, false).unwrap();
-    [out.readout, out.final_state, out.boundary_states]
-        .map(|t| (engine.shape(&t).to_vec(), engine.to_f64(&t)))
+/// The outputs, without what a backward pass needs.
+fn infer(device: &Device, options: &GatedDeltaOptions, inputs: &[Input]) -> Vec<Output> {
+    common::infer(device, &|v| rule(v, options), inputs).unwrap()
 }
 
 /// A row of a batch alone, tokens one by one or in pieces, and calls with and without boundaries give the same bits.
-#[test]
 fn cuts_change_no_bits() {
     let mut random = Random(15);
     let case = Case { tokens: 53, key_dim: 12, value_dim: 24, value_heads: 2, batch: 2, ..BASE };
-    let (rule, inputs) = program(case, &mut random);
+    let (options, inputs) = program(case, &mut random);
     let width = 48;
     for device in devices() {
-        let whole = infer(&device, &rule.0, &inputs);
-        let kept = outcome(&device, &rule, &inputs).unwrap();
-        assert!(kept.outputs[0].1 == whole[0].1 && kept.outputs[1].1 == whole[1].1);
-        let lists = Arc::new(vec![vec![5, 16, 53], vec![1]]);
-        let with = infer(&device, &GatedDeltaOptions { boundaries: lists, ..rule.0.clone() }, &inputs);
-        assert!(with[0] == whole[0] && with[1] == whole[1]);
+        let whole = infer(device, &options, &inputs);
+        let kept = outcome(device, &|v| rule(v, &options), &inputs).unwrap();
+        assert!(kept.outputs[..2] == whole[..2]);
+        let boundaries = Arc::new(vec![vec![5, 16, 53], vec![1]]);
+        let with = infer(device, &GatedDeltaOptions { boundaries, ..options.clone() }, &inputs);
+        assert!(with[..2] == whole[..2]);
         assert_eq!(with[2].0, [4, 2, 12, 24]);
         for cuts in [vec![53], vec![1; 53], vec![17, 1, 32, 3]] {
             let (mut readout, mut state, mut from) = (Vec::new(), None, 0);
             for count in cuts {
                 let mut piece = part(&inputs, 1, from..from + count);
                 piece.extend(state.take());
-                let [out, last, _] = infer(&device, &rule.0, &piece);
-                readout.extend(out.1);
-                state = Some(Input { name: "initial_state", shape: last.0, data: last.1 });
+                let mut out = infer(device, &options, &piece);
+                let (shape, data) = out.remove(1);
+                readout.extend(out.remove(0).1);
+                state = Some(Input { name: "initial_state", shape, data });
                 from += count;
             }
             assert!(readout == whole[0].1[53 * width..]);
@@ -289,7 +263,6 @@ fn cuts_change_no_bits() {
 }
 
 /// Where only the last tokens ask, or the final state is not wanted, all else keeps its bits.
-#[test]
 fn only_the_last_tokens_ask() {
     let case = Case {
         tokens: 40,
@@ -301,24 +274,24 @@ fn only_the_last_tokens_ask() {
         initial: true,
         ..BASE
     };
-    let (rule, inputs) = program(case, &mut Random(18));
+    let (options, inputs) = program(case, &mut Random(18));
     for device in devices() {
-        for boundaries in [Arc::clone(&rule.0.boundaries), Arc::new(Vec::new())] {
-            let options = GatedDeltaOptions { boundaries, ..rule.0.clone() };
-            let all = infer(&device, &options, &inputs);
+        for boundaries in [Arc::clone(&options.boundaries), Arc::new(Vec::new())] {
+            let options = GatedDeltaOptions { boundaries, ..options.clone() };
+            let all = infer(device, &options, &inputs);
             for asking in [0, 1, 17, 40] {
                 let mut some = inputs.clone();
                 let query = &inputs[0].data;
                 some[0].shape[1] = asking;
                 some[0].data = [&query[(40 - asking) * 16..40 * 16], &query[(80 - asking) * 16..]].concat();
-                let found = infer(&device, &options, &some);
+                let found = infer(device, &options, &some);
                 let want = &all[0].1;
                 assert!(
                     found[0].1 == [&want[(40 - asking) * 80..40 * 80], &want[(80 - asking) * 80..]].concat()
                 );
                 assert!(found[1..] == all[1..], "{asking} ask");
             }
-            let without = infer(&device, &GatedDeltaOptions { final_state: false, ..options }, &inputs);
+            let without = infer(device, &GatedDeltaOptions { final_state: false, ..options }, &inputs);
             assert!(without[0] == all[0] && without[2] == all[2]);
             assert_eq!(without[1].0, [0, 4, 8, 20]);
         }

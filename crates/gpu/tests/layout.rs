@@ -1,60 +1,37 @@
 //! slice, place, concat, permute and append: device = reference, on odd and empty shapes.
 
-use march_engine::{Engine, Result, Tape, Var};
+use std::ops::Range;
 
-use crate::common::{Input, Program, Random, compare, devices};
+use march_engine::Tensor;
 
-/// A test's program, written once for all engines.
-macro_rules! program {
-    ($name:ident { $($field:ident: $kind:ty),* } |$this:ident, $tape:ident, $v:ident| $body:expr) => {
-        struct $name { $($field: $kind),* }
-        impl Program for $name {
-            fn run<'e, E: Engine>(
-                &self,
-                $tape: &Tape<'e, E>,
-                $v: &[Var<E::Tensor>],
-            ) -> Result<Vec<Var<E::Tensor>>> {
-                let $this = self;
-                $body
-            }
-        }
-    };
+use crate::common::{Input, Random, compare, devices, tests};
+
+tests![slices, concats, permutations, random_shapes, reshapes, append_row_by_row, append_the_same_tensor];
+
+fn slice(input: &Input, axis: usize, range: Range<usize>) {
+    let label = format!("slice {:?} {axis} {range:?}", input.shape);
+    let program = |v: &[Tensor]| Ok(vec![v[0].slice(axis, range.clone())?]);
+    compare(&label, &program, std::slice::from_ref(input));
 }
 
-program! { SliceProgram { axis: usize, range: std::ops::Range<usize> } |this, tape, v| {
-    Ok(vec![tape.slice(&v[0], this.axis, this.range.clone())?])
-}}
-
-program! { ConcatProgram { axis: usize } |this, tape, v| {
-    let parts: Vec<_> = v.iter().collect();
-    Ok(vec![tape.concat(&parts, this.axis)?])
-}}
-
-program! { PermuteProgram { axes: Vec<usize> } |this, tape, v| {
-    Ok(vec![tape.permute(&v[0], &this.axes)?])
-}}
-
-program! { ReshapeProgram { shape: Vec<usize> } |this, tape, v| {
-    Ok(vec![tape.reshape(&v[0], &this.shape)?])
-}}
+fn permute(input: &Input, axes: &[usize]) {
+    let label = format!("permute {:?} by {axes:?}", input.shape);
+    compare(&label, &|v| Ok(vec![v[0].permute(axes)?]), std::slice::from_ref(input));
+}
 
 /// A slice's gradient is a place, so both are compared.
-#[test]
 fn slices() {
     let mut random = Random(19);
-    let x = [random.input("x", &[3, 5, 7], 1.0)];
+    let x = random.input("x", &[3, 5, 7], 1.0);
     for (axis, range) in [(0, 1..2), (0, 0..3), (1, 0..2), (1, 4..5), (2, 2..6), (2, 3..3), (1, 5..5)] {
-        compare(&format!("slice {axis} {range:?}"), &SliceProgram { axis, range }, &x);
+        slice(&x, axis, range);
     }
-    let large = [random.input("x", &[31, 32, 33], 1.0)];
-    for axis in 0..3 {
-        compare("slice", &SliceProgram { axis, range: 5..30 }, &large);
-    }
-    compare("slice", &SliceProgram { axis: 1, range: 1..3 }, &[random.input("x", &[0, 4], 1.0)]);
-    compare("slice", &SliceProgram { axis: 1, range: 1..3 }, &[random.input("x", &[1, 4, 3], 1.0)]);
+    let large = random.input("x", &[31, 32, 33], 1.0);
+    (0..3).for_each(|axis| slice(&large, axis, 5..30));
+    slice(&random.input("x", &[0, 4], 1.0), 1, 1..3);
+    slice(&random.input("x", &[1, 4, 3], 1.0), 1, 1..3);
 }
 
-#[test]
 fn concats() {
     let mut random = Random(20);
     for axis in 0..3 {
@@ -73,12 +50,12 @@ fn concats() {
                 random.input("part", &shape, 1.0)
             };
             let inputs: Vec<Input> = sizes.iter().map(|&size| input(size)).collect();
-            compare(&format!("concat {axis} {sizes:?}"), &ConcatProgram { axis }, &inputs);
+            let program = |v: &[Tensor]| Ok(vec![Tensor::concat(&v.iter().collect::<Vec<_>>(), axis)?]);
+            compare(&format!("concat {axis} {sizes:?}"), &program, &inputs);
         }
     }
 }
 
-#[test]
 fn permutations() {
     let mut random = Random(21);
     let cases: [(&[usize], &[usize]); 14] = [
@@ -98,12 +75,10 @@ fn permutations() {
         (&[2, 3, 2, 3, 2, 3], &[5, 4, 3, 2, 1, 0]),
     ];
     for (shape, axes) in cases {
-        let inputs = [random.input("x", shape, 1.0)];
-        compare(&format!("permute {shape:?} by {axes:?}"), &PermuteProgram { axes: axes.to_vec() }, &inputs);
+        permute(&random.input("x", shape, 1.0), axes);
     }
 }
 
-#[test]
 fn random_shapes() {
     let mut random = Random(27);
     for _ in 0..25 {
@@ -112,64 +87,59 @@ fn random_shapes() {
         for i in (1..axes.len()).rev() {
             axes.swap(i, random.between(0, i));
         }
-        let inputs = [random.input("x", &shape, 1.0)];
-        compare(&format!("permute {shape:?} by {axes:?}"), &PermuteProgram { axes }, &inputs);
+        let input = random.input("x", &shape, 1.0);
+        permute(&input, &axes);
         let axis = random.between(0, shape.len() - 1);
         let end = random.between(0, shape[axis]);
-        let range = random.between(0, end)..end;
-        compare(&format!("slice {shape:?} {axis} {range:?}"), &SliceProgram { axis, range }, &inputs);
+        slice(&input, axis, random.between(0, end)..end);
     }
 }
 
-#[test]
 fn reshapes() {
     let mut random = Random(22);
     for (from, to) in [(vec![2, 6], vec![3, 4]), (vec![1], vec![]), (vec![0, 5], vec![7, 0])] {
         let inputs = [random.input("x", &from, 1.0)];
-        compare(&format!("reshape {from:?} {to:?}"), &ReshapeProgram { shape: to }, &inputs);
+        compare(&format!("reshape {from:?} {to:?}"), &|v| Ok(vec![v[0].reshape(&to)?]), &inputs);
     }
 }
 
 /// Row after row, past several doublings: the numbers are those of one tensor, and other handles do not change.
-#[test]
 fn append_row_by_row() {
     for device in devices() {
         for (rows_at_once, rows, width) in [(1, 300, 7), (3, 50, 64), (5, 9, 1)] {
             let numbers: Vec<f32> = (0..rows_at_once * rows * width).map(|i| i as f32).collect();
             let step = rows_at_once * width;
-            let mut whole = device.from_f32(&[], &[1, 0, width]).unwrap();
+            let mut whole = Tensor::from_slice(&[], &[1, 0, width], device).unwrap();
             let mut held = Vec::new();
             for (i, row) in numbers.chunks(step).enumerate() {
-                let row = device.from_f32(row, &[1, rows_at_once, width]).unwrap();
-                device.append(&mut whole, &row, 1).unwrap();
+                let row = Tensor::from_slice(row, &[1, rows_at_once, width], device).unwrap();
+                whole.append(&row, 1).unwrap();
                 if i % 7 == 0 {
                     held.push(whole.clone());
                 }
                 if i % 11 == 0 {
                     // A handle that is dropped again: the next row goes in place.
-                    assert_eq!(device.shape(&whole.clone()), [1, (i + 1) * rows_at_once, width]);
+                    assert_eq!(whole.clone().shape(), [1, (i + 1) * rows_at_once, width]);
                 }
             }
-            assert_eq!(device.to_f32(&whole), numbers);
-            let doubled =
-                device.to_f32(&device.zip(march_engine::ops::elementwise::Zip::Add, &whole, &whole).unwrap());
+            assert_eq!(whole.to_f32(), numbers);
+            let doubled = whole.add(&whole).unwrap().to_f32();
             assert!(doubled.iter().zip(&numbers).all(|(d, n)| *d == 2.0 * n));
             for (i, held) in held.iter().enumerate() {
-                assert_eq!(device.to_f32(held), numbers[..(7 * i + 1) * step], "handle {i} on {device:?}");
+                assert_eq!(held.to_f32(), numbers[..(7 * i + 1) * step], "handle {i} on {device}");
             }
         }
     }
 }
 
 /// Appending to itself, and appending nothing.
-#[test]
 fn append_the_same_tensor() {
     for device in devices() {
-        let mut whole = device.from_f32(&[1.0, 2.0], &[2]).unwrap();
+        let mut whole = Tensor::from_slice(&[1.0, 2.0], &[2], device).unwrap();
         let same = whole.clone();
-        device.append(&mut whole, &same, 0).unwrap();
-        device.append(&mut whole, &device.from_f32(&[], &[0]).unwrap(), 0).unwrap();
-        assert_eq!(device.to_f32(&whole), [1.0, 2.0, 1.0, 2.0]);
-        assert_eq!(device.to_f32(&same), [1.0, 2.0]);
+        whole.append(&same, 0).unwrap();
+        whole.append(&Tensor::from_slice(&[], &[0], device).unwrap(), 0).unwrap();
+        assert_eq!(whole.to_f32(), [1.0, 2.0, 1.0, 2.0]);
+        assert_eq!(same.to_f32(), [1.0, 2.0]);
     }
 }

@@ -1,25 +1,22 @@
 //! Operations that take lists: device = reference, on odd and empty sizes, where some results receive no gradient; and the
 //! same bits twice.
 
-use crate::common::compare;
-use crate::common::lists::{Convolutions, Norms, Products, SwiGlus};
+use crate::common::{compare, lists, tests};
 
-#[test]
+tests![products, norms, swiglus, convolutions];
+
 fn products() {
-    Products::cases(compare);
+    lists::products(compare);
 }
 
-#[test]
 fn norms() {
-    Norms::cases(compare);
+    lists::norms(compare);
 }
 
-#[test]
 fn swiglus() {
-    SwiGlus::cases(compare);
+    lists::swiglus(compare);
 }
 
-#[test]
 fn convolutions() {
-    Convolutions::cases(compare);
+    lists::convolutions(compare);
 }

@@ -1,9 +1,17 @@
 //! log_linear_delta: device = reference, on odd sizes, positions and extreme gates; any cut of a sequence = the whole.
 
 use march_engine::ops::log_linear::{LogLinear, LogLinearOptions};
-use march_engine::{Engine, Reference, Result, Tape, Var};
+use march_engine::{Device, Result, Tensor};
 
-use crate::common::{Input, Program, Random, assert_close, compare, devices};
+use crate::common::{Input, Random, assert_close, compare, devices, tensors, tests};
+
+tests![
+    device_equals_reference,
+    random_shapes,
+    extreme_gates,
+    any_cut_is_the_whole,
+    unmerged_states_mean_the_same,
+];
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -52,20 +60,26 @@ impl Case {
     }
 
     /// Level states that a run of `position` tokens leaves, and their shape.
-    fn initial(&self, random: &mut Random) -> State {
+    fn initial(&self, random: &mut Random) -> Option<Input> {
         if self.position == 0 {
             return None;
         }
         let before = Case { time: self.position, position: 0, ..*self };
         let inputs = before.inputs(random);
         let options = LogLinearOptions { want_state: true, ..before.options() };
-        let (shape, data) = run(&Reference, &options, &inputs, None).1?;
-        Some((shape, data.iter().map(|&v| f64::from(v as f32)).collect()))
+        let mut state = run(&Device::reference(), &options, &inputs, None).1?;
+        state.data.iter_mut().for_each(|v| *v = f64::from(*v as f32));
+        Some(state)
     }
 }
 
-fn named<T>(v: &[T]) -> LogLinear<&T> {
-    LogLinear {
+/// Readouts and, if the options want them, level states; the inputs are in the order of their fields.
+fn rule(
+    v: &[Tensor],
+    options: &LogLinearOptions,
+    initial: Option<&Tensor>,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let input = LogLinear {
         query: &v[0],
         key: &v[1],
         value: &v[2],
@@ -75,47 +89,31 @@ fn named<T>(v: &[T]) -> LogLinear<&T> {
         dt_bias: &v[6],
         level_input: &v[7],
         level_scale: &v[8],
-    }
+    };
+    input.log_linear_delta(options, initial)
 }
 
-type State = Option<(Vec<usize>, Vec<f64>)>;
-
-/// Readouts and, if the options want them, level states.
-fn run<E: Engine>(
-    engine: &E,
+fn run(
+    device: &Device,
     options: &LogLinearOptions,
     inputs: &[Input],
-    initial: State,
-) -> (Vec<f64>, State) {
-    let tape = Tape::inference(engine);
-    let vars: Vec<_> =
-        inputs.iter().map(|i| tape.constant(engine.from_f64(&i.data, &i.shape).unwrap())).collect();
-    let initial = initial.map(|(shape, data)| engine.from_f64(&data, &shape).unwrap());
-    let (out, state) = tape.log_linear_delta(named(&vars), options, initial.as_ref()).unwrap();
-    (engine.to_f64(out.value()), state.map(|s| (engine.shape(&s).to_vec(), engine.to_f64(&s))))
-}
-
-struct Whole {
-    options: LogLinearOptions,
-    initial: State,
-}
-
-impl Program for Whole {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        let initial = match &self.initial {
-            Some((shape, data)) => Some(tape.engine().from_f64(data, shape)?),
-            None => None,
-        };
-        Ok(vec![tape.log_linear_delta(named(v), &self.options, initial.as_ref())?.0])
-    }
+    initial: Option<&Input>,
+) -> (Vec<f64>, Option<Input>) {
+    let initial = initial.map(|state| state.on(device));
+    let (out, state) = rule(&tensors(inputs, device), options, initial.as_ref()).unwrap();
+    let read = |s: Tensor| Input { name: "state", shape: s.shape().to_vec(), data: s.to_f64() };
+    (out.to_f64(), state.map(read))
 }
 
 fn check(case: &Case, inputs: &[Input], random: &mut Random) {
-    let program = Whole { options: case.options(), initial: case.initial(random) };
+    let (options, initial) = (case.options(), case.initial(random));
+    let program = |v: &[Tensor]| {
+        let initial = initial.as_ref().map(|state| state.on(v[0].device()));
+        Ok(vec![rule(v, &options, initial.as_ref())?.0])
+    };
     compare(&format!("{case:?}"), &program, inputs);
 }
 
-#[test]
 fn device_equals_reference() {
     let mut random = Random(2);
     for (time, dims, heads, scales, position, neg, batch) in [
@@ -141,7 +139,6 @@ fn device_equals_reference() {
     }
 }
 
-#[test]
 fn random_shapes() {
     let mut random = Random(12);
     for _ in 0..16 {
@@ -161,7 +158,6 @@ fn random_shapes() {
     }
 }
 
-#[test]
 fn extreme_gates() {
     let mut random = Random(4);
     let case = Case { heads: [1, 2], ..Case::new(75, [12, 16]) };
@@ -202,36 +198,33 @@ fn part(inputs: &[Input], row: usize, range: std::ops::Range<usize>) -> Vec<Inpu
 }
 
 /// A row alone, in pieces or token by token, has the bits of the whole call; its states are the reference's.
-#[test]
 fn any_cut_is_the_whole() {
     let case = Case { batch: 2, heads: [1, 2], scales: 3, ..Case::new(77, [12, 20]) };
     let inputs = case.inputs(&mut Random(5));
     let options = LogLinearOptions { want_state: true, ..case.options() };
-    let (_, want) = run(&Reference, &options, &inputs, None);
-    let want = want.unwrap();
+    let want = run(&Device::reference(), &options, &inputs, None).1.unwrap();
     for device in devices() {
-        let (whole, last) = run(&device, &options, &inputs, None);
+        let (whole, last) = run(device, &options, &inputs, None);
         let last = last.unwrap();
-        assert_eq!(last.0, want.0);
-        assert_close("state", &last.1, &want.1, 1e-5);
+        assert_eq!(last.shape, want.shape);
+        assert_close("state", &last.data, &want.data, 1e-5);
         for cuts in [vec![77], vec![1; 77], vec![64, 1, 12], vec![3, 5, 24, 45]] {
             let (mut readouts, mut state, mut from) = (Vec::new(), None, 0);
             for count in cuts {
                 let options = LogLinearOptions { position: from, ..options };
                 let piece = part(&inputs, 1, from..from + count);
-                let (out, next) = run(&device, &options, &piece, state.take());
+                let (out, next) = run(device, &options, &piece, state.as_ref());
                 readouts.extend(out);
                 state = next;
                 from += count;
             }
             assert!(readouts == whole[whole.len() / 2..]);
-            assert!(state.unwrap().1 == last.1[last.1.len() / 2..]);
+            assert!(state.unwrap().data == last.data[last.data.len() / 2..]);
         }
     }
 }
 
 /// States as they are right after a token, not yet merged, are taken as well.
-#[test]
 fn unmerged_states_mean_the_same() {
     let case = Case::new(4, [4, 4]);
     let inputs = case.inputs(&mut Random(7));
@@ -244,13 +237,14 @@ fn unmerged_states_mean_the_same() {
         merged[32 + i] = unmerged[i] + unmerged[16 + i];
     }
     let options = LogLinearOptions { position: 2, want_state: true, ..case.options() };
-    let shape = vec![1, 1, 3, 4, 4];
-    let want = run(&Reference, &options, &inputs, Some((shape.clone(), merged.clone())));
+    let [merged, unmerged] =
+        [merged, unmerged].map(|data| Input { name: "state", shape: vec![1, 1, 3, 4, 4], data });
+    let want = run(&Device::reference(), &options, &inputs, Some(&merged));
     for device in devices() {
         for start in [&merged, &unmerged] {
-            let (out, state) = run(&device, &options, &inputs, Some((shape.clone(), start.clone())));
+            let (out, state) = run(device, &options, &inputs, Some(start));
             assert_close("readouts", &out, &want.0, 1e-5);
-            assert_close("state", &state.unwrap().1, &want.1.clone().unwrap().1, 1e-5);
+            assert_close("state", &state.unwrap().data, &want.1.as_ref().unwrap().data, 1e-5);
         }
     }
 }

@@ -1,21 +1,13 @@
 //! matmul: device = reference for every transposition, batched and with a shared right operand.
 
-use march_engine::ops::matmul::{MatMul, Transpose};
-use march_engine::{Engine, Result, Tape, Var};
+use march_engine::ops::matmul::Transpose;
 
-use crate::common::{Program, Random, compare, devices};
+use crate::common::{Random, compare, devices, tests};
 
-struct Product(Transpose);
-
-impl Program for Product {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.matmul(MatMul { a: &v[0], b: &v[1] }, self.0)?])
-    }
-}
+tests![device_equals_reference, random_shapes, a_row_alone_has_the_same_bits];
 
 fn check(random: &mut Random, leading: &[usize], [m, n, k]: [usize; 3], shared: bool, transpose: Transpose) {
-    let shape = |leading: &[usize], last: [usize; 2], swap: bool| {
-        let [a, b] = last;
+    let shape = |leading: &[usize], [a, b]: [usize; 2], swap: bool| {
         let last = if swap { [b, a] } else { [a, b] };
         [leading, &last].concat()
     };
@@ -25,7 +17,7 @@ fn check(random: &mut Random, leading: &[usize], [m, n, k]: [usize; 3], shared: 
         random.input("b", &shape(b_leading, [k, n], transpose.b), 1.0),
     ];
     let label = format!("matmul {leading:?} {m}×{n}×{k}, shared {shared}, {transpose:?}");
-    compare(&label, &Product(transpose), &inputs);
+    compare(&label, &|v| Ok(vec![v[0].matmul_with(&v[1], transpose)?]), &inputs);
 }
 
 const ALL: [Transpose; 4] = [
@@ -35,7 +27,6 @@ const ALL: [Transpose; 4] = [
     Transpose { a: true, b: true },
 ];
 
-#[test]
 fn device_equals_reference() {
     let mut random = Random(3);
     for transpose in ALL {
@@ -53,7 +44,6 @@ fn device_equals_reference() {
     }
 }
 
-#[test]
 fn random_shapes() {
     let mut random = Random(9);
     for turn in 0..20 {
@@ -64,21 +54,16 @@ fn random_shapes() {
     }
 }
 
-#[test]
 fn a_row_alone_has_the_same_bits() {
     let mut random = Random(7);
     let (m, n, k) = (40, 35, 150);
     let (a, b) = (random.input("a", &[m, k], 1.0), random.input("b", &[k, n], 1.0));
     for device in devices() {
-        let b = device.from_f64(&b.data, &b.shape).unwrap();
-        let run = |rows: std::ops::Range<usize>| {
-            let part = &a.data[rows.start * k..rows.end * k];
-            let a = device.from_f64(part, &[rows.len(), k]).unwrap();
-            device.to_f32(&device.matmul(MatMul { a: &a, b: &b }, Transpose::default()).unwrap())
-        };
-        let all = run(0..m);
+        let (a, b) = (a.on(device), b.on(device));
+        let all = a.matmul(&b).unwrap().to_f32();
         for rows in [0..1, 7..9, 10..40] {
-            assert!(run(rows.clone()) == all[rows.start * n..rows.end * n], "{device:?}: rows {rows:?}");
+            let some = a.slice(0, rows.clone()).unwrap().matmul(&b).unwrap().to_f32();
+            assert!(some == all[rows.start * n..rows.end * n], "{device}: rows {rows:?}");
         }
     }
 }

@@ -1,19 +1,14 @@
 //! rms_norm and gated_rms_norm: device = reference, on odd, short and long rows, and at the ends of the value range.
 
-use march_engine::ops::rms_norm::{GatedRmsNorm, GatedRmsNormList, RmsNorm, RmsNormList};
-use march_engine::{Engine, Result, Tape, Var};
+use march_engine::ops::rms_norm::{GatedRmsNorm, GatedRmsNormBackward, RmsNorm, RmsNormBackward};
+use march_engine::{Op, Result, Tensor};
 
-use crate::common::{Input, Program, Random, compare, devices, open_devices};
+use crate::common::{Input, Random, compare, devices, dispatches, infer, open_devices, tests};
 
-struct Norms;
+tests![norms, random_shapes, extremes, rows_of_many_scales, two_take_one_dispatch, a_row_stands_alone];
 
-impl Program for Norms {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![
-            tape.rms_norm(RmsNorm { x: &v[0], weight: &v[2] }, 1e-6)?,
-            tape.gated_rms_norm(GatedRmsNorm { x: &v[0], gate: &v[1], weight: &v[2] }, 1e-6)?,
-        ])
-    }
+fn both(v: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![v[0].rms_norm(&v[2], 1e-6)?, v[0].gated_rms_norm(&v[1], &v[2], 1e-6)?])
 }
 
 fn norm_inputs(random: &mut Random, rows: usize, heads: usize, width: usize) -> Vec<Input> {
@@ -24,7 +19,6 @@ fn norm_inputs(random: &mut Random, rows: usize, heads: usize, width: usize) -> 
     ]
 }
 
-#[test]
 fn norms() {
     let mut random = Random(2);
     for (rows, heads, width) in [
@@ -41,22 +35,20 @@ fn norms() {
         (17, 1, 4099),
     ] {
         let inputs = norm_inputs(&mut random, rows, heads, width);
-        compare(&format!("norms {rows}×{heads}×{width}"), &Norms, &inputs);
+        compare(&format!("norms {rows}×{heads}×{width}"), &both, &inputs);
     }
 }
 
-#[test]
 fn random_shapes() {
     let mut random = Random(3);
     for _ in 0..20 {
         let [rows, heads, width] = [random.between(1, 60), random.between(1, 4), random.between(1, 200)];
         let inputs = norm_inputs(&mut random, rows, heads, width);
-        compare(&format!("norms {rows}×{heads}×{width}"), &Norms, &inputs);
+        compare(&format!("norms {rows}×{heads}×{width}"), &both, &inputs);
     }
 }
 
 /// Rows of zeros, where eps alone bounds the factor, gates that are shut or wide open, and large and small numbers.
-#[test]
 fn extremes() {
     let mut random = Random(4);
     let mut inputs = norm_inputs(&mut random, 6, 1, 70);
@@ -73,13 +65,12 @@ fn extremes() {
             input.data = input.data[rows.start * 70..rows.end * 70].to_vec();
             input.shape[0] = rows.len();
         }
-        compare(&format!("extreme norms {rows:?}"), &Norms, &some);
+        compare(&format!("extreme norms {rows:?}"), &both, &some);
     }
 }
 
 /// Whole blocks of rows, several for each workgroup of the backward pass, each of another scale: a factor that is left
 /// over from another row shows.
-#[test]
 fn rows_of_many_scales() {
     let mut random = Random(6);
     for width in [24, 64, 100] {
@@ -89,54 +80,49 @@ fn rows_of_many_scales() {
             let scale = [1.0, 7.0, 0.3, 2.0, 0.5, 3.0, 11.0][i / width * 5 / 3 % 7];
             *v = f64::from((*v * scale) as f32);
         }
-        compare(&format!("rows of many scales, {width}"), &Norms, &inputs);
+        compare(&format!("rows of many scales, {width}"), &both, &inputs);
     }
 }
 
 /// Two tensors take a dispatch forward; backward one, and one that adds the weights' sums.
-#[test]
 fn two_take_one_dispatch() {
     for device in open_devices() {
-        let tensor = |rows: usize| device.full(&[rows, 48], 0.5).unwrap();
-        let (x, gates, dy) = ([tensor(30), tensor(4)], [tensor(30), tensor(4)], [tensor(30), tensor(4)]);
-        let (weight, mut dx) = (device.full(&[48], 2.0).unwrap(), [Some(tensor(30)), Some(tensor(4))]);
-        let (x, gates, dy) = (x.each_ref(), gates.each_ref(), dy.each_ref());
-        let plain = RmsNormList { x: &x, weight: &weight };
-        let gated = GatedRmsNormList { x: &x, gates: &gates, weight: &weight };
-        let before = device.dispatches();
-        device.rms_norm(plain, 1e-6).unwrap();
-        device.gated_rms_norm(gated, 1e-6).unwrap();
-        assert_eq!(device.dispatches() - before, 2);
-        device.rms_norm_backward(plain, 1e-6, &dy, &mut dx).unwrap();
-        device.gated_rms_norm_backward(gated, 1e-6, &dy).unwrap();
-        assert_eq!(device.dispatches() - before, 6);
+        let two = || [30, 4].map(|rows| Tensor::full(&[rows, 48], 0.5, &device).unwrap()).to_vec();
+        let weight = Tensor::full(&[48], 2.0, &device).unwrap();
+        let plain = || RmsNorm { x: two(), weight: weight.clone(), eps: 1e-6 };
+        let gated = || GatedRmsNorm { x: two(), gates: two(), weight: weight.clone(), eps: 1e-6 };
+        let dx = two().into_iter().map(Some).collect();
+        let backward = RmsNormBackward { forward: plain(), gradients: two(), dx };
+        let gated_backward = GatedRmsNormBackward { forward: gated(), gradients: two() };
+        let (plain, gated, before) = (plain(), gated(), dispatches(&device));
+        plain.run().unwrap();
+        gated.run().unwrap();
+        assert_eq!(dispatches(&device) - before, 2);
+        backward.run().unwrap();
+        gated_backward.run().unwrap();
+        assert_eq!(dispatches(&device) - before, 6);
     }
 }
 
 /// A row alone has the bits that it has among others.
-#[test]
 fn a_row_stands_alone() {
     let mut random = Random(5);
     for (rows, width) in [(70, 20), (9, 64), (5, 300), (3, 2000)] {
         let inputs = norm_inputs(&mut random, rows, 1, width);
         for device in devices() {
-            let weight = device.from_f64(&inputs[2].data, &[width]).unwrap();
             let run = |from: usize, count: usize| {
-                let part = |i: usize| {
-                    device
-                        .from_f64(&inputs[i].data[from * width..(from + count) * width], &[count, width])
-                        .unwrap()
-                };
-                let (x, gate) = (part(0), part(1));
-                let plain = device.rms_norm(RmsNormList { x: &[&x], weight: &weight }, 1e-6).unwrap();
-                let input = GatedRmsNormList { x: &[&x], gates: &[&gate], weight: &weight };
-                [plain, device.gated_rms_norm(input, 1e-6).unwrap()].map(|y| device.to_f32(&y[0]))
+                let mut part = inputs.clone();
+                for input in &mut part[..2] {
+                    input.shape[0] = count;
+                    input.data = input.data[from * width..(from + count) * width].to_vec();
+                }
+                infer(device, &both, &part).unwrap()
             };
             let whole = run(0, rows);
             for (from, count) in [(0, 1), (1, 2), (rows - 1, 1)] {
-                let some = run(from, count);
-                for (some, whole) in some.iter().zip(&whole) {
-                    assert!(some[..] == whole[from * width..(from + count) * width], "{width} on {device:?}");
+                for (some, whole) in run(from, count).iter().zip(&whole) {
+                    let want = &whole.1[from * width..(from + count) * width];
+                    assert!(some.1 == want, "{width} on {device}");
                 }
             }
         }

@@ -1,19 +1,17 @@
 //! rotary: device = reference, also at far positions; the bits of a token depend on its position alone.
 
+use march_engine::Tensor;
 use march_engine::ops::rotary::Rotary;
-use march_engine::{Engine, Result, Tape, Var};
 
-use crate::common::{Program, Random, compare, devices};
+use crate::common::{Input, Random, compare, devices, tests};
 
-struct Turn(Rotary);
+tests![device_equals_reference, bits_depend_on_the_position_alone];
 
-impl Program for Turn {
-    fn run<'e, E: Engine>(&self, tape: &Tape<'e, E>, v: &[Var<E::Tensor>]) -> Result<Vec<Var<E::Tensor>>> {
-        Ok(vec![tape.rotary(&v[0], self.0)?])
-    }
+fn check(inputs: &[Input], rotary: Rotary) {
+    let label = format!("{rotary:?} of {:?}", inputs[0].shape);
+    compare(&label, &|v| Ok(vec![v[0].rotary(rotary)?]), inputs);
 }
 
-#[test]
 fn device_equals_reference() {
     let mut random = Random(11);
     for (batch, tokens, heads, head, offset) in [
@@ -26,32 +24,26 @@ fn device_equals_reference() {
         (1, 3, 2, 8, 1 << 40),
     ] {
         let inputs = [random.input("x", &[batch, tokens, heads * head], 1.0)];
-        let program = Turn(Rotary { heads, theta: 500_000.0, offset });
-        compare(&format!("rotary {batch}×{tokens}×{heads}×{head} from {offset}"), &program, &inputs);
+        check(&inputs, Rotary { heads, theta: 500_000.0, offset });
     }
     for _ in 0..15 {
         let (heads, head) = (random.between(1, 4), 2 * random.between(1, 20));
         let shape = [random.between(1, 3), random.between(1, 140), heads * head];
         let offset = random.between(0, 300);
-        let inputs = [random.input("x", &shape, 1.0)];
-        compare(
-            &format!("rotary {shape:?} of {heads} heads from {offset}"),
-            &Turn(Rotary { heads, theta: 10_000.0, offset }),
-            &inputs,
-        );
+        check(&[random.input("x", &shape, 1.0)], Rotary { heads, theta: 10_000.0, offset });
     }
 }
 
-#[test]
 fn bits_depend_on_the_position_alone() {
     let x = Random(12).input("x", &[1, 200, 24], 1.0);
-    for gpu in devices() {
+    for device in devices() {
         let at = |from: usize, to: usize| {
-            let part = gpu.from_f64(&x.data[from * 24..to * 24], &[1, to - from, 24]).unwrap();
-            gpu.to_f32(&gpu.rotary(&part, Rotary { heads: 2, theta: 10_000.0, offset: 7 + from }).unwrap())
+            let part = &x.data[from * 24..to * 24];
+            let part = Tensor::from_f64(part, &[1, to - from, 24], device).unwrap();
+            part.rotary(Rotary { heads: 2, theta: 10_000.0, offset: 7 + from }).unwrap().to_f32()
         };
         let pieces: Vec<f32> =
             [(0, 1), (1, 60), (60, 130), (130, 200)].iter().flat_map(|&(a, b)| at(a, b)).collect();
-        assert!(pieces == at(0, 200), "{gpu:?}");
+        assert!(pieces == at(0, 200), "{device}");
     }
 }

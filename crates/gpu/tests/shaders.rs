@@ -3,7 +3,10 @@
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-#[test]
+use crate::common::tests;
+
+tests![every_shader_translates];
+
 fn every_shader_translates() {
     let shaders = march_gpu::shaders();
     assert!(!shaders.is_empty());

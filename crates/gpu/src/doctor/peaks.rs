@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
+use march_engine::Result;
 use march_engine::ops::elementwise::Zip;
-use march_engine::{Device, Result};
 
 use crate::array::GpuArray;
 use crate::gpu::Gpu;
@@ -29,9 +29,8 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// Measures a device that is a GPU.
-    pub fn measure(device: &Device) -> Result<Self> {
-        let gpu = Gpu::of(device)?;
+    /// Measures a GPU.
+    pub fn measure(gpu: &Gpu) -> Result<Self> {
         let copy = |a: &GpuArray, b: &GpuArray| {
             gpu.copy(a, 0, b, 0, a.len());
             Ok(())

@@ -1,7 +1,5 @@
-//! Runs programs of the engine's tests on every GPU of this machine, and compares outputs and gradients with the f64
-//! references.
-//!
-//! Without a GPU, or a software device, the tests do nothing; with `MARCH_GPU=required` they fail instead.
+//! Runs programs on every GPU of this machine, and compares outputs and gradients with the reference device, with the
+//! tools of the engine's tests.
 #![allow(dead_code, unused_imports, missing_docs)]
 
 #[path = "../../../engine/tests/common/mod.rs"]
@@ -9,65 +7,57 @@ mod engine;
 
 use std::sync::OnceLock;
 
-use march_engine::Reference;
+use march_engine::Device;
 use march_gpu::Gpu;
 
 pub use engine::{
-    FORWARD, GRADIENT, Input, Outcome, Program, Random, assert_close, assert_close_above, cotangent, lists,
-    outcome,
+    FORWARD, GRADIENT, Input, Outcome, Output, Program, Random, assert_close, cotangent, cpu, infer, lists,
+    outcome, tensors,
 };
 
+/// A test, with its full name.
+#[derive(Clone, Copy)]
+pub struct Test {
+    pub name: &'static str,
+    pub run: fn(),
+}
+
+/// The tests of a file: functions of it.
+macro_rules! tests {
+    ($($name:ident),* $(,)?) => {
+        pub const TESTS: &[crate::common::Test] = &[
+            $(crate::common::Test { name: concat!(module_path!(), "::", stringify!($name)), run: $name }),*
+        ];
+    };
+}
+pub(crate) use tests;
+
 /// Every GPU that can be used. They are opened once: a device compiles a kernel when it first runs it.
-pub fn devices() -> Vec<Gpu> {
-    static ALL: OnceLock<Vec<Gpu>> = OnceLock::new();
-    ALL.get_or_init(open_devices).clone()
+pub fn devices() -> &'static [Device] {
+    static ALL: OnceLock<Vec<Device>> = OnceLock::new();
+    ALL.get_or_init(open_devices)
 }
 
 /// Every GPU that can be used, opened for the caller alone, such as to count dispatches.
-pub fn open_devices() -> Vec<Gpu> {
+pub fn open_devices() -> Vec<Device> {
     let all = march_gpu::adapters();
-    let usable: Vec<Gpu> =
-        all.iter().filter(|a| a.usable.is_ok()).map(|a| Gpu::open(Some(a.index)).unwrap()).collect();
-    if usable.is_empty() {
-        let required = std::env::var("MARCH_GPU").is_ok_and(|value| value == "required");
-        assert!(!required, "no GPU can be used: {all:?}");
-        eprintln!("skipped: no GPU or software device was found");
-    }
-    usable
+    let usable = all.iter().filter(|adapter| adapter.usable.is_ok());
+    let open: Vec<Device> = usable.map(|adapter| Gpu::open(Some(adapter.index)).unwrap()).collect();
+    assert!(!open.is_empty(), "no GPU can be used: {all:?}");
+    open
 }
 
-/// gpu = reference: every output and every gradient, on every device; and twice the same bits.
-pub fn compare(label: &str, program: &impl Program, inputs: &[Input]) {
-    compare_within(label, program, inputs, FORWARD, GRADIENT);
+/// Dispatches of a device that nobody else uses, since it was opened.
+pub fn dispatches(device: &Device) -> u64 {
+    device.backend::<Gpu>().unwrap().dispatches()
+}
+
+/// device = reference: every output and every gradient, on every device; and twice the same bits.
+pub fn compare(label: &str, program: Program<'_>, inputs: &[Input]) {
+    compare_within(label, program, inputs, [FORWARD, GRADIENT]);
 }
 
 /// [`compare`] with tolerances of its own, relative to the largest value of each tensor.
-pub fn compare_within(label: &str, program: &impl Program, inputs: &[Input], forward: f64, gradient: f64) {
-    let want = outcome(&Reference, program, inputs).unwrap();
-    let largest = |values: &[f64]| values.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
-    let floor = 0.1 * want.gradients.iter().flatten().map(|g| largest(g)).fold(1e-4, f64::max);
-    for device in devices() {
-        let who = format!("{label} on {device:?}");
-        let found = outcome(&device, program, inputs).unwrap_or_else(|error| panic!("{who}: {error}"));
-        for (i, (f, w)) in found.outputs.iter().zip(&want.outputs).enumerate() {
-            assert_eq!(f.0, w.0, "{who}: shape of output {i}");
-            assert_close(&format!("{who}: output {i}"), &f.1, &w.1, forward);
-        }
-        for (i, input) in inputs.iter().enumerate() {
-            match (&found.gradients[i], &want.gradients[i]) {
-                (Some(f), Some(w)) => {
-                    assert_close_above(&format!("{who}: gradient of {}", input.name), f, w, gradient, floor);
-                }
-                (None, None) => {}
-                (f, w) => {
-                    panic!("{who}: gradient of {}: there {}, here {}", input.name, w.is_some(), f.is_some())
-                }
-            }
-        }
-        let again = outcome(&device, program, inputs).unwrap();
-        for (i, (a, b)) in again.outputs.iter().zip(&found.outputs).enumerate() {
-            assert!(a.1 == b.1, "{who}: output {i} is not repeatable");
-        }
-        assert!(again.gradients == found.gradients, "{who}: gradients are not repeatable");
-    }
+pub fn compare_within(label: &str, program: Program<'_>, inputs: &[Input], within: [f64; 2]) {
+    engine::compare_on(devices(), label, program, inputs, within);
 }
