@@ -10,16 +10,16 @@ use std::time::Instant;
 
 use march_lm::Config;
 use march_lm::anchors::Policy;
-use march_lm::engine::{Cpu, CpuOptions, Engine, Machine, Precision, Products, Tape, Weight};
+use march_lm::engine::{Cpu, CpuOptions, Device, Machine, Precision, Products, Tensor};
 use march_lm::memory::StateBank;
-use march_lm::model::{Batch, InferenceParameters, Model, ModelConfig, Part, Settings, Weights};
+use march_lm::model::{Batch, Model, ModelConfig, Parameters, Part, Settings, Weights};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
 struct Bench {
     threads: usize,
     tokens: usize,
-    engine: Cpu,
+    device: Device,
     machine: Machine,
     only: Option<String>,
 }
@@ -40,18 +40,19 @@ fn main() {
         }
     }
     let options = CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() };
-    let engine = Cpu::new(options).expect("the machine's threads");
-    let machine = Machine::measure(&engine, None);
-    engine.trim();
+    let device = Device::cpu(options).expect("the machine's threads");
+    let cpu = cpu(&device);
+    let machine = Machine::measure(cpu, None);
+    device.trim();
     println!(
         "{} threads, {:?} kernels: {:.1} GFLOP/s FMA peak ({}), {:.1} GB/s read",
-        engine.threads(),
-        engine.level(),
+        cpu.threads(),
+        cpu.level(),
         machine.peak_gflops,
         machine.instructions,
         machine.read_gbs
     );
-    let bench = Bench { threads, tokens, engine, machine, only };
+    let bench = Bench { threads, tokens, device, machine, only };
     match (profile, rows) {
         (false, _) => {}
         (true, 0) => return bench.profile(),
@@ -69,6 +70,10 @@ fn main() {
     }
 }
 
+fn cpu(device: &Device) -> &Cpu {
+    device.backend().expect("it is a CPU")
+}
+
 /// A MARCH of fewer than a million weights.
 fn small() -> ModelConfig {
     let text = r#"{"model_type": "march", "vocab_size": 257, "hidden_size": 128, "num_hidden_layers": 4,
@@ -80,39 +85,31 @@ fn small() -> ModelConfig {
 
 /// A sequence that decodes.
 struct Decoder<'a> {
-    model: &'a Model<Cpu>,
-    tape: Tape<'a, Cpu>,
-    weights: Weights<Cpu>,
-    bank: StateBank<Cpu>,
+    model: &'a Model,
+    weights: Weights,
+    bank: StateBank,
 }
 
 impl<'a> Decoder<'a> {
-    fn new(
-        engine: &'a Cpu,
-        model: &'a Model<Cpu>,
-        parameters: &[impl Clone + Into<Weight<<Cpu as Engine>::Tensor, <Cpu as Engine>::Packed>>],
-        policy: Policy,
-    ) -> Self {
-        let tape = Tape::inference(engine);
-        let weights = model.bind(&tape, parameters);
+    fn new(model: &'a Model, parameters: &[Tensor], policy: Policy) -> Self {
         let bank = model.bank(policy).expect("a policy that fits");
-        Self { model, tape, weights, bank }
+        Self { model, weights: parameters.into(), bank }
     }
 
     fn read(&mut self, count: usize) {
         let ids: Vec<u32> = (0..count).map(|i| (i * i % 251) as u32).collect();
         for ids in ids.chunks(1024) {
             let bank = &mut [&mut self.bank];
-            self.model.extend(&self.tape, &self.weights, Batch::one(ids), bank, None).expect("ids that fit");
+            self.model.extend(&self.weights, Batch::one(ids), bank, None).expect("ids that fit");
         }
     }
 
     /// One token and the logits that follow it.
     fn step(&mut self, id: u32) {
-        let (model, tape, weights) = (self.model, &self.tape, &self.weights);
+        let (model, weights) = (self.model, &self.weights);
         let bank = &mut [&mut self.bank];
-        let hidden = model.extend(tape, weights, Batch::one(&[id]), bank, None).expect("an id that fits");
-        std::hint::black_box(model.logits(tape, weights, &hidden).expect("shapes that fit"));
+        let hidden = model.extend(weights, Batch::one(&[id]), bank, None).expect("an id that fits");
+        std::hint::black_box(model.logits(weights, &hidden).expect("shapes that fit"));
     }
 
     /// Seconds a token, over `count` tokens; the best of `runs` runs.
@@ -135,15 +132,15 @@ impl Bench {
         if !self.wants("small") {
             return;
         }
-        let model: Model<Cpu> = Model::new(&small());
-        let parameters = model.init(&self.engine, 1).expect("shapes that fit");
+        let model = Model::new(&small());
+        let parameters = model.init(&self.device, 1).expect("shapes that fit");
         println!("\nsmall MARCH, {} weights, 32 anchors, µs a token", model.parameter_count());
         for (name, top_k) in [("dense", None), ("top-4", Some(4))] {
             let policy = Policy { top_k, ..model.policy() };
             let mut times = Vec::new();
             for weights in ALL {
-                let parameters = model.quantize(&self.engine, parameters.clone(), weights).expect("finite");
-                let mut decoder = Decoder::new(&self.engine, &model, &parameters, policy.clone());
+                let parameters = model.quantize(parameters.clone(), weights).expect("finite");
+                let mut decoder = Decoder::new(&model, &parameters, policy.clone());
                 decoder.read(32 * 512);
                 times.push(decoder.time(30, 16) * 1e6);
             }
@@ -155,13 +152,13 @@ impl Bench {
         if !self.wants("anchors") {
             return;
         }
-        let model: Model<Cpu> = Model::new(&small());
-        let parameters = model.init(&self.engine, 1).expect("shapes that fit");
+        let model = Model::new(&small());
+        let parameters = model.init(&self.device, 1).expect("shapes that fit");
         println!("\nsmall MARCH, top-4, an anchor every 16 tokens, µs a token");
         let mut times = Vec::new();
         for anchors in [32, 4096] {
             let policy = Policy { interval: Some(16), top_k: Some(4), ..model.policy() };
-            let mut decoder = Decoder::new(&self.engine, &model, &parameters, policy);
+            let mut decoder = Decoder::new(&model, &parameters, policy);
             decoder.read(anchors * 16);
             times.push(decoder.time(if anchors == 32 { 8 } else { 40 }, 16) * 1e6);
         }
@@ -179,28 +176,27 @@ impl Bench {
             return;
         }
         let config = Config::load(preset).expect("a preset").model;
-        let model: Model<Cpu> = Model::new(&config);
+        let model = Model::new(&config);
         let ids: Vec<u32> = (0..1024).map(|i| (i * i % 251) as u32).collect();
         for &weights in precisions {
             let parameters = self.packed(&model, weights);
-            let tape = Tape::inference(&self.engine);
-            let bound = model.bind(&tape, &parameters);
+            let bound = parameters.into();
             println!(
                 "\n{preset}, {weights} weights: sequences that decode in one step, 200 tokens each before it"
             );
-            let step = |banks: &mut [StateBank<Cpu>], slice: usize| {
+            let step = |banks: &mut [StateBank], slice: usize| {
                 let mut parts: Vec<_> = banks.iter_mut().map(|bank| Part::new(&ids[..1], bank)).collect();
                 if slice > 0 {
                     let last = parts.len() - 1;
                     parts[last].ids = &ids[..slice];
                 }
                 let start = Instant::now();
-                let hidden = model.step(&tape, &bound, &mut parts).expect("ids that fit");
-                std::hint::black_box(model.logits(&tape, &bound, &hidden).expect("shapes that fit"));
+                let hidden = model.step(&bound, &mut parts).expect("ids that fit");
+                std::hint::black_box(model.logits(&bound, &hidden).expect("shapes that fit"));
                 start.elapsed().as_secs_f64()
             };
             let mut bank = model.bank(model.policy()).expect("its own policy");
-            model.step(&tape, &bound, &mut [Part::new(&ids[..200], &mut bank)]).expect("ids that fit");
+            model.step(&bound, &mut [Part::new(&ids[..200], &mut bank)]).expect("ids that fit");
             let time = |count: usize, slice: usize, steps: usize| {
                 let mut banks = vec![bank.clone(); count];
                 step(&mut banks, 0);
@@ -236,15 +232,12 @@ impl Bench {
     }
 
     /// The weights of a new model in a precision, made one tensor at a time.
-    fn packed(&self, model: &Model<Cpu>, weights: Precision) -> InferenceParameters<Cpu> {
-        self.engine.trim();
+    fn packed(&self, model: &Model, weights: Precision) -> Parameters {
+        self.device.trim();
         let tensors = model.layout().iter().enumerate().map(|(i, spec)| {
-            let tensor = self.engine.from_f32(&model.initial(i, 1), &spec.shape)?;
-            match weights {
-                Precision::F32 => Ok(Weight::Full(tensor)),
-                _ if !spec.is_matrix() => Ok(Weight::Full(tensor)),
-                _ => Ok(Weight::Packed(self.engine.pack(&tensor, weights)?)),
-            }
+            let tensor = Tensor::from_slice(&model.initial(i, 1), &spec.shape, &self.device)?;
+            let plain = weights == Precision::F32 || !spec.is_matrix();
+            if plain { Ok(tensor) } else { tensor.pack(weights) }
         });
         tensors.collect::<march_lm::engine::Result<_>>().expect("finite numbers")
     }
@@ -254,9 +247,10 @@ impl Bench {
             return;
         }
         let config = Config::load(preset).expect("a preset").model;
-        let model: Model<Cpu> = Model::new(&config);
+        let model = Model::new(&config);
         let ids: Vec<u32> = (0..tokens).map(|i| (i * i % 251) as u32).collect();
-        let training = Cpu::new(CpuOptions { threads: self.threads, ..Default::default() }).expect("threads");
+        let training =
+            Device::cpu(CpuOptions { threads: self.threads, ..Default::default() }).expect("threads");
         let parameters = model.init(&training, 1).expect("shapes that fit");
         let best = |f: &mut dyn FnMut()| {
             let time = |f: &mut dyn FnMut()| {
@@ -267,16 +261,15 @@ impl Bench {
             (0..4).map(|_| time(f)).fold(f64::INFINITY, f64::min)
         };
         let forward = best(&mut || {
-            let tape = Tape::inference(&training);
-            let weights = model.bind(&tape, &parameters);
-            let settings = Settings { policy: model.policy(), recompute: false };
-            model.forward(&tape, &weights, Batch::one(&ids), &settings, None).expect("ids that fit");
+            let weights = parameters.as_slice().into();
+            let settings = Settings { policy: model.policy(), ..Settings::default() };
+            model.forward(&weights, Batch::one(&ids), &settings, None).expect("ids that fit");
         });
         println!("\n{preset}, {tokens} tokens: training forward {:.0} tokens/s", tokens as f64 / forward);
-        for weights in ALL {
-            let parameters = model.quantize(&self.engine, parameters.clone(), weights).expect("finite");
+            let parameters = self.packed(&model, weights);
+            let parameters = model.quantize(parameters.clone(), weights).expect("finite");
             let prefill = best(&mut || {
-                let mut decoder = Decoder::new(&self.engine, &model, &parameters, model.policy());
+                let mut decoder = Decoder::new(&model, &parameters, model.policy());
                 decoder.read(tokens);
             });
             println!(
@@ -292,7 +285,7 @@ impl Bench {
             return;
         }
         let config = Config::load("paper/march").expect("a preset").model;
-        let model: Model<Cpu> = Model::new(&config);
+        let model = Model::new(&config);
         println!("\npaper/march, {} weights, no anchor yet", model.parameter_count());
         let mut first = None;
         // All but the embeddings, of which a token reads one row, and each layer's state.
@@ -300,10 +293,10 @@ impl Bench {
         let state = model.memory_bytes(16, &model.policy());
         for weights in ALL {
             let parameters = self.packed(&model, weights);
-            self.engine.trim();
-            let machine = Machine::measure(&self.engine, None);
-            self.engine.trim();
-            let mut decoder = Decoder::new(&self.engine, &model, &parameters, model.policy());
+            self.device.trim();
+            let machine = Machine::measure(cpu(&self.device), None);
+            self.device.trim();
+            let mut decoder = Decoder::new(&model, &parameters, model.policy());
             decoder.read(16);
             decoder.step(1);
             let seconds = (0..self.tokens).map(|_| decoder.time(1, 1)).fold(f64::INFINITY, f64::min);
@@ -320,10 +313,9 @@ impl Bench {
     }
 
     fn profile_rows(&self, preset: &str, weights: Precision, rows: usize) {
-        let model: Model<Cpu> = Model::new(&Config::load(preset).expect("a preset").model);
+        let model = Model::new(&Config::load(preset).expect("a preset").model);
         let parameters = self.packed(&model, weights);
-        let tape = Tape::inference(&self.engine);
-        let weights = model.bind(&tape, &parameters);
+        let weights = parameters.as_slice().into();
         let mut banks: Vec<_> =
             (0..rows).map(|_| model.bank(model.policy()).expect("its own policy")).collect();
         let (start, mut steps) = (Instant::now(), 0);
@@ -332,18 +324,18 @@ impl Bench {
                 banks.iter_mut().for_each(|bank| *bank = model.bank(model.policy()).expect("its own policy"));
             }
             let mut parts: Vec<_> = banks.iter_mut().map(|bank| Part::new(&[7], bank)).collect();
-            let hidden = model.step(&tape, &weights, &mut parts).expect("ids that fit");
-            std::hint::black_box(model.logits(&tape, &weights, &hidden).expect("shapes that fit"));
+            let hidden = model.step(&weights, &mut parts).expect("ids that fit");
+            std::hint::black_box(model.logits(&weights, &hidden).expect("shapes that fit"));
             steps += 1;
         }
         println!("{rows} rows: {:.1} µs a step", start.elapsed().as_secs_f64() * 1e6 / f64::from(steps));
     }
 
     fn profile(&self) {
-        let model: Model<Cpu> = Model::new(&small());
-        let parameters = model.init(&self.engine, 1).expect("shapes that fit");
+        let model = Model::new(&small());
+        let parameters = model.init(&self.device, 1).expect("shapes that fit");
         let policy = Policy { top_k: Some(4), ..model.policy() };
-        let mut decoder = Decoder::new(&self.engine, &model, &parameters, policy);
+        let mut decoder = Decoder::new(&model, &parameters, policy);
         decoder.read(32 * 512);
         let start = Instant::now();
         let (mut best, mut count) = (f64::INFINITY, 0);

@@ -16,6 +16,7 @@ mod error;
 pub mod generate;
 pub mod memory;
 pub mod model;
+pub mod pipeline;
 pub mod recipe;
 pub mod run;
 pub mod tokenizer;
@@ -23,6 +24,7 @@ pub mod train;
 
 pub use error::{Error, Result};
 pub use march_engine as engine;
+pub use pipeline::Pipeline;
 pub use recipe::Config;
 
 /// The page `docs/add-a-mixer.md`; its code is compiled and run as a test.

@@ -87,7 +87,7 @@ proptest! {
 }
 
 /// A text of `count` tokens that a session writes, one of several in the same steps.
-fn write(inference: &Inference<'_>, seeds: &[u64], count: usize) -> Vec<String> {
+fn write(inference: &Inference, seeds: &[u64], count: usize) -> Vec<String> {
     let tokenizer = Tokenizer::bytes();
     let mut sessions: Vec<Session> = seeds
         .iter()

@@ -20,16 +20,16 @@ const GREEDY: Sampling = Sampling {
     seed: 0,
 };
 
-fn generator(case: &Case, sampling: Sampling) -> Generator<'_> {
+fn generator(case: &Case, sampling: Sampling) -> Generator {
     let bank = case.model.bank(case.model.policy()).unwrap();
     Generator::new(&case.model, &case.parameters, bank, sampling).unwrap()
 }
 
-fn read(generator: &mut Generator<'_>, ids: &[u32]) {
+fn read(generator: &mut Generator, ids: &[u32]) {
     assert!(generator.read(ids, &mut |_| ControlFlow::Continue(())).unwrap());
 }
 
-fn next(generator: &mut Generator<'_>, count: usize) -> Vec<u32> {
+fn next(generator: &mut Generator, count: usize) -> Vec<u32> {
     (0..count).map(|_| generator.next_token().unwrap()).collect()
 }
 
@@ -279,7 +279,7 @@ fn a_stop_string_leaves_nothing_behind() {
     for generator in [&mut stopped, &mut fresh] {
         assert_eq!(generator.bank().unwrap().timeline().position, 3 + text.len());
     }
-    let more = |generator: &mut Generator<'_>| {
+    let more = |generator: &mut Generator| {
         let mut greedy = self::generator(&case, GREEDY);
         greedy.set_text(generator.text().clone());
         next(&mut greedy, 30)

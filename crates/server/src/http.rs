@@ -18,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::{FutureExt, StreamExt};
+use march_lm::Pipeline;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -110,14 +111,15 @@ impl Deref for ReceivedBody {
 /// Serves until `stop` says so; then no new requests are taken and those that run are finished. `ready` gets the
 /// address as soon as it is open.
 pub fn serve(
-    loaded: LoadedModel,
+    pipeline: Pipeline,
     options: Options,
     stop: impl Fn() -> bool + Send + 'static,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), String> {
     let addr = options.addr;
-    let template = Template::of_folder(&options.folder, &loaded.tokenizer)?;
-    let (loaded, metrics) = (Arc::new(loaded), Arc::new(Metrics::default()));
+    let template = Template::of_folder(&options.folder, pipeline.tokenizer())?;
+    let tag = pipeline.tag().map_err(|error| error.to_string())?;
+    let (loaded, metrics) = (Arc::new(LoadedModel { pipeline, tag }), Arc::new(Metrics::default()));
     let Options { sessions, name, scheduler, .. } = &options;
     let sessions = Sessions::open(sessions.clone(), Arc::clone(&loaded), name, scheduler.cache_bytes)?;
     let sessions = Arc::new(sessions);
@@ -262,7 +264,7 @@ impl App {
     }
 
     pub(crate) fn vocabulary(&self) -> usize {
-        self.loaded.model.config().vocab_size
+        self.loaded.model().config().vocab_size
     }
 }
 
@@ -291,7 +293,7 @@ pub(crate) fn broken(error: march_lm::Error) -> ApiError {
 /// A model in OpenAI's shape. There is one.
 fn model_object(app: &App) -> Value {
     let Options { name, allowed, .. } = &app.options;
-    let LoadedModel { model, policy, .. } = &*app.loaded;
+    let (model, policy) = (app.loaded.model(), app.loaded.policy());
     json!({
         "id": name, "object": "model", "created": app.began, "owned_by": "march", "max_model_len": allowed.context,
         "march": {
@@ -345,14 +347,14 @@ async fn put_session(State(app): State<Arc<App>>, path: Id, body: Body) -> Resul
     let id = id(path)?;
     let body = app.body(body).await?;
     spawn_blocking(move || {
-        let policy = &app.loaded.policy;
+        let policy = app.loaded.policy();
         let request = if body.is_empty() {
             SessionRequest::default()
         } else {
             request::session_request(&body, policy)?
         };
         if let Some(policy) = &request.policy {
-            let checked = app.loaded.model.check_policy(policy);
+            let checked = app.loaded.model().check_policy(policy);
             checked.map_err(|error| ApiError::key("memory", error.to_string()))?;
         }
         let (new, session) = app.sessions.put(&id, request)?;
@@ -379,8 +381,11 @@ async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, A
         keys.take("add_special_tokens")?;
         keys.take("model")?;
         keys.end(|_, _| Ok(false))?;
-        let ids =
-            app.loaded.tokenizer.encode(&text).map_err(|error| ApiError::key("prompt", error.to_string()))?;
+        let ids = app
+            .loaded
+            .tokenizer()
+            .encode(&text)
+            .map_err(|error| ApiError::key("prompt", error.to_string()))?;
         let (count, max_model_len) = (ids.len(), app.options.allowed.context);
         // Written here, while the body still has its share of the memory.
         Ok(Json(TokenizeResponse { count, max_model_len, tokens: ids }).into_response())
@@ -405,7 +410,7 @@ async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Valu
         keys.end(|_, _| Ok(false))?;
         let text = app
             .loaded
-            .tokenizer
+            .tokenizer()
             .decode_checked(&ids)
             .map_err(|error| ApiError::key("tokens", error.to_string()))?;
         Ok(Json(json!({ "prompt": text })))
@@ -414,7 +419,7 @@ async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Valu
 }
 
 async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let tokenizer = &app.loaded.tokenizer;
+    let tokenizer = app.loaded.tokenizer();
     let end = match tokenizer.end_of_text() {
         Some(id) => Some(tokenizer.decode(&[id]).map_err(broken)?),
         None => None,

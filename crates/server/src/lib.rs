@@ -30,4 +30,4 @@ pub use access::{Access, Origin};
 pub use connection::ConnectionLimits;
 pub use http::{Options, serve};
 pub use request::RequestLimits;
-pub use scheduler::{LoadedModel, SchedulerLimits};
+pub use scheduler::SchedulerLimits;

@@ -129,7 +129,7 @@ impl Record {
             created: now,
             updated: now,
             kind: None,
-            policy: loaded.policy.clone(),
+            policy: loaded.policy().clone(),
             turns: Vec::new(),
             text: String::new(),
             ids: Vec::new(),
@@ -279,7 +279,7 @@ impl Folder {
             if file.identity() != identity {
                 return Ok(None);
             }
-            let text = Text::load(&loaded.device, &loaded.model, &file, &loaded.tag, None)?;
+            let text = Text::load(loaded.device(), loaded.model(), &file, &loaded.tag, None)?;
             Ok((text.tokens() == tokens && tokens <= record.ids.len()).then_some(text))
         };
         match load() {

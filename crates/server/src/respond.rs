@@ -22,7 +22,6 @@ use crate::http::{App, Options, broken, model_not_found, seconds, spawn_blocking
 use crate::job::{Event, Events, Job, PromptEvents};
 use crate::recall;
 use crate::request::{Context, ParsedRequest};
-use crate::scheduler::LoadedModel;
 use crate::sessions::{NewTurn, OpenSession};
 
 /// The most bytes of a stream that wait for its client to read them; a client that is further behind is disconnected.
@@ -44,7 +43,7 @@ async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiE
     let parsing = Arc::clone(&app);
     let mut request = spawn_blocking(move || {
         let App { loaded, template, sessions, options: Options { allowed, .. }, .. } = &*parsing;
-        let LoadedModel { tokenizer, policy, model, .. } = &**loaded;
+        let (tokenizer, policy, model) = (loaded.tokenizer(), loaded.policy(), loaded.model());
         let vocabulary = parsing.vocabulary();
         let context = Context { tokenizer, template, vocabulary, policy, allowed, sessions };
         let request = match form {
@@ -94,7 +93,7 @@ async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiE
         return Ok(streamed(app, request, head, first, receiver));
     }
     let mut conversation = request.conversation.take();
-    let mut answer = Answer::new(head, &request, &app.loaded.tokenizer);
+    let mut answer = Answer::new(head, &request, app.loaded.tokenizer());
     while let Some((prompt, events)) = receiver.recv().await {
         add(&mut answer, prompt, events, &mut Vec::new())?;
     }
@@ -120,7 +119,7 @@ async fn end(
     let (policy, said, recall) = (request.policy.clone(), answer.text().to_string(), request.recall);
     let app = Arc::clone(app);
     let more = spawn_blocking(move || {
-        let tokenizer = &app.loaded.tokenizer;
+        let tokenizer = app.loaded.tokenizer();
         let recall = if recall { recall::json(&finished, tokenizer).map_err(broken)? } else { Value::Null };
         let (mut session, mut turn) = (None, None);
         if let Some((mut open, new)) = conversation {
@@ -158,7 +157,7 @@ fn streamed(
         before + bytes <= MOST_UNREAD && sender.send(parts).is_ok()
     };
     tokio::spawn(async move {
-        let tokenizer: &Tokenizer = &app.loaded.tokenizer;
+        let tokenizer: &Tokenizer = app.loaded.tokenizer();
         let conversation = request.conversation.take();
         let mut answer = Answer::new(head, &request, tokenizer);
         let mut next = first;

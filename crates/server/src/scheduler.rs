@@ -5,17 +5,16 @@
 //! short (`slices`). What a request gets does not depend on what else is in its steps.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use march_lm::anchors::Policy;
-use march_lm::engine::Device;
+use march_lm::Pipeline;
 use march_lm::generate::{GRID, Inference, Sampling, Session, Text};
 use march_lm::memory::{BankTag, StateBank};
-use march_lm::model::{Model, Parameters, Part};
-use march_lm::tokenizer::Tokenizer;
+use march_lm::model::Part;
 use march_lm::{Error, Result};
 
 use crate::choice::Choice;
@@ -24,20 +23,20 @@ use crate::metrics::Metrics;
 use crate::prefix::{PrefixCache, PrefixMatch};
 use crate::slices::Slices;
 
-/// A model that is ready to run, with its tokenizer.
+/// A model that is ready to run, and what identifies it in files.
 pub struct LoadedModel {
-    /// The device of the weights. Its products must be batch-invariant.
-    pub device: Device,
-    /// The model.
-    pub model: Model,
-    /// Its weights.
-    pub parameters: Parameters,
-    /// Its tokenizer.
-    pub tokenizer: Tokenizer,
-    /// The memory policy of requests that name none.
-    pub policy: Policy,
+    /// The model. The products of its device must be batch-invariant.
+    pub pipeline: Pipeline,
     /// Identifies the model and the tokenizer in files.
     pub tag: BankTag,
+}
+
+impl Deref for LoadedModel {
+    type Target = Pipeline;
+
+    fn deref(&self) -> &Pipeline {
+        &self.pipeline
+    }
 }
 
 /// Prompt tokens per step while no text is being written.
@@ -71,9 +70,9 @@ pub fn start(
     let jobs = Arc::new(Jobs::new(limits.queue, Arc::clone(&metrics)));
     let queue = Arc::clone(&jobs);
     let thread = std::thread::Builder::new().name("model".into()).spawn(move || {
-        let inference = Inference::new(&loaded.model, &loaded.parameters);
+        let inference = loaded.inference().clone();
         let wide = inference.call_tokens().min(WIDE_SLICE);
-        let any_calls = loaded.model.config().mixer.has_same_bits_in_any_calls();
+        let any_calls = loaded.model().config().mixer.has_same_bits_in_any_calls();
         Scheduler {
             loaded: &loaded,
             slices: Slices::new(&inference, limits.slice.min(wide), any_calls),
@@ -111,8 +110,8 @@ enum State {
 
 struct Scheduler<'a> {
     loaded: &'a LoadedModel,
-    wide: Inference<'a>,
-    slices: Slices<'a>,
+    wide: Inference,
+    slices: Slices,
     cache: PrefixCache,
     /// Whether a text has the same bits however it is divided into calls.
     any_calls: bool,
@@ -150,7 +149,7 @@ impl Scheduler<'_> {
     /// Returns unused buffers to the system when there is nothing to do, or if there are very many. The device keeps as
     /// many of each size as were ever used at once.
     fn trim(&self) {
-        let device = &self.loaded.device;
+        let device = self.loaded.device();
         let free = device.free_bytes();
         if free > 0 && (self.active.is_empty() || free > device.live_bytes() + SPARE) {
             device.trim();
@@ -187,7 +186,7 @@ impl Scheduler<'_> {
 
     /// Finds how much of a prompt is known already: the number of tokens, and the state to begin with.
     fn begin(&mut self, job: &mut Job) -> Result<(usize, State)> {
-        let model = &self.loaded.model;
+        let model = self.loaded.model();
         if job.score_prompt {
             return Ok((0, State::Scoring(Box::new(model.bank(job.policy.clone())?), 0)));
         }
@@ -323,7 +322,7 @@ impl Scheduler<'_> {
                 } else {
                     let scores = std::mem::take(&mut active.scores);
                     active.job.events.add(Event::PromptRead { cached: active.cached, scores });
-                    State::Writing(Choice::all(&active.job, &self.loaded.tokenizer, &session)?)
+                    State::Writing(Choice::all(&active.job, self.loaded.tokenizer(), &session)?)
                 }
             }
             other => other,
@@ -332,7 +331,7 @@ impl Scheduler<'_> {
         let State::Writing(choices) = state else { return Ok(Some(active)) };
         let mut over = Vec::new();
         for (i, choice) in choices.iter_mut().enumerate().filter(|(_, choice)| choice.session.is_ready()) {
-            let ended = choice.advance(job, &self.loaded.tokenizer)?;
+            let ended = choice.advance(job, self.loaded.tokenizer())?;
             self.metrics.generated_tokens.fetch_add(1, Ordering::Relaxed);
             over.extend(ended.map(|_| i));
         }
@@ -355,7 +354,7 @@ impl Scheduler<'_> {
 }
 
 /// Reads slices of prompts and scores their tokens.
-fn score(inference: &Inference<'_>, scoring: &mut [(&mut ActiveJob, usize)]) -> Result<()> {
+fn score(inference: &Inference, scoring: &mut [(&mut ActiveJob, usize)]) -> Result<()> {
     let top = scoring.iter().filter_map(|(active, _)| active.job.top).max().unwrap_or(1);
     let (mut parts, mut targets) = (Vec::new(), Vec::new());
     for (active, count) in scoring.iter_mut().filter(|(_, count)| *count > 0) {

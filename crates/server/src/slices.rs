@@ -25,9 +25,9 @@ const PROBE: usize = 16;
 const NEW: f64 = 0.25;
 
 /// Chooses slices.
-pub struct Slices<'a> {
+pub struct Slices {
     /// The model with slices of increasing length.
-    choices: Vec<Inference<'a>>,
+    choices: Vec<Inference>,
     now: usize,
     /// The mean time of a step without a prompt, in seconds.
     plain: Option<f64>,
@@ -35,12 +35,12 @@ pub struct Slices<'a> {
     since_probe: usize,
 }
 
-impl<'a> Slices<'a> {
+impl Slices {
     /// Slices of at most `most` tokens; not shorter than a chunk if the model's bits depend on calls.
-    pub fn new(inference: &Inference<'a>, most: usize, any_calls: bool) -> Self {
+    pub fn new(inference: &Inference, most: usize, any_calls: bool) -> Self {
         let shortest = if any_calls { SHORTEST } else { GRID };
         let lengths = std::iter::successors(Some(shortest), |&length| Some(2 * length));
-        let choices: Vec<Inference<'a>> = lengths
+        let choices: Vec<Inference> = lengths
             .take_while(|&length| length <= most.max(shortest))
             .map(|length| inference.clone().with_call_tokens(length))
             .collect();
@@ -48,7 +48,7 @@ impl<'a> Slices<'a> {
     }
 
     /// The model to run a step with, and the number of prompt tokens in it, which may be 0.
-    pub fn next(&mut self) -> (&Inference<'a>, usize) {
+    pub fn next(&mut self) -> (&Inference, usize) {
         let inference = &self.choices[self.now];
         self.since_probe += 1;
         let probe = self.plain.is_none() || self.since_probe >= PROBE;

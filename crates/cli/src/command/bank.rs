@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use march_lm::disk::Lock;
 use march_lm::generate::{Generator, Text};
-use march_lm::memory::{BankFile, BankTag, Rollback, StateBank};
+use march_lm::memory::{BankFile, Rollback, StateBank};
 
 use super::open::OpenedModel;
 use crate::display::{bytes, thousands};
 
 /// The bank of an empty text.
 pub fn empty(opened: &OpenedModel) -> anyhow::Result<StateBank> {
-    Ok(opened.model.bank(opened.policy.clone())?)
+    Ok(opened.model().bank(opened.policy().clone())?)
 }
 
 /// Loads the text of a file, with the bank's own policy except for what the flags change.
 pub fn load(opened: &OpenedModel, file: &BankFile) -> anyhow::Result<Text> {
     let policy = opened.flags.over(file.policy().clone());
-    Ok(Text::load(&opened.device, &opened.model, file, &tag(opened)?, Some(&policy))?)
+    Ok(Text::load(opened.device(), opened.model(), file, &opened.tag()?, Some(&policy))?)
 }
 
 /// What a command suggests if a file holds the bank of another text.
@@ -85,8 +85,8 @@ impl Place {
     }
 
     /// Writes the text's bank; if the file holds its beginning, only the new part.
-    pub fn save(&self, opened: &OpenedModel, generator: &mut Generator<'_>) -> anyhow::Result<()> {
-        Ok(generator.save(&self.path, &tag(opened)?)?)
+    pub fn save(&self, opened: &OpenedModel, generator: &mut Generator) -> anyhow::Result<()> {
+        Ok(generator.save(&self.path, &opened.tag()?)?)
     }
 
     /// The path as given by the user.
@@ -121,7 +121,7 @@ fn real(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Rolls back to the last kept anchor that is at most `tokens` tokens into the text; returns a message.
-pub fn rollback(generator: &mut Generator<'_>, tokens: usize) -> anyhow::Result<String> {
+pub fn rollback(generator: &mut Generator, tokens: usize) -> anyhow::Result<String> {
     let before = generator.text().tokens();
     Ok(match generator.rollback(tokens)? {
         None => format!("the text already ends at {} tokens", thousands(before)),
@@ -138,11 +138,6 @@ pub fn rollback(generator: &mut Generator<'_>, tokens: usize) -> anyhow::Result<
             )
         }
     })
-}
-
-/// The tag of the model's banks.
-pub fn tag(opened: &OpenedModel) -> anyhow::Result<BankTag> {
-    Ok(BankTag::new(opened.model.config().mixer.model_type(), opened.fingerprint()?, &opened.tokenizer))
 }
 
 /// A one-line description of a bank.

@@ -78,7 +78,7 @@ struct Conversation<'a> {
     chat: &'a Chat,
     opened: &'a OpenedModel,
     limits: Limits,
-    generator: Generator<'a>,
+    generator: Generator,
     /// The text before each of the last turns.
     forks: VecDeque<Text>,
     /// The identities of the files that this text was loaded from or saved to ([`BankFile::identity`]).
@@ -148,7 +148,7 @@ impl Conversation<'_> {
     /// Returns why the answer ended; `None` if reading was interrupted before it.
     fn read_and_answer(&mut self, said: &str) -> march_lm::Result<Option<StopReason>> {
         let Chat { user_prefix, assistant_prefix, .. } = self.chat;
-        let ids = self.opened.tokenizer.encode(&format!("{user_prefix}{said}{assistant_prefix}"))?;
+        let ids = self.opened.tokenizer().encode(&format!("{user_prefix}{said}{assistant_prefix}"))?;
         let mut progress = Progress::new("read", "tokens", ids.len());
         let whole = self.generator.read(&ids, &mut |left| {
             progress.at(ids.len().saturating_sub(left));
@@ -158,7 +158,7 @@ impl Conversation<'_> {
         if !whole {
             return Ok(None);
         }
-        let written = self.generator.write(&self.opened.tokenizer, &self.limits, &mut show)?;
+        let written = self.generator.write(self.opened.tokenizer(), &self.limits, &mut show)?;
         let _ = show("\n");
         Ok(Some(written.ended))
     }

@@ -203,7 +203,7 @@ impl EvalArgs {
         let tasks = recall_tasks(tasks, &self.tasks.lengths)?;
         let output = Output::check_some(self.output.as_deref(), Kind::Results, &self.model.inputs())?;
         let opened = self.model.open()?;
-        let (model, policy) = (&opened.model, &opened.policy);
+        let (model, policy) = (opened.model(), opened.policy());
         let model_type = model.config().mixer.model_type();
         let name = self.model.model.display().to_string();
         let weights = self.model.weights.to_string();
@@ -211,7 +211,12 @@ impl EvalArgs {
         let mut report = Report::new(name, model_type, parameters, weights, policy.clone(), self.decode);
         say!("{}: {model_type}, {} parameters", report.model, thousands(parameters));
         say!("{}\n", about(&report));
-        let reader = Reader { model, parameters: &opened.parameters, tokenizer: &opened.tokenizer, policy };
+        let reader = Reader {
+            model,
+            parameters: opened.inference().parameters(),
+            tokenizer: opened.tokenizer(),
+            policy,
+        };
         interrupt::listen("stopping after these sequences")?;
         let width = tasks.iter().map(|task| task.text().len()).max().unwrap_or(0).max(24);
         heading(width);

@@ -54,14 +54,14 @@ impl EvalPolicies {
         let plot = Output::check_some(self.plot.as_deref(), Kind::Picture, &inputs)?;
         let mut models = vec![self.model.open()?];
         for folder in &self.also {
-            models.push(self.model.of(folder).open_on(models[0].device.clone())?);
+            models.push(self.model.of(folder).open_on(models[0].device().clone())?);
         }
-        let own = models[0].policy.clone();
+        let own = models[0].policy().clone();
         let Some(interval) = own.interval else {
-            let kind = models[0].model.config().mixer.model_type();
+            let kind = models[0].model().config().mixer.model_type();
             bail!("{}: a model of type `{kind}` has no anchors", self.model.model.display());
         };
-        let anchor = models[0].model.anchor_bytes(&own);
+        let anchor = models[0].model().anchor_bytes(&own);
         interrupt::listen("stopping")?;
         for (i, task) in tasks.iter().enumerate() {
             let policies = if self.policy.is_empty() {
@@ -70,7 +70,7 @@ impl EvalPolicies {
                 self.policy.iter().map(|settings| own.with(settings)).collect::<Result<_, _>>()?
             };
             for model in &models {
-                policies.iter().try_for_each(|policy| model.model.check_policy(policy))?;
+                policies.iter().try_for_each(|policy| model.model().check_policy(policy))?;
             }
             if i > 0 {
                 say!();
@@ -140,9 +140,9 @@ impl EvalPolicies {
         tell: &mut dyn FnMut(u64),
     ) -> anyhow::Result<(f64, usize)> {
         let reader = Reader {
-            model: &opened.model,
-            parameters: &opened.parameters,
-            tokenizer: &opened.tokenizer,
+            model: opened.model(),
+            parameters: opened.inference().parameters(),
+            tokenizer: opened.tokenizer(),
             policy,
         };
         let options = RecallOptions { samples: self.questions.samples, decode: false, seed: QUESTION_SEED };

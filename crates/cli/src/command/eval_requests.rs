@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use march_lab::eval::{Answer, Encoded, Entry, Event, Journal, Request, Scheduler};
-use march_lm::generate::Inference;
 
 use super::open::ModelArgs;
 use crate::display::out::{note, say};
@@ -52,12 +51,12 @@ impl EvalRequests {
         inputs.push(&self.requests);
         let output = Output::check(&self.output, Kind::Answers, &inputs)?;
         let opened = self.model.open()?;
-        let vocabulary = opened.model.config().vocab_size;
+        let vocabulary = opened.model().config().vocab_size;
         let mut lines = Vec::new();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let read = serde_json::from_str::<Request>(line).context("is not a valid request");
             let encoded = read.and_then(|request| {
-                let encoded = Encoded::new(&request, &opened.tokenizer, vocabulary)?;
+                let encoded = Encoded::new(&request, opened.tokenizer(), vocabulary)?;
                 Ok((request, encoded))
             });
             match encoded {
@@ -74,8 +73,8 @@ impl EvalRequests {
         let asked_of = format!(
             "model {}, tokenizer {}, policy {:?}",
             opened.fingerprint()?,
-            &opened.tokenizer.hash()[..16],
-            opened.policy
+            &opened.tokenizer().hash()[..16],
+            opened.policy()
         );
         let mut journal = Journal::open(&Journal::path_of(&self.output), &asked_of)?;
         if !journal.is_empty() {
@@ -93,8 +92,8 @@ impl EvalRequests {
         let total: usize = requests.iter().map(|(_, request)| request.tokens()).sum();
         let mut progress = Progress::new("read", "tokens", total);
         interrupt::listen("stopping after these requests")?;
-        let inference = Inference::new(&opened.model, &opened.parameters);
-        let scheduler = Scheduler::new(inference, &opened.tokenizer, &opened.policy);
+        let inference = opened.inference().clone();
+        let scheduler = Scheduler::new(inference, opened.tokenizer(), opened.policy());
         let finished = scheduler.run(&requests, &mut |event| {
             let (i, answer) = match event {
                 Event::Read(tokens) => {

@@ -11,7 +11,6 @@ use march_lab::eval::{
     Job, Journal, Outcome, Results, Scheduler, Sources, TaskResult, documents, evaluate, is_results,
 };
 use march_lab::report::Heat;
-use march_lm::generate::Inference;
 
 use super::open::{ModelArgs, OpenedModel};
 use crate::display::out::{note, say};
@@ -151,7 +150,7 @@ impl SuiteArgs {
                 false => vec![None],
             };
             for length in own {
-                jobs.push(documents(suite, length, &sources, &opened.tokenizer)?);
+                jobs.push(documents(suite, length, &sources, opened.tokenizer())?);
             }
         }
         self.answer(model, &opened, jobs, &sources, keep_samples, output.as_ref(), heat_map.as_ref())
@@ -167,7 +166,7 @@ impl SuiteArgs {
         output: Option<&Output>,
         heat_map: Option<&Output>,
     ) -> anyhow::Result<()> {
-        let OpenedModel { model, parameters, tokenizer, policy, .. } = opened;
+        let (model, tokenizer, policy) = (opened.model(), opened.tokenizer(), opened.policy());
         let model_type = model.config().mixer.model_type();
         let mut results = Results::new(
             args.model.display().to_string(),
@@ -193,7 +192,7 @@ impl SuiteArgs {
             note!("resuming: {} documents were answered before", thousands(journal.len()));
         }
         interrupt::listen("stopping after these documents")?;
-        let scheduler = Scheduler::new(Inference::new(model, parameters), tokenizer, policy);
+        let scheduler = Scheduler::new(opened.inference().clone(), tokenizer, policy);
         let (started, date) = (Instant::now(), SystemTime::now());
         let width = jobs.iter().map(|job| job.label().len()).max().unwrap_or(0).max(18);
         say!("\n{:<width$} {:>9}  metrics (± standard error)", "task", "documents");

@@ -82,13 +82,13 @@ impl Generate {
         }
         interrupt::listen("ending the text")?;
 
-        let vocabulary = opened.model.config().vocab_size;
-        let beginning = || self.beginning(&opened.tokenizer, vocabulary, file.as_ref());
-        let (read, whole) = read(&mut generator, &opened.tokenizer, &prompt, &mut lines, beginning)?;
+        let vocabulary = opened.model().config().vocab_size;
+        let beginning = || self.beginning(opened.tokenizer(), vocabulary, file.as_ref());
+        let (read, whole) = read(&mut generator, opened.tokenizer(), &prompt, &mut lines, beginning)?;
         let mut ended = StopReason::Requested;
         if whole {
             let started = Instant::now();
-            let written = generator.write(&opened.tokenizer, &self.writing.limits(), &mut show)?;
+            let written = generator.write(opened.tokenizer(), &self.writing.limits(), &mut show)?;
             ended = written.ended;
             let seconds = started.elapsed().as_secs_f64();
             lines.push(format!("written  {}; {}", rate(written.tokens, seconds), reason(ended)));
@@ -156,7 +156,7 @@ impl Generate {
 /// Reads a prompt as it arrives; returns the number of tokens read, and whether that is all of it. An empty prompt is
 /// replaced by `beginning` if the text cannot continue by itself.
 fn read(
-    generator: &mut Generator<'_>,
+    generator: &mut Generator,
     tokenizer: &Tokenizer,
     prompt: &Prompt,
     lines: &mut Vec<String>,

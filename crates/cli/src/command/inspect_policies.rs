@@ -67,7 +67,7 @@ impl InspectPolicies {
             Some(path) => (open::text(path)?, path.display().to_string()),
             None => (data::builtin().to_string(), "the built-in book".to_string()),
         };
-        let ids = opened.tokenizer.encode(&text)?;
+        let ids = opened.tokenizer().encode(&text)?;
         let Some(start) = ids.len().checked_sub(longest) else {
             bail!(
                 "{name} has {} tokens, but --lengths asks for {}; give a longer --text or smaller --lengths",
@@ -84,14 +84,14 @@ impl InspectPolicies {
 
     /// The policies of the rows.
     fn policies(&self, opened: &OpenedModel) -> anyhow::Result<Vec<Policy>> {
-        let own = &opened.policy;
+        let own = opened.policy();
         if self.policy.is_empty() {
             return Ok(own.interval.map_or(vec![own.clone()], |interval| built_in(opened, interval)));
         }
         let mut policies = Vec::with_capacity(self.policy.len());
         for settings in &self.policy {
             let policy = own.with(settings)?;
-            opened.model.check_policy(&policy)?;
+            opened.model().check_policy(&policy)?;
             policies.push(policy);
         }
         Ok(policies)
@@ -106,7 +106,7 @@ impl InspectPolicies {
         output: Option<&Output>,
     ) -> anyhow::Result<()> {
         interrupt::listen("stopping")?;
-        let OpenedModel { model, parameters, .. } = opened;
+        let (model, parameters) = (opened.model(), opened.inference().parameters());
         let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
         let table = Table::new(&self.lengths, &names, self.markdown);
         let tokens = measure.ids.len();
@@ -151,7 +151,7 @@ impl InspectPolicies {
 /// The policy of the checkpoint, each setting alone, and some together; without duplicates, and without those that
 /// contradict the checkpoint's own settings.
 fn built_in(opened: &OpenedModel, interval: usize) -> Vec<Policy> {
-    let (own, model) = (&opened.policy, &opened.model);
+    let (own, model) = (opened.policy(), opened.model());
     let anchor = model.anchor_bytes(own);
     let (small, large) = (round(16 * anchor), round(64 * anchor));
     let mut settings = vec![String::new()];

@@ -54,11 +54,11 @@ impl InspectRouting {
         let html = Output::check_some(self.html.as_deref(), Kind::Page, &inputs)?;
         let text = open::text(&self.text)?;
         let opened = self.model.open()?;
-        if opened.policy.interval.is_none() {
-            let kind = opened.model.config().mixer.model_type();
+        if opened.policy().interval.is_none() {
+            let kind = opened.model().config().mixer.model_type();
             bail!("{}: a model of type `{kind}` does not route", self.model.model.display());
         }
-        let mut ids = opened.tokenizer.encode(&text)?;
+        let mut ids = opened.tokenizer().encode(&text)?;
         let all = ids.len();
         ids.truncate(self.tokens);
         if ids.is_empty() {
@@ -96,8 +96,8 @@ impl InspectRouting {
 
     /// Reads the text; `None` if interrupted.
     fn read(&self, opened: &OpenedModel, ids: &[u32]) -> anyhow::Result<Option<Routing>> {
-        let layers = opened.model.config().num_hidden_layers;
-        let interval = opened.policy.interval.unwrap_or(usize::MAX);
+        let layers = opened.model().config().num_hidden_layers;
+        let interval = opened.policy().interval.unwrap_or(usize::MAX);
         let weights = ids.len() * (ids.len() / interval) / 2 * layers;
         if weights > MOST_WEIGHTS {
             bail!(
@@ -119,7 +119,7 @@ impl InspectRouting {
             return Ok(None);
         }
         let trace = trace.lock().unwrap();
-        Ok(Some(Routing::new(&trace, layers, &opened.tokenizer, ids)?))
+        Ok(Some(Routing::new(&trace, layers, opened.tokenizer(), ids)?))
     }
 
     fn print(&self, routing: &Routing) {
@@ -143,7 +143,7 @@ impl InspectRouting {
 
 /// A one-line summary of what was read.
 fn facts(opened: &OpenedModel, routing: &Routing, all: usize) -> String {
-    let (tokens, policy) = (routing.tokens(), &opened.policy);
+    let (tokens, policy) = (routing.tokens(), opened.policy());
     let of = if tokens < all { format!(" of {}", thousands(all)) } else { String::new() };
     format!(
         "{}{of} tokens, {} anchors; interval {}, {} routing, retention {}, placement {}, storage {}",

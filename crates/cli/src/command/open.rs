@@ -1,16 +1,16 @@
 //! Opening a model with its tokenizer, shared by several commands.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march_lm::anchors::Policy;
-use march_lm::checkpoint::Checkpoint;
+use march_lm::Pipeline;
+pub use march_lm::checkpoint::newest;
 use march_lm::engine::{Device, Precision, Products};
-use march_lm::generate::{Generator, Sampling};
+use march_lm::generate::{Generator, Sampling, Text};
 use march_lm::memory::StateBank;
-use march_lm::model::{Model, Parameters};
-use march_lm::tokenizer::Tokenizer;
+use march_lm::pipeline::OpenOptions;
 
 use super::policy::PolicyArgs;
 use crate::device::DeviceArgs;
@@ -40,15 +40,17 @@ pub struct ModelArgs {
 
 /// A model that is ready to run.
 pub struct OpenedModel {
-    pub device: Device,
-    pub model: Model,
-    pub parameters: Parameters,
-    pub tokenizer: Tokenizer,
-    pub policy: Policy,
+    pub pipeline: Pipeline,
     /// The flags, to be applied to another policy.
     pub flags: PolicyArgs,
-    checkpoint: Checkpoint,
-    weights: Precision,
+}
+
+impl Deref for OpenedModel {
+    type Target = Pipeline;
+
+    fn deref(&self) -> &Pipeline {
+        &self.pipeline
+    }
 }
 
 impl ModelArgs {
@@ -77,27 +79,12 @@ impl ModelArgs {
 
     /// Opens the checkpoint on a device whose products are batch-invariant.
     pub fn open_on(&self, device: Device) -> anyhow::Result<OpenedModel> {
-        let folder = newest(&self.model);
-        let checkpoint = Checkpoint::open(&folder)?;
-        let vocabulary = checkpoint.config().vocab_size;
-        let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
-        let (model, parameters) = Model::load_in(&device, &checkpoint, self.weights)?;
-        let policy = self.policy.over(model.policy());
-        model.check_policy(&policy)?;
-        let (flags, weights) = (self.policy.clone(), self.weights);
-        Ok(OpenedModel { device, model, parameters, tokenizer, policy, flags, checkpoint, weights })
+        let (weights, tokenizer) = (self.weights, self.tokenizer.clone());
+        let options = OpenOptions { device: Some(device), weights, tokenizer };
+        let pipeline = Pipeline::open_with(&self.model, options)?;
+        let policy = self.policy.over(pipeline.policy().clone());
+        Ok(OpenedModel { pipeline: pipeline.with_policy(policy)?, flags: self.policy.clone() })
     }
-}
-
-/// The newest checkpoint of a run's folder; any other folder is returned unchanged.
-pub fn newest(folder: &Path) -> PathBuf {
-    let Ok(entries) = std::fs::read_dir(folder.join("checkpoints")) else { return folder.into() };
-    let steps = entries.filter_map(|entry| {
-        let path = entry.ok()?.path();
-        let step: u64 = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
-        Some((step, path))
-    });
-    steps.max().map_or(folder.into(), |(_, path)| path)
 }
 
 /// The folder of a model: as given, or, if none was given, the newest run.
@@ -146,18 +133,9 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 }
 
 impl OpenedModel {
-    /// Identifies the model, including the precision of its weights.
-    pub fn fingerprint(&self) -> anyhow::Result<String> {
-        let own = self.model.checkpoint_fingerprint(&self.checkpoint)?;
-        Ok(match self.weights {
-            Precision::F32 => own,
-            other => format!("{own}-{other}"),
-        })
-    }
-
     /// Creates a generator that continues after what `bank` has read.
-    pub fn generator(&self, bank: StateBank, sampling: Sampling) -> anyhow::Result<Generator<'_>> {
-        Ok(Generator::new(&self.model, &self.parameters, bank, sampling)?)
+    pub fn generator(&self, bank: StateBank, sampling: Sampling) -> anyhow::Result<Generator> {
+        Ok(Generator::with_text(self.inference(), Text::new(bank), sampling)?)
     }
 }
 

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use march_server::{Access, ConnectionLimits, LoadedModel, Options, Origin, RequestLimits, SchedulerLimits};
+use march_server::{Access, ConnectionLimits, Options, Origin, RequestLimits, SchedulerLimits};
 
-use super::bank;
-use super::open::{ModelArgs, OpenedModel, newest};
+use super::open::{ModelArgs, newest};
 use crate::address::{Address, address};
 use crate::display::out::{self, note};
 use crate::{interrupt, number};
@@ -117,9 +116,6 @@ impl Serve {
         };
         let opened = model.open()?;
         let stop = interrupt::listen("finishing the running requests")?;
-        let tag = bank::tag(&opened)?;
-        let OpenedModel { device, model, parameters, tokenizer, policy, .. } = opened;
-        let loaded = LoadedModel { device, model, parameters, tokenizer, policy, tag };
         let scheduler = SchedulerLimits {
             texts: self.batch,
             queue: self.queue,
@@ -156,7 +152,7 @@ impl Serve {
                 out::piece(&format!("{}\n", serde_json::json!({ "name": name, "url": url })));
             }
         };
-        march_server::serve(loaded, options, stop, ready).map_err(anyhow::Error::msg)
+        march_server::serve(opened.pipeline, options, stop, ready).map_err(anyhow::Error::msg)
     }
 }
 

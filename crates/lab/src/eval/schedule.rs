@@ -40,7 +40,7 @@ pub type Take<'a> = dyn FnMut(Event) -> Result<ControlFlow<()>> + 'a;
 /// A model, and how it is asked.
 pub struct Scheduler<'a> {
     /// The model, ready to run.
-    pub inference: Inference<'a>,
+    pub inference: Inference,
     /// Its tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// The memory policy.
@@ -53,7 +53,7 @@ pub struct Scheduler<'a> {
 
 impl<'a> Scheduler<'a> {
     /// With shared contexts and large batches.
-    pub fn new(inference: Inference<'a>, tokenizer: &'a Tokenizer, policy: &'a Policy) -> Self {
+    pub fn new(inference: Inference, tokenizer: &'a Tokenizer, policy: &'a Policy) -> Self {
         Self { inference, tokenizer, policy, share_contexts: true, sequences: SEQUENCES }
     }
 

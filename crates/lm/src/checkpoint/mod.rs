@@ -239,6 +239,17 @@ impl Checkpoint {
     }
 }
 
+/// The newest checkpoint of a run's folder; any other folder is returned unchanged.
+pub fn newest(folder: &Path) -> PathBuf {
+    let Ok(entries) = fs::read_dir(folder.join("checkpoints")) else { return folder.into() };
+    let steps = entries.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let step: u64 = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
+        Some((step, path))
+    });
+    steps.max().map_or(folder.into(), |(_, path)| path)
+}
+
 /// The first few of the names, and how many more there are.
 fn first_names(names: &[&str]) -> String {
     const NAMED: usize = 3;

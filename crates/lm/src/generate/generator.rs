@@ -5,7 +5,7 @@ use std::path::Path;
 
 use march_engine::Tensor;
 
-use super::{GenerationSummary, Inference, Limits, Sampling, Session, StopReason, Text};
+use super::{GeneratedPiece, GenerationSummary, Inference, Limits, Sampling, Session, StopReason, Text};
 use crate::anchors::Anchor;
 use crate::error::{Error, Result};
 use crate::memory::{BankTag, Rollback, StateBank};
@@ -13,16 +13,20 @@ use crate::model::{Model, TraceCell};
 use crate::tokenizer::Tokenizer;
 
 /// A model with one session.
-pub struct Generator<'m> {
-    inference: Inference<'m>,
+pub struct Generator {
+    inference: Inference,
     session: Session,
 }
 
-impl<'m> Generator<'m> {
+impl Generator {
     /// Creates a generator that continues after what `bank` has read.
-    pub fn new(model: &'m Model, parameters: &[Tensor], bank: StateBank, sampling: Sampling) -> Result<Self> {
-        let session = Session::new(Text::new(bank), sampling)?;
-        Ok(Self { inference: Inference::new(model, parameters), session })
+    pub fn new(model: &Model, parameters: &[Tensor], bank: StateBank, sampling: Sampling) -> Result<Self> {
+        Self::with_text(&Inference::new(model, parameters), Text::new(bank), sampling)
+    }
+
+    /// Creates a generator that continues a text.
+    pub fn with_text(inference: &Inference, text: Text, sampling: Sampling) -> Result<Self> {
+        Ok(Self { inference: inference.clone(), session: Session::new(text, sampling)? })
     }
 
     /// From now on, records in `trace` which anchors the tokens read.
@@ -106,6 +110,19 @@ impl<'m> Generator<'m> {
         Ok(token)
     }
 
+    /// Begins to continue the text within limits, one token with each [`Generator::advance`].
+    pub fn begin(&mut self, tokenizer: &Tokenizer, limits: &Limits) -> Result<()> {
+        self.session.begin(tokenizer, limits.clone())
+    }
+
+    /// Reads what is unread, then samples a token, as [`Session::advance`] does.
+    pub fn advance(&mut self, tokenizer: &Tokenizer) -> Result<GeneratedPiece> {
+        if !self.session.is_full() {
+            self.read_rest()?;
+        }
+        self.session.advance(tokenizer)
+    }
+
     /// Continues the text. For each token, `show` receives the text that has become final, which may be empty, and may
     /// stop. Afterwards the text consists of exactly what was there before and what was shown: a stop string or
     /// end-of-text token is not part of it.
@@ -115,12 +132,9 @@ impl<'m> Generator<'m> {
         limits: &Limits,
         show: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<GenerationSummary> {
-        self.session.begin(tokenizer, limits.clone())?;
+        self.begin(tokenizer, limits)?;
         loop {
-            if self.session.written() < limits.max_tokens {
-                self.read_rest()?;
-            }
-            let piece = self.session.advance(tokenizer)?;
+            let piece = self.advance(tokenizer)?;
             let asked = show(&piece.text).is_break();
             let ended = match piece.ended {
                 None if asked => {

@@ -1,7 +1,7 @@
 //! Running a model on any number of texts in one call.
 
-use march_engine::Tensor;
 use march_engine::ops::cross_entropy::TokenLosses;
+use march_engine::{Device, Tensor};
 
 use super::{Session, call_tokens};
 use crate::error::Result;
@@ -20,23 +20,37 @@ pub struct Scores {
 /// Positions whose logits are in memory at once while the most probable tokens are found.
 const LOGIT_ROWS: usize = 64;
 
-/// A model with its weights, ready to run. Several threads can use one at the same time.
+/// A model with its weights, ready to run. Cloning copies a handle; several threads can use one at the same time.
 #[derive(Clone)]
-pub struct Inference<'m> {
-    model: &'m Model,
+pub struct Inference {
+    model: Model,
     weights: Weights,
     call_tokens: usize,
 }
 
-impl<'m> Inference<'m> {
+impl Inference {
     /// Creates it from a model and its parameters, which may be packed ([`Model::quantize`]).
-    pub fn new(model: &'m Model, parameters: &[Tensor]) -> Self {
-        Self { model, weights: parameters.into(), call_tokens: call_tokens(model.parameter_count()) }
+    pub fn new(model: &Model, parameters: &[Tensor]) -> Self {
+        Self {
+            model: model.clone(),
+            weights: parameters.into(),
+            call_tokens: call_tokens(model.parameter_count()),
+        }
     }
 
     /// The model.
-    pub fn model(&self) -> &'m Model {
-        self.model
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The parameters, in the order of [`Model::layout`].
+    pub fn parameters(&self) -> &[Tensor] {
+        &self.weights
+    }
+
+    /// The device that runs the model.
+    pub fn device(&self) -> &Device {
+        self.weights[0].device()
     }
 
     /// The maximum number of tokens of one text per call.

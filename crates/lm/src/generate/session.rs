@@ -239,6 +239,11 @@ impl Session {
         self.writing.as_ref().map_or(0, |writing| writing.tokens)
     }
 
+    /// Whether the maximum number of tokens has been sampled since [`Session::begin`].
+    pub(super) fn is_full(&self) -> bool {
+        self.writing.as_ref().is_some_and(|writing| writing.tokens == writing.limits.max_tokens)
+    }
+
     /// Samples the next token and appends it to the text, unless it ends generation. At the end, the text is exactly
     /// what was there before plus what was returned: a stop string or end-of-text token is not part of it.
     pub fn advance(&mut self, tokenizer: &Tokenizer) -> Result<GeneratedPiece> {

@@ -89,13 +89,14 @@ impl<'a> Part<'a> {
     }
 }
 
-/// A model's layout and computation.
+/// A model's layout and computation. Cloning copies a handle.
+#[derive(Clone)]
 pub struct Model {
-    config: ModelConfig,
-    layout: Vec<ParameterSpec>,
+    config: Arc<ModelConfig>,
+    layout: Arc<[ParameterSpec]>,
     embeddings: Parameter,
     anchor_embedding: Option<Parameter>,
-    blocks: Vec<Arc<Block>>,
+    blocks: Arc<[Arc<Block>]>,
     norm: Parameter,
     head: Parameter,
 }
@@ -130,7 +131,8 @@ impl Model {
         } else {
             Builder::new(&mut layout, "").linear("lm_head", vocabulary, width).weight
         };
-        Self { config: config.clone(), layout, embeddings, anchor_embedding, blocks, norm, head }
+        let (config, layout) = (Arc::new(config.clone()), layout.into());
+        Self { config, layout, embeddings, anchor_embedding, blocks, norm, head }
     }
 
     /// The configuration.

@@ -163,7 +163,8 @@ impl RunParts {
                 (architecture, parameters)
             }
         };
-        let settings = Settings { policy, recompute: train.recompute == Recompute::On, ..Settings::default() };
+        let settings =
+            Settings { policy, recompute: train.recompute == Recompute::On, ..Settings::default() };
         let trainer = Trainer::new(architecture, parameters, settings, train.clone(), data.sequence_length)?
             .with_ranks(ranks)?;
         Ok(Self { trainer, loader, validation, tokenizer })
