@@ -10,46 +10,13 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use num_traits::{Float, FloatConst, FromPrimitive, NumAssign};
-
 use crate::error::{Result, bad_value};
 
-/// Floating-point types that the reference kernels support: `f32` and `f64`.
-pub trait Real:
-    Float
-    + FloatConst
-    + FromPrimitive
-    + NumAssign
-    + std::iter::Sum
-    + std::fmt::Debug
-    + Default
-    + Send
-    + Sync
-    + 'static
-{
-    /// Converts to the nearest value of this type.
-    fn of(value: f64) -> Self;
-    /// Converts to `f64`.
-    fn as_f64(self) -> f64;
-}
+/// Elements of an array: `f32` and `f64`. All-zero bytes are the number zero.
+pub trait Real: Copy + Default + Send + Sync + 'static {}
 
-impl Real for f32 {
-    fn of(value: f64) -> Self {
-        value as f32
-    }
-    fn as_f64(self) -> f64 {
-        f64::from(self)
-    }
-}
-
-impl Real for f64 {
-    fn of(value: f64) -> Self {
-        value
-    }
-    fn as_f64(self) -> f64 {
-        self
-    }
-}
+impl Real for f32 {}
+impl Real for f64 {}
 
 /// Owned memory aligned to a cache line. Large allocations use 2 MiB pages where the system supports them, because
 /// the rows of one head are spread over many small pages.
@@ -273,7 +240,7 @@ impl<R: Real> Array<R> {
     /// Array of zeros.
     pub(crate) fn zeros(pool: &Arc<Pool<R>>, shape: &[usize]) -> Self {
         let mut array = Self::uninit(pool, shape);
-        array.data_mut().fill(R::zero());
+        array.data_mut().fill(R::default());
         array
     }
 

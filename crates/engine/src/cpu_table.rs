@@ -2,7 +2,10 @@
 
 use crate::cpu::Cpu;
 use crate::device::Table;
-use crate::ops::{accumulate, adamw, anchor_read, attention, cross_entropy, elementwise, embedding, gated_delta, layout, linear, log_linear, matmul, pack, reduce, rms_norm, rotary, short_conv, softmax, state_read, swiglu};
+use crate::ops::{
+    accumulate, adamw, anchor_read, attention, cross_entropy, elementwise, embedding, gated_delta, layout,
+    linear, log_linear, matmul, pack, reduce, rms_norm, rotary, short_conv, softmax, state_read, swiglu,
+};
 
 pub(crate) fn table() -> Table {
     Table::of::<Cpu>()

@@ -3,7 +3,10 @@
 use crate::array::Array;
 use crate::device::{Backend, Device, Table};
 use crate::error::Result;
-use crate::ops::{accumulate, adamw, anchor_read, attention, cross_entropy, elementwise, embedding, gated_delta, layout, linear, log_linear, matmul, pack, reduce, rms_norm, rotary, short_conv, softmax, state_read, swiglu};
+use crate::ops::{
+    accumulate, adamw, anchor_read, attention, cross_entropy, elementwise, embedding, gated_delta, layout,
+    linear, log_linear, matmul, pack, reduce, rms_norm, rotary, short_conv, softmax, state_read, swiglu,
+};
 use crate::tensor::Data;
 
 /// The reference device's backend. [`Device::reference`] makes a device of it.

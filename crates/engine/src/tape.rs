@@ -193,7 +193,8 @@ fn tape_of(inputs: &[&Tensor]) -> Option<Tape> {
 
 /// Whether an operation on these inputs will be recorded and must therefore keep data for its backward pass.
 pub fn records(inputs: &[&Tensor]) -> bool {
-    inputs.iter().any(|tensor| tensor.is_recorded()) && tape_of(inputs).is_some_and(|tape| !tape.lock().paused)
+    inputs.iter().any(|tensor| tensor.is_recorded())
+        && tape_of(inputs).is_some_and(|tape| !tape.lock().paused)
 }
 
 /// Records an operation if one of its inputs is recorded, and returns its outputs. `backward` receives the tape and the

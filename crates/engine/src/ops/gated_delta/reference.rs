@@ -1,66 +1,66 @@
 //! Reference implementation of the gated delta rule: the recurrence token by token, and its reverse.
 
 use super::{GatedDelta, GatedDeltaBackward, GatedDeltaForward, GatedDeltaOutput, L2_EPS, Sizes};
-use crate::array::{Array, Real};
+use crate::array::Array;
 use crate::error::Result;
 use crate::reference::Reference;
 use crate::tensor::Tensor;
 
-pub(crate) fn sigmoid<R: Real>(x: R) -> R {
-    R::one() / (R::one() + (-x).exp())
+pub(crate) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
-pub(crate) fn softplus<R: Real>(x: R) -> R {
-    x.max(R::zero()) + (-x.abs()).exp().ln_1p()
+pub(crate) fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// Returns x / sqrt(Σx² + eps) and the factor 1 / sqrt(Σx² + eps).
-pub(crate) fn l2_norm<R: Real>(x: &[R]) -> (Vec<R>, R) {
-    let r = R::one() / (x.iter().map(|&v| v * v).sum::<R>() + R::of(L2_EPS)).sqrt();
+pub(crate) fn l2_norm(x: &[f64]) -> (Vec<f64>, f64) {
+    let r = 1.0 / (x.iter().map(|&v| v * v).sum::<f64>() + L2_EPS).sqrt();
     (x.iter().map(|&v| r * v).collect(), r)
 }
 
 /// Adds dx = r (dy − y <dy, y>), the gradient through the L2 norm, to `dx`.
-pub(crate) fn l2_norm_backward<R: Real>(y: &[R], r: R, dy: &[R], dx: &mut [R]) {
-    let along = y.iter().zip(dy).map(|(&y, &d)| y * d).sum::<R>();
+pub(crate) fn l2_norm_backward(y: &[f64], r: f64, dy: &[f64], dx: &mut [f64]) {
+    let along = y.iter().zip(dy).map(|(&y, &d)| y * d).sum::<f64>();
     for i in 0..y.len() {
         dx[i] += r * (dy[i] - y[i] * along);
     }
 }
 
 /// Inputs of one token for one head: normalised query and key, value, and gates.
-struct Token<R> {
-    q: Vec<R>,
-    q_factor: R,
-    k: Vec<R>,
-    k_factor: R,
-    v: Vec<R>,
-    write_strength: R,
-    write_slope: R,
-    log_retention: R,
+struct Token {
+    q: Vec<f64>,
+    q_factor: f64,
+    k: Vec<f64>,
+    k_factor: f64,
+    v: Vec<f64>,
+    write_strength: f64,
+    write_slope: f64,
+    log_retention: f64,
     /// d log α / d retention_input
-    retention_slope: R,
+    retention_slope: f64,
 }
 
-fn token<R: Real>(
+fn token(
     sizes: &Sizes,
-    input: &GatedDelta<&Array<R>>,
+    input: &GatedDelta<&Array<f64>>,
     neg: bool,
     [b, t]: [usize; 2],
     head: usize,
-) -> Token<R> {
+) -> Token {
     let (dk, dv) = (sizes.key_dim, sizes.value_dim);
     let at = b * sizes.tokens + t;
     let of_head = |row: usize| (row * sizes.key_heads + sizes.key_head(head)) * dk;
     // The leading tokens may have no query.
     let (q, q_factor) = match t.checked_sub(sizes.silent()) {
         Some(t) => l2_norm(&input.query.data()[of_head(b * sizes.asking + t)..][..dk]),
-        None => (Vec::new(), R::zero()),
+        None => (Vec::new(), 0.0),
     };
     let (k, k_factor) = l2_norm(&input.key.data()[of_head(at)..][..dk]);
     let v = input.value.data()[(at * sizes.value_heads + head) * dv..][..dv].to_vec();
     let gate = at * sizes.value_heads + head;
-    let double = R::of(if neg { 2.0 } else { 1.0 });
+    let double = if neg { 2.0 } else { 1.0 };
     let write = sigmoid(input.write_input.data()[gate]);
     let z = input.retention_input.data()[gate] + input.dt_bias.data()[head];
     let rate = -input.a_log.data()[head].exp();
@@ -71,19 +71,19 @@ fn token<R: Real>(
         k_factor,
         v,
         write_strength: double * write,
-        write_slope: double * write * (R::one() - write),
+        write_slope: double * write * (1.0 - write),
         log_retention: rate * softplus(z),
         retention_slope: rate * sigmoid(z),
     }
 }
 
 /// S ← α S + β k (v − α Sᵀk)ᵀ
-fn update<R: Real>(state: &mut [R], t: &Token<R>) {
+fn update(state: &mut [f64], t: &Token) {
     let dv = t.v.len();
     let alpha = t.log_retention.exp();
     state.iter_mut().for_each(|s| *s *= alpha);
     for j in 0..dv {
-        let held = (0..t.k.len()).map(|i| state[i * dv + j] * t.k[i]).sum::<R>();
+        let held = (0..t.k.len()).map(|i| state[i * dv + j] * t.k[i]).sum::<f64>();
         let write = t.write_strength * (t.v[j] - held);
         for i in 0..t.k.len() {
             state[i * dv + j] += t.k[i] * write;
@@ -151,7 +151,7 @@ pub(crate) fn backward(_: &Reference, op: GatedDeltaBackward, sizes: Sizes) -> R
     for b in 0..sizes.batch {
         let boundaries = options.boundaries.get(b).map_or(&[][..], Vec::as_slice);
         for h in 0..heads {
-            let tokens: Vec<Token<f64>> = (0..sizes.tokens)
+            let tokens: Vec<Token> = (0..sizes.tokens)
                 .map(|t| token(&sizes, &input, options.allow_neg_eigval, [b, t], h))
                 .collect();
             let mut states = vec![initial(&input, &sizes, b, h)];
@@ -161,9 +161,9 @@ pub(crate) fn backward(_: &Reference, op: GatedDeltaBackward, sizes: Sizes) -> R
                 states.push(next);
             }
             let state_at = (b * heads + h) * sizes.state();
-            let mut ds = gradient.final_state.map_or(vec![0.0; sizes.state()], |g| {
-                g.data()[state_at..state_at + sizes.state()].to_vec()
-            });
+            let mut ds = gradient
+                .final_state
+                .map_or(vec![0.0; sizes.state()], |g| g.data()[state_at..state_at + sizes.state()].to_vec());
             for t in (0..sizes.tokens).rev() {
                 let at = b * sizes.tokens + t;
                 let token = &tokens[t];

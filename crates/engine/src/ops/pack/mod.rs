@@ -8,7 +8,7 @@
 //! weights, embeddings and losses, all without gradients.
 #![allow(unsafe_code)]
 
-use crate::array::{Array, Real};
+use crate::array::Array;
 use crate::cpu::{Cpu, Shared};
 use crate::error::{Result, bad_shape, bad_value};
 use crate::op::Op;
@@ -189,9 +189,9 @@ pub(crate) fn numbers(weight: &Tensor) -> &Array<f64> {
 }
 
 /// Rejects numbers that the precision cannot represent; `numbers` are rows of `width`.
-pub fn check_packable<R: Real>(numbers: &[R], width: usize, precision: Precision) -> Result<()> {
+pub fn check_packable<R: Copy + Into<f64>>(numbers: &[R], width: usize, precision: Precision) -> Result<()> {
     if precision == Precision::Int8
-        && let Some(at) = numbers.iter().position(|v| !v.is_finite())
+        && let Some(at) = numbers.iter().position(|&v| !v.into().is_finite())
     {
         let message = format!("row {} holds a number that is not finite, which int8 cannot hold", at / width);
         return bad_value("pack", message);
@@ -205,7 +205,11 @@ pub(crate) fn pack(cpu: &Cpu, op: Pack, shape: [usize; 2]) -> Result<Tensor> {
     check_packable(weight.data(), width, precision)?;
     let (scale_words, code_words) = match precision {
         Precision::F32 => {
-            return Ok(op.weight.like(Data::Packed(PackedWeight { shape, precision, words: weight.clone() })));
+            return Ok(op.weight.like(Data::Packed(PackedWeight {
+                shape,
+                precision,
+                words: weight.clone(),
+            })));
         }
         Precision::Bf16 => (0, (rows * width).div_ceil(2)),
         Precision::Int8 => (scale_room(rows), (rows * width).div_ceil(4)),

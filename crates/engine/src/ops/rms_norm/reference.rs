@@ -52,8 +52,7 @@ pub(crate) fn forward(_: &Reference, op: RmsNorm, _: usize) -> Result<Vec<Tensor
 pub(crate) fn backward(_: &Reference, op: RmsNormBackward, _: usize) -> Result<(Vec<Tensor>, Tensor)> {
     let RmsNorm { x, weight, eps } = &op.forward;
     backward_each(op.dx, |i| {
-        let (dx, dw) =
-            gradients(x[i].f64().data(), weight.f64().data(), *eps, op.gradients[i].f64().data());
+        let (dx, dw) = gradients(x[i].f64().data(), weight.f64().data(), *eps, op.gradients[i].f64().data());
         Ok((of(&x[i], dx), of(weight, dw)))
     })
 }
