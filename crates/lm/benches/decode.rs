@@ -266,8 +266,8 @@ impl Bench {
             model.forward(&weights, Batch::one(&ids), &settings, None).expect("ids that fit");
         });
         println!("\n{preset}, {tokens} tokens: training forward {:.0} tokens/s", tokens as f64 / forward);
+        for weights in ALL {
             let parameters = self.packed(&model, weights);
-            let parameters = model.quantize(parameters.clone(), weights).expect("finite");
             let prefill = best(&mut || {
                 let mut decoder = Decoder::new(&model, &parameters, model.policy());
                 decoder.read(tokens);
