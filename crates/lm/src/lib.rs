@@ -4,8 +4,8 @@
 //! survive a crash; [`config`] reads configuration files; [`tokenizer`] and [`data`] turn text into batches;
 //! [`anchors`] decides which past states each token may read; [`memory`] holds what is kept between calls; [`model`]
 //! computes; [`checkpoint`] stores a model on disk; [`generate`] writes text; [`train`] trains; [`recipe`] is a whole
-//! configuration file and [`run`] executes one in a folder. The crate `march-lab` builds evaluation, experiments and
-//! reports on this one.
+//! configuration file and [`run`] executes one in a folder; [`Pipeline`] is the entry for applications. The crate
+//! `march-lab` builds evaluation, experiments and reports on this one.
 
 pub mod anchors;
 pub mod checkpoint;
