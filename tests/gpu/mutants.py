@@ -52,10 +52,8 @@ def build():
     messages = [json.loads(line) for line in lines]
     [program] = [m["executable"] for m in messages if m.get("executable") and "test" in m["target"]["kind"]]
     listed = subprocess.run([program, "--list", "--format", "terse"], check=True, stdout=subprocess.PIPE, text=True)
-    commands = collections.defaultdict(lambda: [program, "--exact"])
-    for test in re.findall(r"^(\S+): test$", listed.stdout, re.M):
-        commands[test.split("::")[0]].append(test)
-    return dict(commands)
+    files = re.findall(r"^(\[gpu\] )?(\w+)::\S+: test$", listed.stdout, re.M)
+    return {file: [program, f"{kind}{file}::"] for kind, file in files}
 
 
 def environment(mutant):
