@@ -1,6 +1,7 @@
 //! Text to token ids and back: the built-in bytes, or a Hugging Face `tokenizer.json`.
 
-mod byte_level;
+#[doc(hidden)]
+pub mod byte_level;
 mod pieces;
 mod sum;
 
@@ -132,7 +133,8 @@ impl Tokenizer {
     }
 
     /// Parses the contents of a `tokenizer.json`.
-    pub(crate) fn from_json(json: Vec<u8>, name: &str) -> std::result::Result<Self, String> {
+    #[doc(hidden)]
+    pub fn from_json(json: Vec<u8>, name: &str) -> std::result::Result<Self, String> {
         if json == bytes_as_json().as_bytes() {
             return Ok(Self::bytes());
         }
@@ -397,7 +399,8 @@ fn bytes_as_json() -> String {
 }
 
 /// A byte-level BPE as a `tokenizer.json`: the 256 bytes, the end of text, `tokens`; and merges, each of two tokens.
-pub(crate) fn byte_level_json(tokens: &[Vec<u8>], merges: &[(&[u8], &[u8])], use_regex: bool) -> String {
+#[doc(hidden)]
+pub fn byte_level_json(tokens: &[Vec<u8>], merges: &[(&[u8], &[u8])], use_regex: bool) -> String {
     let spell = byte_level::spell;
     let bytes = (0..=255).map(|byte| spell(&[byte]));
     let names = bytes.chain([END_OF_TEXT[0].into()]).chain(tokens.iter().map(|token| spell(token)));

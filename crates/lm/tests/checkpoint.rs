@@ -1,5 +1,7 @@
 //! Checkpoint folders: what is written is read back, and what is damaged is refused with a reason.
 
+mod fingerprint;
+
 use std::borrow::Cow;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

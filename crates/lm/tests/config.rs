@@ -1,6 +1,7 @@
 //! Configurations: what is read, what is refused and how that is said, what is written.
 
 mod foreign;
+mod hints;
 mod refusals;
 mod settings;
 

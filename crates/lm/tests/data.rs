@@ -1,7 +1,13 @@
 //! From files of text to batches of tokens.
 
+mod byte_level;
+mod config;
 mod loader;
+mod needles;
+mod order;
+mod pieces;
 mod prepare;
+mod recall;
 mod resume;
 mod shards;
 mod text;

@@ -1,5 +1,8 @@
 //! A generator beside the plain loop, forks, and what a stop string leaves in memory.
 
+mod sampling;
+mod stream;
+
 use std::ops::ControlFlow;
 
 use march_lm::generate::{

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod anchors;
 mod bank;
 mod bank_files;
 mod batches;
@@ -17,5 +18,6 @@ mod golden;
 mod module_order;
 mod precision;
 mod properties;
+mod run;
 mod training;
 mod upcycling;

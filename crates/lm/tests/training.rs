@@ -1,5 +1,8 @@
 //! Steps of training, without a run around them.
 
+mod config;
+mod ranks;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

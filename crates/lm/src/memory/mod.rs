@@ -21,6 +21,8 @@ pub use file::{BankFile, BankTag, Ending, FORMAT_VERSION, FilePart, LayerReader,
 pub(crate) use ledger::DECAY;
 pub use ledger::{Ledger, LedgerEntry};
 pub use rollback::Rollback;
+#[doc(hidden)]
+pub use rollback::runs;
 
 /// What one layer keeps of one text between calls.
 pub trait Memory: Any + Send + Sync {

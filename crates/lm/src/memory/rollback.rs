@@ -106,7 +106,8 @@ impl StateBank {
 }
 
 /// Formats ascending numbers as ranges: 1–4, 6, 8. If there are many ranges, only the last ones.
-fn runs(numbers: &[usize]) -> String {
+#[doc(hidden)]
+pub fn runs(numbers: &[usize]) -> String {
     const SHOWN: usize = 12;
     let mut list: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
@@ -124,17 +125,4 @@ fn runs(numbers: &[usize]) -> String {
         .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}–{last}") })
         .collect();
     text + &shown.join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_as_runs() {
-        assert_eq!(runs(&[1, 2, 3, 4, 6, 8, 9]), "1–4, 6, 8–9");
-        assert_eq!(runs(&[5]), "5");
-        let odd: Vec<usize> = (0..40).map(|i| 2 * i + 1).collect();
-        assert!(runs(&odd).starts_with("40 anchors, the last ones 57, 59"));
-    }
 }

@@ -73,19 +73,3 @@ impl Model {
         })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn samples_reach_both_ends() {
-        assert_eq!(spread(3, 16).collect::<Vec<_>>(), [0, 1, 2]);
-        let places: Vec<usize> = spread(1000, 16).collect();
-        assert_eq!((places.len(), places[0], places[15]), (16, 0, 999));
-        assert!(places.is_sorted_by(|a, b| a < b));
-        assert_eq!(spread(0, 16).count(), 0);
-        assert_eq!(rows_of(&[7]), (1, 7));
-        assert_eq!(rows_of(&[7, 1, 4]), (7, 4));
-    }
-}

@@ -53,25 +53,29 @@ impl Essay {
     }
 
     /// The number of sentences; the text begins anew after the last one.
-    pub(super) fn count(&self) -> usize {
+    #[doc(hidden)]
+    pub fn count(&self) -> usize {
         self.starts.len()
     }
 
     /// The number of sentences of `words` words from the beginning of a sentence, of which the last may be cut.
-    pub(super) fn sentences(&self, first: usize, words: usize) -> usize {
+    #[doc(hidden)]
+    pub fn sentences(&self, first: usize, words: usize) -> usize {
         let end = self.start(first) + words;
         let (times, rest) = (end / self.words.len(), end % self.words.len());
         times * self.starts.len() + self.starts.partition_point(|&start| start < rest) - first
     }
 
     /// The index of a sentence's first word.
-    pub(super) fn start(&self, sentence: usize) -> usize {
+    #[doc(hidden)]
+    pub fn start(&self, sentence: usize) -> usize {
         let (times, rest) = (sentence / self.starts.len(), sentence % self.starts.len());
         times * self.words.len() + self.starts[rest]
     }
 
     /// Appends words with single spaces between them.
-    pub(super) fn append(&self, words: Range<usize>, text: &mut String) {
+    #[doc(hidden)]
+    pub fn append(&self, words: Range<usize>, text: &mut String) {
         for i in words.clone() {
             if i > words.start {
                 text.push(' ');
@@ -97,59 +101,4 @@ fn ends(word: &str, next: &str) -> bool {
     let begins =
         next.chars().next().is_some_and(|first| first.is_uppercase() || OPENING[..6].contains(&first));
     begins && !initial && !ABBREVIATIONS.contains(&bare)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sentences(text: &str) -> Vec<String> {
-        let essay = Essay::new(text).unwrap();
-        let count = essay.sentences(0, essay.words.len());
-        let one = |i| {
-            let end = if i + 1 < count { essay.start(i + 1) } else { essay.words.len() };
-            let mut text = String::new();
-            essay.append(essay.start(i)..end, &mut text);
-            text
-        };
-        (0..count).map(one).collect()
-    }
-
-    #[test]
-    fn sentences_end_where_they_should() {
-        assert_eq!(
-            sentences(
-                "Mr. Hare  met Dr. A. B. Dodo.\nWas it I? \
-                 `Oh dear!  Oh!' said he, 3.5 times... so. (It was.) Yes"
-            ),
-            [
-                "Mr. Hare met Dr. A. B. Dodo.",
-                "Was it I?",
-                "`Oh dear!",
-                "Oh!' said he, 3.5 times... so. (It was.)",
-                "Yes"
-            ]
-        );
-        assert!(Essay::new(" \n").is_err());
-    }
-
-    #[test]
-    fn a_text_begins_anew_when_it_is_over() {
-        let essay = Essay::new("One two. Three four. Five").unwrap();
-        let counts: Vec<usize> = (0..=11).map(|words| essay.sentences(0, words)).collect();
-        assert_eq!(counts, [0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 6, 7]);
-        let later: Vec<usize> = (0..=6).map(|words| essay.sentences(2, words)).collect();
-        assert_eq!(later, [0, 1, 2, 2, 3, 3, 4]);
-        assert_eq!([essay.start(2), essay.start(3), essay.start(4)], [4, 5, 7]);
-        let mut text = String::new();
-        essay.append(3..7, &mut text);
-        assert_eq!(text, "four. Five One two.");
-    }
-
-    #[test]
-    fn the_builtin_text_has_sentences() {
-        let essay = Essay::builtin();
-        let (words, sentences) = (essay.words.len(), essay.count());
-        assert!(words > 20_000 && words / sentences < 40, "{words} words, {sentences} sentences");
-    }
 }

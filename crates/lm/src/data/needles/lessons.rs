@@ -296,7 +296,3 @@ impl Source for NeedleSource {
         Ok(fingerprint(&about, &[&inputs, &targets, &self.text]))
     }
 }
-
-#[cfg(test)]
-#[path = "lessons_tests.rs"]
-mod tests;

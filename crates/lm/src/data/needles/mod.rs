@@ -17,6 +17,8 @@ use sha2::{Digest, Sha256};
 
 pub use self::essay::Essay;
 pub use self::fit::{FittedTask, GENERATED};
+#[doc(hidden)]
+pub use self::fit::{Size, largest};
 pub use self::lessons::{LessonOptions, NeedleSource};
 pub use self::words::Item;
 use self::words::Items;
@@ -331,31 +333,5 @@ fn listed(texts: &[&str]) -> String {
     match texts {
         [others @ .., last] if !others.is_empty() => format!("{}, and {last}", others.join(", ")),
         _ => texts.concat(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn depths_are_those_of_the_harness() {
-        let all: Vec<f64> = (0..DEPTHS).map(depth).collect();
-        assert_eq!(all[..8], [0.0, 3.0, 5.0, 8.0, 10.0, 13.0, 15.0, 18.0]);
-        assert_eq!(all[32..], [82.0, 85.0, 87.0, 90.0, 92.0, 95.0, 97.0, 100.0]);
-    }
-
-    #[test]
-    fn tasks_are_found_by_name() {
-        let names = |list: &str| Task::list(list).map(|tasks| tasks.iter().map(|task| task.name).collect());
-        let all: Vec<&str> = names("niah_single_2, niah_multivalue").unwrap();
-        assert_eq!(all, ["niah_single_2", "niah_multivalue"]);
-        assert_eq!(Task::list(&Task::paper()).unwrap().len(), 6);
-        let error = names("niah_single_1,niah_singel_2").unwrap_err().to_string();
-        assert!(
-            error.contains("`niah_singel_2` is not") && error.contains("mean `niah_single_2`?"),
-            "{error}"
-        );
-        assert!(names("").is_err() && names("niah_single_1,").is_err());
     }
 }

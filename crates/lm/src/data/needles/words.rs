@@ -88,39 +88,3 @@ impl Items {
         format!("{a:04x}{b:04x}-{c:04x}-{d:04x}-{e:04x}-{f:04x}{g:04x}{h:04x}")
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lists_hold_single_words_once() {
-        for list in [ADJECTIVES, NOUNS] {
-            let words: Vec<&str> = list.lines().collect();
-            assert!(words.len() > 300);
-            assert!(words.iter().all(|word| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase())));
-            assert!(
-                words.windows(2).all(|pair| pair[0] < pair[1]),
-                "sorted, without a word that comes twice"
-            );
-        }
-    }
-
-    #[test]
-    fn items_have_their_form_and_never_come_twice() {
-        let mut items = Items::new(Random::new(1, 2));
-        let mut seen = HashSet::new();
-        for _ in 0..2000 {
-            let number = items.next(Item::Number);
-            assert!(number.len() == 7 && !number.starts_with('0') && number.parse::<u32>().is_ok());
-            let uuid = items.next(Item::Uuid);
-            let sizes: Vec<usize> = uuid.split('-').map(str::len).collect();
-            assert_eq!(sizes, [8, 4, 4, 4, 12]);
-            assert_eq!(&uuid[14..15], "4");
-            assert!("89ab".contains(&uuid[19..20]), "{uuid}");
-            let word = items.next(Item::Word);
-            assert_eq!(word.split('-').count(), 2);
-            assert!(seen.insert(number) && seen.insert(uuid) && seen.insert(word));
-        }
-    }
-}

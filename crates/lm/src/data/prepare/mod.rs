@@ -189,23 +189,22 @@ impl Run<'_> {
         watch: &mut dyn FnMut(&Status) -> ControlFlow<()>,
     ) -> Result<PrepareOutcome> {
         let token_type = TokenType::of(self.tokenizer.vocabulary() as u64);
-        let resumed_tokens = progress.tokens();
+        progress.sum.resumed_tokens = progress.sum.tokens;
         let checksums = std::mem::take(&mut progress.checksums);
         let shard_tokens = self.options.shard_tokens;
-        let mut writer = Writer::new(self.output, token_type, shard_tokens, resumed_tokens, checksums)?;
+        let mut writer = Writer::new(self.output, token_type, shard_tokens, progress.sum.tokens, checksums)?;
         let mut saved = Instant::now();
         let pipeline = Pipeline {
             tokenizer: self.tokenizer,
             files: self.files,
             options: self.options,
-            places: progress.places(),
+            sources: progress.sources.clone(),
         };
-        let mut status = progress.status(0, resumed_tokens);
         let mut stopped = false;
         let result = pipeline.run(|encoded: Encoded| {
             let full = writer.push(&encoded.tokens)?;
-            if let Some(step) = encoded.step {
-                progress.advance(encoded.source, &step, encoded.tokens.len() as u64);
+            if let Some(after) = encoded.progress {
+                progress.advance(encoded.source, after, encoded.tokens.len() as u64);
                 if full || saved.elapsed() > PAUSE {
                     self.save(&mut progress, &mut writer)?;
                     saved = Instant::now();
@@ -214,17 +213,17 @@ impl Run<'_> {
             if let Some(error) = encoded.failed {
                 return Err(error);
             }
-            status = progress.status(encoded.bytes, resumed_tokens);
-            stopped = watch(&status).is_break();
+            progress.sum.bytes = encoded.bytes;
+            stopped = watch(&progress.sum).is_break();
             Ok(if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         });
         let saved = self.save(&mut progress, &mut writer);
         result.and(saved)?;
         if stopped && !progress.finished() {
-            return Ok(PrepareOutcome::Stopped(status));
+            return Ok(PrepareOutcome::Stopped(progress.sum));
         }
         let meta = self.finish(&progress, writer, token_type)?;
-        Ok(PrepareOutcome::Finished(meta, status))
+        Ok(PrepareOutcome::Finished(meta, progress.sum))
     }
 
     /// Writes `progress.json` once the shards are on the disk.
@@ -237,7 +236,7 @@ impl Run<'_> {
     /// Writes `meta.json`.
     fn finish(&self, progress: &Progress, writer: Writer<'_>, token_type: TokenType) -> Result<Meta> {
         let shards = writer.finish()?;
-        if progress.tokens() == 0 {
+        if progress.sum.tokens == 0 {
             clear(self.output)?;
             return Err(Error::Request("the files contain no documents; there is nothing to write".into()));
         }
@@ -255,8 +254,8 @@ impl Run<'_> {
             tokenizer: self.tokenizer.name().into(),
             tokenizer_hash: self.tokenizer.hash(),
             end_of_text: self.tokenizer.end_of_text(),
-            tokens: progress.tokens(),
-            documents: progress.documents(),
+            tokens: progress.sum.tokens,
+            documents: progress.sum.documents,
             shards,
             sources: sources.collect(),
         };

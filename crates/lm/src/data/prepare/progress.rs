@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::pipeline::{BATCH_BYTES, Place, Step};
+use super::pipeline::BATCH_BYTES;
 use super::{Options, Status};
 use crate::data::shards::FORMAT_VERSION;
 use crate::disk;
@@ -92,7 +92,7 @@ pub(super) struct Progress {
     pub checksums: Vec<String>,
     /// Totals over all sources.
     #[serde(skip)]
-    sum: Status,
+    pub sum: Status,
 }
 
 /// How much of a source is in the shards.
@@ -177,49 +177,17 @@ impl Progress {
         disk::replace(&path, disk::seal(&text).as_bytes())
     }
 
-    /// Number of tokens in the shards.
-    pub fn tokens(&self) -> u64 {
-        self.sum.tokens
-    }
-
-    /// Number of documents in the shards.
-    pub fn documents(&self) -> u64 {
-        self.sum.documents
-    }
-
     pub fn finished(&self) -> bool {
         self.sources.iter().all(|source| source.finished)
     }
 
-    /// The position at which to resume each source; `None` for finished ones.
-    pub fn places(&self) -> Vec<Option<Place>> {
-        let place = |source: &SourceProgress| {
-            (!source.finished).then_some(Place {
-                records: source.records,
-                parts: source.parts,
-                found: source.documents + source.skipped,
-            })
-        };
-        self.sources.iter().map(place).collect()
-    }
-
-    /// Adds the counts of a batch.
-    pub fn advance(&mut self, source: usize, step: &Step, tokens: u64) {
+    /// Replaces the progress of a source by its progress after a batch of `tokens` tokens.
+    pub fn advance(&mut self, source: usize, after: SourceProgress, tokens: u64) {
         if let Some(source) = self.sources.get_mut(source) {
-            source.records = step.records;
-            source.parts = step.parts;
-            source.documents += step.documents;
-            source.skipped += step.skipped;
-            source.tokens += tokens;
-            source.finished = step.finished;
-            self.sum.documents += step.documents;
-            self.sum.skipped += step.skipped;
+            self.sum.documents += after.documents - source.documents;
+            self.sum.skipped += after.skipped - source.skipped;
             self.sum.tokens += tokens;
+            *source = SourceProgress { tokens: source.tokens + tokens, ..after };
         }
-    }
-
-    /// The status for display; `bytes` counts the sources read in this run.
-    pub fn status(&self, bytes: u64, resumed_tokens: u64) -> Status {
-        Status { bytes, resumed_tokens, ..self.sum }
     }
 }

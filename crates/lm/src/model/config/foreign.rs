@@ -10,106 +10,41 @@ use super::defaults::{self, ROPE_KEYS};
 use crate::config::{Document, list, model_types_with, nearest};
 use crate::error::Result;
 
-/// Keys that do not affect what a trained model computes; they are preserved when the file is written.
-const HARMLESS: &[&str] = &[
+/// Keys that do not affect what a trained model computes, in groups; they are preserved when the file is written.
+const HARMLESS: [&str; 7] = [
     // Origin of the folder, and the classes and precision with which other tools open it.
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_attn_implementation_internal",
-    "_commit_hash",
-    "_experts_implementation",
-    "_experts_implementation_internal",
-    "_from_model_config",
-    "_name_or_path",
-    "architectures",
-    "attn_implementation",
-    "custom_pipelines",
-    "dtype",
-    "experts_implementation",
-    "name_or_path",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "transformers_version",
-    "use_bfloat16",
-    "xla_device",
+    "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash \
+     _experts_implementation _experts_implementation_internal _from_model_config _name_or_path \
+     architectures attn_implementation custom_pipelines dtype experts_implementation name_or_path \
+     tokenizer_class torch_dtype torchscript transformers_version use_bfloat16 xla_device",
     // What a call returns besides the logits, and how its computation is split.
-    "chunk_size_feed_forward",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "tie_last_hidden_states",
-    "use_cache",
+    "chunk_size_feed_forward output_attentions output_hidden_states return_dict tie_last_hidden_states \
+     use_cache",
     // Tasks other than predicting the next token: their heads would be extra tensors, which are rejected.
-    "finetuning_task",
-    "id2label",
-    "is_decoder",
-    "label2id",
-    "num_labels",
-    "prefix",
-    "problem_type",
-    "task_specific_params",
-    "tf_legacy_loss",
-    "tie_encoder_decoder",
+    "finetuning_task id2label is_decoder label2id num_labels prefix problem_type task_specific_params \
+     tf_legacy_loss tie_encoder_decoder",
     // Tokens with a meaning for the tokenizer. The row of the padding token is treated like any other.
-    "bos_token_id",
-    "cls_token_id",
-    "decoder_start_token_id",
-    "eos_token_id",
-    "mask_token_id",
-    "pad_token_id",
-    "sep_token_id",
-    "unk_token_id",
+    "bos_token_id cls_token_id decoder_start_token_id eos_token_id mask_token_id pad_token_id \
+     sep_token_id unk_token_id",
     // How tokens are drawn from the logits.
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "max_new_tokens",
-    "max_time",
-    "min_length",
-    "min_new_tokens",
-    "min_p",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "output_logits",
-    "output_scores",
-    "penalty_alpha",
-    "remove_invalid_values",
-    "renormalize_logits",
-    "repetition_penalty",
-    "return_dict_in_generate",
-    "stop_strings",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
+    "bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping \
+     encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff \
+     exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length \
+     max_new_tokens max_time min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups \
+     num_beams num_return_sequences output_logits output_scores penalty_alpha remove_invalid_values \
+     renormalize_logits repetition_penalty return_dict_in_generate stop_strings suppress_tokens \
+     temperature top_k top_p typical_p",
     // flash-linear-attention: which kernels compute the same numbers, and the training loss.
-    "attn_mode",
-    "fuse_cross_entropy",
-    "fuse_linear_cross_entropy",
-    "fuse_norm",
-    "fuse_swiglu",
-    "use_l2warp",
+    "attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm fuse_swiglu use_l2warp",
     // flash-linear-attention: the initial length of the table of rotary angles; never read; only used to derive
     // `intermediate_size`.
-    "max_position_embeddings",
-    "elementwise_affine",
-    "hidden_ratio",
+    "max_position_embeddings elementwise_affine hidden_ratio",
 ];
+
+/// Whether a key does not affect what a trained model computes.
+fn is_harmless(key: &str) -> bool {
+    HARMLESS.iter().any(|group| group.split(' ').any(|known| known == key))
+}
 
 /// Rejects keys that may require a different computation from this one. Null requires nothing, except for the two keys
 /// that are true by default.
@@ -117,8 +52,7 @@ pub(super) fn check(document: &Document, model_type: &str) -> Result<()> {
     for (key, value) in document.unknown() {
         let falsy =
             !defaults::is_attention(model_type) && ["use_gate", "use_short_conv"].contains(&key.as_str());
-        if value.is_null() && !falsy || HARMLESS.contains(&key.as_str()) || ROPE_KEYS.contains(&key.as_str())
-        {
+        if value.is_null() && !falsy || is_harmless(key) || ROPE_KEYS.contains(&key.as_str()) {
             continue;
         }
         let message = match demanded(document, model_type, key, value) {

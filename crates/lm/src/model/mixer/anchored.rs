@@ -482,37 +482,3 @@ pub(super) fn anchor_bytes(base: &GatedDeltaNet, routing_dim: usize, storage: St
     let state = storage.bytes(base.value_heads * base.key_dim, base.value_dim);
     state + base.tail_bytes() + base.value_heads * routing_dim * size_of::<f32>()
 }
-
-#[cfg(test)]
-mod tests {
-    use march_engine::Device;
-
-    use super::*;
-
-    /// States on a line, none of them read: the one nearest to its neighbour is dropped, and distances are updated.
-    #[test]
-    fn distances_follow_what_is_dropped() {
-        let device = Device::reference();
-        let mut anchors = Anchors::default();
-        let values = [1.0, 2.0, 2.1, 5.0, 9.0];
-        for (i, value) in values.iter().enumerate() {
-            let state = Tensor::full(&[1, 1, 1, 1], *value, &device).unwrap();
-            let key = Tensor::full(&[1, 1], 0.0, &device).unwrap();
-            anchors.push(&state, &key, Storage::F32).unwrap();
-            let anchor = Anchor { ordinal: i + 1, position: i + 1 };
-            // An anchor has 8 bytes: a state and a key of one number each.
-            anchors.settle(anchor, 24, true).unwrap();
-            assert!(anchors.bytes() <= 24);
-        }
-        // The fourth anchor evicts 2.1 (0.1 / 2.1 is least), the fifth evicts 2 (1 / 2 is less than 1 / 1 and 3 / 5).
-        assert_eq!(anchors.ledger.evictions, [(4, vec![3]), (5, vec![2])]);
-        assert_eq!(anchors.ledger.anchors().map(|a| a.ordinal).collect::<Vec<_>>(), [1, 4, 5]);
-        let states: Vec<f32> =
-            anchors.states.iter().map(|s| s.stored().unwrap().to_f32().unwrap()[0]).collect();
-        for (i, entry) in anchors.ledger.entries.iter().enumerate() {
-            assert_eq!(values[entry.anchor.ordinal - 1] as f32, states[i]);
-            let want = if i == 0 { f64::INFINITY } else { f64::from((states[i] - states[i - 1]).abs()) };
-            assert_eq!(entry.distance, want);
-        }
-    }
-}

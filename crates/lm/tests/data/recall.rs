@@ -1,0 +1,123 @@
+use std::collections::HashMap;
+
+use march_lm::data::Source;
+use march_lm::data::recall::{QUESTION_SEED, RecallSource, TASKS, Task};
+use march_lm::engine::ops::cross_entropy::IGNORE;
+
+/// Every question's answer is at the position of its fact, and that position is before the question.
+#[test]
+fn answers_stand_where_their_facts_are() {
+    for text in [
+        "mqar",
+        "mqar:pairs=3:vocabulary=10",
+        "mqar:pairs=9:fewest=2",
+        "versioned",
+        "versioned:documents=1:keys=2",
+        "versioned:documents=5:names=9:fewest=2",
+        "needle",
+    ] {
+        let task = Task::open(text, None).unwrap();
+        let names = task.vocabulary();
+        for index in 0..50 {
+            let example = task.lesson(3, index);
+            assert_eq!(example.tokens.len(), task.length(), "{text}");
+            assert_eq!(task.asked(3, index).questions.len(), task.questions(), "{text}");
+            assert!(example.questions.len() <= task.questions(), "{text}");
+            assert!(example.tokens.iter().all(|&id| (id as usize) < names.len()), "{text}");
+            for pair in example.questions.windows(2) {
+                assert!(pair[0].position < pair[1].position, "{text}");
+            }
+            for question in &example.questions {
+                assert!(question.fact < question.position, "{text}");
+                assert_eq!(example.tokens[question.fact], question.answer, "{text}");
+                assert!(names[question.answer as usize].starts_with('v'), "{text}");
+                // The key that is asked for precedes its value.
+                assert_eq!(example.tokens[question.fact - 1], example.tokens[question.position], "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn examples_repeat_and_differ() {
+    let task = Task::open("mqar", None).unwrap();
+    assert_eq!(task.lesson(1, 5), task.lesson(1, 5));
+    assert_ne!(task.lesson(1, 5), task.lesson(2, 5));
+    let mut seen = HashMap::new();
+    for index in 0..500 {
+        for example in [task.lesson(0, index), task.asked(0, index)] {
+            assert!(seen.insert(example.tokens, index).is_none(), "example {index} came twice");
+        }
+    }
+}
+
+#[test]
+fn longer_sequences_keep_their_questions() {
+    for kind in TASKS {
+        let least = Task::open(kind.name, None).unwrap().length();
+        for length in [least, least + 1, 2 * least + 3] {
+            let task = Task::open(kind.name, Some(length)).unwrap();
+            let example = task.asked(0, 0);
+            assert_eq!((task.length(), example.tokens.len()), (length, length), "{}", kind.name);
+        }
+        let refused = Task::open(kind.name, Some(least - 1)).err().unwrap().to_string();
+        assert!(refused.contains(&least.to_string()), "{refused}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |text: &str| Task::open(text, None).err().unwrap().to_string();
+    assert!(refused("mqra").contains("mqar"));
+    assert!(refused("mqar:pears=3").contains("pairs"));
+    assert!(refused("mqar:pairs=x").contains("whole number"));
+    assert!(refused("mqar:pairs").contains("pairs=24"));
+    assert!(refused("mqar:pairs=0").contains("at least 1"));
+    assert!(refused("mqar:pairs=40:vocabulary=64").contains("31"));
+    assert!(refused("versioned:documents=9:values=4").contains('9'));
+    assert!(refused("versioned:names=3").contains("4 documents need as many names"));
+    assert!(refused("versioned:fewest=5").contains("more than the 4 documents"));
+    assert!(refused("needle:depth=101").contains("100"));
+    let task = Task::open("mqar:vocabulary=66", None).unwrap();
+    assert_eq!(task.text(), "mqar:pairs=24:fewest=0:vocabulary=66");
+    // Sizes that were added later do not change the text of a task that does not use them.
+    let text = "versioned:documents=4:keys=8:values=32:questions=16";
+    assert_eq!(Task::open("versioned", None).unwrap().text(), text);
+    let task = Task::open("versioned:names=16", None).unwrap();
+    assert_eq!(task.text(), format!("{text}:names=16"));
+}
+
+/// With `names`, only the name tells which document is asked for; with `fewest`, lessons vary in size.
+#[test]
+fn documents_have_drawn_names() {
+    let task = Task::open("versioned:documents=3:keys=2:names=8:fewest=1", None).unwrap();
+    let (mut firsts, mut counts) = (vec![0; 8], vec![0; 4]);
+    for index in 0..400 {
+        let is_name = |id: &&u32| (1..=8).contains(*id);
+        let example = task.asked(0, index);
+        let names: Vec<u32> = (0..3).map(|document| example.tokens[document * 5]).collect();
+        assert!(names.iter().all(|id| is_name(&id)) && names[0] != names[1] && names[1] != names[2]);
+        firsts[names[0] as usize - 1] += 1;
+        for question in &example.questions {
+            let (name, document) = (example.tokens[question.position - 1], question.fact / 5);
+            assert_eq!(name, names[document]);
+        }
+        let lesson = task.lesson(0, index);
+        let context = &lesson.tokens[..task.length() - 2 * task.questions()];
+        counts[context.iter().filter(is_name).count()] += 1;
+    }
+    assert!(firsts.iter().all(|&count| count > 25), "{firsts:?}");
+    assert!(counts[0] == 0 && counts[1..].iter().all(|&count| count > 90), "{counts:?}");
+}
+
+#[test]
+fn targets_are_where_questions_are() {
+    let task = Task::open("versioned", None).unwrap();
+    let source = RecallSource::asked(task.clone(), 4);
+    let (mut inputs, mut targets) = (vec![7], vec![9]);
+    source.sequence(2, &mut inputs, &mut targets).unwrap();
+    let example = task.asked(QUESTION_SEED, 2);
+    assert_eq!(&inputs[1..], &example.tokens);
+    assert_eq!(targets[1..].iter().filter(|&&id| id != IGNORE).count(), source.targets());
+    assert!(example.questions.iter().all(|question| targets[1 + question.position] == question.answer));
+}
