@@ -1,8 +1,9 @@
-//! The files of `configs/reproduce/`.
+//! The files of `configs/reproduce/`, the plans made of them, and means over seeds.
 
 use std::path::Path;
 
-use march_lab::reproduce::Experiment;
+use march_lab::reproduce::{EFFICIENCY, Experiment, Job, Mean, Plan, Scale, Sign, Size, names};
+use march_lm::model::Model;
 
 #[test]
 fn every_file_is_an_experiment() {
@@ -11,4 +12,96 @@ fn every_file_is_an_experiment() {
         let name = path.file_stem().unwrap().to_str().unwrap();
         assert!(name == "common" || Experiment::open(name).is_ok(), "{name}");
     }
+}
+
+fn plan(name: &str, size: Size) -> Plan {
+    Plan::new(Experiment::open(name).unwrap(), Scale::new(size)).unwrap()
+}
+
+/// Every experiment can be planned, and its arms have the same number of parameters within 2 %.
+#[test]
+fn arms_have_equally_many_parameters() {
+    for name in names().filter(|name| *name != EFFICIENCY) {
+        let plan = plan(name, Size::Laptop);
+        for course in &plan.experiment.courses {
+            let counts: Vec<(String, usize)> = plan
+                .entries
+                .iter()
+                .filter(|entry| entry.course == *course)
+                .map(|entry| {
+                    let job = plan.job(entry, entry.rates[0], 1).unwrap();
+                    let model = Model::new(&job.stages.last().unwrap().model);
+                    (entry.arm.clone(), model.parameter_count())
+                })
+                .collect();
+            let most = counts.iter().map(|count| count.1).max().unwrap() as f64;
+            let least = counts.iter().map(|count| count.1).min().unwrap() as f64;
+            assert!(plan.experiment.free_parameters || most / least < 1.021, "{name}, {course}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn runs_are_identified_by_what_determines_them() {
+    let plan = plan("capacity", Size::Laptop);
+    let entry = |arm: &str| plan.entries.iter().find(|entry| entry.arm == arm).unwrap().clone();
+    let job = |arm: &str, rate, seed| plan.job(&entry(arm), rate, seed).unwrap();
+    let folder = |job: &Job, stage| job.folder(Path::new("runs"), stage);
+    let march = job("MARCH", 1e-3, 1);
+    assert_eq!(folder(&march, 2), folder(&job("MARCH", 1e-3, 1), 2));
+    for other in [job("MARCH", 2e-3, 1), job("MARCH", 1e-3, 2), job("MARCH, top-2", 1e-3, 1)] {
+        assert_ne!(folder(&march, 2), folder(&other, 2));
+    }
+    // The seeds that choose a rate are none of those of the results.
+    let sweep = plan.sweep().unwrap();
+    let results = plan.results(&entry("MARCH"), 1e-3).unwrap();
+    assert!(!sweep.is_empty() && results.len() == 5);
+    assert!(sweep.iter().all(|job| results.iter().all(|other| other.seed != job.seed)));
+}
+
+/// A model that continues another's first stage shares that stage's run.
+#[test]
+fn upcycled_models_share_their_first_stage() {
+    let plan = plan("upcycle", Size::Laptop);
+    let job = |arm: &str| {
+        let entry = plan.entries.iter().find(|entry| entry.arm == arm).unwrap();
+        plan.job(entry, 1e-3, 1).unwrap()
+    };
+    let (gdn, upcycled) = (job("GDN"), job("GDN continued as MARCH"));
+    let folder = |job: &Job, stage| job.folder(Path::new("runs"), stage);
+    assert_eq!(folder(&gdn, 0), folder(&upcycled, 0));
+    assert_ne!(folder(&gdn, 1), folder(&upcycled, 1));
+    assert_eq!(gdn.tokens(), upcycled.tokens());
+}
+
+#[test]
+fn a_quick_plan_is_small() {
+    for name in names().filter(|name| *name != EFFICIENCY) {
+        let (quick, laptop) = (plan(name, Size::Quick), plan(name, Size::Laptop));
+        assert!(quick.tokens().unwrap() < 0.02 * laptop.tokens().unwrap(), "{name}");
+    }
+    let refused = Experiment::open("recal").unwrap_err().to_string();
+    assert!(refused.contains("did you mean `recall`?") || refused.contains("recall"), "{refused}");
+}
+
+#[test]
+fn intervals_are_those_of_student() {
+    // Mean 3, standard deviation √2.5, standard error √0.5; t with 4 degrees of freedom is 2.776.
+    let mean = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+    assert_eq!((mean.value, mean.seeds), (3.0, 5));
+    assert!((mean.half.unwrap() - 2.776 * 0.5f64.sqrt()).abs() < 1e-12);
+    assert_eq!(mean.sign(), Sign::Above);
+    assert_eq!(Mean::of(&[]), None);
+    assert_eq!(Mean::of(&[2.0]).unwrap().half, None);
+    assert_eq!(Mean::of(&[2.0]).unwrap().sign(), Sign::NotSignificant);
+}
+
+#[test]
+fn pairing_removes_what_seeds_share() {
+    let (a, b) = ([1.0, 5.0, 9.0], [0.9, 4.85, 8.87]);
+    let paired = Mean::of_differences(&a, &b).unwrap();
+    assert_eq!(paired.sign(), Sign::Above);
+    assert_eq!(Mean::of_differences(&b, &a).unwrap().sign(), Sign::Below);
+    // Unpaired, these three seeds would show nothing.
+    assert!(Mean::of(&a).unwrap().half.unwrap() > paired.value);
 }

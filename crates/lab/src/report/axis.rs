@@ -25,7 +25,7 @@ pub struct Axis<'a> {
 
 impl Axis<'_> {
     /// Where a value is in the range, from 0 to 1; values outside are at its ends.
-    pub(super) fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
+    pub fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
         let place = if self.log {
             (value.max(low).ln() - low.ln()) / (high.ln() - low.ln())
         } else {
@@ -35,7 +35,7 @@ impl Axis<'_> {
     }
 
     /// Tick positions and labels of a horizontal axis `room` wide; if there are many names, only as many as fit.
-    pub(super) fn across(&self, range: (f64, f64), room: f64) -> Vec<(f64, String)> {
+    pub fn across(&self, range: (f64, f64), room: f64) -> Vec<(f64, String)> {
         if self.names.is_empty() {
             let fit = |ticks: &[f64]| {
                 let all = ticks.iter().map(|&at| width(&self.tick(at)) + 1.6 * CHARACTER);
@@ -51,7 +51,7 @@ impl Axis<'_> {
     }
 
     /// Tick positions of a vertical axis.
-    pub(super) fn up(&self, range: (f64, f64)) -> Vec<f64> {
+    pub fn up(&self, range: (f64, f64)) -> Vec<f64> {
         self.ticks(range, &|ticks| ticks.len() <= 8)
     }
 
@@ -65,7 +65,7 @@ impl Axis<'_> {
     }
 
     /// A value as the label of a tick.
-    pub(super) fn tick(&self, value: f64) -> String {
+    pub fn tick(&self, value: f64) -> String {
         let percent = 100.0 * value;
         match value {
             _ if self.percent && (percent - percent.round()).abs() < 1e-6 => format!("{percent:.0} %"),
@@ -76,7 +76,7 @@ impl Axis<'_> {
     }
 
     /// A value with its unit.
-    pub(super) fn value(&self, value: f64) -> String {
+    pub fn value(&self, value: f64) -> String {
         let unit = if self.percent { " %" } else { "" };
         format!("{}{unit}", self.bare(value))
     }
@@ -165,46 +165,4 @@ fn thousands_of_two(value: f64) -> String {
         return format!("{}{}", value / unit, name.chars().next().unwrap_or_default());
     }
     number(value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ticks_are_round() {
-        assert_eq!(ticks((0.0, 10.0)), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        assert_eq!(number(0.5), "0.5");
-        assert_eq!(number(120.0), "120");
-        assert_eq!(number(4e-4), "4.0e-4");
-    }
-
-    #[test]
-    fn logarithmic_ticks_are_powers_that_fit() {
-        let said = |axis: &Axis<'_>, range, room| {
-            axis.across(range, room).into_iter().map(|tick| tick.1).collect::<Vec<_>>()
-        };
-        let two = Axis { log: true, binary: true, ..Axis::default() };
-        assert_eq!(said(&two, (8.0, 1024.0), 360.0), ["8", "16", "32", "64", "128", "256", "512", "1K"]);
-        assert_eq!(said(&two, (900.0, 140_000.0), 120.0), ["1K", "4K", "16K", "64K"]);
-        let bytes = Axis { log: true, binary: true, bytes: true, ..Axis::default() };
-        assert_eq!(said(&bytes, (8192.0, 1048576.0), 200.0), ["8 KiB", "32 KiB", "128 KiB", "512 KiB"]);
-        let ten = Axis { log: true, ..Axis::default() };
-        assert_eq!(said(&ten, (0.9, 21.0), 360.0), ["1", "2", "5", "10", "20"]);
-        assert_eq!(said(&ten, (1e-4, 1e6), 900.0)[..2], ["1e-4", "0.001"]);
-        assert_eq!(said(&ten, (3.1, 3.9), 360.0), ["3.2", "3.4", "3.6", "3.8"]);
-        assert_eq!(ten.up((1.0, 1e8)).len(), 5);
-        let percent = Axis { percent: true, ..Axis::default() };
-        assert_eq!(percent.tick(0.985), "98.5 %");
-        assert_eq!((ten.place(10.0, (1.0, 100.0)), ten.place(-1.0, (1.0, 100.0))), (0.5, 0.0));
-    }
-
-    #[test]
-    fn bytes_have_units() {
-        assert_eq!(["0 B", "512 B", "1.5 KiB", "1 MiB"], [0.0, 512.0, 1536.0, 1048576.0].map(bytes));
-        let axis = Axis { bytes: true, ..Axis::default() };
-        let said: Vec<String> = axis.up((0.0, 5120.0)).into_iter().map(|at| axis.tick(at)).collect();
-        assert_eq!(said, ["0 B", "1 KiB", "2 KiB", "3 KiB", "4 KiB", "5 KiB"]);
-        assert_eq!(["1000", "1K", "1536", "2M"], [1000.0, 1024.0, 1536.0, 2097152.0].map(thousands_of_two));
-    }
 }

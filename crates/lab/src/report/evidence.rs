@@ -302,6 +302,3 @@ fn paragraphs(texts: &[String]) -> String {
 }
 
 const STYLE: &str = include_str!("evidence.css");
-
-#[cfg(test)]
-mod tests;

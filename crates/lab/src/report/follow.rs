@@ -46,37 +46,3 @@ impl Follow {
         Ok(whole > 0)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-    use march_lm::disk::seal;
-
-    #[test]
-    fn only_what_was_added_is_read() {
-        let run = tempfile::tempdir().unwrap();
-        let path = run.path().join("metrics.jsonl");
-        let mut follow = Follow::new(run.path());
-        assert!(!follow.read_on().unwrap());
-        let line = |text: &str| seal(text) + "\n";
-        let (first, second) = (line("{\"step\":1,\"loss\":3.5}"), line("{\"step\":2,\"loss\":2.5}"));
-        let mut text = first.clone() + &second[..15];
-        fs::write(&path, &text).unwrap();
-        assert!(follow.read_on().unwrap());
-        assert_eq!(follow.metrics().loss, [(1.0, 3.5)]);
-        assert!(!follow.read_on().unwrap());
-        text = first + &second + &line("{\"step\":2,\"validation_loss\":2.75}");
-        fs::write(&path, &text).unwrap();
-        assert!(follow.read_on().unwrap());
-        assert_eq!(follow.metrics().loss, [(1.0, 3.5), (2.0, 2.5)]);
-        assert_eq!(follow.metrics().validation, [(2.0, 2.75)]);
-        // A damaged line is reported each time, and nothing is consumed twice.
-        fs::write(&path, text + &second + &second.replace("2.5", "2.6")).unwrap();
-        for _ in 0..2 {
-            assert!(follow.read_on().unwrap_err().to_string().contains("line 5 is damaged"));
-            assert_eq!(follow.metrics().loss.len(), 2);
-        }
-    }
-}

@@ -125,26 +125,3 @@ fn short(length: usize) -> String {
         length.to_string()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cell_for_each_depth_and_length() {
-        let depths = ["<10".to_string(), "10–20".to_string()];
-        let cells = [Some(1.0), Some(0.256), None, Some(0.0), Some(f64::NAN)];
-        let heat = Heat { title: "a < b", lengths: &[1000, 4096, 32768], depths: &depths, cells: &cells };
-        let svg = heat.svg();
-        assert!(svg.contains("aria-label=\"a &lt; b. right") && svg.ends_with("</svg>\n"));
-        assert!(super::super::is_picture(svg.as_bytes()));
-        assert_eq!(svg.matches("<rect class=\"cell\"").count(), 3);
-        // One that was not asked, one that is not a number, one that is not there.
-        assert_eq!(svg.matches("<rect class=\"none\"").count(), 3);
-        assert!(svg.contains("depth &lt;10, length 4K: 25.6 %") && svg.contains(">26</text>"));
-        assert!(svg.contains("depth 10–20, length 32K: not asked"));
-        assert!(svg.contains(">1000<") && !svg.contains("NaN") && !svg.contains("inf"));
-        let none = Heat { title: "", lengths: &[], depths: &[], cells: &[] }.svg();
-        assert!(none.ends_with("</svg>\n") && !none.contains("NaN"));
-    }
-}

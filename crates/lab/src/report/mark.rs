@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 /// The style classes of series, in the order of their marks.
-pub(super) const CLASSES: [&str; 8] =
-    ["main", "other", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
+pub const CLASSES: [&str; 8] = ["main", "other", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
 
 /// Outlines of the marks around the origin, and whether they are filled, open, or only strokes.
 const MARKS: [(&str, &str); 8] = [
@@ -19,12 +18,12 @@ const MARKS: [(&str, &str); 8] = [
 ];
 
 /// The class of the `series`-th series.
-pub(super) fn class(series: usize) -> &'static str {
+pub fn class(series: usize) -> &'static str {
     CLASSES[series % CLASSES.len()]
 }
 
 /// The mark of the `series`-th series at (x, y). A series with a repeated colour has another mark.
-pub(super) fn mark(series: usize, class: &str, (x, y): (f64, f64)) -> String {
+pub fn mark(series: usize, class: &str, (x, y): (f64, f64)) -> String {
     let (outline, kind) = MARKS[(series + series / CLASSES.len()) % MARKS.len()];
     format!("<path class=\"mark {kind} {class}\" transform=\"translate({x:.1} {y:.1})\" d=\"{outline}\"/>")
 }
@@ -37,17 +36,4 @@ pub(super) fn whisker(class: &str, x: f64, (low, high): (f64, f64), half: f64) -
         let _ = write!(path, "M{left:.1} {y:.1}H{right:.1}");
     }
     path + "\"/>"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_two_of_many_series_look_alike() {
-        let look = |series| mark(series, class(series), (0.0, 0.0));
-        for a in 0..3 * CLASSES.len() {
-            assert!((0..a).all(|b| look(a) != look(b)), "{a}");
-        }
-    }
 }

@@ -1,8 +1,8 @@
 //! Self-contained pages that need no network: of a run (curves, samples, machine, configuration), of the anchors that a
 //! text read, of the demo, and of experiments.
 
-mod axis;
-mod chart;
+pub mod axis;
+pub mod chart;
 pub mod demo;
 pub mod efficiency;
 pub mod evidence;
@@ -10,12 +10,12 @@ pub mod experiment;
 mod follow;
 mod heat;
 mod machine;
-mod mark;
+pub mod mark;
 mod picture;
 pub mod recall;
 pub mod routing;
 mod series;
-mod text;
+pub mod text;
 
 use std::fmt::Write;
 use std::fs;
@@ -239,28 +239,3 @@ const COLOURS: [(&str, &str, &str); 15] = [
 ];
 const PAGE_STYLE: &str = include_str!("page.css");
 const CHART_STYLE: &str = include_str!("chart.css");
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_becomes_a_page() {
-        let run = tempfile::tempdir().unwrap();
-        assert!(render(run.path()).is_err());
-        fs::write(run.path().join("config.toml"), "[model]\nname = \"<b>\"\n").unwrap();
-        let lines = "{\"step\":1,\"loss\":3.5,\"gradient_norm\":1,\"learning_rate\":0.1,\"tokens\":10}\n\
-                     {\"step\":2,\"loss\":2.5,\"gradient_norm\":2,\"learning_rate\":0.1,\"tokens\":20}\n\
-                     {\"step\":2,\"validation_loss\":2.75}\n\
-                     {\"step\":2,\"prompt\":\"A\",\"sample\":\"<script>\"}\n{\"step\":3,\"lo";
-        fs::write(run.path().join("metrics.jsonl"), lines).unwrap();
-        let metrics = Metrics::read(run.path()).unwrap();
-        assert_eq!((metrics.loss.len(), metrics.tokens), (2, 20));
-        let page = render(run.path()).unwrap();
-        assert!(page.contains("2 steps") && page.contains("2.7500 at step 2") && page.contains("<svg"));
-        assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
-        assert!(page.contains("&lt;b&gt;"));
-        fs::write(run.path().join("metrics.jsonl"), "nonsense\n{}\n").unwrap();
-        assert!(Metrics::read(run.path()).unwrap_err().to_string().contains("line 1"));
-    }
-}

@@ -55,21 +55,3 @@ pub fn recall_by_bytes(title: &str, line: &str, points: &[Point]) -> String {
     };
     picture(title, line, &[chart])
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_for_each_setting() {
-        let point = |varied: &str, bytes, accuracy| Point { varied: varied.into(), bytes, accuracy };
-        let svg = recall_by_bytes(
-            "a < b",
-            "",
-            &[point("interval", 2048, 0.9), point("interval", 1024, 0.5), point("recent", 1024, 0.2)],
-        );
-        assert!(svg.contains("a &lt; b") && svg.ends_with("</svg>\n") && !svg.contains("NaN"));
-        assert_eq!(svg.matches("<polyline").count(), 2);
-        assert!(!recall_by_bytes("", "", &[]).contains("NaN"));
-    }
-}

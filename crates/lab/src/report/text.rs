@@ -9,7 +9,7 @@ pub(super) fn width(text: &str) -> f64 {
 }
 
 /// Breaks a text into lines of at most `most` characters, between words if it can. A text without words has no lines.
-pub(super) fn wrapped(text: &str, most: usize) -> Vec<String> {
+pub fn wrapped(text: &str, most: usize) -> Vec<String> {
     let most = most.max(1);
     let mut lines: Vec<String> = Vec::new();
     let mut room = 0;
@@ -30,19 +30,4 @@ pub(super) fn wrapped(text: &str, most: usize) -> Vec<String> {
         }
     }
     lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_full_and_no_longer() {
-        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
-        assert_eq!(wrapped("one two three", 6), ["one", "two", "three"]);
-        assert_eq!(wrapped("  äöüß-abc d", 4), ["äöüß", "-abc", "d"]);
-        assert_eq!(wrapped("a\nb", 80), ["a b"]);
-        assert!(wrapped(" \n", 5).is_empty());
-        assert_eq!(wrapped("ab", 0), ["a", "b"]);
-    }
 }

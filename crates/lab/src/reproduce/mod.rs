@@ -15,9 +15,7 @@ mod statistics;
 pub use experiment::{
     EFFICIENCY, Evaluation, Experiment, FigureSpec, Full, PlotSpec, Published, Quantity, Size, Variant, names,
 };
-#[cfg(test)]
-pub(crate) use job::key;
-pub use job::{Measured, Outcome};
+pub use job::{Measured, Outcome, key};
 pub use plan::{Entry, Job, Plan, Scale};
 pub use pool::{Arm, Finished, Progress, Results, carry_out_all};
 pub use statistics::{Mean, Sign};

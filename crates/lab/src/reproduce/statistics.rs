@@ -65,30 +65,3 @@ pub enum Sign {
     /// The interval contains 0, or there is none.
     NotSignificant,
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn intervals_are_those_of_student() {
-        // Mean 3, standard deviation √2.5, standard error √0.5; t with 4 degrees of freedom is 2.776.
-        let mean = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
-        assert_eq!((mean.value, mean.seeds), (3.0, 5));
-        assert!((mean.half.unwrap() - 2.776 * 0.5f64.sqrt()).abs() < 1e-12);
-        assert_eq!(mean.sign(), Sign::Above);
-        assert_eq!(Mean::of(&[]), None);
-        assert_eq!(Mean::of(&[2.0]).unwrap().half, None);
-        assert_eq!(Mean::of(&[2.0]).unwrap().sign(), Sign::NotSignificant);
-    }
-
-    #[test]
-    fn pairing_removes_what_seeds_share() {
-        let (a, b) = ([1.0, 5.0, 9.0], [0.9, 4.85, 8.87]);
-        let paired = Mean::of_differences(&a, &b).unwrap();
-        assert_eq!(paired.sign(), Sign::Above);
-        assert_eq!(Mean::of_differences(&b, &a).unwrap().sign(), Sign::Below);
-        // Unpaired, these three seeds would show nothing.
-        assert!(Mean::of(&a).unwrap().half.unwrap() > paired.value);
-    }
-}

@@ -7,7 +7,7 @@ mod field;
 mod longbench;
 pub mod metric;
 mod perplexity;
-mod python;
+pub mod python;
 mod retrieval;
 pub mod ruler;
 pub mod source;
@@ -126,6 +126,3 @@ pub const GROUPS: [(&str, &str); 8] = [
     ("text", "perplexity of texts"),
     ("paper", "commonsense, retrieval, longbench and niah"),
 ];
-
-#[cfg(test)]
-mod tests;

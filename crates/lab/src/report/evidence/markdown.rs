@@ -123,36 +123,3 @@ fn begins_block(word: &str) -> bool {
         || word.starts_with("~~~")
         || marks.into_iter().any(rule)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paragraphs_are_filled() {
-        let text = "word ".repeat(60);
-        let lines = filled(&text, "  ");
-        assert!(
-            lines.lines().count() == 3 && lines.lines().all(|line| line.chars().count() <= LINE),
-            "{lines}"
-        );
-        assert!(lines.lines().skip(1).all(|line| line.starts_with("  word")));
-        for word in ["-", "1.", "##", "> a", "```", "---"] {
-            let long = format!("{} {word} b", "a".repeat(LINE - 1));
-            assert!(!filled(&long, "").contains(&format!("\n{word}")), "{word}");
-        }
-        assert_eq!(filled("a\n\n  b", ""), "a b");
-    }
-
-    #[test]
-    fn names_of_pictures_are_plain() {
-        let one = |name: &str, title: &str, line: &str| {
-            figure(
-                &Figure { name: name.into(), title: title.into(), line: line.into(), charts: vec![] },
-                "images/",
-            )
-        };
-        assert_eq!(one("a b/c", "T.", "`x` [1] of\n**all**"), "![T. x \\[1\\] of all](images/a-b-c.svg)");
-        assert_eq!(one("a", "", "x"), "![x](images/a.svg)");
-    }
-}

@@ -18,8 +18,6 @@
 //! paper's own shapes for the core.
 
 mod peers;
-#[cfg(test)]
-mod tests;
 mod timings;
 
 use std::ops::ControlFlow;
@@ -419,7 +417,7 @@ impl EfficiencyPlan {
 
     /// Operations of a run. They are those of the products: of attention three and a half times the forward pass,
     /// because its backward pass computes the weights again; else three times.
-    fn flop(&self, arm: Arm, kind: Kind, length: usize) -> Result<f64> {
+    pub fn flop(&self, arm: Arm, kind: Kind, length: usize) -> Result<f64> {
         if kind == Kind::EndToEnd {
             let config = self.model_config(arm)?;
             let model = Model::new(&config);

@@ -51,7 +51,7 @@ fn peer_name(arm: Arm) -> String {
 
 impl EfficiencyPlan {
     /// Runs the script with a Python, and reads its lines as they come.
-    pub(super) fn peers_with(
+    pub fn peers_with(
         &self,
         python: &str,
         script: &str,
@@ -123,7 +123,7 @@ impl EfficiencyPlan {
     }
 
     /// A line of the script's output.
-    pub(super) fn peer_timing(&self, line: &str) -> Result<Timing> {
+    pub fn peer_timing(&self, line: &str) -> Result<Timing> {
         let refuse =
             |why: String| Error::Request(format!("the measurement in PyTorch printed {line:?}: {why}"));
         let PeerLine { arm, length, seconds, repeats } =

@@ -1,6 +1,8 @@
 //! What a plan measures, skips and refuses, and how the lines of the peers are read.
 
-use super::*;
+use std::ops::ControlFlow;
+
+use march_lab::reproduce::efficiency::{Arm, CoreShape, EfficiencyPlan, Kind, Timing};
 
 fn tiny() -> EfficiencyPlan {
     EfficiencyPlan { lengths: vec![128, 256], core_seconds: 0.0, threads: 1, ..EfficiencyPlan::quick() }

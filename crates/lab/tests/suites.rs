@@ -1,8 +1,8 @@
 //! Every task with a document in the form that the hub has.
 
+use march_lab::eval::Request;
+use march_lab::eval::suite::{Documents, Gold, Sample, suites};
 use serde_json::{Value, json};
-
-use super::*;
 
 /// How a task converts documents.
 fn sample(task: &str, document: &Value) -> Result<Sample, String> {

@@ -1,5 +1,12 @@
-use super::super::demo::tests::check;
-use super::*;
+//! Pages about experiments.
+
+use march_lab::report::evidence::{
+    Cell, Figure, Page, Plot, Point, Scale, Section, Series, SeriesStyle, Table,
+};
+use march_lab::report::is_picture;
+use march_lab::report::mark::CLASSES;
+
+use crate::demo::check;
 
 const NAMES: [&str; 8] = [
     "MARCH",
@@ -26,7 +33,7 @@ fn series(i: usize, xs: &[f64], style: SeriesStyle) -> Series {
 }
 
 /// Plots by memory, by length, while learning, by task, by arm and by speed.
-fn plots() -> [Plot; 6] {
+pub fn plots() -> [Plot; 6] {
     let percent = || Scale {
         label: "right answers".into(),
         percent: true,
@@ -88,7 +95,7 @@ fn plots() -> [Plot; 6] {
 }
 
 /// A page with all that a page can have.
-fn page() -> Page {
+pub fn page() -> Page {
     let [by_bytes, by_length, learning, bars, many, scatter] = plots();
     let figure = |name: &str, title: &str, line: &str, charts: Vec<Plot>| Figure {
         name: name.into(),
@@ -207,7 +214,7 @@ fn figures_are_pictures() {
     );
     for (_, svg) in &figures {
         check(svg);
-        assert!(super::super::is_picture(svg.as_bytes()) && !svg.contains("var(") && svg.contains("#7d8f1a"));
+        assert!(is_picture(svg.as_bytes()) && !svg.contains("var(") && svg.contains("#7d8f1a"));
     }
     // The last word of the long line is there, in a line of its own text.
     assert!(figures[1].1.matches("class=\"result\"").count() > 1 && figures[1].1.contains("--quick.</text>"));
@@ -300,4 +307,53 @@ fn ranges_hold_what_is_drawn() {
     assert!(lines.contains("<title>high: 60</title>") && !lines.contains(">low"));
     assert_eq!(lines.matches("<path class=\"mark full main\"").count(), 3, "two points and the legend");
     assert_eq!(lines.matches("<circle class=\"hidden\"").count(), 3);
+}
+
+/// A page of one paragraph and one item.
+fn written(paragraph: &str, item: &str) -> Page {
+    let section = Section { list: vec![item.into()], ..Section::default() };
+    Page { summary: vec![paragraph.into()], sections: vec![section], ..Page::default() }
+}
+
+#[test]
+fn code_bold_and_links() {
+    let html = |text: &str| {
+        let page = written(text, "").html();
+        page.split_once("</h1>\n<p>").unwrap().1.split_once("</p>").unwrap().0.to_string()
+    };
+    let text = "a < `b<c` **d `e`** [f](https://g?h&i) `";
+    let page = "a &lt; <code>b&lt;c</code> <b>d <code>e</code></b> <a href=\"https://g?h&amp;i\">f</a> `";
+    assert_eq!(html(text), page);
+    let titled = Page { title: text.into(), ..Page::default() }.html();
+    assert!(titled.contains("<h1>a &lt; b&lt;c d e f `</h1>"), "{titled}");
+    assert_eq!(html("`` a`b `` ```"), "<code>a`b</code> ```");
+    assert_eq!(html("2 * 3 ** [1] [x] (y) ****"), "2 * 3 ** [1] [x] (y) ****");
+    assert_eq!(html("[a] and [`b`](c/d.md#e)"), "[a] and <a href=\"c/d.md#e\"><code>b</code></a>");
+    assert_eq!(html("[x](JavaScript:alert(1\")"), "x");
+    assert_eq!(html("é`ü`ß"), "é<code>ü</code>ß");
+}
+
+#[test]
+fn paragraphs_are_filled() {
+    let page = written("a\n\n  b", &"word ".repeat(60)).markdown("");
+    let (paragraph, lines) = page.strip_prefix("#\n\n").unwrap().split_once("\n\n").unwrap();
+    assert_eq!(paragraph, "a b");
+    assert!(lines.lines().count() == 3 && lines.lines().all(|line| line.chars().count() <= 120), "{lines}");
+    assert!(lines.lines().skip(1).all(|line| line.starts_with("  word")));
+    for word in ["-", "1.", "##", "> a", "```", "---"] {
+        let long = format!("{} {word} b", "a".repeat(119));
+        assert!(!written(&long, "x").markdown("").contains(&format!("\n{word} b")), "{word}");
+    }
+}
+
+#[test]
+fn names_of_pictures_are_plain() {
+    let one = |name: &str, title: &str, line: &str| {
+        let figure = Figure { name: name.into(), title: title.into(), line: line.into(), charts: vec![] };
+        let section = Section { figures: vec![figure], ..Section::default() };
+        let page = Page { sections: vec![section], ..Page::default() }.markdown("images/");
+        page.trim_start_matches("#\n\n").to_string()
+    };
+    assert_eq!(one("a b/c", "T.", "`x` [1] of\n**all**"), "![T. x \\[1\\] of all](images/a-b-c.svg)\n");
+    assert_eq!(one("a", "", "x"), "![x](images/a.svg)\n");
 }
