@@ -26,4 +26,3 @@ mod ruler;
 mod run_page;
 mod source;
 mod suites;
-mod zz_dump;
