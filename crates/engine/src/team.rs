@@ -6,13 +6,20 @@
 //! a worker may not be scheduled for milliseconds, the caller thus does the work alone instead of waiting.
 #![allow(unsafe_code)]
 
+#[path = "team/sync.rs"] // for the programs of tests/ that include this file
+mod sync;
+
 use std::any::Any;
-use std::cell::{Cell, UnsafeCell};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sync::{
+    Arc, AtomicBool, AtomicU64, Builder, Condvar, Instant, JoinHandle, LOOKS, Mutex, UnsafeCell, spin_loop,
+    yield_now,
+};
 
 /// How long an idle worker spins before it sleeps.
 const AWAKE: Duration = Duration::from_millis(1);
@@ -78,7 +85,7 @@ pub(crate) struct Team {
     busy: Mutex<()>,
 }
 
-thread_local! {
+sync::local! {
     /// Whether this thread is inside a region; regions do not nest.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
@@ -97,8 +104,7 @@ impl Team {
         let mut team = Self { shared, workers: Vec::new(), busy: Mutex::new(()) };
         for i in 1..threads {
             let shared = Arc::clone(&team.shared);
-            let worker =
-                std::thread::Builder::new().name(format!("march-{i}")).spawn(move || work(&shared))?;
+            let worker = Builder::new().name(format!("march-{i}")).spawn(move || work(&shared))?;
             team.workers.push(worker);
         }
         Ok(team)
@@ -108,39 +114,34 @@ impl Team {
     /// all of them are done. If called inside a region, or while another caller's region runs, only the calling
     /// thread runs it.
     pub(crate) fn run(&self, job: &(dyn Fn() + Sync)) {
-        let alone = self.workers.is_empty() || INSIDE.get();
-        let busy = match self.busy.try_lock() {
-            _ if alone => None,
-            Ok(guard) => Some(guard),
-            // An earlier region panicked, but its workers have left it.
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        let Some(_busy) = busy else {
+        let alone = self.workers.is_empty() || INSIDE.with(Cell::get);
+        // Never poisoned: it is released before a panic goes on.
+        let busy = if alone { None } else { self.busy.try_lock().ok() };
+        let Some(busy) = busy else {
             return job();
         };
         let shared = &*self.shared;
         // SAFETY: no worker is inside a region, so none reads the job. The transmute extends the pointer's
         // lifetime, but every worker is done with it before this function returns, even if the job panics.
-        unsafe {
-            let job = std::mem::transmute::<*const (dyn Fn() + Sync + '_), Job>(job);
-            *shared.job.get() = Some(job);
-        }
+        shared.job.with_mut(|cell| unsafe {
+            *cell = Some(std::mem::transmute::<*const (dyn Fn() + Sync + '_), Job>(job));
+        });
         let next = Region(shared.region.load(Ordering::Relaxed)).next();
         shared.region.store(next.0, Ordering::SeqCst);
         if *shared.asleep.lock().unwrap_or_else(PoisonError::into_inner) > 0 {
             shared.wake.notify_all();
         }
-        INSIDE.set(true);
+        INSIDE.with(|inside| inside.set(true));
         let mine = catch_unwind(AssertUnwindSafe(job));
-        INSIDE.set(false);
+        INSIDE.with(|inside| inside.set(false));
         let mut spins = 0u32;
         shared.region.fetch_and(!Region::OPEN, Ordering::Relaxed);
         while Region(shared.region.load(Ordering::Acquire)).workers() > 0 {
             spins += 1;
-            if spins < 1 << 14 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < 1 << 14 { spin_loop() } else { yield_now() }
         }
         let theirs = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(busy);
         if let Some(panic) = mine.err().or(theirs) {
             resume_unwind(panic);
         }
@@ -149,7 +150,7 @@ impl Team {
 
 fn work(shared: &Shared) {
     let mut seen = 0;
-    INSIDE.set(true);
+    INSIDE.with(|inside| inside.set(true));
     loop {
         let mut since = None;
         let mut spins = 0u32;
@@ -158,8 +159,8 @@ fn work(shared: &Shared) {
                 return;
             }
             spins += 1;
-            if !spins.is_multiple_of(256) {
-                std::hint::spin_loop();
+            if !spins.is_multiple_of(LOOKS) {
+                spin_loop();
             } else if since.get_or_insert_with(Instant::now).elapsed() > AWAKE {
                 let mut asleep = shared.asleep.lock().unwrap_or_else(PoisonError::into_inner);
                 *asleep += 1;
@@ -171,14 +172,14 @@ fn work(shared: &Shared) {
                 *asleep -= 1;
             }
         }
-        let Some(number) = enter(shared) else {
-            seen = Region(shared.region.load(Ordering::Relaxed)).number();
+        let region = enter(shared);
+        seen = region.number();
+        if !region.is_open() {
             continue;
-        };
-        seen = number;
+        }
         // SAFETY: the region was opened after the job was written, and the caller keeps the job alive and unchanged
         // while a worker is inside.
-        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        let job = shared.job.with(|cell| unsafe { (*cell).map(|job| &*job) });
         if let Some(job) = job
             && let Err(panic) = catch_unwind(AssertUnwindSafe(job))
         {
@@ -188,8 +189,8 @@ fn work(shared: &Shared) {
     }
 }
 
-/// Enters the region if it is open, and returns its number.
-fn enter(shared: &Shared) -> Option<u64> {
+/// Enters the region if it is open, and returns it; if it is closed, the worker is not inside.
+fn enter(shared: &Shared) -> Region {
     let mut region = Region(shared.region.load(Ordering::Relaxed));
     while region.is_open() {
         match shared.region.compare_exchange_weak(
@@ -198,11 +199,11 @@ fn enter(shared: &Shared) -> Option<u64> {
             Ordering::Acquire,
             Ordering::Relaxed,
         ) {
-            Ok(_) => return Some(region.number()),
+            Ok(_) => break,
             Err(now) => region = Region(now),
         }
     }
-    None
+    region
 }
 
 impl Drop for Team {
@@ -219,7 +220,7 @@ impl Drop for Team {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
