@@ -77,37 +77,3 @@ pub fn to_int8(row: &[f32], codes: &mut [i8]) -> f32 {
     }
     scale
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bf16_rounds_to_even() {
-        for (v, want) in [
-            (1.0, 1.0),
-            (1.0 + 1.0 / 256.0, 1.0),       // halfway, down to even
-            (1.0 + 3.0 / 256.0, 1.015_625), // halfway, up to even
-            (1.003_907, 1.007_812_5),       // just above halfway
-            (-1.003_907, -1.007_812_5),
-            (0.0, 0.0),
-            (f32::INFINITY, f32::INFINITY),
-        ] {
-            assert_eq!(from_bf16(to_bf16(v)), want, "{v}");
-        }
-        assert!(from_bf16(to_bf16(f32::NAN)).is_nan());
-    }
-
-    #[test]
-    fn int8_is_within_half_a_step() {
-        let row = [0.3f32, -1.27, 0.0, 1.0, 0.004_9];
-        let mut codes = [0; 5];
-        let scale = to_int8(&row, &mut codes);
-        assert_eq!((scale, codes[1]), (1.27 / 127.0, -127));
-        row.iter().zip(codes).for_each(|(v, c)| assert!((v - f32::from(c) * scale).abs() <= 0.5001 * scale));
-        assert_eq!(to_int8(&[0.0; 5], &mut codes), 0.0);
-        assert_eq!(codes, [0; 5]);
-        to_int8(&[1e-45; 5], &mut codes);
-        assert_eq!(codes, [0; 5]);
-    }
-}

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use march_engine::ops::accumulate::Accumulate;
+use march_engine::ops::adamw::{self, AdamW, Step};
 use march_engine::ops::elementwise::{Map, MapBackward, MapForward};
 use march_engine::ops::gated_delta::CHUNK_TOKENS;
 use march_engine::ops::linear::{Product, linear_list};
@@ -264,6 +265,28 @@ fn checks_are_the_same_on_every_device() {
     let want = messages(&Device::reference());
     assert_eq!(messages(&toy()), want);
     assert_eq!(messages(&cpu(2)), want);
+}
+
+/// What is computed in place keeps its values when the call is refused.
+#[test]
+fn a_refused_call_in_place_loses_nothing() {
+    let toy = toy();
+    for device in [cpu(1), Device::reference(), toy] {
+        let elsewhere = Tensor::full(&[2], 5.0, &cpu(1)).unwrap();
+        let mut x = tensor(&[1.0, 2.0], &device);
+        let longer = tensor(&[1.0; 3], &device);
+        assert!(x.accumulate(&longer).is_err() && x.accumulate(&elsewhere).is_err());
+        assert!(x.append(&longer, 1).is_err() && x.append(&elsewhere, 0).is_err());
+        let step =
+            Step { learning_rate: 0.1, betas: [0.9; 2], eps: 1e-8, weight_decay: 0.0, clip: 1.0, step: 1 };
+        let (mut first, mut second) = (tensor(&[3.0, 4.0], &device), tensor(&[5.0, 6.0], &device));
+        for gradient in [&longer, &elsewhere] {
+            let state = AdamW { parameter: &mut x, first_moment: &mut first, second_moment: &mut second };
+            assert!(adamw::update(state, gradient, &step).is_err());
+        }
+        let all = [x, first, second].map(|tensor| tensor.to_f32());
+        assert_eq!(all, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "on {device}");
+    }
 }
 
 /// A program that runs on the reference device runs on the CPU, and the other way round.

@@ -4,15 +4,26 @@
 
 mod common;
 
+// Modules without a public interface, with their own tests. They are compiled into this program, so that the library is
+// not compiled a second time for them.
+#[allow(dead_code, missing_docs, unused_imports)]
+#[path = "../src/simd/mod.rs"]
+mod simd;
+#[allow(dead_code, missing_docs)]
+#[path = "../src/team.rs"]
+mod team;
+
 mod anchor_read;
 mod attention;
 mod device;
 mod fused_layers;
 mod gated_delta;
+mod grids;
 mod layers;
 mod lists;
 mod log_linear;
 mod machine;
+mod numbers;
 mod plain;
 mod properties;
 mod tape;

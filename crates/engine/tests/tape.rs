@@ -349,6 +349,20 @@ fn a_tape_serves_several_steps() {
     }
 }
 
+/// A tensor that another tape recorded is not taken for one of this tape.
+#[test]
+fn tapes_do_not_mix_up_their_tensors() {
+    let cpu = cpu(1);
+    let (tape, other) = (Tape::new(), Tape::new());
+    let x = Tensor::full(&[1], 3.0, &cpu).unwrap();
+    let (mine, foreign) = (tape.parameter(1, &x), other.parameter(2, &x));
+    let total = mine.square().unwrap().mul(&foreign).unwrap();
+    let mut calls = Vec::new();
+    tape.backward(&total, |key, gradient| calls.push((key, gradient.to_f64()))).unwrap();
+    assert_eq!(calls, [(1, vec![18.0])]);
+    assert!(other.is_empty());
+}
+
 #[test]
 fn wrong_seeds_are_refused() {
     let tape = Tape::new();

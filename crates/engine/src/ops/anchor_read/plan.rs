@@ -79,7 +79,8 @@ impl ReadPlan {
     }
 
     /// Rejects segments or anchors that are out of order or out of bounds.
-    pub(crate) fn check(&self, operation: &'static str, rows: usize, anchors: usize) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check(&self, operation: &'static str, rows: usize, anchors: usize) -> Result<()> {
         let mut end = 0;
         for (i, segment) in self.segments.iter().enumerate() {
             let last = segment.start.checked_add(segment.len);
@@ -111,7 +112,8 @@ impl ReadPlan {
 
     /// Partitions the segments into groups such that no anchor is visible to two groups (in training, the batch
     /// rows). Groups, and the segments within a group, are in ascending order.
-    pub(crate) fn groups(&self, anchors: usize) -> Vec<Vec<usize>> {
+    #[doc(hidden)]
+    pub fn groups(&self, anchors: usize) -> Vec<Vec<usize>> {
         let mut owner: Vec<Option<usize>> = vec![None; anchors];
         let mut root: Vec<usize> = (0..self.segments.len()).collect();
         fn find(root: &mut [usize], mut i: usize) -> usize {
@@ -144,26 +146,5 @@ impl ReadPlan {
             groups[at].push(i);
         }
         groups
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn boundaries_become_segments() {
-        let plan = ReadPlan::from_boundaries(10, &[vec![4, 8], vec![], vec![10]]);
-        let want = [(4, 4, 0..1), (8, 2, 0..2)].map(|(start, len, run)| Segment {
-            start,
-            len,
-            visible: Visible::Run(run),
-        });
-        assert_eq!(plan.segments, want);
-        let plan = ReadPlan::from_boundaries(10, &[vec![4, 8], vec![5]]);
-        assert_eq!(plan.groups(3), [vec![0, 1], vec![2]]);
-        assert!(plan.check("read", 20, 3).is_ok());
-        assert!(plan.check("read", 19, 3).is_err());
-        assert!(plan.check("read", 20, 2).is_err());
     }
 }

@@ -5,7 +5,7 @@ use crate::array::element_count;
 use crate::error::{Result, bad_shape};
 
 /// Common shape of two broadcast shapes.
-pub(crate) fn broadcast(operation: &'static str, a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
+pub fn broadcast(operation: &'static str, a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
     let rank = a.len().max(b.len());
     let mut shape = Vec::with_capacity(rank);
     for i in 0..rank {
@@ -26,7 +26,7 @@ fn aligned(shape: &[usize], rank: usize, i: usize) -> usize {
 }
 
 /// Rejects `shape` unless it broadcasts to `full`.
-pub(crate) fn check_broadcasts_to(operation: &'static str, shape: &[usize], full: &[usize]) -> Result<()> {
+pub fn check_broadcasts_to(operation: &'static str, shape: &[usize], full: &[usize]) -> Result<()> {
     let rank = full.len();
     let fits = shape.len() <= rank && (0..rank).all(|i| [1, full[i]].contains(&aligned(shape, rank, i)));
     if fits {
@@ -38,15 +38,18 @@ pub(crate) fn check_broadcasts_to(operation: &'static str, shape: &[usize], full
 
 /// One dimension of the result, with the strides of both operands along it (0 if repeated).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dim {
+pub struct Dim {
+    /// Number of elements.
     pub size: usize,
+    /// Stride of the first operand.
     pub a: usize,
+    /// Stride of the second operand.
     pub b: usize,
 }
 
 /// Minimal list of dimensions for iterating over `shape` with operands of shapes `a` and `b`: neighbouring
 /// dimensions that both operands traverse uniformly are merged. Returns at least one dimension.
-pub(crate) fn dims(shape: &[usize], a: &[usize], b: &[usize]) -> Vec<Dim> {
+pub fn dims(shape: &[usize], a: &[usize], b: &[usize]) -> Vec<Dim> {
     let rank = shape.len();
     let mut found: Vec<Dim> = Vec::with_capacity(rank);
     let mut step = [1, 1];
@@ -82,29 +85,4 @@ pub(crate) fn offsets(dims: &[Dim], mut at: usize) -> [usize; 2] {
         found[1] += i * dim.b;
     }
     found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_merge() {
-        let dim = |size, a, b| Dim { size, a, b };
-        assert_eq!(dims(&[2, 3, 4], &[2, 3, 4], &[2, 3, 4]), [dim(24, 1, 1)]);
-        assert_eq!(dims(&[2, 3, 4], &[2, 3, 4], &[4]), [dim(6, 4, 0), dim(4, 1, 1)]);
-        assert_eq!(dims(&[2, 3, 4], &[2, 1, 4], &[3, 1]), [dim(2, 4, 0), dim(3, 0, 1), dim(4, 1, 0)]);
-        assert_eq!(dims(&[], &[], &[1]), [dim(1, 1, 1)]);
-        assert_eq!(dims(&[2, 3], &[2, 3], &[]), [dim(6, 1, 0)]);
-    }
-
-    #[test]
-    fn shapes_meet() {
-        assert_eq!(broadcast("test", &[2, 1, 4], &[3, 1]).unwrap(), [2, 3, 4]);
-        assert_eq!(broadcast("test", &[0, 1], &[1, 3]).unwrap(), [0, 3]);
-        assert!(broadcast("test", &[2, 3], &[2]).is_err());
-        assert!(broadcast("test", &[0], &[2]).is_err());
-        assert!(check_broadcasts_to("test", &[3, 1], &[2, 3, 4]).is_ok());
-        assert!(check_broadcasts_to("test", &[2, 3, 4], &[3, 1]).is_err());
-    }
 }

@@ -322,27 +322,3 @@ fn left<S: Simd>(s: S, kind: Zip, a: f32, b: &[f32], y: &mut [f32]) {
         y[i] = meet_one(kind, a, b[i]);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::simd::Level;
-
-    #[test]
-    fn tanh_is_close_to_f64() {
-        let x: Vec<f32> = (-120_000..120_000).map(|i| i as f32 * 1e-4).collect();
-        for level in [Level::detect(), Level::Portable] {
-            let mut y = vec![0.0; x.len()];
-            level.run(Values { kind: Map::Tanh, x: &x, y: &mut y });
-            for (&x, &y) in x.iter().zip(&y) {
-                let want = f64::from(x).tanh();
-                assert!((f64::from(y) - want).abs() <= 4e-7 * want.abs(), "tanh {x}: {y} for {want}");
-            }
-            let x = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0];
-            let mut y = [0.0; 4];
-            level.run(Values { kind: Map::Tanh, x: &x, y: &mut y });
-            assert_eq!([y[0], y[1], y[3]], [1.0, -1.0, 0.0]);
-            assert!(y[2].is_nan());
-        }
-    }
-}

@@ -6,7 +6,8 @@
 //!                                                                         numpy; Σ over repeated dimensions
 //! ```
 
-pub(crate) mod broadcast;
+#[doc(hidden)]
+pub mod broadcast;
 pub(crate) mod fast;
 pub(crate) mod reference;
 

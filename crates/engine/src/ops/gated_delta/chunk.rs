@@ -20,15 +20,17 @@ pub(crate) const SQUARE: usize = CHUNK * CHUNK;
 
 /// Consecutive tokens that end at a multiple of 16, at a boundary, or at the end of the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub struct Chunk {
+    /// Index of the first token within the call.
     pub start: usize,
+    /// Number of tokens.
     pub len: usize,
     /// Boundary at the end of this chunk, as an index into its row's boundary list.
     pub boundary: Option<usize>,
 }
 
 /// Splits `tokens` tokens into chunks. The first token is `offset` tokens after a multiple of 16.
-pub(crate) fn chunks(tokens: usize, boundaries: &[usize], offset: usize) -> Vec<Chunk> {
+pub fn chunks(tokens: usize, boundaries: &[usize], offset: usize) -> Vec<Chunk> {
     let mut list = Vec::with_capacity(tokens / CHUNK + boundaries.len() + 1);
     let (mut start, mut next) = (0, 0);
     while start < tokens {
@@ -325,21 +327,3 @@ static UNIT: [f32; 2 * CHUNK] = {
     unit[CHUNK - 1] = 1.0;
     unit
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_end_on_the_grid_and_at_boundaries() {
-        let cut = |tokens, boundaries: &[usize]| -> Vec<(usize, usize, Option<usize>)> {
-            chunks(tokens, boundaries, 0).iter().map(|c| (c.start, c.len, c.boundary)).collect()
-        };
-        assert_eq!(cut(0, &[]), []);
-        assert_eq!(cut(33, &[]), [(0, 16, None), (16, 16, None), (32, 1, None)]);
-        assert_eq!(cut(20, &[16, 20]), [(0, 16, Some(0)), (16, 4, Some(1))]);
-        assert_eq!(cut(20, &[3, 18]), [(0, 3, Some(0)), (3, 13, None), (16, 2, Some(1)), (18, 2, None)]);
-        let offset: Vec<_> = chunks(20, &[], 21).iter().map(|c| (c.start, c.len)).collect();
-        assert_eq!(offset, [(0, 11), (11, 9)]);
-    }
-}

@@ -26,6 +26,9 @@ pub(crate) mod reference;
 
 use std::sync::Arc;
 
+#[doc(hidden)]
+pub use chunk::{Chunk, chunks};
+
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::op::Op;
 use crate::tape::{record, records};

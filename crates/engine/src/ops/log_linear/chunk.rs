@@ -24,9 +24,10 @@ const INNER: usize = 4;
 
 /// Consecutive tokens between two multiples of 16 of the sequence position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub struct Chunk {
     /// Index of the first token within the call.
     pub start: usize,
+    /// Number of tokens.
     pub len: usize,
     /// Position of the first token in the whole sequence.
     pub position: usize,
@@ -34,20 +35,20 @@ pub(crate) struct Chunk {
 
 impl Chunk {
     /// Level that receives the chunk's writes and all lower levels, if the chunk ends at a multiple of 16.
-    pub(crate) fn target(&self) -> Option<usize> {
+    pub fn target(&self) -> Option<usize> {
         let end = self.position + self.len;
         end.is_multiple_of(CHUNK).then(|| end.trailing_zeros() as usize + 1)
     }
 
     /// Level at which row `i` reads the state that was level `m` before the chunk.
     #[inline(always)]
-    fn seen(&self, m: usize, i: usize) -> usize {
+    pub fn seen(&self, m: usize, i: usize) -> usize {
         if m > INNER { m } else { bit_length((self.position + i) ^ (self.position >> m << m)) }
     }
 }
 
 /// Splits `tokens` tokens, the first at `position`, into chunks.
-pub(crate) fn chunks(position: usize, tokens: usize) -> Vec<Chunk> {
+pub fn chunks(position: usize, tokens: usize) -> Vec<Chunk> {
     let mut list = Vec::with_capacity(tokens / CHUNK + 2);
     let mut start = 0;
     while start < tokens {
@@ -61,7 +62,7 @@ pub(crate) fn chunks(position: usize, tokens: usize) -> Vec<Chunk> {
 
 /// Non-empty levels before the token at `position`, ascending.
 #[inline(always)]
-pub(crate) fn filled(position: usize) -> impl Iterator<Item = usize> {
+pub fn filled(position: usize) -> impl Iterator<Item = usize> {
     (1..=bit_length(position)).filter(move |m| position >> (m - 1) & 1 == 1)
 }
 
@@ -329,29 +330,5 @@ pub(crate) fn add_to_levels(
 ) {
     for i in 0..chunk.len {
         to[source.scale_of(chunk.seen(m, i)) * CHUNK + i] += values[i];
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_lie_on_the_absolute_grid() {
-        let cut = |position, tokens| -> Vec<(usize, usize, Option<usize>)> {
-            chunks(position, tokens).iter().map(|c| (c.start, c.len, c.target())).collect()
-        };
-        assert_eq!(cut(0, 0), []);
-        assert_eq!(cut(0, 33), [(0, 16, Some(5)), (16, 16, Some(6)), (32, 1, None)]);
-        assert_eq!(cut(13, 20), [(0, 3, Some(5)), (3, 16, Some(6)), (19, 1, None)]);
-    }
-
-    #[test]
-    fn levels_of_a_position() {
-        assert_eq!(filled(0).count(), 0);
-        assert_eq!(filled(0b10110).collect::<Vec<_>>(), [2, 3, 5]);
-        // Position 22 = 0b10110: level 2 is tokens 20..22, level 3 is 16..20; token 25 sees both at level 4.
-        let chunk = Chunk { start: 0, len: 10, position: 22 };
-        assert_eq!([chunk.seen(2, 0), chunk.seen(3, 1), chunk.seen(2, 3), chunk.seen(3, 3)], [2, 3, 4, 4]);
     }
 }

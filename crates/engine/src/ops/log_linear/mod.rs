@@ -30,6 +30,9 @@ mod fast_backward;
 mod fast_levels;
 pub(crate) mod reference;
 
+#[doc(hidden)]
+pub use chunk::{Chunk, chunks, filled};
+
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::op::Op;
 use crate::ops::gated_delta::{self, GatedDelta, check_heads};
