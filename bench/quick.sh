@@ -2,9 +2,10 @@
 # Runs every script of bench/ and every bench of cargo once, with small sizes: quick.sh [PROGRAM]
 #
 # It shows that the documented commands work with the program as it is; the times that they print mean nothing. `.ci/run`
-# calls it. PROGRAM is target/release/march unless named, and is not built here; the benches of cargo are. PEERS_PYTHON
-# names a Python that has peers/requirements.txt; without it, one is set up in target/peers-venv (about two minutes and,
-# on Linux, where PyPI's torch brings CUDA's libraries, 5 GB). No GPU is needed: peers/gpu.py then runs on the processor.
+# calls it. PROGRAM is target/release/march unless named, and is not built here; the benches of cargo are, with FEATURES,
+# those of a build whose libraries they can use. PEERS_PYTHON names a Python that has peers/requirements.txt; without it,
+# one is set up in target/peers-venv (about two minutes and, on Linux, where PyPI's torch brings CUDA's libraries, 5 GB).
+# No GPU is needed: peers/gpu.py then runs on the processor.
 # Not run: bench/serve.py --llama, which needs llama-cpp-python.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/peers"
@@ -36,8 +37,8 @@ run bench/peers/run.sh "$march" --quick
 run "$python" bench/peers/train_step.py --check crates/cli/golden
 run "$python" bench/peers/gpu.py "$march" --quick
 run "$python" crates/lab/src/reproduce/efficiency/peers.py --lengths 64,128 --seconds 0.01
-run cargo bench -q --workspace --bench decode -- --only prefill
-run cargo bench -q --workspace --bench eval -- --quick --peer "$work/requests.json"
+run cargo bench -q --workspace --features "${FEATURES:-}" --bench decode -- --only prefill
+run cargo bench -q --workspace --features "${FEATURES:-}" --bench eval -- --quick --peer "$work/requests.json"
 "$march" init --config tiny/gdn --output "$work/tiny-gdn" > "$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 run "$python" bench/peers/eval.py "$work/tiny-gdn" "$work/requests.json" --quick
 run "$python" bench/peers/llama_gguf.py "$work/llama.gguf"

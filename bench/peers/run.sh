@@ -29,7 +29,7 @@ find_python "${PEERS_PYTHON:-}" peers
 
 results="$(mktemp -d)"
 trap 'rm -rf "$results"' EXIT
-(cd "$root" && cargo bench -q --workspace --bench engine -- "${quick[@]}" --json "$results/march.json" >&2)
+(cd "$root" && cargo bench -q --workspace --features "${FEATURES:-}" --bench engine -- "${quick[@]}" --json "$results/march.json" >&2)
 "$python" -W ignore "$here/engine.py" --check >&2
 "$python" -W ignore "$here/engine.py" --threads "$threads" "${quick[@]}" > "$results/torch.json"
 "$python" "$here/table.py" "$results/march.json" "$results/torch.json"
