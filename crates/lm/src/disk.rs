@@ -73,6 +73,36 @@ pub fn sync_folder(folder: &Path) -> Result<()> {
     }
 }
 
+/// The contents of a file; `None` if there is none.
+pub(crate) fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some).map_err(Error::io(path, "read")),
+    }
+}
+
+/// Fills `bytes` from a file, beginning at a byte of it, for any number of threads.
+pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], start: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, bytes, start);
+    #[cfg(not(unix))]
+    {
+        use std::io::{Read, Seek};
+        /// Serialises reads, because reading moves the file's position.
+        static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut file = file;
+        file.seek(io::SeekFrom::Start(start))?;
+        file.read_exact(bytes)
+    }
+}
+
+/// Whether a name is that of a file in a folder, not a path that leads elsewhere.
+pub(crate) fn is_file_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(std::path::Component::Normal(_)), None))
+}
+
 /// Removes a file, if there is one.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {

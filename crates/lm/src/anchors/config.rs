@@ -1,31 +1,25 @@
 //! The `[memory]` section of a configuration file, which has the same keys as a checkpoint's `config.json`.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Placement, Policy, Retention, Storage};
+use super::{Placement, Policy, Retention, Storage, text};
 use crate::config::{Document, keys_of};
 use crate::error::Result;
 
 /// How anchors are kept and placed: the part of a policy that the model's own interval and routing do not determine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct MemoryConfig {
     /// Which anchors survive the next boundary, in training as well; all by default.
+    #[serde(with = "text")]
     pub retention: Retention,
     /// Where anchors are placed, in training as well; periodic by default.
+    #[serde(with = "text")]
     pub placement: Placement,
     /// The precision of kept states during decoding; f32 by default.
+    #[serde(with = "text")]
     pub storage: Storage,
-}
-
-/// The keys as they appear in a file; an omitted key has its default.
-#[derive(Serialize, Deserialize)]
-struct MemoryText {
-    retention: Option<String>,
-    placement: Option<String>,
-    storage: Option<String>,
 }
 
 impl MemoryConfig {
@@ -38,20 +32,7 @@ impl MemoryConfig {
     /// Takes the keys from a document, for a model whose mixer has the policy `own`. A mixer without anchors has no
     /// policy; only the default settings are valid for it.
     pub(crate) fn read(document: &mut Document, own: Option<Policy>, model_type: &str) -> Result<Self> {
-        fn setting<T: FromStr<Err = String> + Default>(
-            document: &Document,
-            key: &str,
-            text: Option<String>,
-        ) -> Result<T> {
-            let parsed = text.map(|text| text.parse()).transpose();
-            Ok(parsed.map_err(|error| document.error(key, error))?.unwrap_or_default())
-        }
-        let text: MemoryText = document.keys()?;
-        let config = Self {
-            retention: setting(document, "retention", text.retention)?,
-            placement: setting(document, "placement", text.placement)?,
-            storage: setting(document, "storage", text.storage)?,
-        };
+        let config: Self = document.keys()?;
         let Some(own) = own else {
             let defaults = Self::default().keys();
             return match config.keys().into_iter().find(|(key, value)| defaults.get(key) != Some(value)) {
@@ -72,10 +53,6 @@ impl MemoryConfig {
 
     /// All keys and their values.
     pub(crate) fn keys(&self) -> Map<String, Value> {
-        keys_of(&MemoryText {
-            retention: Some(self.retention.to_string()),
-            placement: Some(self.placement.to_string()),
-            storage: Some(self.storage.to_string()),
-        })
+        keys_of(self)
     }
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 use march_engine::checksum;
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{Seal, seal, unseal};
+use crate::disk::{Seal, read_if_present, seal, unseal};
 use crate::error::{Error, Result};
 
 /// The name of the file with the checksums.
@@ -53,11 +53,7 @@ impl Checksums {
     /// Reads the list of a folder; `None` if there is no such file.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(CHECKSUMS_FILE);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(&path, "read")(error)),
-        };
+        let Some(bytes) = read_if_present(&path)? else { return Ok(None) };
         let damaged = |what: &str| {
             let remedy = "restore the folder from a copy, or delete this file to load the folder unchecked";
             Error::damaged(&path, format!("{what}; {remedy}"))
@@ -79,13 +75,9 @@ impl Checksums {
     }
 
     /// Rejects a folder in which a listed file is missing or has another size, or in which a file other than a tensor
-    /// file has changed. Tensor files are verified while they are loaded. Files that only training needs are checked
-    /// only if the folder is opened for `training`.
-    pub fn check_folder(&self, folder: &Path, training: bool) -> Result<()> {
-        self.check(folder, false, training)
-    }
-
-    fn check(&self, folder: &Path, tensors: bool, training: bool) -> Result<()> {
+    /// file has changed; with `tensors`, also in which a tensor file has changed, which loading finds as well. Files
+    /// that only training needs are checked only if the folder is opened for `training`.
+    pub fn check(&self, folder: &Path, tensors: bool, training: bool) -> Result<()> {
         for (name, sum) in &self.files {
             if !training && TRAINING_FILES.contains(&name.as_str()) {
                 continue;

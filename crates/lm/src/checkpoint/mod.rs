@@ -19,7 +19,7 @@ mod write;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, ParameterSpec};
@@ -28,7 +28,7 @@ use self::checksums::Checksums;
 pub use self::checksums::{CHECKSUMS_FILE, verify_folder};
 use self::read::TensorFile;
 pub use self::write::{NewFolder, save};
-use crate::disk::header::Entry;
+use crate::disk::{header::Entry, is_file_name};
 
 /// Maximum bytes of tensors per file, unless a single tensor is larger.
 pub const SHARD_BYTES: usize = 5_000_000_000;
@@ -79,7 +79,7 @@ impl Checkpoint {
         }
         let checksums = Checksums::read(folder)?;
         if let Some(checksums) = &checksums {
-            checksums.check_folder(folder, training)?;
+            checksums.check(folder, false, training)?;
         }
         let config = read_config(&folder.join(CONFIG_FILE))?;
         let model = folder.join(MODEL_FILE);
@@ -127,8 +127,7 @@ impl Checkpoint {
                 Some(&place) => place,
                 None => {
                     let path = folder.join(name);
-                    let mut parts = Path::new(name).components();
-                    let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+                    let plain = is_file_name(name);
                     if !plain || !path.is_file() {
                         let wrong = if plain { "is missing" } else { "is not a file name in the folder" };
                         let message = format!("names `{name}` for tensor `{tensor}`, which {wrong}");

@@ -98,6 +98,10 @@ impl Document {
         }
         let path = error.path().to_string();
         let key = path.split(['.', '[']).next().unwrap_or_default();
+        // The types with a text form explain by themselves what they must be.
+        if message.starts_with("is `") {
+            return self.error(key, message);
+        }
         let (kind, is_choice) = plain_kind(&message);
         let value = match self.get(key) {
             Some(Value::String(text)) if is_choice => format!("`{text}`"),

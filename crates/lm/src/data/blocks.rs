@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use march_engine::checksum;
 
+use crate::disk::read_exact_at;
 use crate::error::{Error, Result};
 
 /// Bytes per block; a whole number of tokens.
@@ -124,25 +125,11 @@ fn read(file: &File, path: &Path, range: Range<u64>, out: &mut Vec<u8>) -> Resul
     let length = usize::try_from(range.end.saturating_sub(range.start));
     out.clear();
     out.resize(length.map_err(|_| Error::Request("the range does not fit into memory".into()))?, 0);
-    read_at(file, path, out, range.start).map_err(|error| match error.kind() {
+    read_exact_at(file, out, range.start).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => {
             let message = format!("is damaged: it ends before byte {}; copy it again", range.end);
             Error::damaged(path, message)
         }
         _ => Error::io(path, "read")(error),
     })
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, _: &Path, out: &mut [u8], from: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, out, from)
-}
-
-/// Uses a separate handle, because threads share the position of this one.
-#[cfg(not(unix))]
-fn read_at(_: &File, path: &Path, out: &mut [u8], from: u64) -> io::Result<()> {
-    use std::io::{Read, Seek};
-    let mut file = File::open(path)?;
-    file.seek(io::SeekFrom::Start(from))?;
-    file.read_exact(out)
 }

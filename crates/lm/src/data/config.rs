@@ -117,45 +117,43 @@ impl DataConfig {
     /// Rejects invalid values.
     pub fn check(&self) -> std::result::Result<(), Contradiction> {
         within("sequence_length", self.sequence_length as u64, 1..=LONGEST_SEQUENCE)?;
-        match (self.kind, &self.path) {
-            (DataKind::Builtin, Some(_)) => {
-                let message = "is set, but the built-in text needs none; remove it or set `kind`";
-                return Err(("path", message.into()));
+        let missing = |kind: &str, what: &str, example: &str| {
+            Err((
+                "path",
+                format!(
+                    "is missing in [data]: `kind = \"{kind}\"` needs {what}; set it with `--set data.path={example}`, or \
+                 with `path = \"{example}\"` in a file"
+                ),
+            ))
+        };
+        let needless = |what: &str| Err(("path", format!("is set, but {what}")));
+        let not_valid = |error: Error| ("task", format!("is not valid: {error}"));
+        match (self.kind, &self.path, &self.task) {
+            (DataKind::Builtin, Some(_), _) => {
+                return needless("the built-in text needs none; remove it or set `kind`");
             }
-            (DataKind::Shards, None) => {
-                let message = "is missing in [data]: `kind = \"shards\"` needs the folder that `march data prepare` \
-                               wrote; set it with `--set data.path=DIR`, or with `path = \"DIR\"` in a file";
-                return Err(("path", message.into()));
+            (DataKind::Shards, None, _) => {
+                return missing("shards", "the folder that `march data prepare` wrote", "DIR");
             }
-            (DataKind::Batches, None) => {
-                let message = "is missing in [data]: `kind = \"batches\"` needs a JSON file of batches; set it with \
-                               `--set data.path=FILE`, or with `path = \"FILE\"` in a file";
-                return Err(("path", message.into()));
+            (DataKind::Batches, None, _) => return missing("batches", "a JSON file of batches", "FILE"),
+            (DataKind::Recall, _, None) => {
+                return Err(("task", "is missing; `kind = \"recall\"` needs it, such as `mqar`".into()));
             }
-            (DataKind::Recall, path) => {
-                let Some(task) = &self.task else {
-                    return Err(("task", "is missing; `kind = \"recall\"` needs it, such as `mqar`".into()));
-                };
-                if path.is_some() {
-                    return Err(("path", "is set, but a task makes its own sequences; remove it".into()));
-                }
-                let opened = recall::Task::open(task, Some(self.sequence_length));
-                opened.map_err(|error| ("task", format!("is not valid: {error}")))?;
+            (DataKind::Recall, Some(_), _) => {
+                return needless("a task makes its own sequences; remove it");
             }
-            (DataKind::Needles, Some(_)) => {
-                return Err(("path", "is set, but lessons with needles need none; remove it".into()));
+            (DataKind::Recall, None, Some(task)) => {
+                recall::Task::open(task, Some(self.sequence_length)).map_err(not_valid)?;
             }
-            (DataKind::Needles, None) => {
-                if let Some(tasks) = &self.task {
-                    let opened = needles::Task::list(tasks);
-                    opened.map_err(|error| ("task", format!("is not valid: {error}")))?;
-                }
+            (DataKind::Needles, Some(_), _) => return needless("lessons with needles need none; remove it"),
+            (DataKind::Needles, None, Some(tasks)) => {
+                needles::Task::list(tasks).map_err(not_valid)?;
             }
-            (DataKind::Builtin, None) | (DataKind::Shards | DataKind::Batches, Some(_)) => {}
-        }
-        if self.task.is_some() && !matches!(self.kind, DataKind::Recall | DataKind::Needles) {
-            let message = "is set, but only `kind = \"recall\"` and `kind = \"needles\"` have one; remove it or set `kind`";
-            return Err(("task", message.into()));
+            (_, _, Some(_)) => {
+                let message = "is set, but only `kind = \"recall\"` and `kind = \"needles\"` have one; remove it or set `kind`";
+                return Err(("task", message.into()));
+            }
+            _ => {}
         }
         match self.text_share {
             Some(_) if self.kind != DataKind::Needles => {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::fs;
 use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
@@ -154,8 +154,7 @@ impl Shards {
         let mut shards = Vec::with_capacity(meta.shards.len());
         let mut start = 0u64;
         for ShardMeta { file, tokens, checksums } in &meta.shards {
-            let mut parts = Path::new(file).components();
-            if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+            if !disk::is_file_name(file) {
                 return wrong(format!("names the shard `{file}`, which is not a file name in the folder"));
             }
             let path = folder.join(file);

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::path::PathBuf;
 
-use super::text::{self, Documents, Record};
+use super::text::{self, Record};
 use crate::error::{Error, Result};
 use crate::tokenizer::{BYTE_END_OF_TEXT, END_OF_TEXT, Tokenizer, byte_level_json, words};
 
@@ -55,7 +55,7 @@ fn count_words(
     let mut counts: HashMap<Box<str>, u64> = HashMap::new();
     let mut done = 0;
     for (file, size) in files.iter().zip(sizes) {
-        let mut documents = Documents::open(file, text_column)?;
+        let mut documents = text::open(file, text_column)?;
         while let Some(record) = documents.read()? {
             let text = match record {
                 Record::Document(text) => text,

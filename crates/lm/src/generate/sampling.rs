@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use rand_chacha::rand_core::Rng;
 
+use super::most_probable;
 use crate::config::Contradiction;
 use crate::error::{Error, Result};
 
@@ -111,14 +112,12 @@ impl Sampling {
     /// The tokens that top-k and top-p allow; if they exclude none, in the order of their ids.
     fn candidates(&self, logits: &[f32], weight: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-        let order = |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
         if let Some(k) = self.top_k.filter(|&k| k < ids.len()) {
-            ids.select_nth_unstable_by(k, order);
-            ids.truncate(k);
-            ids.sort_unstable_by(order);
+            ids = most_probable(logits, k).collect();
+        } else if self.top_p < 1.0 {
+            ids = most_probable(logits, ids.len()).collect();
         }
         if self.top_p < 1.0 {
-            ids.sort_unstable_by(order);
             let enough = self.top_p * ids.iter().map(|&id| weight(id)).sum::<f64>();
             let mut sum = 0.0;
             let reaches = |&id: &u32| {

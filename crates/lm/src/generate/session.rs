@@ -77,10 +77,14 @@ impl Text {
     /// Writes what the bank has read to a file, as [`StateBank::append`] does, together with what is needed to continue
     /// from there without a new token. Unread tokens are not saved: the caller must append them again after loading.
     pub fn save(&self, path: &Path, tag: &BankTag) -> Result<()> {
-        let logits = self.logits.as_ref().filter(|_| self.unread.is_empty());
         let recent = || self.recent.iter().copied().collect();
-        let ending = logits.map(|logits| Ending { logits: logits.clone(), recent: recent() });
+        let ending = self.next_logits().map(|logits| Ending { logits: logits.to_vec(), recent: recent() });
         self.bank.append(ending.as_ref(), path, tag)
+    }
+
+    /// The logits of the next token, once the bank has read the whole text.
+    fn next_logits(&self) -> Option<&[f32]> {
+        self.logits.as_deref().filter(|_| self.unread.is_empty())
     }
 
     pub(super) fn append(&mut self, ids: &[u32], remember: usize) {
@@ -199,18 +203,18 @@ impl Session {
 
     /// Whether the model has read the whole text, so that the next token can be sampled.
     pub fn is_ready(&self) -> bool {
-        self.text.unread.is_empty() && self.text.logits.is_some()
+        self.logits().is_some()
     }
 
     /// The logits of the next token, once the model has read the whole text.
     pub fn logits(&self) -> Option<&[f32]> {
-        self.text.logits.as_deref().filter(|_| self.text.unread.is_empty())
+        self.text.next_logits()
     }
 
     /// Samples the next token without changing the text.
     pub fn draw(&mut self) -> Result<u32> {
-        let Text { logits, recent, bank, unread } = &self.text;
-        let Some(logits) = logits.as_ref().filter(|_| unread.is_empty()) else {
+        let Text { recent, bank, .. } = &self.text;
+        let Some(logits) = self.text.next_logits() else {
             let message = "there are no logits to sample from: the model must first read at least one token";
             return Err(Error::Request(message.into()));
         };

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use march_engine::ops::anchor_read::Storage;
 
 use super::StateBank;
-use super::file::storage_name;
 use crate::anchors::{Anchor, Placement, Retention};
 use crate::error::{Error, Result};
 
@@ -55,10 +54,7 @@ impl StateBank {
         self.timeline.recent.clear();
         let mut why = Vec::new();
         if storage != Storage::F32 {
-            why.push(format!(
-                "anchor {ordinal} was stored as {}, so the restored state is rounded",
-                storage_name(storage)
-            ));
+            why.push(format!("anchor {ordinal} was stored as {storage}, so the restored state is rounded"));
         }
         if then > place + 1 {
             why.push(format!("{} of the {then} anchors kept at that point are gone", then - place - 1));

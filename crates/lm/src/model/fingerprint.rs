@@ -3,10 +3,10 @@
 //! thousand per tensor are enough to distinguish two models.
 
 use march_engine::Tensor;
-use sha2::{Digest, Sha256};
 
 use super::{Model, ModelConfig, ParameterSpec};
 use crate::error::Result;
+use crate::tokenizer::sha256;
 
 /// Number of rows sampled per tensor, and of numbers sampled per row.
 const ROWS: usize = 16;
@@ -32,19 +32,16 @@ fn fingerprint(
     layout: &[ParameterSpec],
     mut row: impl FnMut(usize, usize, &[usize]) -> Result<Vec<f32>>,
 ) -> Result<String> {
-    let mut hash = Sha256::new();
-    hash.update(config.identity());
+    let mut bytes = config.identity().into_bytes();
     for (i, ParameterSpec { name, shape, .. }) in layout.iter().enumerate() {
-        hash.update(format!("{name} {shape:?}\n"));
+        bytes.extend_from_slice(format!("{name} {shape:?}\n").as_bytes());
         let (rows, width) = rows_of(shape);
         let columns: Vec<usize> = spread(width, COLUMNS).collect();
         for r in spread(rows, ROWS) {
-            for number in row(i, r, &columns)? {
-                hash.update(number.to_le_bytes());
-            }
+            bytes.extend(row(i, r, &columns)?.iter().flat_map(|number| number.to_le_bytes()));
         }
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(sha256(&bytes))
 }
 
 impl Model {

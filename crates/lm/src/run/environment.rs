@@ -2,8 +2,6 @@
 //! resumed, one per line, each with its checksum. It is not part of a checkpoint, which depends on the configuration
 //! and the data alone.
 
-use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -83,11 +81,8 @@ fn understood<T>(path: &Path, parsed: serde_json::Result<T>) -> Result<T> {
 /// Each session as a line with its checksum, and as a value.
 fn read(path: &Path) -> Result<Vec<(String, Value)>> {
     let damaged = |what: String| Error::damaged(path, format!("{what}; move it away to start a new one"));
-    let text = match fs::read(path) {
-        Ok(bytes) => String::from_utf8(bytes).map_err(|_| damaged("is damaged: it is not UTF-8".into()))?,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Error::io(path, "read")(error)),
-    };
+    let Some(bytes) = disk::read_if_present(path)? else { return Ok(Vec::new()) };
+    let text = String::from_utf8(bytes).map_err(|_| damaged("is damaged: it is not UTF-8".into()))?;
     let sessions: Vec<Map<String, Value>> = understood(path, serde_json::from_str(&text))?;
     // The brackets of the array are on separate lines.
     let lines = || text.lines().zip(1..).filter(|(line, _)| line.contains('{'));

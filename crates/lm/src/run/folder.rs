@@ -163,11 +163,7 @@ impl Folder {
     /// later lines are removed as well.
     pub fn discard_metrics_after(&self, step: u64, expected: Option<u64>, pending: bool) -> Result<u64> {
         let path = self.metrics();
-        let whole = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-            Err(error) => return Err(Error::io(&path, "read")(error)),
-        };
+        let Some(whole) = disk::read_if_present(&path)? else { return Ok(0) };
         let lines = read_metrics(&path)?;
         let (mut kept, mut discarded): (Vec<&Value>, Vec<&Value>) =
             lines.iter().partition(|line| line["step"].as_u64().is_some_and(|at| at <= step));

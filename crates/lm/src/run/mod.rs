@@ -109,18 +109,16 @@ pub struct Run {
     options: RunOptions,
 }
 
-/// Everything that a run needs before it has a folder.
-struct RunParts {
-    trainer: Trainer,
-    loader: Loader,
-    validation: Option<Loader>,
-    tokenizer: Tokenizer,
-}
-
-impl RunParts {
-    /// Opens the data and creates a trainer before its first step.
-    fn new(device: &Device, config: &Config, options: &RunOptions, ranks: Box<dyn Ranks>) -> Result<Self> {
-        let Config { model, data, train } = config;
+impl Run {
+    /// Opens the data, creates a trainer before its first step, and then opens the folder.
+    fn new(
+        device: &Device,
+        config: Config,
+        options: RunOptions,
+        ranks: Box<dyn Ranks>,
+        folder: impl FnOnce() -> Result<Folder>,
+    ) -> Result<Self> {
+        let Config { model, data, train } = &config;
         let Sources { training, validation, tokenizer } =
             Sources::open(data, train.seed, train.validation_sequences)?;
         let shuffle = (data.shuffle && data.kind.is_text()).then_some(train.seed);
@@ -167,11 +165,20 @@ impl RunParts {
             Settings { policy, recompute: train.recompute == Recompute::On, ..Settings::default() };
         let trainer = Trainer::new(architecture, parameters, settings, train.clone(), data.sequence_length)?
             .with_ranks(ranks)?;
-        Ok(Self { trainer, loader, validation, tokenizer })
+        Ok(Self {
+            folder: folder()?,
+            config,
+            trainer,
+            loader,
+            validation,
+            tokenizer,
+            progress: Progress::default(),
+            record: None,
+            restored: false,
+            options,
+        })
     }
-}
 
-impl Run {
     /// Starts a run in a new folder. Everything that determines its result is in the folder before the first step.
     pub fn create(
         device: &Device,
@@ -192,23 +199,19 @@ impl Run {
         if let Some(from) = &options.init_from {
             start::adapt(&mut config, from, options.upcycle_null_bias)?;
         }
-        let parts = RunParts::new(device, &config, &options, ranks)?;
-        let own = Folder::create(folder, writes)?;
+        let mut run = Self::new(device, config, options, ranks, || Folder::create(folder, writes))?;
         // Another process may have started one in the meantime.
         refuse_run()?;
         if writes {
-            match own.checkpoints()?.as_slice() {
+            match run.folder.checkpoints()?.as_slice() {
                 [] => {}
                 // Left by a run that was killed before its record was written.
-                [(0, _)] => own.prune(0)?,
+                [(0, _)] => run.folder.prune(0)?,
                 _ => {
                     let message = format!("has checkpoints but no `{CONFIG_FILE}`; choose another folder");
                     return Err(Error::file(folder, message));
                 }
             }
-        }
-        let mut run = Self::new(config, own, options, parts);
-        if writes {
             let init_from = run.options.init_from.clone();
             if init_from.is_some() {
                 run.save()?;
@@ -238,8 +241,7 @@ impl Run {
         let mut config = Record::config(folder, record.as_ref(), &options.settings)?;
         follow_data(&mut config.data, folder);
         config.data.make_absolute()?;
-        let parts = RunParts::new(device, &config, &options, ranks)?;
-        let mut run = Self::new(config, own, options, parts);
+        let mut run = Self::new(device, config, options, ranks, || Ok(own))?;
         let (data, validation) = run.fingerprints()?;
         if let Some(record) = &record {
             record.check_data(&run.config.data, &data, validation.as_deref())?;
@@ -334,23 +336,6 @@ impl Run {
         let tokenizer = self.tokenizer.hash();
         let data = format!("{} {}", of(&self.loader)?, &tokenizer[..16.min(tokenizer.len())]);
         Ok((data, self.validation.as_ref().map(of).transpose()?))
-    }
-
-    fn new(config: Config, folder: Folder, options: RunOptions, parts: RunParts) -> Self {
-        let RunParts { trainer, loader, validation, tokenizer } = parts;
-        let progress = Progress::default();
-        Self {
-            config,
-            folder,
-            trainer,
-            loader,
-            validation,
-            tokenizer,
-            progress,
-            record: None,
-            restored: false,
-            options,
-        }
     }
 
     /// The configuration.

@@ -2,8 +2,6 @@
 //! the first step and carries a checksum, so that a run either resumes with the same settings and data or reports what
 //! differs.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -72,11 +70,8 @@ impl Record {
     /// Reads the record of a run; `None` for a run of an earlier version of the program.
     pub fn read(run: &Path) -> Result<Option<Self>> {
         let path = run.join(RECORD_FILE);
-        let text = match fs::read(&path) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(&path, "read")(error)),
-        };
+        let Some(bytes) = disk::read_if_present(&path)? else { return Ok(None) };
+        let text = String::from_utf8_lossy(&bytes).into_owned();
         if unseal(&text) != Seal::Sealed {
             let message = format!(
                 "is damaged: it does not have the checksum that was written with it; restore it from a copy, or \

@@ -1,7 +1,6 @@
 //! The checksum next to a `tokenizer.json`: `tokenizer.json.sha256`, in the format of `sha256sum`. It cannot be inside
 //! the file, because other tools reject unknown keys.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::sha256;
@@ -25,11 +24,8 @@ pub(super) fn write(path: &Path, contents: &[u8]) -> Result<()> {
 /// both files may have been renamed.
 pub(super) fn compare(path: &Path, contents: &[u8]) -> Result<()> {
     let beside = beside(path);
-    let text = match std::fs::read(&beside) {
-        Ok(bytes) => String::from_utf8(bytes).unwrap_or_default(),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(Error::io(&beside, "read")(error)),
-    };
+    let Some(bytes) = disk::read_if_present(&beside)? else { return Ok(()) };
+    let text = String::from_utf8(bytes).unwrap_or_default();
     let sum = text.split_whitespace().next().unwrap_or_default();
     if sum.len() != 64 || !sum.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         let message = format!(

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use march_lm::data::text::{Documents, Format, Record};
+use march_lm::data::text::{self, Format, Record};
 use parquet::basic::{Compression, GzipLevel, ZstdLevel};
 
 use super::{damaged, folder, gzip, json_lines, message, parquet_file, write, zstandard};
@@ -11,7 +11,7 @@ const DOCUMENTS: [&str; 5] = ["First.\nOf two lines.", "", "naïve 中 🦀 \"qu
 
 /// All records of a file from a place on: documents, or what is wrong.
 fn read_from(path: &Path, place: u64) -> march_lm::Result<Vec<std::result::Result<String, String>>> {
-    let mut documents = Documents::open(path, "text")?;
+    let mut documents = text::open(path, "text")?;
     documents.skip_to(place)?;
     let mut records = Vec::new();
     while let Some(record) = documents.read()? {
@@ -54,7 +54,7 @@ fn every_format_gives_the_documents() {
         let records = read_from(&file, 0).unwrap();
         let expected: Vec<_> = DOCUMENTS.iter().map(|text| Ok(text.to_string())).collect();
         assert_eq!(records, expected, "{}", file.display());
-        let mut documents = Documents::open(&file, "text").unwrap();
+        let mut documents = text::open(&file, "text").unwrap();
         for place in 0..=DOCUMENTS.len() {
             assert_eq!(read_from(&file, documents.place()).unwrap(), expected[place..], "{}", file.display());
             documents.read().unwrap();
@@ -140,11 +140,8 @@ fn files_that_cannot_be_read_say_so() {
     let file = write(&folder.join("few.jsonl"), "{\"text\": \"a\"}\n");
     message(read_from(&file, 5), &["few.jsonl", "1 lines", "changed"]);
     let file = parquet_file(&folder.join("t.parquet"), &rows(), 2, Compression::SNAPPY);
-    message(
-        Documents::open(&file, "body").map(|_| ()),
-        &["no column `body`", "`id`, `text`", "--text-column"],
-    );
-    message(Documents::open(&file, "id").map(|_| ()), &["column `id` holds INT32"]);
+    message(text::open(&file, "body").map(|_| ()), &["no column `body`", "`id`, `text`", "--text-column"]);
+    message(text::open(&file, "id").map(|_| ()), &["column `id` holds INT32"]);
     let bytes = std::fs::read(&file).unwrap();
     let file = write(&file, &bytes[..bytes.len() - 9]);
     message(read_from(&file, 0), &["t.parquet", "is not a Parquet file"]);

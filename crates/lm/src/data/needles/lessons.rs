@@ -1,13 +1,12 @@
 //! Needle prompts with their answers as training sequences, mixed with plain text.
 
 use march_engine::ops::cross_entropy::IGNORE;
-use sha2::{Digest, Sha256};
 
 use super::super::loader::fingerprint;
 use super::super::recall::Random;
 use super::super::{Source, builtin, split};
 use super::words::Items;
-use super::{Drawn, Essay, Haystack, Needles, Place, Task, listed};
+use super::{Drawn, Essay, Haystack, Needles, Place, Task, listed, seed_of};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
@@ -67,8 +66,7 @@ const AGAIN: usize = 1000;
 
 /// The seed of a stream of random numbers. Those of evaluation are hashes of texts that begin with a haystack.
 fn stream(what: &str, seed: u64) -> u64 {
-    let hash = Sha256::digest(format!("needle lessons: {what} {seed}"));
-    hash.iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte))
+    seed_of(&format!("needle lessons: {what} {seed}"))
 }
 
 impl NeedleSource {

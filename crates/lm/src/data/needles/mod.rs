@@ -214,8 +214,7 @@ impl Needles {
             Haystack::Needles => "needles",
         };
         let (key, value) = (key.plural(), value.plural());
-        let hash = Sha256::digest(format!("{haystack} {key} {value} {keys} {values} {queries} {seed}"));
-        hash.iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte))
+        seed_of(&format!("{haystack} {key} {value} {keys} {values} {queries} {seed}"))
     }
 
     /// Draws a sample with a haystack of a given size. What does not depend on the size is drawn first, so
@@ -326,6 +325,11 @@ impl Needles {
              The special magic {what} for {query} mentioned in the provided text {are}"
         )
     }
+}
+
+/// The seed of random numbers that depends on a text.
+fn seed_of(text: &str) -> u64 {
+    Sha256::digest(text).iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
 /// "a, b, and c"

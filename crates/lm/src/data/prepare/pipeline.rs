@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use super::Options;
 use super::progress::SourceProgress;
-use crate::data::text::{Documents, Record};
+use crate::data::text::{self, Record};
 use crate::error::{Error, Result};
 use crate::tokenizer::{Encoder, Tokenizer};
 
@@ -154,7 +154,7 @@ impl Reader<'_> {
     /// Reads one file, from where its batch says.
     fn read(&mut self, path: &Path, batch: &mut PartialBatch) -> std::result::Result<(), Stop> {
         let options = self.pipeline.options;
-        let mut documents = Documents::open(path, &options.text_column)?;
+        let mut documents = text::open(path, &options.text_column)?;
         documents.skip_to(batch.progress.records)?;
         // The first document may be a long one of which some parts are done.
         let mut done = batch.progress.parts;

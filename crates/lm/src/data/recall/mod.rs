@@ -57,26 +57,20 @@ pub struct Example {
 }
 
 /// A task of given sizes.
-pub trait Recall: Send + Sync {
-    /// T, the number of tokens per sequence.
-    fn length(&self) -> usize;
+struct Recall {
+    length: usize,
+    questions: usize,
+    answers: usize,
+    vocabulary: Vec<String>,
+    /// Draws a sequence, which may be easier in training.
+    draw: Box<dyn Fn(&mut Random, Use) -> Example + Send + Sync>,
+}
 
-    /// Questions per sequence; a training sequence may have fewer.
-    fn questions(&self) -> usize;
-
-    /// The number of possible answers; guessing is right once in that many.
-    fn answers(&self) -> usize;
-
-    /// The names of the tokens by id, without white space.
-    fn vocabulary(&self) -> Vec<String>;
-
-    /// Draws a sequence.
-    fn example(&self, random: &mut Random) -> Example;
-
-    /// Draws a training sequence, which may be easier than evaluation sequences.
-    fn lesson(&self, random: &mut Random) -> Example {
-        self.example(random)
-    }
+/// What a sequence is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Training,
+    Evaluation,
 }
 
 /// A kind of task, independent of its sizes.
@@ -88,7 +82,7 @@ pub struct Kind {
     /// Its sizes with their defaults.
     pub sizes: &'static [Size],
     /// Builds the task with the given sizes; sequences have the requested length, or the shortest possible one.
-    build: fn(&Sizes, Option<usize>) -> Result<Box<dyn Recall>>,
+    build: fn(&Sizes, Option<usize>) -> Result<Recall>,
 }
 
 /// All tasks.
@@ -98,7 +92,7 @@ pub const TASKS: [&Kind; 3] = [&mqar::KIND, &versioned::KIND, &needle::KIND];
 #[derive(Clone)]
 pub struct Task {
     sizes: Sizes,
-    recall: Arc<dyn Recall>,
+    recall: Arc<Recall>,
 }
 
 impl Task {
@@ -111,7 +105,7 @@ impl Task {
         };
         let sizes = Sizes::read(kind, text)?;
         let recall = (kind.build)(&sizes, length)?;
-        Ok(Self { sizes, recall: recall.into() })
+        Ok(Self { sizes, recall: Arc::new(recall) })
     }
 
     /// The task and all of its sizes in text form.
@@ -129,22 +123,34 @@ impl Task {
         self.sizes.kind().name
     }
 
-    /// Training example i.
+    /// T, the number of tokens per sequence.
+    pub fn length(&self) -> usize {
+        self.recall.length
+    }
+
+    /// Questions per sequence; a training sequence may have fewer.
+    pub fn questions(&self) -> usize {
+        self.recall.questions
+    }
+
+    /// The number of possible answers; guessing is right once in that many.
+    pub fn answers(&self) -> usize {
+        self.recall.answers
+    }
+
+    /// The names of the tokens by id, without white space.
+    pub fn vocabulary(&self) -> Vec<String> {
+        self.recall.vocabulary.clone()
+    }
+
+    /// Training example i, which may be easier than those of evaluation.
     pub fn lesson(&self, seed: u64, index: u64) -> Example {
-        self.recall.lesson(&mut Random::new(seed, index.wrapping_mul(2)))
+        (self.recall.draw)(&mut Random::new(seed, index.wrapping_mul(2)), Use::Training)
     }
 
     /// Evaluation example i.
     pub fn asked(&self, seed: u64, index: u64) -> Example {
-        self.recall.example(&mut Random::new(seed, index.wrapping_mul(2).wrapping_add(1)))
-    }
-}
-
-impl std::ops::Deref for Task {
-    type Target = dyn Recall;
-
-    fn deref(&self) -> &Self::Target {
-        self.recall.as_ref()
+        (self.recall.draw)(&mut Random::new(seed, index.wrapping_mul(2).wrapping_add(1)), Use::Evaluation)
     }
 }
 
@@ -207,6 +213,13 @@ impl Source for RecallSource {
         let about = format!("{} {} {which}", self.task.text(), self.task.length());
         Ok(fingerprint(&about, &[&inputs, &targets]))
     }
+}
+
+/// The names of a vocabulary: one token, then for each letter so many with a number.
+fn named(first: &str, groups: &[(char, usize)]) -> Vec<String> {
+    let numbered =
+        groups.iter().flat_map(|&(letter, count)| (1..=count).map(move |i| format!("{letter}{i}")));
+    std::iter::once(first.to_string()).chain(numbered).collect()
 }
 
 /// Rejects a length below the minimum, and uses the minimum if none is given.

@@ -11,7 +11,7 @@
 //!
 //! With `fewest=n`, training sequences have n to N pairs, uniformly distributed, in sequences of the same length.
 
-use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
+use super::{Example, Kind, Question, Random, Recall, Size, Sizes, Use, at_least, named};
 use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
@@ -29,13 +29,11 @@ pub(super) const KIND: Kind = Kind {
 const POWER: f64 = 0.01;
 
 struct Mqar {
-    pairs: usize,
-    fewest: usize,
     vocabulary: usize,
     length: usize,
 }
 
-fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
+fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
     let (pairs, vocabulary) = (sizes.positive("pairs")?, sizes.get("vocabulary"));
     let keys = (vocabulary / 2).saturating_sub(1);
     if pairs > keys {
@@ -50,40 +48,18 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
         fewest if fewest <= pairs => fewest,
         fewest => return Err(sizes.refuse(format!("`fewest` is {fewest}, more than the {pairs} pairs"))),
     };
-    Ok(Box::new(Mqar { pairs, fewest, vocabulary, length: at_least(&KIND, length, 4 * pairs)? }))
-}
-
-impl Recall for Mqar {
-    fn length(&self) -> usize {
-        self.length
-    }
-
-    fn questions(&self) -> usize {
-        self.pairs
-    }
-
-    fn answers(&self) -> usize {
-        self.vocabulary - self.vocabulary / 2
-    }
-
-    fn vocabulary(&self) -> Vec<String> {
-        let half = self.vocabulary / 2;
-        let name = |id: usize| match id {
-            0 => "_".into(),
-            id if id < half => format!("k{id}"),
-            id => format!("v{}", id - half + 1),
-        };
-        (0..self.vocabulary).map(name).collect()
-    }
-
-    fn example(&self, random: &mut Random) -> Example {
-        self.with_pairs(self.pairs, random)
-    }
-
-    fn lesson(&self, random: &mut Random) -> Example {
-        let pairs = self.fewest + random.below(self.pairs - self.fewest + 1);
-        self.with_pairs(pairs, random)
-    }
+    let length = at_least(&KIND, length, 4 * pairs)?;
+    let (task, answers) = (Mqar { vocabulary, length }, vocabulary - vocabulary / 2);
+    Ok(Recall {
+        length,
+        questions: pairs,
+        answers,
+        vocabulary: named("_", &[('k', keys), ('v', answers)]),
+        draw: Box::new(move |random, purpose| match purpose {
+            Use::Evaluation => task.with_pairs(pairs, random),
+            Use::Training => task.with_pairs(fewest + random.below(pairs - fewest + 1), random),
+        }),
+    })
 }
 
 impl Mqar {

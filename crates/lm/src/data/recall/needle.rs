@@ -8,7 +8,7 @@
 //! - the text ends with `?` and the key; the value is expected right after it.
 
 use super::sizes::ANY;
-use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
+use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least, named};
 use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
@@ -31,7 +31,7 @@ struct Needle {
     length: usize,
 }
 
-fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
+fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
     let [keys, values, filler] =
         [sizes.positive("keys")?, sizes.positive("values")?, sizes.positive("filler")?];
     let depth = match sizes.get("depth") {
@@ -42,32 +42,17 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
         }
     };
     let length = at_least(&KIND, length, 4)?;
-    Ok(Box::new(Needle { keys, values, filler, depth, length }))
+    let task = Needle { keys, values, filler, depth, length };
+    Ok(Recall {
+        length,
+        questions: 1,
+        answers: values,
+        vocabulary: named("?", &[('k', keys), ('v', values), ('w', filler)]),
+        draw: Box::new(move |random, _| task.example(random)),
+    })
 }
 
-impl Recall for Needle {
-    fn length(&self) -> usize {
-        self.length
-    }
-
-    fn questions(&self) -> usize {
-        1
-    }
-
-    fn answers(&self) -> usize {
-        self.values
-    }
-
-    fn vocabulary(&self) -> Vec<String> {
-        let named = |letter: char, count: usize| (1..=count).map(move |i| format!("{letter}{i}"));
-        let question = std::iter::once("?".to_string());
-        question
-            .chain(named('k', self.keys))
-            .chain(named('v', self.values))
-            .chain(named('w', self.filler))
-            .collect()
-    }
-
+impl Needle {
     fn example(&self, random: &mut Random) -> Example {
         let words = self.length - 4;
         let at = match self.depth {

@@ -16,7 +16,7 @@
 //! A state that holds one value per key knows only the last document. A model that knows all values of a key but not
 //! which document each belongs to is right once in D.
 
-use super::{Example, Kind, Question, Random, Recall, Size, Sizes, at_least};
+use super::{Example, Kind, Question, Random, Recall, Size, Sizes, Use, at_least, named};
 use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
@@ -34,17 +34,17 @@ pub(super) const KIND: Kind = Kind {
 };
 
 struct Versioned {
-    documents: usize,
     keys: usize,
     values: usize,
     questions: usize,
     /// The number of names to draw from; 0 for names in order.
     names: usize,
-    fewest: usize,
+    /// The number of names in the vocabulary.
+    all_names: usize,
     length: usize,
 }
 
-fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
+fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
     let [documents, keys, values, questions] = [
         sizes.positive("documents")?,
         sizes.positive("keys")?,
@@ -69,25 +69,32 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Box<dyn Recall>> {
     };
     let least = documents * (1 + 2 * keys) + 2 * questions;
     let length = at_least(&KIND, length, least)?;
-    Ok(Box::new(Versioned { documents, keys, values, questions, names, fewest, length }))
+    let all_names = names.max(documents);
+    let task = Versioned { keys, values, questions, names, all_names, length };
+    Ok(Recall {
+        length,
+        questions,
+        answers: values,
+        vocabulary: named("_", &[('d', all_names), ('k', keys), ('v', values)]),
+        draw: Box::new(move |random, purpose| match (purpose, documents - fewest) {
+            // One fixed number draws nothing, so that sequences without `fewest` are what they always were.
+            (Use::Evaluation, _) | (_, 0) => task.with_documents(documents, random),
+            (Use::Training, more) => task.with_documents(fewest + random.below(more + 1), random),
+        }),
+    })
 }
 
 impl Versioned {
-    /// The number of document names in the vocabulary.
-    fn all_names(&self) -> usize {
-        self.names.max(self.documents)
-    }
-
     fn name(&self, number: usize) -> u32 {
         (1 + number) as u32
     }
 
     fn key(&self, number: usize) -> u32 {
-        (1 + self.all_names() + number) as u32
+        (1 + self.all_names + number) as u32
     }
 
     fn value(&self, number: usize) -> u32 {
-        (1 + self.all_names() + self.keys + number) as u32
+        (1 + self.all_names + self.keys + number) as u32
     }
 
     fn with_documents(&self, documents: usize, random: &mut Random) -> Example {
@@ -118,42 +125,5 @@ impl Versioned {
             }
         }
         Example { tokens, questions }
-    }
-}
-
-impl Recall for Versioned {
-    fn length(&self) -> usize {
-        self.length
-    }
-
-    fn questions(&self) -> usize {
-        self.questions
-    }
-
-    fn answers(&self) -> usize {
-        self.values
-    }
-
-    fn vocabulary(&self) -> Vec<String> {
-        let named = |letter: char, count: usize| (1..=count).map(move |i| format!("{letter}{i}"));
-        let blank = std::iter::once("_".to_string());
-        blank
-            .chain(named('d', self.all_names()))
-            .chain(named('k', self.keys))
-            .chain(named('v', self.values))
-            .collect()
-    }
-
-    fn example(&self, random: &mut Random) -> Example {
-        self.with_documents(self.documents, random)
-    }
-
-    fn lesson(&self, random: &mut Random) -> Example {
-        // One fixed number draws nothing, so that sequences without `fewest` are what they always were.
-        let documents = match self.documents - self.fewest {
-            0 => self.documents,
-            more => self.fewest + random.below(more + 1),
-        };
-        self.with_documents(documents, random)
     }
 }

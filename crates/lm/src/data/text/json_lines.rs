@@ -1,6 +1,7 @@
 //! One JSON object per line, with the text under one key.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{Record, Records};
+use super::{Documents, Record};
 use crate::error::{Error, Result};
 
 /// How a file is compressed.
@@ -43,7 +44,7 @@ pub(super) struct JsonLines {
 impl JsonLines {
     pub fn open(path: &Path, compression: Compression, key: &str) -> Result<Self> {
         let read = Arc::new(AtomicU64::new(0));
-        let file = CountingReader { inner: super::open(path)?, read: read.clone() };
+        let file = CountingReader { inner: open(path)?, read: read.clone() };
         let input = decompressed(path, file, compression)?;
         Ok(Self { path: path.into(), key: key.into(), input, line: 0, read, buffer: Vec::new() })
     }
@@ -65,7 +66,11 @@ impl JsonLines {
 
 /// The lines of a file, compressed or not.
 pub fn lines(path: &Path, compression: Compression) -> Result<Box<dyn BufRead + Send>> {
-    decompressed(path, super::open(path)?, compression)
+    decompressed(path, open(path)?, compression)
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(Error::io(path, "open"))
 }
 
 fn decompressed(
@@ -98,8 +103,8 @@ fn zstandard(path: &Path, _file: impl Read) -> Result<Box<dyn BufRead + Send>> {
     Err(super::missing(path, "zstd"))
 }
 
-impl Records for JsonLines {
-    fn next(&mut self) -> Result<Option<Record>> {
+impl Documents for JsonLines {
+    fn read(&mut self) -> Result<Option<Record>> {
         while self.read_line()? {
             let mut line = self.buffer.as_slice();
             if self.line == 1 {
@@ -120,7 +125,7 @@ impl Records for JsonLines {
         Ok(None)
     }
 
-    fn skip(&mut self, lines: u64) -> Result<()> {
+    fn skip_to(&mut self, lines: u64) -> Result<()> {
         while self.line < lines {
             if !self.read_line()? {
                 let message =

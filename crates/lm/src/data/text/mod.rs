@@ -5,7 +5,7 @@ mod json_lines;
 #[cfg(feature = "parquet")]
 mod table;
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use self::json_lines::JsonLines;
@@ -57,54 +57,29 @@ pub enum Record {
     Broken(Error),
 }
 
-/// A file that returns records one by one. A position in it is the number of lines or rows before it.
-trait Records: Send {
+/// The documents of one file, in order. A position in it is the number of lines or rows before it.
+pub trait Documents: Send {
     /// Returns the next record. After an error nothing more can be read.
-    fn next(&mut self) -> Result<Option<Record>>;
-    /// Moves to the position after `records` lines or rows.
-    fn skip(&mut self, records: u64) -> Result<()>;
+    fn read(&mut self) -> Result<Option<Record>>;
+    /// Moves to a position that [`Documents::place`] returned; only valid before anything is read.
+    fn skip_to(&mut self, place: u64) -> Result<()>;
     /// Number of lines or rows read.
     fn place(&self) -> u64;
     /// Approximate number of the file's bytes read.
     fn bytes(&self) -> u64;
 }
 
-/// The documents of one file, in order.
-pub struct Documents {
-    records: Box<dyn Records>,
-}
-
-impl Documents {
-    /// Opens a file; `text_column` is the key or column that holds the text.
-    pub fn open(path: &Path, text_column: &str) -> Result<Self> {
-        check(path)?;
-        let records: Box<dyn Records> = match Format::of(path)? {
-            Format::Text => Box::new(WholeFile { path: path.into(), place: 0, bytes: 0 }),
-            Format::JsonLines(compression) => Box::new(JsonLines::open(path, compression, text_column)?),
-            Format::Parquet => table(path, text_column)?,
-        };
-        Ok(Self { records })
-    }
-
-    /// Moves to a position that [`Documents::place`] returned; only valid before anything is read.
-    pub fn skip_to(&mut self, place: u64) -> Result<()> {
-        if place == 0 { Ok(()) } else { self.records.skip(place) }
-    }
-
-    /// Returns the next record. After an error nothing more can be read.
-    pub fn read(&mut self) -> Result<Option<Record>> {
-        self.records.next()
-    }
-
-    /// Number of lines or rows read.
-    pub fn place(&self) -> u64 {
-        self.records.place()
-    }
-
-    /// Approximate number of the file's bytes read.
-    pub fn bytes(&self) -> u64 {
-        self.records.bytes()
-    }
+/// Opens a file; `text_column` is the key or column that holds the text.
+pub fn open(path: &Path, text_column: &str) -> Result<Box<dyn Documents>> {
+    check(path)?;
+    Ok(match Format::of(path)? {
+        Format::Text => Box::new(WholeFile { path: path.into(), place: 0, bytes: 0 }),
+        Format::JsonLines(compression) => Box::new(JsonLines::open(path, compression, text_column)?),
+        #[cfg(feature = "parquet")]
+        Format::Parquet => Box::new(table::Table::open(path, text_column)?),
+        #[cfg(not(feature = "parquet"))]
+        Format::Parquet => return Err(missing(path, "parquet")),
+    })
 }
 
 /// The size of a text file in bytes. Rejects missing files, folders, and unknown formats.
@@ -129,8 +104,8 @@ struct WholeFile {
     bytes: u64,
 }
 
-impl Records for WholeFile {
-    fn next(&mut self) -> Result<Option<Record>> {
+impl Documents for WholeFile {
+    fn read(&mut self) -> Result<Option<Record>> {
         if self.place > 0 {
             return Ok(None);
         }
@@ -150,8 +125,8 @@ impl Records for WholeFile {
         }))
     }
 
-    fn skip(&mut self, records: u64) -> Result<()> {
-        self.place = records;
+    fn skip_to(&mut self, place: u64) -> Result<()> {
+        self.place = place;
         Ok(())
     }
 
@@ -164,23 +139,8 @@ impl Records for WholeFile {
     }
 }
 
-#[cfg(feature = "parquet")]
-fn table(path: &Path, column: &str) -> Result<Box<dyn Records>> {
-    Ok(Box::new(table::Table::open(path, column)?))
-}
-
-#[cfg(not(feature = "parquet"))]
-fn table(path: &Path, _column: &str) -> Result<Box<dyn Records>> {
-    Err(missing(path, "parquet"))
-}
-
 /// The error for a file whose format this build does not read.
 fn missing(path: &Path, feature: &str) -> Error {
     let message = format!("cannot be read: march-lm was built without its feature `{feature}`; switch it on");
     Error::file(path, message)
-}
-
-/// Opens a file for reading.
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(Error::io(path, "open"))
 }

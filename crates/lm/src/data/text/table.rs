@@ -11,7 +11,7 @@ use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-use super::{Record, Records};
+use super::{Documents, Record};
 use crate::error::{Error, Result};
 
 /// Rows per read.
@@ -43,7 +43,7 @@ pub fn guarded<T>(
 
 impl Table {
     pub fn open(path: &Path, column: &str) -> Result<Self> {
-        let file = super::open(path)?;
+        let file = File::open(path).map_err(Error::io(path, "open"))?;
         let size = file.metadata().map_err(Error::io(path, "read"))?.len();
         let file = guarded(|| SerializedFileReader::new(file))
             .map_err(|error| Error::file(path, format!("is not a Parquet file that can be read: {error}")))?;
@@ -112,8 +112,8 @@ impl Table {
     }
 }
 
-impl Records for Table {
-    fn next(&mut self) -> Result<Option<Record>> {
+impl Documents for Table {
+    fn read(&mut self) -> Result<Option<Record>> {
         if self.read.is_empty() && !self.fill()? {
             return Ok(None);
         }
@@ -130,7 +130,7 @@ impl Records for Table {
         Ok(Some(Record::Broken(Error::file(&self.path, message))))
     }
 
-    fn skip(&mut self, rows: u64) -> Result<()> {
+    fn skip_to(&mut self, rows: u64) -> Result<()> {
         // Skip whole row groups without reading them.
         while self.row < rows {
             let groups = self.file.metadata().row_groups();

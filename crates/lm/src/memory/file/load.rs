@@ -2,12 +2,13 @@
 
 use march_engine::Device;
 use safetensors::Dtype;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::layer::LayerReader;
 use super::section::{Part, Section};
 use super::{BankFile, BankTag, Ending, LOGITS};
 use crate::anchors::Policy;
+use crate::config::keys_of;
 use crate::disk::header::Entry;
 use crate::error::{Error, Result};
 use crate::memory::StateBank;
@@ -62,7 +63,7 @@ impl BankFile {
 
     /// Rejects a policy that differs from the file's in a fixed setting.
     fn check_policy(&self, asked: &Policy) -> Result<()> {
-        let (saved, wanted) = (keys(self.policy()), keys(asked));
+        let (saved, wanted) = (keys_of(self.policy()), keys_of(asked));
         for (key, value) in &saved {
             let other = wanted.get(key).unwrap_or(&Value::Null);
             // A budget decides per layer from the beginning of the text, so it cannot be switched on or off for an
@@ -112,13 +113,5 @@ impl BankFile {
         let Entry { dtype, shape, .. } = &part.entry;
         let message = format!("tensor `{name}`, {dtype} of shape {shape:?}, is not valid in a state bank");
         Error::file(self.path(), message)
-    }
-}
-
-/// The keys and values of a policy.
-fn keys(policy: &Policy) -> Map<String, Value> {
-    match serde_json::to_value(policy) {
-        Ok(Value::Object(keys)) => keys,
-        _ => Map::new(),
     }
 }

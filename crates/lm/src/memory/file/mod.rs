@@ -18,8 +18,6 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use march_engine::ops::anchor_read::Storage;
-
 pub(crate) use self::layer::STATES;
 pub use self::layer::{LayerReader, LayerWriter};
 use self::section::{Part, Row, Section, is_of_anchors, sections};
@@ -199,14 +197,5 @@ impl BankFile {
     fn rows(&self, name: &str) -> Vec<Row<'_>> {
         let parts = self.sections().filter_map(|section| Some((section, section.tensors.get(name)?)));
         parts.flat_map(|(section, part)| (0..part.rows).map(move |row| Row { section, part, row })).collect()
-    }
-}
-
-/// The name of a precision.
-pub(in crate::memory) fn storage_name(storage: Storage) -> &'static str {
-    match storage {
-        Storage::F32 => "f32",
-        Storage::Bf16 => "bf16",
-        Storage::Int8 => "int8",
     }
 }

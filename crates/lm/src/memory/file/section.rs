@@ -68,15 +68,12 @@ pub(super) struct Part {
 impl Part {
     /// The byte range of one row.
     pub fn row(&self, row: usize) -> Range<usize> {
-        let size = self.entry.range.len() / self.rows.max(1);
-        let start = self.entry.range.start + row * size;
-        start..start + size
+        self.rows_range(row..row + 1)
     }
 
     /// The byte range of several rows.
     pub fn rows_range(&self, rows: Range<usize>) -> Range<usize> {
-        let size = self.entry.range.len() / self.rows.max(1);
-        let start = self.entry.range.start;
+        let (size, start) = (self.entry.range.len() / self.rows.max(1), self.entry.range.start);
         start + rows.start * size..start + rows.end * size
     }
 }
@@ -194,9 +191,9 @@ impl Section {
         let bytes = source.read(start..start + end)?;
         check_header(&bytes)?;
         let header = parse_header(&bytes[LENGTH_BYTES..], rest - end)?;
-        let text = |key: &str| match header.metadata.get(key) {
-            Some(Value::String(text)) => Ok(text.as_str()),
-            _ => Err(format!("has no `{key}` in its header; it is not a state bank")),
+        let optional = |key: &str| header.metadata.get(key).and_then(Value::as_str);
+        let text = |key: &str| {
+            optional(key).ok_or_else(|| format!("has no `{key}` in its header; it is not a state bank"))
         };
         if text("format")? != FORMAT {
             return Err(format!("has format `{}`; a state bank has `{FORMAT}`", text("format")?).into());
@@ -216,25 +213,13 @@ impl Section {
             tokenizer_name: text("tokenizer_name")?.into(),
             tokenizer: text("tokenizer")?.into(),
         };
-        let policy: Policy = parse("policy", text("policy")?)?;
         let timeline: Timeline = parse("timeline", text("timeline")?)?;
         check_timeline(&timeline)?;
-        let ledgers: Vec<Ledger> = match header.metadata.get("ledgers") {
-            Some(Value::String(ledgers)) => parse("ledgers", ledgers)?,
-            _ => Vec::new(),
-        };
-        let recent: Option<Vec<u32>> = match header.metadata.get(RECENT) {
-            Some(Value::String(recent)) => Some(parse(RECENT, recent)?),
-            _ => None,
-        };
-        let header_checksum = text("header_checksum")?.to_string();
-        let after = header.metadata.get("after").and_then(Value::as_str).map(String::from);
-        let table_checksum = text("table_checksum")?.to_string();
         let mut tensors = header.tensors.into_iter();
         let checksums: Vec<u64> = match tensors.next() {
             Some((name, entry)) if name == TABLE && entry.dtype == Dtype::U64 => {
                 let table = source.read(start + entry.range.start..start + entry.range.end)?;
-                compare(&format!("tensor `{TABLE}`"), &table, Some(&table_checksum))?;
+                compare(&format!("tensor `{TABLE}`"), &table, Some(text("table_checksum")?))?;
                 table.as_chunks().0.iter().map(|&number| u64::from_le_bytes(number)).collect()
             }
             _ => return Err(format!("does not begin with a tensor `{TABLE}` of U64").into()),
@@ -253,20 +238,18 @@ impl Section {
         if first != checksums.len() {
             return Err(format!("has {} checksums for {first} parts of tensors", checksums.len()).into());
         }
-        let end = start + header.end;
-        let tensors = parts;
         Ok(Self {
             version,
             tag,
-            policy,
+            policy: parse("policy", text("policy")?)?,
             timeline,
-            ledgers,
-            recent,
-            header_checksum,
-            after,
+            ledgers: optional("ledgers").map(|text| parse("ledgers", text)).transpose()?.unwrap_or_default(),
+            recent: optional(RECENT).map(|text| parse(RECENT, text)).transpose()?,
+            header_checksum: text("header_checksum")?.into(),
+            after: optional("after").map(String::from),
             checksums,
-            tensors,
-            end,
+            tensors: parts,
+            end: start + header.end,
         })
     }
 }

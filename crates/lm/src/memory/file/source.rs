@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use march_engine::{checksum, ops::anchor_read};
 
+use crate::disk::read_exact_at;
 use crate::error::{Error, Result};
 
 /// An open file, with its length at the time it was opened.
@@ -14,11 +15,7 @@ use crate::error::{Error, Result};
 pub(super) struct Source {
     pub path: PathBuf,
     pub length: usize,
-    #[cfg(unix)]
     file: File,
-    /// Serialises reads, because reading moves the file's position.
-    #[cfg(not(unix))]
-    file: std::sync::Mutex<File>,
 }
 
 impl Source {
@@ -32,8 +29,6 @@ impl Source {
             return Err(Error::io(path, "open")(io::ErrorKind::IsADirectory.into()));
         }
         let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
-        #[cfg(not(unix))]
-        let file = std::sync::Mutex::new(file);
         Ok(Self { path: path.into(), length, file })
     }
 
@@ -49,23 +44,10 @@ impl Source {
 
     /// Fills `bytes` from the file, beginning at `start`.
     pub fn fill(&self, start: usize, bytes: &mut [u8]) -> Result<()> {
-        self.read_exact(start as u64, bytes).map_err(|error| match error.kind() {
+        read_exact_at(&self.file, bytes, start as u64).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => self.cut_short(start..start + bytes.len()),
             _ => Error::io(&self.path, "read")(error),
         })
-    }
-
-    #[cfg(unix)]
-    fn read_exact(&self, start: u64, bytes: &mut [u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, start)
-    }
-
-    #[cfg(not(unix))]
-    fn read_exact(&self, start: u64, bytes: &mut [u8]) -> io::Result<()> {
-        use std::io::{Read, Seek, SeekFrom};
-        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        file.seek(SeekFrom::Start(start))?;
-        file.read_exact(bytes)
     }
 
     fn cut_short(&self, range: Range<usize>) -> Error {

@@ -17,7 +17,7 @@ use super::section::{
     ALIGNMENT, DIGITS, FORMAT, OPENING, PLAIN_VERSION, RECENT, Row, TABLE, UNFINISHED, hexadecimal,
     is_of_anchors,
 };
-use super::{BankFile, BankTag, Ending, FORMAT_VERSION, LOGITS, storage_name};
+use super::{BankFile, BankTag, Ending, FORMAT_VERSION, LOGITS};
 use crate::disk::{self, header::LENGTH_BYTES};
 use crate::error::{Error, Result};
 use crate::memory::{Ledger, StateBank};
@@ -129,17 +129,15 @@ fn write_tensors(
     let mut out = BufWriter::with_capacity(1 << 20, &mut *file);
     let mut sum = sums.iter_mut();
     for tensor in tensors {
+        let uneven = || Error::Request(format!("tensor `{}` has rows of different sizes", tensor.name));
         let mut left = tensor.bytes();
         tensor.each_row(|bytes| {
-            let (Some(sum), true) = (sum.next(), bytes.len() <= left) else {
-                return Err(Error::Request(format!("tensor `{}` has rows of different sizes", tensor.name)));
-            };
-            *sum = checksum(bytes);
-            left -= bytes.len();
+            left = left.checked_sub(bytes.len()).ok_or_else(uneven)?;
+            *sum.next().ok_or_else(uneven)? = checksum(bytes);
             out.write_all(bytes).map_err(failed())
         })?;
         if left > 0 {
-            return Err(Error::Request(format!("tensor `{}` has rows of different sizes", tensor.name)));
+            return Err(uneven());
         }
     }
     out.flush().map_err(failed())?;
@@ -203,7 +201,7 @@ fn header(
         add("interval", &interval.to_string());
     }
     if let Some(storage) = storage {
-        add("storage", storage_name(storage));
+        add("storage", &storage.to_string());
     }
     add("policy", &text(&bank.policy));
     add("timeline", &text(&bank.timeline));
