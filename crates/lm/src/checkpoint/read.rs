@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 /// A memory-mapped file of tensors.
 #[derive(Debug)]
 pub(super) struct TensorFile {
-    path: PathBuf,
     mapped: Mapped,
 }
 
@@ -33,7 +32,7 @@ impl TensorFile {
             );
             return Err(Error::damaged(path, message));
         }
-        Ok((Self { path: path.into(), mapped }, header.tensors))
+        Ok((Self { mapped }, header.tensors))
     }
 
     /// The contents of the file.
@@ -48,14 +47,14 @@ impl TensorFile {
 
     /// The path.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.mapped.path()
     }
 
     /// Rejects a tensor with an unsupported data type.
     pub fn check_dtype(&self, name: &str, entry: &Entry) -> Result<()> {
         match entry.dtype {
             Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(()),
-            other => Err(Error::file(&self.path, wrong_dtype(name, &other.to_string()))),
+            other => Err(Error::file(self.path(), wrong_dtype(name, &other.to_string()))),
         }
     }
 
