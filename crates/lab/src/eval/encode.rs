@@ -49,11 +49,10 @@ impl Encoded {
                 let start = if trimmed.is_empty() { vec![prefix(tokenizer)?] } else { ids(trimmed)? };
                 let one = |continuation: &String| {
                     let continuation = format!("{spaces}{continuation}");
-                    let rest = match trimmed.is_empty() {
-                        true => ids(&continuation)?,
-                        // The whole text is encoded at once, because a token may depend on what precedes it.
-                        false => ids(&format!("{trimmed}{continuation}"))?.split_off_at(start.len()),
-                    };
+                    // The whole text is encoded at once, because a token may depend on what precedes it.
+                    let whole = ids(&format!("{trimmed}{continuation}"))?;
+                    let before = if trimmed.is_empty() { 0 } else { start.len() };
+                    let rest = whole.get(before..).unwrap_or_default().to_vec();
                     if rest.is_empty() {
                         let message = format!("the continuation `{continuation}` has no token of its own");
                         return Err(Error::Request(message));
@@ -118,17 +117,6 @@ impl Targets {
     /// Tokens that are only read.
     pub(super) fn none(inputs: &[u32]) -> Self {
         Self { inputs: inputs.to_vec(), targets: vec![IGNORE; inputs.len()] }
-    }
-}
-
-trait SplitOffAt {
-    fn split_off_at(self, at: usize) -> Self;
-}
-
-impl SplitOffAt for Vec<u32> {
-    /// The elements from `at` on; none if there are fewer.
-    fn split_off_at(mut self, at: usize) -> Self {
-        self.split_off(at.min(self.len()))
     }
 }
 

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::recall::{Age, Answers, Share};
+use super::recall::{Age, Answer, Answers};
+use super::results::{self, ADVICE};
 use march_lm::anchors::Policy;
 use march_lm::data::recall::Task;
 use march_lm::disk;
@@ -16,9 +17,6 @@ const FORMAT: u32 = 2;
 
 /// The format without a checksum, which is still readable.
 const WITHOUT_CHECKSUM: u32 = 1;
-
-/// What to do about a damaged file.
-const ADVICE: &str = "restore it from a copy, or run `march eval` again";
 
 /// The results of a model, as a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,7 +86,7 @@ pub struct AgeReport {
 impl TaskReport {
     /// Summarises the answers.
     pub fn new(task: &Task, answers: &Answers) -> Self {
-        let Share { error, .. } = answers.accuracy();
+        let total = answers.accuracy();
         let one = |Age { from, to, share }: Age| AgeReport {
             from,
             to,
@@ -96,24 +94,21 @@ impl TaskReport {
             accuracy: share.value(),
             standard_error: share.error,
         };
-        let digit = |right| if right { '1' } else { '0' };
+        let digits =
+            |sample: &Vec<Answer>| sample.iter().map(|answer| if answer.right { '1' } else { '0' }).collect();
         Self {
             task: task.text(),
             length: task.length(),
             samples: answers.samples.len(),
             questions: task.questions(),
-            accuracy: answers.accuracy().value(),
-            standard_error: error,
+            accuracy: total.value(),
+            standard_error: total.error,
             chance: 1.0 / task.answers() as f64,
             by_age: answers.by_age(task.length()).into_iter().map(one).collect(),
             memory_bytes: answers.memory_bytes,
             rollback_bytes: Some(answers.rollback_bytes),
             tokens_per_second: answers.tokens_per_second,
-            answers: answers
-                .samples
-                .iter()
-                .map(|sample| sample.iter().map(|answer| digit(answer.right)).collect())
-                .collect(),
+            answers: answers.samples.iter().map(digits).collect(),
         }
     }
 
@@ -176,9 +171,7 @@ impl Report {
 
     /// Writes the file, atomically replacing an existing one.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let text =
-            serde_json::to_string_pretty(self).map_err(|error| Error::file(path, error.to_string()))?;
-        disk::replace(path, disk::seal(&(text + "\n")).as_bytes())
+        results::write(path, self)
     }
 
     /// Reads a file.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::paired::{Difference, paired_bootstrap};
 use super::request::{Answer, Request};
-use super::suite::metric::Value;
+use super::suite::metric::{Metric, Value};
 use super::suite::{Suite, suites};
 use march_lm::anchors::Policy;
 use march_lm::disk;
@@ -18,7 +18,7 @@ use march_lm::{Error, Result};
 const FORMAT: u32 = 1;
 
 /// What to do about a damaged file.
-const ADVICE: &str = "restore it from a copy, or run `march eval` again";
+pub(super) const ADVICE: &str = "restore it from a copy, or run `march eval` again";
 
 /// The results of a model on some tasks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -104,6 +104,11 @@ impl TaskResult {
     pub fn suite(&self) -> Option<&'static Suite> {
         suites().find(|suite| suite.name == self.task)
     }
+
+    /// One of its metrics; `None` if the registered task has no such metric.
+    fn metric(&self, name: &str) -> Option<&'static Metric> {
+        self.suite()?.metrics.iter().find(|metric| metric.name() == name)
+    }
 }
 
 /// A task with its length.
@@ -182,11 +187,9 @@ impl Results {
             let Some(b) = other.tasks.iter().find(|b| b.task == a.task && b.length == a.length) else {
                 continue;
             };
-            let (Some(suite), Some(one)) = (a.suite(), a.metrics.first()) else { continue };
+            let Some(one) = a.metrics.first() else { continue };
             let Some(two) = b.metrics.iter().find(|metric| metric.metric == one.metric) else { continue };
-            let Some(metric) = suite.metrics.iter().find(|metric| metric.name() == one.metric) else {
-                continue;
-            };
+            let Some(metric) = a.metric(&one.metric) else { continue };
             let places: BTreeMap<usize, usize> = b.indices.iter().enumerate().map(|(i, &n)| (n, i)).collect();
             let both: Vec<(usize, usize)> =
                 a.indices.iter().enumerate().filter_map(|(i, n)| Some((i, *places.get(n)?))).collect();
@@ -194,11 +197,8 @@ impl Results {
                 continue;
             }
             let statistic = |documents: &[usize]| {
-                let pick = |which: &dyn Fn(usize) -> Value| -> Vec<Value> {
-                    documents.iter().map(|&i| which(i)).collect()
-                };
-                let before = pick(&|i| one.values[both[i].0]);
-                let after = pick(&|i| two.values[both[i].1]);
+                let (before, after): (Vec<Value>, Vec<Value>) =
+                    documents.iter().map(|&i| (one.values[both[i].0], two.values[both[i].1])).unzip();
                 [metric.aggregate(&before), metric.aggregate(&after)]
             };
             let all: Vec<usize> = (0..both.len()).collect();
@@ -225,15 +225,11 @@ impl Results {
             let mut better = Map::new();
             one.insert("alias".into(), json!(task.label()));
             for metric in &task.metrics {
-                let name = match task.length {
-                    Some(length) => length.to_string(),
-                    None => metric.metric.clone(),
-                };
+                let name = task.length.map_or(metric.metric.clone(), |length| length.to_string());
                 let error = metric.standard_error.map_or(json!("N/A"), |error| json!(error));
                 one.insert(format!("{name},none"), json!(metric.value));
                 one.insert(format!("{name}_stderr,none"), error);
-                let known =
-                    task.suite().and_then(|suite| suite.metrics.iter().find(|m| m.name() == metric.metric));
+                let known = task.metric(&metric.metric);
                 better.insert(name, json!(known.is_none_or(|metric| metric.higher_is_better())));
             }
             let entries: [Json; 5] = [
@@ -281,7 +277,8 @@ impl Results {
     }
 }
 
-fn write(path: &Path, value: &Json) -> Result<()> {
+/// Writes a file of JSON with its checksum, atomically replacing an existing one.
+pub(super) fn write(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Error::file(path, error.to_string()))?;
     disk::replace(path, disk::seal(&(text + "\n")).as_bytes())
 }

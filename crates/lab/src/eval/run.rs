@@ -1,6 +1,5 @@
 //! From a task's name to its result: documents, requests, answers, metrics.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -76,15 +75,16 @@ pub fn documents(
     sources: &Sources,
     tokenizer: &Tokenizer,
 ) -> Result<Job> {
+    let refuse = |what: String| Err(Error::Request(format!("the task {} {what}", suite.name)));
     let limit = sources.limit.unwrap_or(usize::MAX);
     let mut job = Job { suite, length: None, documents: Vec::new(), skipped: 0 };
     match &suite.documents {
         Documents::Files { set, sample } => {
             let Some(root) = &sources.data_root else {
-                return Err(Error::Request(format!(
-                    "the task {} needs the data set {}: name the folder that holds it with --data-root",
-                    suite.name, set.hub
-                )));
+                return refuse(format!(
+                    "needs the data set {}: name the folder that holds it with --data-root",
+                    set.hub
+                ));
             };
             let files = set.find(root)?;
             for (place, value) in source::documents(&files) {
@@ -125,10 +125,7 @@ pub fn documents(
         }
         Documents::Text => {
             let Some(path) = &sources.text else {
-                return Err(Error::Request(format!(
-                    "the task {} needs a text: name it with --text FILE",
-                    suite.name
-                )));
+                return refuse("needs a text: name it with --text FILE".into());
             };
             let text = text_of(path)?;
             if text.is_empty() {
@@ -141,7 +138,7 @@ pub fn documents(
     if job.documents.is_empty() {
         let skipped =
             if job.skipped > 0 { format!(" ({} were invalid)", job.skipped) } else { String::new() };
-        return Err(Error::Request(format!("the task {} has no documents{skipped}", suite.name)));
+        return refuse(format!("has no documents{skipped}"));
     }
     Ok(job)
 }
@@ -182,7 +179,7 @@ pub fn evaluate(
 ) -> Result<Outcome> {
     let task = job.label();
     let vocabulary = scheduler.inference.model().config().vocab_size;
-    let mut answers: BTreeMap<usize, Vec<Option<Answer>>> = BTreeMap::new();
+    let mut answers: Vec<Vec<Option<Answer>>> = Vec::new();
     let mut requests = Vec::new();
     let mut owners = Vec::new();
     let mut fit = Vec::new();
@@ -201,14 +198,13 @@ pub fn evaluate(
             Some(journal) => journal.answers(&task, document.index, &document.sample.requests)?,
             None => None,
         };
-        match known {
-            Some(known) => drop(answers.insert(fit.len(), known.iter().cloned().map(Some).collect())),
-            None => {
-                for (part, encoded) in encoded.into_iter().enumerate() {
-                    owners.push((fit.len(), part));
-                    requests.push((requests.len(), encoded));
-                }
-                answers.insert(fit.len(), vec![None; document.sample.requests.len()]);
+        if let Some(known) = known {
+            answers.push(known.iter().cloned().map(Some).collect());
+        } else {
+            answers.push(vec![None; encoded.len()]);
+            for (part, encoded) in encoded.into_iter().enumerate() {
+                owners.push((fit.len(), part));
+                requests.push((requests.len(), encoded));
             }
         }
         fit.push(document);
@@ -220,7 +216,7 @@ pub fn evaluate(
             Event::Answered(number, answer) => (number, answer),
         };
         let (document, part) = owners[number];
-        let Some(all) = answers.get_mut(&document) else { unreachable!("every document has a list") };
+        let all = &mut answers[document];
         all[part] = Some(answer);
         if let (true, Some(journal)) = (all.iter().all(Option::is_some), journal.as_deref_mut()) {
             let Document { index, sample, .. } = &fit[document];
@@ -230,7 +226,7 @@ pub fn evaluate(
         Ok(ControlFlow::Continue(()))
     })?;
     let answers: Vec<Vec<Answer>> =
-        answers.into_values().map(|all| all.into_iter().flatten().collect()).collect();
+        answers.into_iter().map(|all| all.into_iter().flatten().collect()).collect();
     let whole =
         |(document, answers): (&Document, &Vec<Answer>)| document.sample.requests.len() == answers.len();
     if !finished && !fit.iter().zip(&answers).all(whole) {

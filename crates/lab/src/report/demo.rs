@@ -4,8 +4,10 @@ use std::fmt::Write;
 
 use super::axis::{Axis, number};
 use super::chart::{Chart, Line, Shape};
+use super::mark::CLASSES;
 use super::picture::picture;
 use super::routing::{self, Routing};
+use super::text::thousands;
 use super::{escape, whole_page};
 
 /// The results of the demo, for its page and picture.
@@ -73,9 +75,6 @@ impl Amount {
         self.accuracy().map_or("–".into(), |(share, error)| plus_minus(share, error))
     }
 }
-
-/// The style classes of the models.
-const CLASSES: [&str; 4] = ["main", "other", "third", "fourth"];
 
 /// The points of both charts for one model.
 struct Points {
@@ -183,7 +182,7 @@ impl Demo {
             },
         ];
         for (i, (model, points)) in self.models.iter().zip(points).enumerate() {
-            let (name, class) = (model.name.as_str(), CLASSES[i % CLASSES.len()]);
+            let (name, class) = (model.name.as_str(), CLASSES[i % 4]);
             let (curve, amounts, errors) = (&points.curve, &points.amounts, &points.errors);
             let line = Line { name, class, points: curve, shape: Shape::Marked, ..Line::default() };
             charts[0].lines.push(line);
@@ -224,7 +223,10 @@ impl Demo {
         let plain = |shown: String| (shown, String::new());
         let accuracy = |amount: Option<&Amount>| {
             let Some(amount) = amount else { return plain("–".into()) };
-            (amount.shown(), format!("{} of {} right", thousands(amount.correct), thousands(amount.asked)))
+            (
+                amount.shown(),
+                format!("{} of {} right", thousands(amount.correct as f64), thousands(amount.asked as f64)),
+            )
         };
         let (all, most) = (self.amounts(), self.most_in_training);
         for &facts in &all {
@@ -235,19 +237,16 @@ impl Demo {
             row(&format!("{most} facts, without anchors"), &|model| accuracy(find(&model.without, most)));
         }
         for &facts in all.iter().filter(|&&facts| facts == most || Some(&facts) == all.last()) {
-            row(&format!("Memory after {facts} facts"), &|model| {
-                let amount = find(&model.by_facts, facts);
-                plain(amount.map_or("–".into(), |it| format!("{} bytes", thousands(it.memory_bytes as u64))))
-            });
-            row("of it only for rollback", &|model| {
-                let amount = find(&model.by_facts, facts);
-                plain(
-                    amount
-                        .map_or("–".into(), |it| format!("{} bytes", thousands(it.rollback_bytes as u64))),
-                )
-            });
+            let mut bytes = |name: &str, of: fn(&Amount) -> usize| {
+                row(name, &|model| {
+                    let amount = find(&model.by_facts, facts);
+                    plain(amount.map_or("–".into(), |it| format!("{} bytes", thousands(of(it) as f64))))
+                });
+            };
+            bytes(&format!("Memory after {facts} facts"), |it| it.memory_bytes);
+            bytes("of it only for rollback", |it| it.rollback_bytes);
         }
-        row("Parameters", &|m| plain(thousands(m.parameters as u64)));
+        row("Parameters", &|m| plain(thousands(m.parameters as f64)));
         row("Learning rate", &|m| {
             plain(if m.learning_rate.is_finite() { number(m.learning_rate) } else { "–".into() })
         });
@@ -280,13 +279,6 @@ fn rounded(value: f64, unit: &str) -> String {
     match value {
         _ if !value.is_finite() => "–".into(),
         _ if value.abs() < 100.0 => format!("{value:.1} {unit}"),
-        _ => format!("{} {unit}", thousands(value.round().max(0.0) as u64)),
+        _ => format!("{} {unit}", thousands(value.round().max(0.0))),
     }
-}
-
-/// 1234567 as 1,234,567.
-fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
-    groups.collect::<Vec<_>>().join(",")
 }

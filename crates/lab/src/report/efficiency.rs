@@ -1,6 +1,8 @@
 //! The page of the experiment `efficiency`: time by sequence length.
 
 use super::evidence::{Cell, Figure, Page, Plot, Point, Scale, Section, Series, SeriesStyle, Table};
+use super::heat::short;
+use super::text::thousands;
 use crate::reproduce::efficiency::{Kind, Timing};
 
 /// A claim of the paper's figure on training efficiency, as a ratio of two times.
@@ -116,10 +118,6 @@ pub fn page(timings: &[Timing], facts: Vec<(String, String)>, notes: &[String]) 
     }
 }
 
-fn cell(text: impl Into<String>) -> Cell {
-    Cell { text: text.into(), ..Cell::default() }
-}
-
 /// The arms and lengths that were measured, in the order of the measurements.
 fn axes(timings: &[Timing], kind: Kind) -> (Vec<&str>, Vec<usize>) {
     let (mut arms, mut lengths) = (Vec::new(), Vec::new());
@@ -140,20 +138,16 @@ fn find<'a>(timings: &'a [Timing], arm: &str, kind: Kind, length: usize) -> Opti
     own.find(|timing| timing.length == length && !timing.is_skipped())
 }
 
-fn length_name(length: usize) -> String {
-    if length.is_multiple_of(1024) { format!("{}K", length / 1024) } else { length.to_string() }
-}
-
 fn table(timings: &[Timing], kind: Kind) -> Table {
     let (arms, lengths) = axes(timings, kind);
     let mut columns = vec!["model".to_string()];
-    columns.extend(lengths.iter().map(|&length| length_name(length)));
+    columns.extend(lengths.iter().map(|&length| short(length)));
     let rows = arms.iter().map(|arm| {
-        let mut cells = vec![cell(*arm)];
+        let mut cells = vec![Cell::of(*arm)];
         cells.extend(lengths.iter().map(|&length| {
             let shown = |timing: &Timing| match kind {
                 Kind::Core => format!("{:.1}", 1e3 * timing.seconds),
-                Kind::EndToEnd => super::experiment::thousands(timing.tokens_per_second),
+                Kind::EndToEnd => thousands(timing.tokens_per_second),
             };
             match find(timings, arm, kind, length) {
                 Some(timing) => Cell {
@@ -162,9 +156,9 @@ fn table(timings: &[Timing], kind: Kind) -> Table {
                         timing.flop / timing.seconds / 1e9,
                         timing.repeats
                     ),
-                    ..cell(shown(timing))
+                    ..Cell::of(shown(timing))
                 },
-                None => cell("–"),
+                None => Cell::of("–"),
             }
         }));
         cells
@@ -224,10 +218,10 @@ fn claims(timings: &[Timing]) -> Table {
             None => "not measured",
         };
         vec![
-            cell(target.claim),
-            cell(format!("≥ {}", target.wanted)),
-            cell(ratio.map_or("–".into(), |ratio| format!("{ratio:.2}"))),
-            Cell { strong: ratio.is_some(), ..cell(verdict) },
+            Cell::of(target.claim),
+            Cell::of(format!("≥ {}", target.wanted)),
+            Cell::of(ratio.map_or("–".into(), |ratio| format!("{ratio:.2}"))),
+            Cell { strong: ratio.is_some(), ..Cell::of(verdict) },
         ]
     });
     let columns = ["claim", "ratio wanted", "ratio here", ""].map(String::from).to_vec();

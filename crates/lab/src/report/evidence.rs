@@ -248,6 +248,11 @@ impl Table {
 }
 
 impl Cell {
+    /// A cell with nothing but a text.
+    pub fn of(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
+
     fn html(&self, heading: bool) -> String {
         let (tag, scope) = if heading { ("th", " scope=\"row\"") } else { ("td", "") };
         let title = match self.title.as_str() {

@@ -1,8 +1,12 @@
 //! The page of an experiment: results with intervals over seeds, differences that are significant or not, costs, the
 //! learning rates that were tried, and the paper's numbers beside ours.
 
-use super::evidence::{Cell, Figure, Page, Plot, Point, Scale, Section, Series, SeriesStyle, Table};
-use crate::reproduce::{Evaluation, Mean, Measured, PlotSpec, Published, Quantity, Results, Sign};
+use std::iter;
+
+use super::evidence::{Cell, Figure, Page, Section, Table};
+use super::experiment_plot::plotted;
+use super::text::thousands;
+use crate::reproduce::{Evaluation, Mean, Measured, Published, Results, Sign};
 
 /// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
 pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
@@ -32,12 +36,25 @@ fn list(heading: &str, items: &[String]) -> Section {
     Section { heading: heading.into(), list: items.to_vec(), ..Section::default() }
 }
 
-fn cell(text: impl Into<String>) -> Cell {
-    Cell { text: text.into(), ..Cell::default() }
+/// A table with a row for each of `rows` and a column for each evaluation of a course.
+fn table<R>(
+    results: &Results,
+    (course, caption, first): (&str, String, &str),
+    rows: impl IntoIterator<Item = (String, R)>,
+    value: impl Fn(&R, &Evaluation) -> Cell,
+) -> Table {
+    let evaluations: Vec<&Evaluation> = results.plan.experiment.evaluations_of(course).collect();
+    let names = evaluations.iter().map(|evaluation| evaluation.name.clone());
+    let row = |(name, row): (String, R)| {
+        let cells = evaluations.iter().map(|evaluation| value(&row, evaluation));
+        iter::once(Cell::of(name)).chain(cells).collect()
+    };
+    let columns = iter::once(first.to_string()).chain(names).collect();
+    Table { caption, columns, rows: rows.into_iter().map(row).collect() }
 }
 
 /// The rows that were asked something on a course.
-fn rows_of<'a>(results: &'a Results, course: &str) -> Vec<&'a str> {
+pub(super) fn rows_of<'a>(results: &'a Results, course: &str) -> Vec<&'a str> {
     let experiment = &results.plan.experiment;
     let rows = experiment.rows().into_iter().map(|(name, _)| name);
     rows.filter(|row| {
@@ -46,10 +63,14 @@ fn rows_of<'a>(results: &'a Results, course: &str) -> Vec<&'a str> {
     .collect()
 }
 
+/// The values of a row's evaluation by seed.
+fn values(results: &Results, row: &str, evaluation: &Evaluation) -> Vec<f64> {
+    results.measured(row, evaluation).iter().map(|measured| measured.value).collect()
+}
+
 /// The mean over seeds of a row's evaluation.
-fn mean(results: &Results, row: &str, evaluation: &Evaluation) -> Option<Mean> {
-    let values: Vec<f64> = results.measured(row, evaluation).iter().map(|measured| measured.value).collect();
-    Mean::of(&values)
+pub(super) fn mean(results: &Results, row: &str, evaluation: &Evaluation) -> Option<Mean> {
+    Mean::of(&values(results, row, evaluation))
 }
 
 /// A value with half of its interval: 93.1 ± 2.4, in percent, or a loss in nats.
@@ -77,16 +98,10 @@ fn outcome(results: &Results) -> Section {
         }
     ));
     for course in &experiment.courses {
-        let evaluations: Vec<&Evaluation> = experiment.evaluations_of(course).collect();
-        let mut columns = vec!["model".to_string()];
-        columns.extend(evaluations.iter().map(|evaluation| evaluation.name.clone()));
-        let rows = rows_of(results, course).into_iter().map(|row| {
-            let mut cells = vec![cell(row)];
-            cells.extend(evaluations.iter().map(|evaluation| value_cell(results, row, evaluation)));
-            cells
-        });
         let caption = format!("{}: {}", course, experiment.course[course].about);
-        section.tables.push(Table { caption, columns, rows: rows.collect() });
+        let rows = rows_of(results, course).into_iter().map(|row| (row.to_string(), row));
+        let cell = |row: &&str, evaluation: &Evaluation| value_cell(results, row, evaluation);
+        section.tables.push(table(results, (course, caption, "model"), rows, cell));
     }
     section.figures = experiment
         .figure
@@ -103,11 +118,16 @@ fn outcome(results: &Results) -> Section {
 
 /// A cell with the mean; the values of the seeds show on hover.
 fn value_cell(results: &Results, row: &str, evaluation: &Evaluation) -> Cell {
-    let Some(mean) = mean(results, row, evaluation) else { return cell("–") };
-    let (factor, digits) = scale_of(evaluation);
-    let seeds = results.measured(row, evaluation).into_iter();
-    let seeds: Vec<String> = seeds.map(|measured| format!("{:.digits$}", factor * measured.value)).collect();
-    Cell { text: shown(evaluation, &mean), title: format!("by seed: {}", seeds.join(", ")), strong: false }
+    let Some(mean) = mean(results, row, evaluation) else { return Cell::of("–") };
+    let seeds = seeds(results, row, evaluation, scale_of(evaluation).1);
+    Cell { text: shown(evaluation, &mean), title: format!("by seed: {seeds}"), strong: false }
+}
+
+/// The values of the seeds.
+fn seeds(results: &Results, row: &str, evaluation: &Evaluation, digits: usize) -> String {
+    let factor = scale_of(evaluation).0;
+    let all = values(results, row, evaluation).into_iter();
+    all.map(|value| format!("{:.digits$}", factor * value)).collect::<Vec<_>>().join(", ")
 }
 
 /// The values of all seeds: means hide that some seeds learn a task and others do not.
@@ -115,108 +135,17 @@ fn by_seed(results: &Results) -> Section {
     let experiment = &results.plan.experiment;
     let mut section = Section { heading: "By seed".into(), ..Section::default() };
     for course in &experiment.courses {
-        let evaluations: Vec<&Evaluation> = experiment.evaluations_of(course).collect();
         // The whole list of a long experiment would be unreadable.
-        if evaluations.is_empty() || evaluations.len() > 8 {
+        if !(1..=8).contains(&experiment.evaluations_of(course).count()) {
             continue;
         }
-        let mut columns = vec!["model".to_string()];
-        columns.extend(evaluations.iter().map(|evaluation| evaluation.name.clone()));
-        let rows = rows_of(results, course).into_iter().map(|row| {
-            let cells = evaluations.iter().map(|evaluation| {
-                let (factor, digits) = scale_of(evaluation);
-                let digits = digits - usize::from(digits == 1);
-                let seeds = results.measured(row, evaluation).into_iter();
-                let seeds = seeds.map(|measured| format!("{:.digits$}", factor * measured.value));
-                cell(seeds.collect::<Vec<_>>().join(", "))
-            });
-            std::iter::once(cell(row)).chain(cells).collect()
-        });
-        section.tables.push(Table { caption: course.clone(), columns, rows: rows.collect() });
+        let rows = rows_of(results, course).into_iter().map(|row| (row.to_string(), row));
+        section.tables.push(table(results, (course, course.clone(), "model"), rows, |row, evaluation| {
+            let digits = scale_of(evaluation).1;
+            Cell::of(seeds(results, row, evaluation, digits - usize::from(digits == 1)))
+        }));
     }
     section
-}
-
-fn plotted(results: &Results, spec: &PlotSpec) -> Plot {
-    let experiment = &results.plan.experiment;
-    let evaluations: Vec<&Evaluation> = experiment
-        .evaluations_of(&spec.course)
-        .filter(|evaluation| spec.evaluations.as_ref().is_none_or(|names| names.contains(&evaluation.name)))
-        .collect();
-    let loss = evaluations.iter().any(|evaluation| evaluation.text.is_some());
-    let mut rows = rows_of(results, &spec.course);
-    rows.retain(|row| spec.rows.as_ref().is_none_or(|names| names.iter().any(|name| name == row)));
-    let series = rows.iter().map(|row| Series {
-        name: row.to_string(),
-        points: points(results, row, &evaluations, spec.x),
-        style: match spec.x {
-            Quantity::Name => SeriesStyle::Bars,
-            Quantity::Bytes | Quantity::Flop => SeriesStyle::Points,
-            _ if experiment.variant.iter().any(|variant| variant.name == *row) => SeriesStyle::Dashed,
-            _ => SeriesStyle::Line,
-        },
-    });
-    let names = match spec.x {
-        Quantity::Name => evaluations.iter().map(|evaluation| evaluation.name.clone()).collect(),
-        _ => Vec::new(),
-    };
-    Plot {
-        title: spec.title.clone(),
-        x: Scale {
-            label: spec.label.clone(),
-            log: !spec.linear && spec.x != Quantity::Name,
-            bytes: spec.x == Quantity::Bytes,
-            names,
-            ..Scale::default()
-        },
-        y: Scale {
-            label: if loss { "loss, nats per token" } else { "right answers" }.into(),
-            percent: !loss,
-            range: (!loss).then_some((0.0, 1.0)),
-            ..Scale::default()
-        },
-        series: series.collect(),
-        levels: Vec::new(),
-    }
-}
-
-fn points(results: &Results, row: &str, evaluations: &[&Evaluation], x: Quantity) -> Vec<Point> {
-    let mut points = Vec::new();
-    for (i, evaluation) in evaluations.iter().enumerate() {
-        let found = results.measured(row, evaluation);
-        if x == Quantity::Position {
-            points.extend(by_position(&found));
-            continue;
-        }
-        let Some(mean) = mean(results, row, evaluation) else { continue };
-        let average = |of: fn(&Measured) -> f64| {
-            found.iter().map(|measured| of(measured)).sum::<f64>() / found.len().max(1) as f64
-        };
-        let at = match x {
-            Quantity::Bytes => average(|measured| measured.memory_bytes as f64),
-            Quantity::Flop => average(|measured| measured.flop_per_token),
-            Quantity::Evaluation => evaluation.x.unwrap_or(i as f64),
-            Quantity::Name | Quantity::Position => i as f64,
-        };
-        points.push(point(at, &mean));
-    }
-    points
-}
-
-fn point(x: f64, mean: &Mean) -> Point {
-    let (low, high) = mean.interval().unwrap_or((f64::NAN, f64::NAN));
-    Point { x, y: mean.value, low, high }
-}
-
-/// Losses by position, with intervals over seeds.
-fn by_position(found: &[&Measured]) -> Vec<Point> {
-    let Some(first) = found.first() else { return Vec::new() };
-    let places = first.positions.iter().enumerate().filter_map(|(i, &(end, _))| {
-        let losses: Vec<f64> =
-            found.iter().filter_map(|measured| measured.positions.get(i).map(|&(_, loss)| loss)).collect();
-        Mean::of(&losses).map(|mean| point(end as f64, &mean))
-    });
-    places.collect()
 }
 
 fn differences(results: &Results) -> Section {
@@ -232,21 +161,16 @@ fn differences(results: &Results) -> Section {
     );
     section.list = decisions(results);
     for course in &experiment.courses {
-        let evaluations: Vec<&Evaluation> = experiment.evaluations_of(course).collect();
-        let mut columns = vec!["first – second".to_string()];
-        columns.extend(evaluations.iter().map(|evaluation| evaluation.name.clone()));
-        let mut rows = Vec::new();
-        for [first, second] in &experiment.compare {
-            let cells: Vec<Cell> = evaluations
-                .iter()
-                .map(|evaluation| difference_cell(results, first, second, evaluation))
-                .collect();
-            if cells.iter().any(|cell| cell.text != "–") {
-                rows.push(std::iter::once(cell(format!("{first} – {second}"))).chain(cells).collect());
-            }
-        }
-        if !rows.is_empty() {
-            section.tables.push(Table { caption: course.clone(), columns, rows });
+        let rows = experiment.compare.iter().map(|pair| (pair.join(" – "), pair));
+        let mut table = table(
+            results,
+            (course, course.clone(), "first – second"),
+            rows,
+            |[first, second], evaluation| difference_cell(results, first, second, evaluation),
+        );
+        table.rows.retain(|row| row[1..].iter().any(|cell| cell.text != "–"));
+        if !table.rows.is_empty() {
+            section.tables.push(table);
         }
     }
     section
@@ -306,14 +230,12 @@ fn decisions(results: &Results) -> Vec<String> {
 
 /// The paired difference of two rows.
 fn difference(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Option<Mean> {
-    let [a, b] = [first, second].map(|row| -> Vec<f64> {
-        results.measured(row, evaluation).iter().map(|measured| measured.value).collect()
-    });
+    let [a, b] = [first, second].map(|row| values(results, row, evaluation));
     if a.len() == b.len() { Mean::of_differences(&a, &b) } else { None }
 }
 
 fn difference_cell(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Cell {
-    let Some(mean) = difference(results, first, second, evaluation) else { return cell("–") };
+    let Some(mean) = difference(results, first, second, evaluation) else { return Cell::of("–") };
     let (factor, digits) = scale_of(evaluation);
     let sign = |value: f64| format!("{:+.digits$}", factor * value);
     let text = match mean.interval() {
@@ -338,11 +260,11 @@ fn beside_paper(results: &Results, published: &Published) -> Section {
     columns.push("here".into());
     columns.extend(chosen.map(|evaluation| format!("here: {}", evaluation.name)));
     let rows = published.row.iter().map(|row| {
-        let mut cells = vec![cell(row.name.clone())];
-        cells.extend(row.values.iter().map(|value| cell(value.to_string())));
-        cells.push(cell(row.ours.clone().unwrap_or_else(|| "–".into())));
+        let mut cells = vec![Cell::of(row.name.clone())];
+        cells.extend(row.values.iter().map(|value| Cell::of(value.to_string())));
+        cells.push(Cell::of(row.ours.clone().unwrap_or_else(|| "–".into())));
         if let Some(evaluation) = chosen {
-            cells.push(row.ours.as_ref().map_or(cell("–"), |ours| value_cell(results, ours, evaluation)));
+            cells.push(row.ours.as_ref().map_or(Cell::of("–"), |ours| value_cell(results, ours, evaluation)));
         }
         cells
     });
@@ -410,12 +332,12 @@ fn costs(results: &Results) -> Section {
         let rows = rows_of(results, course).into_iter().map(|row| {
             let arm = results.arms.iter().find(|arm| arm.arm == row && arm.course == *course);
             let run = arm.and_then(|arm| arm.runs.first());
-            let mut cells = vec![cell(row)];
-            cells.push(cell(run.map_or("–".into(), |run| thousands(run.parameters as f64))));
+            let mut cells = vec![Cell::of(row)];
+            cells.push(Cell::of(run.map_or("–".into(), |run| thousands(run.parameters as f64))));
             for evaluation in &ends {
                 let found = results.measured(row, evaluation);
                 let shown = |show: &dyn Fn(&Measured) -> String| {
-                    cell(found.first().map_or("–".into(), |measured| show(measured)))
+                    Cell::of(found.first().map_or("–".into(), |measured| show(measured)))
                 };
                 cells.push(shown(&|measured| in_bytes(measured.memory_bytes as f64)));
                 cells.push(shown(&|measured| {
@@ -425,7 +347,7 @@ fn costs(results: &Results) -> Section {
             }
             let speeds: Vec<f64> =
                 arm.iter().flat_map(|arm| &arm.runs).map(|run| run.tokens_per_second).collect();
-            cells.push(cell(Mean::of(&speeds).map_or("–".into(), |mean| thousands(mean.value.round()))));
+            cells.push(Cell::of(Mean::of(&speeds).map_or("–".into(), |mean| thousands(mean.value.round()))));
             cells
         });
         section.tables.push(Table { caption: course.clone(), columns, rows: rows.collect() });
@@ -450,7 +372,7 @@ fn rates(results: &Results) -> Section {
     columns.extend(all.iter().map(|rate| rate.to_string()));
     let mut rows = Vec::new();
     for arm in &results.arms {
-        let mut cells = vec![cell(arm.arm.clone()), cell(arm.course.clone())];
+        let mut cells = vec![Cell::of(arm.arm.clone()), Cell::of(arm.course.clone())];
         for rate in &all {
             let tried = arm.tried.iter().find(|tried| tried.0 == *rate);
             cells.push(match tried {
@@ -459,8 +381,10 @@ fn rates(results: &Results) -> Section {
                     strong: arm.rate == *rate,
                     title: String::new(),
                 },
-                None if arm.tried.is_empty() && arm.rate == *rate => Cell { strong: true, ..cell("used") },
-                None => cell("–"),
+                None if arm.tried.is_empty() && arm.rate == *rate => {
+                    Cell { strong: true, ..Cell::of("used") }
+                }
+                None => Cell::of("–"),
             });
         }
         rows.push(cells);
@@ -469,15 +393,8 @@ fn rates(results: &Results) -> Section {
     section
 }
 
-/// 1234567 as 1,234,567.
-pub(super) fn thousands(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
-    groups.collect::<Vec<_>>().join(",")
-}
-
 /// 49152 as 48.0 KiB.
-pub(super) fn in_bytes(bytes: f64) -> String {
+fn in_bytes(bytes: f64) -> String {
     match bytes {
         _ if bytes < 1024.0 => format!("{bytes:.0} B"),
         _ if bytes < 1024.0 * 1024.0 => format!("{:.1} KiB", bytes / 1024.0),

@@ -118,10 +118,6 @@ fn cell((x, y): (f64, f64), (width, height): (f64, f64), said: &str, value: Opti
 }
 
 /// A length in K if it is a whole number of them.
-fn short(length: usize) -> String {
-    if length >= 1024 && length.is_multiple_of(1024) {
-        format!("{}K", length / 1024)
-    } else {
-        length.to_string()
-    }
+pub(super) fn short(length: usize) -> String {
+    if length.is_multiple_of(1024) { format!("{}K", length / 1024) } else { length.to_string() }
 }

@@ -2,6 +2,7 @@
 
 use super::axis::Axis;
 use super::chart::{Chart, Line, Shape};
+use super::mark::CLASSES;
 use super::picture::picture;
 
 /// The point of one policy.
@@ -15,14 +16,14 @@ pub struct Point {
     pub accuracy: f64,
 }
 
-/// The style classes of the lines.
-const CLASSES: [&str; 4] = ["main", "other", "third", "fourth"];
+/// The most lines.
+const LINES: usize = 4;
 
 /// Renders a standalone SVG. At most four settings have a line; the points of others are omitted.
 pub fn recall_by_bytes(title: &str, line: &str, points: &[Point]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for point in points {
-        if !names.contains(&point.varied.as_str()) && names.len() < CLASSES.len() {
+        if !names.contains(&point.varied.as_str()) && names.len() < LINES {
             names.push(&point.varied);
         }
     }

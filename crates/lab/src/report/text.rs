@@ -8,6 +8,13 @@ pub(super) fn width(text: &str) -> f64 {
     CHARACTER * text.chars().count() as f64
 }
 
+/// 1234567 as 1,234,567.
+pub(super) fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
+}
+
 /// Breaks a text into lines of at most `most` characters, between words if it can. A text without words has no lines.
 pub fn wrapped(text: &str, most: usize) -> Vec<String> {
     let most = most.max(1);

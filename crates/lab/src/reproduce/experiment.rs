@@ -367,21 +367,18 @@ impl Experiment {
 
     /// Rejects names that do not exist.
     fn check(&self) -> std::result::Result<(), String> {
-        let known = |what: &str, name: &String, names: &[&String]| match names.contains(&name) {
+        let known = |what: &str, name: &String, exists: bool| match exists {
             true => Ok(()),
             false => Err(format!("{what} `{name}` does not exist")),
         };
-        let courses: Vec<&String> = self.course.keys().collect();
-        let arms: Vec<&String> = self.arm.keys().collect();
-        let used: Vec<&String> = self.arms.iter().collect();
-        let rows: Vec<&String> =
-            self.arms.iter().chain(self.variant.iter().map(|variant| &variant.name)).collect();
-        self.courses.iter().try_for_each(|name| known("course", name, &courses))?;
-        self.arms.iter().try_for_each(|name| known("arm", name, &arms))?;
-        let used_courses: Vec<&String> = self.courses.iter().collect();
-        self.evaluations
-            .iter()
-            .try_for_each(|evaluation| known("course", &evaluation.course, &used_courses))?;
+        let course = |name: &String| known("course", name, self.courses.contains(name));
+        let row = |name: &String| {
+            let variant = self.variant.iter().any(|variant| variant.name == *name);
+            known("row", name, self.arms.contains(name) || variant)
+        };
+        self.courses.iter().try_for_each(|name| known("course", name, self.course.contains_key(name)))?;
+        self.arms.iter().try_for_each(|name| known("arm", name, self.arm.contains_key(name)))?;
+        self.evaluations.iter().try_for_each(|evaluation| course(&evaluation.course))?;
         for evaluation in &self.evaluations {
             let kinds = [&evaluation.task, &evaluation.needles, &evaluation.text];
             if kinds.iter().filter(|kind| kind.is_some()).count() != 1 {
@@ -391,16 +388,18 @@ impl Experiment {
             if evaluation.stage.is_some_and(|stage| !(1..=stages).contains(&stage)) {
                 return Err(format!("ask `{}`: `stage` is from 1 to {stages}", evaluation.name));
             }
-            evaluation.only.iter().flatten().try_for_each(|name| known("row", name, &rows))?;
+            evaluation.only.iter().flatten().try_for_each(row)?;
         }
-        self.variant.iter().try_for_each(|variant| known("arm", &variant.of, &used))?;
-        self.compare.iter().flatten().try_for_each(|name| known("row", name, &rows))?;
+        self.variant
+            .iter()
+            .try_for_each(|variant| known("arm", &variant.of, self.arms.contains(&variant.of)))?;
+        self.compare.iter().flatten().try_for_each(row)?;
         for plot in self.figure.iter().flat_map(|figure| &figure.plot) {
-            known("course", &plot.course, &used_courses)?;
-            plot.rows.iter().flatten().try_for_each(|name| known("row", name, &rows))?;
+            course(&plot.course)?;
+            plot.rows.iter().flatten().try_for_each(row)?;
         }
         let published = self.published.iter().flat_map(|published| &published.row);
-        published.filter_map(|row| row.ours.as_ref()).try_for_each(|name| known("row", name, &rows))
+        published.filter_map(|row| row.ours.as_ref()).try_for_each(row)
     }
 
     /// The rows of the tables, in order: each arm, then its variants.

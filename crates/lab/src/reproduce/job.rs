@@ -118,17 +118,18 @@ pub fn carry_out(
     stop: &AtomicBool,
 ) -> Result<Option<(Outcome, bool)>> {
     let path = file(job, output);
-    let mut outcome = read(&path)?;
-    let fresh = outcome.is_none();
-    if outcome.is_none() {
-        outcome = train(job, output, stop)?;
-        let Some(outcome) = &outcome else { return Ok(None) };
-        write(&path, outcome)?;
-    }
-    let Some(mut outcome) = outcome else { return Ok(None) };
-    let missing =
-        |row: &Row<'_>, evaluation: &Evaluation| outcome.find(&key(evaluation, scale, row.policy)).is_none();
-    if !rows.iter().any(|row| row.evaluations.iter().any(|evaluation| missing(row, evaluation))) {
+    let fresh = !path.exists();
+    let mut outcome = if fresh {
+        let Some(outcome) = train(job, output, stop)? else { return Ok(None) };
+        write(&path, &outcome)?;
+        outcome
+    } else {
+        read(&path)?
+    };
+    let all = rows.iter().flat_map(|row| row.evaluations.iter().map(|evaluation| (row.policy, *evaluation)));
+    let missing: Vec<(&str, &Evaluation)> =
+        all.filter(|(policy, evaluation)| outcome.find(&key(evaluation, scale, policy)).is_none()).collect();
+    if missing.is_empty() {
         return Ok(Some((outcome, fresh)));
     }
     // As in `march eval`: decoding is bit-identical to reading the whole sequence.
@@ -136,14 +137,8 @@ pub fn carry_out(
     let device = Device::cpu(options)?;
     for stage in 0..job.stages.len() {
         let of_stage = |evaluation: &Evaluation| evaluation.stage.unwrap_or(job.stages.len()) == stage + 1;
-        let evaluations =
-            rows.iter().flat_map(|row| row.evaluations.iter().map(move |evaluation| (row, *evaluation)));
-        let wanted: Vec<(&Row<'_>, &Evaluation)> = evaluations
-            .filter(|(row, evaluation)| {
-                of_stage(evaluation) && outcome.find(&key(evaluation, scale, row.policy)).is_none()
-            })
-            .collect();
-        if wanted.is_empty() {
+        let mut wanted = missing.iter().filter(|(_, evaluation)| of_stage(evaluation)).peekable();
+        if wanted.peek().is_none() {
             continue;
         }
         let folder = checkpoint(job, stage, output)?;
@@ -156,10 +151,10 @@ pub fn carry_out(
             data: Some(&job.stages[stage].data),
             scale,
         };
-        for (row, evaluation) in wanted {
-            let policy = policy(&model.policy(), row.policy)?;
+        for (changes, evaluation) in wanted {
+            let policy = policy(&model.policy(), changes)?;
             model.check_policy(&policy)?;
-            let key = key(evaluation, scale, row.policy);
+            let key = key(evaluation, scale, changes);
             let keep_going = || {
                 if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
@@ -230,18 +225,12 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
         let end = folder.join("checkpoints").join(format!("step-{}", config.train.steps));
         // The last step's checkpoint is written after everything else.
         if !end.is_dir() || number + 1 == job.stages.len() {
-            let options = RunOptions { init_from: before.clone(), ..RunOptions::default() };
-            let mut run = match folder.join("run.json").exists() {
-                true => Run::resume(
-                    &device,
-                    &folder,
-                    RunOptions::default(),
-                    Box::<SingleProcess>::default(),
-                    &mut |_: Event| {},
-                )?,
-                false => {
-                    Run::create(&device, config.clone(), &folder, options, Box::<SingleProcess>::default())?
-                }
+            let alone = Box::<SingleProcess>::default();
+            let mut run = if folder.join("run.json").exists() {
+                Run::resume(&device, &folder, RunOptions::default(), alone, &mut |_: Event| {})?
+            } else {
+                let options = RunOptions { init_from: before.clone(), ..RunOptions::default() };
+                Run::create(&device, config.clone(), &folder, options, alone)?
             };
             parameters = run.trainer().model().parameter_count();
             if !run.train(stop, &mut |_| {})? {
@@ -266,16 +255,13 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
     Ok(Some(outcome))
 }
 
-fn read(path: &Path) -> Result<Option<Outcome>> {
-    if !path.exists() {
-        return Ok(None);
-    }
+fn read(path: &Path) -> Result<Outcome> {
     let (text, sealed) = disk::read_sealed(path, ADVICE)?;
     let damaged = |what: String| Error::damaged(path, format!("is damaged: {what}; {ADVICE}"));
     if !sealed {
         return Err(damaged("it has no checksum".into()));
     }
-    serde_json::from_str(&text).map(Some).map_err(|error| damaged(error.to_string()))
+    serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))
 }
 
 fn write(path: &Path, outcome: &Outcome) -> Result<()> {

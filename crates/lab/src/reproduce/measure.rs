@@ -34,125 +34,105 @@ pub struct Subject<'a> {
     pub scale: &'a Scale,
 }
 
+/// How an evaluation is carried out.
+struct Asked<'a> {
+    what: &'a Evaluation,
+    policy: &'a Policy,
+    keep_going: &'a dyn Fn() -> ControlFlow<()>,
+}
+
+/// What was found: the value, the length of a sequence, bytes after it and those of them for rollback, and losses by
+/// position.
+type Found = (f64, usize, [usize; 2], Vec<(usize, f64)>);
+
 impl Subject<'_> {
     /// Measures one thing; `None` if `keep_going` said to stop.
     pub fn measure(
         &self,
-        evaluation: &Evaluation,
-        policy: &Policy,
-        key: String,
-        keep_going: &dyn Fn() -> ControlFlow<()>,
-    ) -> Result<Option<Measured>> {
-        match (&evaluation.task, &evaluation.needles, &evaluation.text) {
-            (Some(task), ..) => self.recall(task, evaluation, policy, key, keep_going),
-            (_, Some(task), _) => self.needles(task, evaluation, policy, key, keep_going),
-            _ => self.loss(evaluation, policy, key, keep_going),
-        }
-    }
-
-    fn flop_per_token(&self, length: usize, policy: &Policy) -> f64 {
-        self.model.work(length, policy) / length.max(1) as f64
-    }
-
-    fn recall(
-        &self,
-        task: &str,
         what: &Evaluation,
         policy: &Policy,
         key: String,
         keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
-        let task = Task::open(task, what.length)?;
-        let Self { model, parameters, tokenizer, .. } = *self;
-        let reader = Reader { model, parameters, tokenizer, policy };
-        let options =
-            RecallOptions { samples: self.scale.samples(what.samples), decode: false, seed: REPORT_SEED };
-        let answers = evaluate_recall(&reader, &task, options, &mut |_| keep_going())?;
-        if (answers.samples.len() as u64) < options.samples {
-            return Ok(None);
+        let asked = &Asked { what, policy, keep_going };
+        let found = match (&what.task, &what.needles) {
+            (Some(task), _) => self.recall(task, asked)?,
+            (_, Some(tasks)) => self.needles(tasks, asked)?,
+            _ => self.loss(asked)?,
+        };
+        let Some((value, length, [memory_bytes, rollback_bytes], positions)) = found else { return Ok(None) };
+        if !value.is_finite() && !positions.is_empty() {
+            return Err(Error::Diverged(format!("{key}: the loss is not finite; training diverged")));
         }
-        Ok(Some(Measured {
-            key,
-            value: answers.accuracy().value(),
-            memory_bytes: answers.memory_bytes,
-            rollback_bytes: Some(answers.rollback_bytes),
-            flop_per_token: self.flop_per_token(task.length(), policy),
-            positions: Vec::new(),
-        }))
+        let flop_per_token = self.model.work(length, policy) / length.max(1) as f64;
+        let rollback_bytes = Some(rollback_bytes);
+        Ok(Some(Measured { key, value, memory_bytes, rollback_bytes, flop_per_token, positions }))
+    }
+
+    fn recall(&self, task: &str, asked: &Asked<'_>) -> Result<Option<Found>> {
+        let task = Task::open(task, asked.what.length)?;
+        let Self { model, parameters, tokenizer, .. } = *self;
+        let reader = Reader { model, parameters, tokenizer, policy: asked.policy };
+        let samples = self.scale.samples(asked.what.samples);
+        let options = RecallOptions { samples, decode: false, seed: REPORT_SEED };
+        let answers = evaluate_recall(&reader, &task, options, &mut |_| (asked.keep_going)())?;
+        let bytes = [answers.memory_bytes, answers.rollback_bytes];
+        let found = (answers.accuracy().value(), task.length(), bytes, Vec::new());
+        Ok((answers.samples.len() as u64 >= samples).then_some(found))
     }
 
     /// The mean score of some needle tasks at one length.
-    fn needles(
-        &self,
-        tasks: &str,
-        evaluation: &Evaluation,
-        policy: &Policy,
-        key: String,
-        keep_going: &dyn Fn() -> ControlFlow<()>,
-    ) -> Result<Option<Measured>> {
-        let length = self.scale.length(evaluation.length.unwrap_or(1024));
-        let limit = Some(self.scale.samples(evaluation.samples) as usize);
+    fn needles(&self, tasks: &str, asked: &Asked<'_>) -> Result<Option<Found>> {
+        let length = self.scale.length(asked.what.length.unwrap_or(1024));
+        let limit = Some(self.scale.samples(asked.what.samples) as usize);
         let sources = Sources { limit, ..Sources::default() };
         let inference = Inference::new(self.model, self.parameters);
-        let scheduler = Scheduler::new(inference, self.tokenizer, policy);
+        let scheduler = Scheduler::new(inference, self.tokenizer, asked.policy);
         let (mut sum, mut count) = (0.0, 0);
         for task in tasks.split(',') {
             let Some(suite) = suites().find(|suite| suite.name == task) else {
                 return Err(Error::Request(format!("`{task}` is not a needle task")));
             };
             let job = documents(suite, Some(length), &sources, self.tokenizer)?;
-            let outcome = evaluate(&scheduler, job, &sources, None, false, &mut |_, _| keep_going())?;
-            let Outcome::Done(result) = outcome else { return Ok(None) };
+            let watch = &mut |_: usize, _: usize| (asked.keep_going)();
+            let Outcome::Done(result) = evaluate(&scheduler, job, &sources, None, false, watch)? else {
+                return Ok(None);
+            };
             sum += result.metrics.first().map_or(0.0, |metric| metric.value);
             count += 1;
         }
-        Ok(Some(Measured {
-            key,
-            value: sum / f64::from(count),
-            memory_bytes: self.model.memory_bytes(length, policy),
-            rollback_bytes: Some(self.model.rollback_bytes(length, policy)),
-            flop_per_token: self.flop_per_token(length, policy),
-            positions: Vec::new(),
-        }))
+        let of = |bytes: fn(&Model, usize, &Policy) -> usize| bytes(self.model, length, asked.policy);
+        let bytes = [of(Model::memory_bytes), of(Model::rollback_bytes)];
+        Ok(Some((sum / f64::from(count), length, bytes, Vec::new())))
     }
 
     /// The loss on the last half of the held-out text; validation during training uses the beginning of its first half.
-    fn loss(
-        &self,
-        evaluation: &Evaluation,
-        policy: &Policy,
-        key: String,
-        keep_going: &dyn Fn() -> ControlFlow<()>,
-    ) -> Result<Option<Measured>> {
+    fn loss(&self, asked: &Asked<'_>) -> Result<Option<Found>> {
         let ids = self.held_out()?;
         let ids = &ids[ids.len() / 2..];
-        let wanted = self.scale.length(evaluation.length.unwrap_or(1024));
+        let wanted = self.scale.length(asked.what.length.unwrap_or(1024));
         let length = wanted.min(ids.len().saturating_sub(1));
         if length == 0 {
             return Err(Error::Request("the held-out text is too short to measure a loss on".into()));
         }
         let most = (ids.len() - 1) / length;
-        let count = most.min(self.scale.samples(evaluation.samples) as usize);
+        let count = most.min(self.scale.samples(asked.what.samples) as usize);
         let inference = Inference::new(self.model, self.parameters);
-        let (mut sums, mut bytes, mut rollback) = (vec![0.0f64; length], 0, None);
+        let (mut sums, mut bytes) = (vec![0.0f64; length], [0; 2]);
         for first in (0..count).step_by(ROWS) {
             let rows: Vec<usize> = (first..count.min(first + ROWS)).map(|row| row * length).collect();
             let mut banks =
-                rows.iter().map(|_| self.model.bank(policy.clone())).collect::<Result<Vec<_>>>()?;
+                rows.iter().map(|_| self.model.bank(asked.policy.clone())).collect::<Result<Vec<_>>>()?;
             let targets: Vec<u32> =
-                rows.iter().flat_map(|&at| ids[at + 1..at + 1 + length].iter().copied()).collect();
-            let mut parts: Vec<_> = rows
-                .iter()
-                .zip(&mut banks)
-                .map(|(&at, bank)| Part::new(&ids[at..at + length], bank))
-                .collect();
+                rows.iter().flat_map(|&at| &ids[at + 1..at + 1 + length]).copied().collect();
+            let parts = rows.iter().zip(&mut banks);
+            let mut parts: Vec<_> = parts.map(|(&at, bank)| Part::new(&ids[at..at + length], bank)).collect();
             let losses = inference.losses(&mut parts, &targets)?;
             for (i, &loss) in losses.nll.iter().enumerate() {
                 sums[i % length] += f64::from(loss);
             }
-            bytes = banks.first().map_or(0, |bank| bank.bytes());
-            rollback = banks.first().map(|bank| bank.rollback_bytes());
-            if keep_going().is_break() {
+            bytes = [banks[0].bytes(), banks[0].rollback_bytes()];
+            if (asked.keep_going)().is_break() {
                 return Ok(None);
             }
         }
@@ -164,13 +144,7 @@ impl Subject<'_> {
             positions.push((to, mean(from, to)));
             from = to;
         }
-        let value = mean(0, length);
-        if !value.is_finite() {
-            return Err(Error::Diverged(format!("{key}: the loss is not finite; training diverged")));
-        }
-        let flop_per_token = self.flop_per_token(length, policy);
-        let rollback_bytes = rollback;
-        Ok(Some(Measured { key, value, memory_bytes: bytes, rollback_bytes, flop_per_token, positions }))
+        Ok(Some((mean(0, length), length, bytes, positions)))
     }
 
     /// The part of the text that the model was not trained on.

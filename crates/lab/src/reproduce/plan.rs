@@ -43,12 +43,7 @@ impl Scale {
         Self { size, seeds, shards: None }
     }
 
-    /// Steps of a stage.
-    fn steps(&self, stage: &Stage) -> u64 {
-        if self.size == Size::Quick { stage.steps.min(2) } else { stage.steps }
-    }
-
-    /// Sequences of an evaluation.
+    /// Steps of a stage, or sequences of an evaluation.
     pub fn samples(&self, samples: u64) -> u64 {
         if self.size == Size::Quick { samples.min(2) } else { samples }
     }
@@ -113,12 +108,9 @@ impl Plan {
                 let own = &experiment.arm[arm];
                 let of_arm = own.rates_of.clone().filter(|other| experiment.arms.contains(other));
                 let of_course = course.rates_of.clone().filter(|other| experiment.courses.contains(other));
-                let rate_of = match (of_arm, of_course) {
-                    (None, None) => None,
-                    (other, same) => {
-                        Some((other.unwrap_or_else(|| arm.clone()), same.unwrap_or_else(|| name.clone())))
-                    }
-                };
+                let rate_of = (of_arm.is_some() || of_course.is_some()).then(|| {
+                    (of_arm.unwrap_or_else(|| arm.clone()), of_course.unwrap_or_else(|| name.clone()))
+                });
                 let mut rates = own.rates.clone().unwrap_or_else(|| course.rates.clone());
                 rates.extend(course.more_rates.get(arm).into_iter().flatten());
                 let rates = scale.rates(&rates).to_vec();
@@ -142,7 +134,7 @@ impl Plan {
 
     /// The runs that choose the rates.
     pub fn sweep(&self) -> Result<Vec<Job>> {
-        let chosen = self.entries.iter().filter(|entry| entry.rate_of.is_none() && entry.rates.len() > 1);
+        let chosen = self.entries.iter().filter(|entry| entry.is_swept());
         let each = chosen.flat_map(|entry| entry.rates.iter().map(move |&rate| (entry, rate)));
         each.map(|(entry, rate)| self.job(entry, rate, SWEEP_SEED)).collect()
     }
@@ -178,19 +170,16 @@ impl Plan {
             .concat()
             .into_iter()
             .partition(|set| set.starts_with("data."));
-        let vocabulary = match &stage.task {
-            Some(task) => Task::open(task, stage.length)?.vocabulary().len(),
+        let task = stage.task.as_ref().map(|task| Task::open(task, stage.length)).transpose()?;
+        let vocabulary = match &task {
+            Some(task) => task.vocabulary().len(),
             None => Tokenizer::load("bytes")?.vocabulary(),
         };
         settings.push(format!("model.vocab_size={vocabulary}"));
         let mut config = Config::load_with(&arm.base, &settings)?;
         // The arms' presets have data of their own, which a course replaces as a whole.
-        let length = match (&stage.task, stage.length) {
-            (Some(task), length) => Task::open(task, length)?.length(),
-            (None, Some(length)) => length,
-            (None, None) => {
-                return Err(Error::Request(format!("course `{}`: a stage needs a `length`", entry.course)));
-            }
+        let Some(length) = task.map(|task| task.length()).or(stage.length) else {
+            return Err(Error::Request(format!("course `{}`: a stage needs a `length`", entry.course)));
         };
         let given = data.iter().position(|set| set == "data.path=given").map(|at| data.remove(at)).is_some();
         data.push(format!("data.sequence_length={length}"));
@@ -203,7 +192,7 @@ impl Plan {
             (config.data.kind, config.data.path) = (DataKind::Shards, Some(folder.display().to_string()));
         }
         let train = &mut config.train;
-        train.steps = self.scale.steps(stage);
+        train.steps = self.scale.samples(stage.steps);
         (train.micro_batch, train.tokens_per_step) = (stage.rows, stage.rows * length);
         train.validate_every = train.steps.div_ceil(8);
         train.learning_rate = rate;
@@ -220,27 +209,31 @@ impl Plan {
     /// Estimated seconds of all runs on one thread, if none exists yet: the work of their matrix products at the speed
     /// of some steps of the first.
     pub fn estimate(&self) -> Result<f64> {
-        let (mut flop, mut speed) = (0.0, None);
-        for entry in &self.entries {
-            let job = self.job(entry, entry.rates[0], 1)?;
-            let sweep = if entry.rate_of.is_none() && entry.rates.len() > 1 { entry.rates.len() } else { 0 };
-            flop += job.stages.iter().map(work).sum::<f64>() * (sweep as u64 + self.scale.seeds) as f64;
-            if speed.is_none() {
-                speed = job.stages.last().map(measured_speed).transpose()?;
-            }
-        }
-        Ok(flop / speed.unwrap_or(1e10))
+        let flop = self.total(|job| job.stages.iter().map(work).sum())?;
+        let first = self.entries.first().map(|entry| self.job(entry, entry.rates[0], 1)).transpose()?;
+        let stage = first.as_ref().and_then(|job| job.stages.last());
+        Ok(flop / stage.map_or(Ok(1e10), measured_speed)?)
     }
 
     /// Tokens that all runs train on, if none exists yet.
     pub fn tokens(&self) -> Result<f64> {
-        let mut tokens = 0.0;
-        for entry in &self.entries {
-            let job = self.job(entry, entry.rates[0], 1)?;
-            let sweep = if entry.rate_of.is_none() && entry.rates.len() > 1 { entry.rates.len() } else { 0 };
-            tokens += job.tokens() * (sweep as u64 + self.scale.seeds) as f64;
-        }
-        Ok(tokens)
+        self.total(Job::tokens)
+    }
+
+    /// The sum of a quantity over all runs.
+    fn total(&self, of: impl Fn(&Job) -> f64) -> Result<f64> {
+        let each = self.entries.iter().map(|entry| {
+            let sweep = if entry.is_swept() { entry.rates.len() as u64 } else { 0 };
+            Ok(of(&self.job(entry, entry.rates[0], 1)?) * (sweep + self.scale.seeds) as f64)
+        });
+        each.sum()
+    }
+}
+
+impl Entry {
+    /// Whether runs choose its rate.
+    fn is_swept(&self) -> bool {
+        self.rate_of.is_none() && self.rates.len() > 1
     }
 }
 

@@ -60,12 +60,6 @@ pub struct Results {
 }
 
 impl Results {
-    /// The values of a row's evaluation by seed, with memory and work: (value, bytes, FLOP per token).
-    pub fn values(&self, row: &str, evaluation: &Evaluation) -> Vec<(f64, usize, f64)> {
-        let found = self.measured(row, evaluation);
-        found.iter().map(|m| (m.value, m.memory_bytes, m.flop_per_token)).collect()
-    }
-
     /// The measurements of a row's evaluation by seed; empty if it does not concern the row.
     pub fn measured(&self, row: &str, evaluation: &Evaluation) -> Vec<&Measured> {
         let experiment = &self.plan.experiment;
@@ -94,37 +88,27 @@ pub fn carry_out_all(
     let sweep = plan.sweep()?;
     watch(Progress::Begun("choosing learning rates", sweep.len(), sweep.iter().map(Job::tokens).sum()));
     let Some(swept) = together(&sweep, plan, false, output, workers, stop, watch)? else { return Ok(None) };
-    let mut chosen: Vec<(&Entry, f64, Vec<Tried>)> = Vec::new();
-    for entry in &plan.entries {
-        let (rate, tried) = choose(entry, &swept);
-        chosen.push((entry, rate, tried));
-    }
-    let rate_of = |entry: &Entry| {
-        let wanted = entry.rate_of.clone().unwrap_or_else(|| (entry.arm.clone(), entry.course.clone()));
-        let found = chosen.iter().find(|(other, ..)| (&other.arm, &other.course) == (&wanted.0, &wanted.1));
-        found.map_or(entry.rates[0], |found| found.1)
-    };
+    let chosen: Vec<(&Entry, (f64, Vec<Tried>))> =
+        plan.entries.iter().map(|entry| (entry, choose(entry, &swept))).collect();
+    let mut arms = Vec::new();
     let mut jobs = Vec::new();
-    for (entry, ..) in &chosen {
-        let rate = rate_of(entry);
-        watch(Progress::Chosen(entry.arm.clone(), entry.course.clone(), rate));
+    for (entry, (_, tried)) in &chosen {
+        let (arm, course) = entry.rate_of.as_ref().map_or((&entry.arm, &entry.course), |of| (&of.0, &of.1));
+        let found = chosen.iter().find(|(other, _)| (&other.arm, &other.course) == (arm, course));
+        let rate = found.map_or(entry.rates[0], |(_, (rate, _))| *rate);
+        let (arm, course) = (entry.arm.clone(), entry.course.clone());
+        watch(Progress::Chosen(arm.clone(), course.clone(), rate));
         jobs.extend(plan.results(entry, rate)?);
+        arms.push(Arm { arm, course, rate, tried: tried.clone(), runs: Vec::new() });
     }
     // Seed by seed, so that an interrupted experiment has some seeds of every arm.
     jobs.sort_by_key(|job| job.seed);
     watch(Progress::Begun("training with fresh seeds", jobs.len(), jobs.iter().map(Job::tokens).sum()));
     let Some(done) = together(&jobs, plan, true, output, workers, stop, watch)? else { return Ok(None) };
-    let arms = chosen.iter().map(|(entry, _, tried)| {
-        let own = done.iter().filter(|run| run.job.arm == entry.arm && run.job.course == entry.course);
-        Arm {
-            arm: entry.arm.clone(),
-            course: entry.course.clone(),
-            rate: rate_of(entry),
-            tried: tried.clone(),
-            runs: own.map(|run| run.outcome.clone()).collect(),
-        }
-    });
-    let arms = arms.collect();
+    for arm in &mut arms {
+        let own = done.iter().filter(|run| run.job.arm == arm.arm && run.job.course == arm.course);
+        arm.runs = own.map(|run| run.outcome.clone()).collect();
+    }
     Ok(Some(Results { plan: plan.clone(), arms }))
 }
 
@@ -147,13 +131,33 @@ fn together(
     stop: &AtomicBool,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Option<Vec<Finished>>> {
-    let next = AtomicUsize::new(0);
-    let failed = AtomicBool::new(false);
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let carry_out = |job: &Job| {
+        let rows = if measure { rows_of(plan, job) } else { Vec::new() };
+        let place = || format!("{} on {}, rate {}, seed {}", job.arm, job.course, job.rate, job.seed);
+        carry_out(job, &rows, &plan.scale, output, stop).or_else(|error| match error {
+            // A rate that is too high is a result of the sweep.
+            Error::Diverged(_) if !measure => Ok(Some((Outcome::diverged(), true))),
+            Error::Diverged(why) => Err(Error::Diverged(format!("{}: {why}", place()))),
+            Error::Request(why) => Err(Error::Request(format!("{}: {why}", place()))),
+            other => Err(other),
+        })
+    };
+    // Takes one job after the other.
+    let work = |send: Sender<_>| {
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        for (number, job) in numbers.map_while(|number| Some((number, jobs.get(number)?))) {
+            let stopped = stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
+            if stopped || send.send((number, carry_out(job))).is_err() {
+                return;
+            }
+        }
+    };
     let (send, receive) = channel();
     std::thread::scope(|scope| {
         for _ in 0..workers.clamp(1, jobs.len().max(1)) {
-            let (send, next, failed) = (send.clone(), &next, &failed);
-            scope.spawn(move || work(jobs, next, plan, measure, output, stop, failed, &send));
+            let (send, work) = (send.clone(), &work);
+            scope.spawn(move || work(send));
         }
         drop(send);
         let mut done: Vec<Option<Finished>> = vec![None; jobs.len()];
@@ -173,48 +177,8 @@ fn together(
                 }
             }
         }
-        match error {
-            Some(error) => Err(error),
-            None => Ok(done.into_iter().collect()),
-        }
+        error.map_or_else(|| Ok(done.into_iter().collect()), Err)
     })
-}
-
-/// Takes one job after the other.
-fn work(
-    jobs: &[Job],
-    next: &AtomicUsize,
-    plan: &Plan,
-    measure: bool,
-    output: &Path,
-    stop: &AtomicBool,
-    failed: &AtomicBool,
-    send: &Sender<(usize, Result<Option<(Outcome, bool)>>)>,
-) {
-    loop {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        let Some(job) = jobs.get(number) else { return };
-        if stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed) {
-            return;
-        }
-        let rows = if measure { rows_of(plan, job) } else { Vec::new() };
-        let place = |error: Error| {
-            let message = format!("{} on {}, rate {}, seed {}", job.arm, job.course, job.rate, job.seed);
-            match error {
-                Error::Request(why) => Error::Request(format!("{message}: {why}")),
-                Error::Diverged(why) => Error::Diverged(format!("{message}: {why}")),
-                other => other,
-            }
-        };
-        let outcome = match carry_out(job, &rows, &plan.scale, output, stop) {
-            // A rate that is too high is a result of the sweep.
-            Err(Error::Diverged(_)) if !measure => Ok(Some((Outcome::diverged(), true))),
-            outcome => outcome.map_err(place),
-        };
-        if send.send((number, outcome)).is_err() {
-            return;
-        }
-    }
 }
 
 /// What is measured on a run: the arm itself and its variants.

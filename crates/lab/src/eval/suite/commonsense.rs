@@ -9,135 +9,28 @@ use super::field::{index, list, required, text, text_or_number, texts, value};
 use super::metric::Metric;
 use super::python::{capitalize, is_space, strip};
 use super::source::DataSet;
-use super::{Documents, Gold, Sample, Suite};
+use super::{Gold, Sample, Suite};
 use crate::eval::request::Request;
 
+// One line for the task, one for its data set.
+#[rustfmt::skip]
 pub(super) const TASKS: &[Suite] = &[
-    Suite {
-        name: "lambada_openai",
-        group: "commonsense",
-        about: "the last word of a passage",
-        metrics: &[Metric::Acc, Metric::Perplexity],
-        paper: Some("LMB."),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "EleutherAI/lambada_openai",
-                config: "default",
-                split: "test",
-                files: &[
-                    "EleutherAI/lambada_openai/data/lambada_test.jsonl",
-                    "commonsense/lambada_openai_test.jsonl",
-                ],
-            },
-            sample: lambada,
-        },
-    },
-    Suite {
-        name: "piqa",
-        group: "commonsense",
-        about: "which of two solutions works in the physical world",
-        metrics: &[Metric::Acc, Metric::AccNorm],
-        paper: Some("PIQA"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "baber/piqa",
-                config: "",
-                split: "validation",
-                files: &[
-                    "ybisk/piqa/plain_text/validation-*.parquet",
-                    "ybisk/piqa/valid.jsonl",
-                    "commonsense/piqa_valid.jsonl",
-                ],
-            },
-            sample: piqa,
-        },
-    },
-    Suite {
-        name: "hellaswag",
-        group: "commonsense",
-        about: "which of four endings continues a description",
-        metrics: &[Metric::Acc, Metric::AccNorm],
-        paper: Some("Hella."),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "Rowan/hellaswag",
-                config: "",
-                split: "validation",
-                files: &["Rowan/hellaswag/data/hellaswag_val.jsonl", "commonsense/hellaswag_val.jsonl"],
-            },
-            sample: hellaswag,
-        },
-    },
-    Suite {
-        name: "winogrande",
-        group: "commonsense",
-        about: "which of two names a gap stands for",
-        metrics: &[Metric::Acc],
-        paper: Some("Wino."),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "allenai/winogrande",
-                config: "winogrande_xl",
-                split: "validation",
-                files: &["commonsense/winogrande_dev.jsonl"],
-            },
-            sample: winogrande,
-        },
-    },
-    Suite {
-        name: "arc_easy",
-        group: "commonsense",
-        about: "science questions of a school, the easy ones",
-        metrics: &[Metric::AccNorm, Metric::Acc],
-        paper: Some("ARC-e"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "allenai/ai2_arc",
-                config: "ARC-Easy",
-                split: "test",
-                files: &["commonsense/ARC-Easy-Test.jsonl"],
-            },
-            sample: arc,
-        },
-    },
-    Suite {
-        name: "arc_challenge",
-        group: "commonsense",
-        about: "science questions of a school, the hard ones",
-        metrics: &[Metric::AccNorm, Metric::Acc],
-        paper: Some("ARC-c"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "allenai/ai2_arc",
-                config: "ARC-Challenge",
-                split: "test",
-                files: &["commonsense/ARC-Challenge-Test.jsonl"],
-            },
-            sample: arc,
-        },
-    },
-    Suite {
-        name: "openbookqa",
-        group: "commonsense",
-        about: "questions about elementary science",
-        metrics: &[Metric::AccNorm, Metric::Acc],
-        paper: Some("OBQA"),
-        documents: Documents::Files {
-            set: DataSet { hub: "allenai/openbookqa", config: "main", split: "test", files: &[] },
-            sample: openbookqa,
-        },
-    },
-    Suite {
-        name: "commonsense_qa",
-        group: "commonsense",
-        about: "questions about everyday things, answered by a letter",
-        metrics: &[Metric::Acc],
-        paper: Some("CSQA"),
-        documents: Documents::Files {
-            set: DataSet { hub: "tau/commonsense_qa", config: "", split: "validation", files: &[] },
-            sample: commonsense_qa,
-        },
-    },
+    Suite::of_files("commonsense", "lambada_openai", Some("LMB."), "the last word of a passage", &[Metric::Acc, Metric::Perplexity], lambada,
+        DataSet::new("EleutherAI/lambada_openai", "default", "test", &["EleutherAI/lambada_openai/data/lambada_test.jsonl", "commonsense/lambada_openai_test.jsonl"])),
+    Suite::of_files("commonsense", "piqa", Some("PIQA"), "which of two solutions works in the physical world", &[Metric::Acc, Metric::AccNorm], piqa,
+        DataSet::new("baber/piqa", "", "validation", &["ybisk/piqa/plain_text/validation-*.parquet", "ybisk/piqa/valid.jsonl", "commonsense/piqa_valid.jsonl"])),
+    Suite::of_files("commonsense", "hellaswag", Some("Hella."), "which of four endings continues a description", &[Metric::Acc, Metric::AccNorm], hellaswag,
+        DataSet::new("Rowan/hellaswag", "", "validation", &["Rowan/hellaswag/data/hellaswag_val.jsonl", "commonsense/hellaswag_val.jsonl"])),
+    Suite::of_files("commonsense", "winogrande", Some("Wino."), "which of two names a gap stands for", &[Metric::Acc], winogrande,
+        DataSet::new("allenai/winogrande", "winogrande_xl", "validation", &["commonsense/winogrande_dev.jsonl"])),
+    Suite::of_files("commonsense", "arc_easy", Some("ARC-e"), "science questions of a school, the easy ones", &[Metric::AccNorm, Metric::Acc], arc,
+        DataSet::new("allenai/ai2_arc", "ARC-Easy", "test", &["commonsense/ARC-Easy-Test.jsonl"])),
+    Suite::of_files("commonsense", "arc_challenge", Some("ARC-c"), "science questions of a school, the hard ones", &[Metric::AccNorm, Metric::Acc], arc,
+        DataSet::new("allenai/ai2_arc", "ARC-Challenge", "test", &["commonsense/ARC-Challenge-Test.jsonl"])),
+    Suite::of_files("commonsense", "openbookqa", Some("OBQA"), "questions about elementary science", &[Metric::AccNorm, Metric::Acc], openbookqa,
+        DataSet::new("allenai/openbookqa", "main", "test", &[])),
+    Suite::of_files("commonsense", "commonsense_qa", Some("CSQA"), "questions about everyday things, answered by a letter", &[Metric::Acc], commonsense_qa,
+        DataSet::new("tau/commonsense_qa", "", "validation", &[])),
 ];
 
 /// A context with several continuations, of which `index` is right. An empty one has no length to divide by.

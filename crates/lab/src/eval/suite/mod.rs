@@ -20,6 +20,7 @@ use march_lm::config::nearest;
 use march_lm::data::needles::Needles;
 use march_lm::data::recall::TASKS;
 use metric::Metric;
+use source::DataSet;
 
 /// A task.
 pub struct Suite {
@@ -39,11 +40,11 @@ pub struct Suite {
 
 /// Where a task's documents come from.
 pub enum Documents {
-    /// Local files of a data set; `sample` converts one document, or says what is wrong with it.
+    /// Local files of a data set.
     Files {
         /// The data set.
-        set: source::DataSet,
-        /// Converts one document.
+        set: DataSet,
+        /// Converts one document, or says what is wrong with it.
         sample: fn(&Value) -> Result<Sample, String>,
     },
     /// Generated for a length and a tokenizer.
@@ -59,6 +60,14 @@ pub struct Sample {
     pub requests: Vec<Request>,
     /// What the answers are compared to.
     pub gold: Gold,
+}
+
+impl Sample {
+    /// A prompt to continue up to one of `until`.
+    fn generated(context: String, until: &[&str], max_tokens: usize, gold: Gold) -> Self {
+        let until = until.iter().map(|text| text.to_string()).collect();
+        Self { requests: vec![Request::GenerateUntil { context, until, max_tokens }], gold }
+    }
 }
 
 /// What answers are compared to.
@@ -92,6 +101,19 @@ pub enum Gold {
 }
 
 impl Suite {
+    /// A task whose documents are files of a data set.
+    const fn of_files(
+        group: &'static str,
+        name: &'static str,
+        paper: Option<&'static str>,
+        about: &'static str,
+        metrics: &'static [Metric],
+        sample: fn(&Value) -> Result<Sample, String>,
+        set: DataSet,
+    ) -> Self {
+        Self { name, group, about, metrics, paper, documents: Documents::Files { set, sample } }
+    }
+
     /// The metrics' values for one document, in their order.
     pub fn score(&self, gold: &Gold, answers: &[Answer]) -> Vec<metric::Value> {
         self.metrics.iter().map(|metric| metric.score(gold, answers)).collect()

@@ -12,41 +12,27 @@ use super::source::DataSet;
 use super::{Documents, Gold, Sample, Suite};
 use crate::eval::request::Request;
 
+const METRICS: &[Metric] =
+    &[Metric::WordPerplexity, Metric::BytePerplexity, Metric::BitsPerByte, Metric::TokenPerplexity];
+
 pub(super) const TASKS: &[Suite] = &[
     Suite {
         name: "perplexity",
         group: "text",
         about: "a text of your own, scored as a whole",
-        metrics: &[
-            Metric::WordPerplexity,
-            Metric::BytePerplexity,
-            Metric::BitsPerByte,
-            Metric::TokenPerplexity,
-        ],
+        metrics: METRICS,
         paper: None,
         documents: Documents::Text,
     },
-    Suite {
-        name: "wikitext",
-        group: "text",
-        about: "articles of Wikipedia, scored as a whole",
-        metrics: &[
-            Metric::WordPerplexity,
-            Metric::BytePerplexity,
-            Metric::BitsPerByte,
-            Metric::TokenPerplexity,
-        ],
-        paper: None,
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "EleutherAI/wikitext_document_level",
-                config: "wikitext-2-raw-v1",
-                split: "test",
-                files: &[],
-            },
-            sample: wikitext,
-        },
-    },
+    Suite::of_files(
+        "text",
+        "wikitext",
+        None,
+        "articles of Wikipedia, scored as a whole",
+        METRICS,
+        wikitext,
+        DataSet::new("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test", &[]),
+    ),
 ];
 
 impl Sample {
@@ -66,17 +52,10 @@ fn wikitext(document: &Value) -> Result<Sample, String> {
 }
 
 /// What is replaced, in order: first these,
+#[rustfmt::skip]
 const SEPARATORS: [(&str, &str); 10] = [
-    ("s '", "s'"),
-    (" @-@ ", "-"),
-    (" @,@ ", ","),
-    (" @.@ ", "."),
-    (" : ", ": "),
-    (" ; ", "; "),
-    (" . ", ". "),
-    (" ! ", "! "),
-    (" ? ", "? "),
-    (" , ", ", "),
+    ("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" : ", ": "),
+    (" ; ", "; "), (" . ", ". "), (" ! ", "! "), (" ? ", "? "), (" , ", ", "),
 ];
 
 /// then white space inside these pairs,
@@ -89,15 +68,10 @@ const PAIRS: [(&str, &str); 5] = [
 ];
 
 /// then these.
+#[rustfmt::skip]
 const REST: [(&str, &str); 8] = [
-    ("= = = =", "===="),
-    ("= = =", "==="),
-    ("= =", "=="),
-    (" ° ", "°"),
-    (" \n", "\n"),
-    ("\n ", "\n"),
-    (" N ", " 1 "),
-    (" 's", "'s"),
+    ("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°"),
+    (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s"),
 ];
 
 /// Undoes the separation of punctuation in WikiText.
@@ -105,15 +79,10 @@ fn joined(page: &str) -> String {
     static REGEXES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         PAIRS.iter().filter_map(|&(pattern, by)| Some((Regex::new(pattern).ok()?, by))).collect()
     });
-    let mut text = page.to_string();
-    for (from, to) in SEPARATORS {
-        text = text.replace(from, to);
-    }
-    for (regex, by) in &*REGEXES {
-        text = regex.replace_all(&text, *by).into_owned();
-    }
-    for (from, to) in REST {
-        text = text.replace(from, to);
-    }
-    text
+    let replaced = |text: String, pairs: &[(&str, &str)]| {
+        pairs.iter().fold(text, |text, (from, to)| text.replace(from, to))
+    };
+    let text = replaced(page.to_string(), &SEPARATORS);
+    let text = REGEXES.iter().fold(text, |text, (regex, by)| regex.replace_all(&text, *by).into_owned());
+    replaced(text, &REST)
 }

@@ -6,160 +6,36 @@ use super::field::{list, required, text, text_or_number, texts, value};
 use super::metric::{Metric, Normalisation};
 use super::python::strip;
 use super::source::DataSet;
-use super::{Documents, Gold, Sample, Suite};
-use crate::eval::request::Request;
+use super::{Gold, Sample, Suite};
 
+// One line for the task, one for its data set.
+#[rustfmt::skip]
 pub(super) const TASKS: &[Suite] = &[
     // The harness means to stop at a newline after 48 tokens, as in the two tasks that follow, but its defaults
     // come first: it really stops at an empty line after 256 tokens. The numbers are comparable only if it is so here.
-    Suite {
-        name: "squad_completion",
-        group: "retrieval",
-        about: "answers from a paragraph (SQuAD)",
-        metrics: &[Metric::Contains],
-        paper: Some("SQuAD"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "hazyresearch/based-squad",
-                config: "default",
-                split: "validation",
-                files: &["retrieval/xquad.en.json"],
-            },
-            sample: squad_completion,
-        },
-    },
-    Suite {
-        name: "swde",
-        group: "retrieval",
-        about: "values from the text of web pages",
-        metrics: &[Metric::Contains],
-        paper: Some("SWDE"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "hazyresearch/based-swde-v2",
-                config: "default",
-                split: "validation",
-                files: &[],
-            },
-            sample: completion,
-        },
-    },
-    Suite {
-        name: "fda",
-        group: "retrieval",
-        about: "values from reports on medical devices",
-        metrics: &[Metric::Contains],
-        paper: Some("FDA"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "hazyresearch/based-fda",
-                config: "default",
-                split: "validation",
-                files: &[],
-            },
-            sample: completion,
-        },
-    },
-    Suite {
-        name: "triviaqa",
-        group: "retrieval",
-        about: "trivia without a text to find the answer in",
-        metrics: &[Metric::ExactMatch(Normalisation::Plain)],
-        paper: Some("TriviaQA"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "mandarjoshi/trivia_qa",
-                config: "rc.nocontext",
-                split: "validation",
-                files: &[],
-            },
-            sample: triviaqa,
-        },
-    },
-    Suite {
-        name: "drop",
-        group: "retrieval",
-        about: "questions about a paragraph that need counting or arithmetic",
-        metrics: &[Metric::Em, Metric::F1],
-        paper: Some("DROP"),
-        documents: Documents::Files {
-            set: DataSet { hub: "EleutherAI/drop", config: "", split: "validation", files: &[] },
-            sample: drop,
-        },
-    },
-    Suite {
-        name: "nq_open",
-        group: "retrieval",
-        about: "questions of searchers without a text to find the answer in",
-        metrics: &[Metric::ExactMatch(Normalisation::Articles)],
-        paper: Some("NQ"),
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "google-research-datasets/nq_open",
-                config: "",
-                split: "validation",
-                files: &[],
-            },
-            sample: nq_open,
-        },
-    },
-    Suite {
-        name: "triviaqa_cloze",
-        group: "retrieval_cloze",
-        about: "trivia as cloze, with a text that has the answer",
-        metrics: &[Metric::Contains],
-        paper: None,
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "hazyresearch/based_triviaqa",
-                config: "default",
-                split: "validation",
-                files: &[],
-            },
-            sample: completion,
-        },
-    },
-    Suite {
-        name: "drop_cloze",
-        group: "retrieval_cloze",
-        about: "DROP as cloze",
-        metrics: &[Metric::Contains],
-        paper: None,
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "hazyresearch/based_drop",
-                config: "default",
-                split: "validation",
-                files: &[],
-            },
-            sample: completion,
-        },
-    },
-    Suite {
-        name: "nq_cloze",
-        group: "retrieval_cloze",
-        about: "questions of searchers as cloze, with a text that has the answer",
-        metrics: &[Metric::Contains],
-        paper: None,
-        documents: Documents::Files {
-            set: DataSet {
-                hub: "hazyresearch/based_nq_2048",
-                config: "default",
-                split: "validation",
-                files: &[],
-            },
-            sample: completion,
-        },
-    },
+    Suite::of_files("retrieval", "squad_completion", Some("SQuAD"), "answers from a paragraph (SQuAD)", &[Metric::Contains], squad_completion,
+        DataSet::new("hazyresearch/based-squad", "default", "validation", &["retrieval/xquad.en.json"])),
+    Suite::of_files("retrieval", "swde", Some("SWDE"), "values from the text of web pages", &[Metric::Contains], completion,
+        DataSet::new("hazyresearch/based-swde-v2", "default", "validation", &[])),
+    Suite::of_files("retrieval", "fda", Some("FDA"), "values from reports on medical devices", &[Metric::Contains], completion,
+        DataSet::new("hazyresearch/based-fda", "default", "validation", &[])),
+    Suite::of_files("retrieval", "triviaqa", Some("TriviaQA"), "trivia without a text to find the answer in", &[Metric::ExactMatch(Normalisation::Plain)], triviaqa,
+        DataSet::new("mandarjoshi/trivia_qa", "rc.nocontext", "validation", &[])),
+    Suite::of_files("retrieval", "drop", Some("DROP"), "questions about a paragraph that need counting or arithmetic", &[Metric::Em, Metric::F1], drop,
+        DataSet::new("EleutherAI/drop", "", "validation", &[])),
+    Suite::of_files("retrieval", "nq_open", Some("NQ"), "questions of searchers without a text to find the answer in", &[Metric::ExactMatch(Normalisation::Articles)], nq_open,
+        DataSet::new("google-research-datasets/nq_open", "", "validation", &[])),
+    Suite::of_files("retrieval_cloze", "triviaqa_cloze", None, "trivia as cloze, with a text that has the answer", &[Metric::Contains], completion,
+        DataSet::new("hazyresearch/based_triviaqa", "default", "validation", &[])),
+    Suite::of_files("retrieval_cloze", "drop_cloze", None, "DROP as cloze", &[Metric::Contains], completion,
+        DataSet::new("hazyresearch/based_drop", "default", "validation", &[])),
+    Suite::of_files("retrieval_cloze", "nq_cloze", None, "questions of searchers as cloze, with a text that has the answer", &[Metric::Contains], completion,
+        DataSet::new("hazyresearch/based_nq_2048", "default", "validation", &[])),
 ];
 
 /// A prompt to continue up to one of `until`, with the answers of which any is right.
 fn written(context: String, until: &[&str], max_tokens: usize, answers: Vec<String>) -> Sample {
-    let until = until.iter().map(|text| text.to_string()).collect();
-    Sample {
-        requests: vec![Request::GenerateUntil { context, until, max_tokens }],
-        gold: Gold::Texts { answers, classes: Vec::new() },
-    }
+    Sample::generated(context, until, max_tokens, Gold::Texts { answers, classes: Vec::new() })
 }
 
 /// A text to continue (`text`) and the continuation (`value`). SQuAD's own form has neither, so that there the text is
@@ -252,10 +128,7 @@ fn drop(document: &Value) -> Result<Sample, String> {
             }
         }
     }
-    Ok(Sample {
-        requests: vec![Request::GenerateUntil { context, until: vec![".".into()], max_tokens: 256 }],
-        gold: Gold::Spans(answers),
-    })
+    Ok(Sample::generated(context, &["."], 256, Gold::Spans(answers)))
 }
 
 /// The spans of an answer of DROP: its number, else its texts, else its date.

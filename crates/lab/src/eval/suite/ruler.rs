@@ -1,7 +1,6 @@
 //! Needles in a haystack: the retrieval tasks of RULER. The prompts are those of [`march_lm::data::needles`], which also
 //! makes lessons of them.
 
-use super::super::request::Request;
 use super::metric::Metric;
 use super::{Documents, Gold, Sample, Suite};
 use march_lm::data::needles::{self, Drawn, GENERATED};
@@ -32,8 +31,7 @@ const fn suite(task: &needles::Task) -> Suite {
 impl Sample {
     /// The prompt as a request, and its answers.
     pub fn of_needles(drawn: Drawn) -> Self {
-        let request =
-            Request::GenerateUntil { context: drawn.prompt, until: Vec::new(), max_tokens: GENERATED };
-        Self { requests: vec![request], gold: Gold::Texts { answers: drawn.answers, classes: Vec::new() } }
+        let gold = Gold::Texts { answers: drawn.answers, classes: Vec::new() };
+        Self::generated(drawn.prompt, &[], GENERATED, gold)
     }
 }

@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io::{BufRead, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use parquet::errors::ParquetError;
 use parquet::file::reader::SerializedFileReader;
 use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
-use serde_json::{Map, Number, Value};
+use regex::Regex;
+use serde_json::{Map, Value};
 
 use march_lm::data::text::{Compression, guarded, kind, lines};
 use march_lm::{Error, Result};
@@ -54,6 +55,16 @@ impl Place {
 }
 
 impl DataSet {
+    /// A split, and where else its files may be.
+    pub const fn new(
+        hub: &'static str,
+        config: &'static str,
+        split: &'static str,
+        files: &'static [&'static str],
+    ) -> Self {
+        Self { hub, config, split, files }
+    }
+
     /// The page from which people get the data set.
     pub fn address(&self) -> String {
         format!("https://huggingface.co/datasets/{}", self.hub)
@@ -202,19 +213,8 @@ fn matching(folder: &Path, pattern: &str) -> Result<Vec<PathBuf>> {
 
 /// Whether a name is as a pattern with `*` says.
 pub fn fits(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
-    let mut parts = parts.peekable();
-    while let Some(part) = parts.next() {
-        if parts.peek().is_none() {
-            return rest.ends_with(part);
-        }
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => return false,
-        }
-    }
-    rest.is_empty()
+    let pattern = regex::escape(pattern).replace(r"\*", ".*");
+    Regex::new(&format!("(?s)^{pattern}$")).is_ok_and(|regex| regex.is_match(name))
 }
 
 /// The documents of files, in order. A broken document is an error, after which the next ones follow; if a file cannot
@@ -232,46 +232,57 @@ type File = Box<dyn Iterator<Item = (Place, Result<Value>)>>;
 fn open(file: &Path) -> Result<File> {
     let name = name_of(file).to_ascii_lowercase();
     Ok(if name.ends_with(".parquet") {
-        Box::new(Rows::open(file)?)
+        rows(file)?
     } else if name.ends_with(".json") {
         json(file)?
     } else if name.ends_with(".gz") {
-        Box::new(Lines::open(file, Compression::Gzip)?)
+        per_line(file, Compression::Gzip)?
     } else if name.ends_with(".zst") {
-        Box::new(Lines::open(file, Compression::Zstd)?)
+        per_line(file, Compression::Zstd)?
     } else {
-        Box::new(Lines::open(file, Compression::None)?)
+        per_line(file, Compression::None)?
     })
 }
 
-/// One document per line.
-struct Lines {
-    file: PathBuf,
-    input: Box<dyn BufRead + Send>,
-    line: u64,
-    /// The labels, one per document, if they are in a file of their own.
-    labels: Option<VecDeque<Value>>,
-    failed: bool,
+/// One document per line. The labels, one per document, may be in a file of their own.
+fn per_line(file: &Path, compression: Compression) -> Result<File> {
+    let (mut input, mut labels) = (lines(file, compression)?, labels(file)?);
+    let mut place = Place { file: file.into(), line: 0, unit: "line" };
+    let (mut buffer, mut failed) = (Vec::new(), false);
+    Ok(Box::new(std::iter::from_fn(move || {
+        while !failed {
+            buffer.clear();
+            let read = input.read_until(b'\n', &mut buffer);
+            place.line += 1;
+            match read {
+                Ok(0) => return None,
+                Ok(_) => {}
+                Err(error) => {
+                    failed = true;
+                    let message = format!("could not read further: {error}; the file may be truncated");
+                    return Some((place.clone(), Err(place.wrong(message))));
+                }
+            }
+            let line = if place.line == 1 { without_mark(&buffer) } else { &buffer }.trim_ascii();
+            if !line.is_empty() {
+                let label = labels.as_mut().map(VecDeque::pop_front);
+                return Some((place.clone(), document(line, label).map_err(|message| place.wrong(message))));
+            }
+        }
+        None
+    })))
 }
 
-impl Lines {
-    fn open(file: &Path, compression: Compression) -> Result<Self> {
-        let (input, labels) = (lines(file, compression)?, labels(file)?);
-        Ok(Self { file: file.into(), input, line: 0, labels, failed: false })
+/// The document of a line; `label` is its label in a file of labels, which may be too short.
+fn document(line: &[u8], label: Option<Option<Value>>) -> std::result::Result<Value, String> {
+    let mut document: Value = serde_json::from_slice(line).map_err(|error| unreadable(&error))?;
+    if let (Some(label), Some(fields)) = (label, document.as_object_mut())
+        && !fields.contains_key("label")
+    {
+        let label = label.ok_or("has no label in the neighbouring file of labels, which is shorter")?;
+        fields.insert("label".into(), label);
     }
-
-    /// The document of a line that is not blank.
-    fn document(&mut self, line: &[u8]) -> std::result::Result<Value, String> {
-        let label = self.labels.as_mut().map(VecDeque::pop_front);
-        let mut document: Value = serde_json::from_slice(line).map_err(|error| unreadable(&error))?;
-        if let (Some(label), Some(fields)) = (label, document.as_object_mut())
-            && !fields.contains_key("label")
-        {
-            let label = label.ok_or("has no label in the neighbouring file of labels, which is shorter")?;
-            fields.insert("label".into(), label);
-        }
-        Ok(document)
-    }
+    Ok(document)
 }
 
 /// The labels that stand in a file beside the documents: `x_labels.lst` or `x-labels.lst` for `x.jsonl`.
@@ -295,36 +306,6 @@ fn unreadable(error: &serde_json::Error) -> String {
     format!("is not JSON: {message} (column {})", error.column())
 }
 
-impl Iterator for Lines {
-    type Item = (Place, Result<Value>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let mut buffer = Vec::new();
-        while !self.failed {
-            buffer.clear();
-            let read = self.input.read_until(b'\n', &mut buffer);
-            self.line += 1;
-            let place = Place { file: self.file.clone(), line: self.line, unit: "line" };
-            match read {
-                Ok(0) => return None,
-                Ok(_) => {}
-                Err(error) => {
-                    self.failed = true;
-                    let message = format!("could not read further: {error}; the file may be truncated");
-                    let error = place.wrong(message);
-                    return Some((place, Err(error)));
-                }
-            }
-            let line = if self.line == 1 { without_mark(&buffer) } else { &buffer };
-            if !line.trim_ascii().is_empty() {
-                let document = self.document(line.trim_ascii()).map_err(|message| place.wrong(message));
-                return Some((place, document));
-            }
-        }
-        None
-    }
-}
-
 /// Without the byte order mark that some editors write.
 fn without_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes)
@@ -340,7 +321,7 @@ fn json(file: &Path) -> Result<File> {
         Err(error) => {
             let first = bytes.trim_ascii_start().split(|&byte| byte == b'\n').next().unwrap_or_default();
             if serde_json::from_slice::<Map<String, Value>>(first).is_ok() {
-                return Ok(Box::new(Lines::open(file, Compression::None)?));
+                return per_line(file, Compression::None);
             }
             return Err(Error::file(file, format!("line {}: {}", error.line(), unreadable(&error))));
         }
@@ -395,42 +376,24 @@ fn questions(entry: &Value) -> Vec<std::result::Result<Value, String>> {
 }
 
 /// The rows of a Parquet file.
-struct Rows {
-    file: PathBuf,
-    rows: RowIter<'static>,
-    row: u64,
-    failed: bool,
-}
-
-impl Rows {
-    fn open(file: &Path) -> Result<Self> {
-        let input = fs::File::open(file).map_err(Error::io(file, "open"))?;
-        let wrong = |error: ParquetError| {
-            Error::file(file, format!("is not a Parquet file that can be read: {error}"))
-        };
-        let reader = guarded(|| SerializedFileReader::new(input)).map_err(wrong)?;
-        let rows = guarded(|| Ok(RowIter::from_file_into(Box::new(reader)))).map_err(wrong)?;
-        Ok(Self { file: file.into(), rows, row: 0, failed: false })
-    }
-}
-
-impl Iterator for Rows {
-    type Item = (Place, Result<Value>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.failed {
+fn rows(file: &Path) -> Result<File> {
+    let input = fs::File::open(file).map_err(Error::io(file, "open"))?;
+    let wrong =
+        |error: ParquetError| Error::file(file, format!("is not a Parquet file that can be read: {error}"));
+    let reader = guarded(|| SerializedFileReader::new(input)).map_err(wrong)?;
+    let mut rows = guarded(|| Ok(RowIter::from_file_into(Box::new(reader)))).map_err(wrong)?;
+    let mut place = Place { file: file.into(), line: 0, unit: "row" };
+    let mut failed = false;
+    Ok(Box::new(std::iter::from_fn(move || {
+        if failed {
             return None;
         }
-        self.row += 1;
-        let row = guarded(|| self.rows.next().transpose()).transpose()?;
-        self.failed = row.is_err();
-        let place = Place { file: self.file.clone(), line: self.row, unit: "row" };
-        let row = row.map(object);
-        let row = row.map_err(|error| {
-            place.wrong(format!("could not read further: {error}; the file may be damaged"))
-        });
-        Some((place, row))
-    }
+        place.line += 1;
+        let row = guarded(|| rows.next().transpose()).transpose()?;
+        failed = row.is_err();
+        let wrong = |error| place.wrong(format!("could not read further: {error}; the file may be damaged"));
+        Some((place.clone(), row.map(object).map_err(wrong)))
+    })))
 }
 
 fn object(row: Row) -> Value {
@@ -453,9 +416,10 @@ fn plain(field: &Field) -> Value {
         Field::UShort(value) => (*value).into(),
         Field::UInt(value) => (*value).into(),
         Field::ULong(value) => (*value).into(),
-        Field::Float16(value) => number(value.to_f64()),
-        Field::Float(value) => number(f64::from(*value)),
-        Field::Double(value) => number(*value),
+        // JSON has no NaN and no infinity: they become null.
+        Field::Float16(value) => value.to_f64().into(),
+        Field::Float(value) => f64::from(*value).into(),
+        Field::Double(value) => (*value).into(),
         Field::Str(text) => text.as_str().into(),
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => text.into(),
@@ -472,9 +436,4 @@ fn plain(field: &Field) -> Value {
         }
         decimal @ Field::Decimal(_) => decimal.to_string().into(),
     }
-}
-
-/// A number; JSON has no NaN and no infinity.
-fn number(value: f64) -> Value {
-    Number::from_f64(value).map_or(Value::Null, Value::Number)
 }

@@ -186,24 +186,22 @@ impl Arm {
 impl EfficiencyPlan {
     /// Tiny shapes and lengths, to see that everything runs: about a second.
     pub fn quick() -> Self {
+        let laptop = Self::laptop();
         Self {
-            arms: Arm::ALL.to_vec(),
             lengths: vec![256, 512, 1024],
             core_seconds: 0.01,
             core: CoreShape {
-                heads: 2,
                 head_dim_k: 16,
                 head_dim_v: 32,
                 routing_dim: 16,
                 interval: 64,
-                attention_heads: 2,
                 attention_head_dim: 16,
+                ..laptop.core
             },
-            end_to_end: true,
-            model: ModelShape { layers: 2, feed_forward: 96, vocabulary: 256, tokens_per_step: 1024 },
+            model: ModelShape { feed_forward: 96, tokens_per_step: 1024, ..laptop.model },
             limit_seconds: 30.0,
             peer_limit_seconds: 30.0,
-            threads: 0,
+            ..laptop
         }
     }
 
@@ -260,10 +258,7 @@ impl EfficiencyPlan {
         let device = Device::cpu(CpuOptions { threads: self.threads, ..Default::default() })?;
         let mut all: Vec<Timing> = Vec::new();
         for &length in &self.lengths {
-            for kind in [Kind::Core, Kind::EndToEnd] {
-                if kind == Kind::EndToEnd && !self.end_to_end {
-                    continue;
-                }
+            for &kind in self.kinds() {
                 for &arm in &self.arms {
                     let timing = self.measure(&device, arm, kind, length, &all)?;
                     // Buffers of this length are of no use to the next arm.
@@ -289,38 +284,34 @@ impl EfficiencyPlan {
         before: &[Timing],
     ) -> Result<Timing> {
         let flop = self.flop(arm, kind, length)?;
-        let rows = match kind {
-            Kind::Core => 1,
-            Kind::EndToEnd => self.rows(length),
-        };
         let last = before.iter().rev().find(|timing| timing.arm == arm.name() && timing.kind == kind);
         let predicted = last.map_or(0.0, |last| last.seconds / last.flop * flop);
-        let found = if predicted > self.limit_seconds {
-            (predicted, 0)
-        } else {
-            match kind {
-                Kind::Core => self.core_time(device, arm, length)?,
-                Kind::EndToEnd => self.step_time(device, arm, length)?,
-            }
+        let (rows, time) = match kind {
+            Kind::Core => (1, Self::core_time as fn(&Self, &Device, Arm, usize) -> Result<(f64, usize)>),
+            Kind::EndToEnd => (self.rows(length), Self::step_time as _),
         };
+        let slow = predicted > self.limit_seconds;
+        let found = if slow { (predicted, 0) } else { time(self, device, arm, length)? };
         Ok(Timing::new(arm.name(), kind, [length, rows * length], flop, found))
     }
 
     /// Seconds that [`EfficiencyPlan::run`] takes, from the work and the speed of an ordinary machine.
     pub fn estimate_seconds(&self) -> f64 {
-        let own = self.arms.iter().flat_map(|&arm| [(arm, Kind::Core), (arm, Kind::EndToEnd)]);
-        let wanted = own.filter(|(_, kind)| *kind == Kind::Core || self.end_to_end);
-        wanted
-            .map(|(arm, kind)| {
-                let rate = match (kind, arm) {
-                    (Kind::EndToEnd, Arm::Attention) => RATES[0],
-                    (Kind::EndToEnd, _) => RATES[2],
-                    (Kind::Core, Arm::Attention) => RATES[0],
-                    (Kind::Core, _) => RATES[1],
-                };
-                self.estimate(arm, kind, rate, self.limit_seconds)
-            })
-            .sum()
+        let all = self.arms.iter().flat_map(|&arm| self.kinds().iter().map(move |&kind| (arm, kind)));
+        all.map(|(arm, kind)| {
+            let rate = match (arm, kind) {
+                (Arm::Attention, _) => RATES[0],
+                (_, Kind::Core) => RATES[1],
+                (_, Kind::EndToEnd) => RATES[2],
+            };
+            self.estimate(arm, kind, rate, self.limit_seconds)
+        })
+        .sum()
+    }
+
+    /// What is measured.
+    fn kinds(&self) -> &'static [Kind] {
+        if self.end_to_end { &[Kind::Core, Kind::EndToEnd] } else { &[Kind::Core] }
     }
 
     /// Seconds that [`peers`] takes, in the same way.
@@ -363,28 +354,19 @@ impl EfficiencyPlan {
 
     /// Rejects plans that cannot be measured.
     fn check(&self) -> Result<()> {
-        let CoreShape {
-            heads,
-            head_dim_k,
-            head_dim_v,
-            routing_dim,
-            interval,
-            attention_heads,
-            attention_head_dim,
-        } = self.core;
-        let ModelShape { layers, feed_forward, vocabulary, tokens_per_step } = self.model;
+        let (core, model) = (&self.core, &self.model);
         let sizes = [
-            ("heads", heads),
-            ("head_dim_k", head_dim_k),
-            ("head_dim_v", head_dim_v),
-            ("routing_dim", routing_dim),
-            ("interval", interval),
-            ("attention_heads", attention_heads),
-            ("attention_head_dim", attention_head_dim),
-            ("layers", layers),
-            ("feed_forward", feed_forward),
-            ("vocabulary", vocabulary),
-            ("tokens_per_step", tokens_per_step),
+            ("heads", core.heads),
+            ("head_dim_k", core.head_dim_k),
+            ("head_dim_v", core.head_dim_v),
+            ("routing_dim", core.routing_dim),
+            ("interval", core.interval),
+            ("attention_heads", core.attention_heads),
+            ("attention_head_dim", core.attention_head_dim),
+            ("layers", model.layers),
+            ("feed_forward", model.feed_forward),
+            ("vocabulary", model.vocabulary),
+            ("tokens_per_step", model.tokens_per_step),
         ];
         let refuse = |message: String| Err(Error::Request(message));
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
@@ -424,11 +406,11 @@ impl EfficiencyPlan {
             let forward = model.work(length, &config.policy().unwrap_or_default());
             return Ok(3.0 * forward * self.rows(length) as f64);
         }
-        let CoreShape {
-            heads, head_dim_k, head_dim_v, routing_dim, attention_heads, attention_head_dim, ..
-        } = self.core;
+        let core = &self.core;
         if arm == Arm::Attention {
-            return Ok(7.0 * (length * attention_heads * attention_head_dim) as f64 * length as f64);
+            return Ok(7.0
+                * (length * core.attention_heads * core.attention_head_dim) as f64
+                * length as f64);
         }
         let (mut read, mut scored) = (0.0, 0.0);
         if arm.anchored() {
@@ -439,9 +421,9 @@ impl EfficiencyPlan {
                 scored += (segment.len * seen) as f64 * if arm == Arm::Dense { 3.0 } else { 1.0 };
             }
         }
-        let state = (head_dim_k * head_dim_v) as f64;
+        let state = (core.head_dim_k * core.head_dim_v) as f64;
         let recurrence = 18.0 * state * length as f64;
-        Ok(heads as f64 * (recurrence + 6.0 * state * read + 2.0 * routing_dim as f64 * scored))
+        Ok(core.heads as f64 * (recurrence + 6.0 * state * read + 2.0 * core.routing_dim as f64 * scored))
     }
 
     fn thread_count(&self) -> usize {

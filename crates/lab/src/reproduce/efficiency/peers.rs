@@ -38,15 +38,7 @@ pub fn peers(
     watch: &mut dyn FnMut(&Timing) -> ControlFlow<()>,
 ) -> Result<Option<Vec<Timing>>> {
     plan.check()?;
-    match find_python() {
-        Some(python) => Ok(Some(plan.peers_with(&python, PEER_SCRIPT, watch)?)),
-        None => Ok(None),
-    }
-}
-
-/// The name of an arm in PyTorch.
-fn peer_name(arm: Arm) -> String {
-    format!("PyTorch {}", arm.name())
+    find_python().map(|python| plan.peers_with(&python, PEER_SCRIPT, watch)).transpose()
 }
 
 impl EfficiencyPlan {
@@ -105,8 +97,7 @@ impl EfficiencyPlan {
     fn peer_arguments(&self) -> Vec<String> {
         let core = &self.core;
         let lengths: Vec<String> = self.lengths.iter().map(usize::to_string).collect();
-        let mut arguments = Vec::new();
-        for (name, value) in [
+        let arguments = [
             ("lengths", lengths.join(",")),
             ("heads", core.heads.to_string()),
             ("head-dim-k", core.head_dim_k.to_string()),
@@ -116,10 +107,8 @@ impl EfficiencyPlan {
             ("seconds", self.core_seconds.to_string()),
             ("limit", self.peer_limit_seconds.to_string()),
             ("threads", self.thread_count().to_string()),
-        ] {
-            arguments.extend([format!("--{name}"), value]);
-        }
-        arguments
+        ];
+        arguments.into_iter().flat_map(|(name, value)| [format!("--{name}"), value]).collect()
     }
 
     /// A line of the script's output.
@@ -134,6 +123,12 @@ impl EfficiencyPlan {
             return Err(refuse("a time must be a number above 0".into()));
         }
         let flop = self.flop(arm, Kind::Core, length)?;
-        Ok(Timing::new(&peer_name(arm), Kind::Core, [length, length], flop, (seconds, repeats)))
+        Ok(Timing::new(
+            &format!("PyTorch {}", arm.name()),
+            Kind::Core,
+            [length, length],
+            flop,
+            (seconds, repeats),
+        ))
     }
 }
