@@ -31,7 +31,7 @@ fn nearest_names() {
         ("learning_rate", None),
         ("num_haeds", Some("num_heads")),
         ("mun_haeds", Some("num_heads")),
-        ("mum_haedz", None),
+        ("mum_haedzx", None),
         ("x", None),
         ("", None),
     ] {
