@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tests/gpu/devices.sh
 cargo test --release -p march-gpu
-cargo test --release -p march-cli --features gpu --bin march
+cargo test --release -p march-cli --features gpu --test cli units::
 cargo test --release -p march-cli --features gpu --test cli gpu
 if [ "${1:-}" = --mutants ]; then
   python3 tests/gpu/mutants.py

@@ -27,7 +27,7 @@ impl DeviceName {
 }
 
 /// Reads the value of `--device`.
-fn device_name(text: &str) -> Result<DeviceName, String> {
+pub fn device_name(text: &str) -> Result<DeviceName, String> {
     let number = |number: &str| number.parse().ok().filter(|_| number.bytes().all(|b| b.is_ascii_digit()));
     match text.split_once(':') {
         None if text == "cpu" => Ok(DeviceName::Cpu),
@@ -101,36 +101,5 @@ pub mod gpu {
     /// Does nothing: the processor is not tested.
     pub fn self_test(_: &Device) -> anyhow::Result<()> {
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_devices() {
-        assert_eq!(device_name("cpu"), Ok(DeviceName::Cpu));
-        assert_eq!(device_name("gpu"), Ok(DeviceName::Gpu(None)));
-        assert_eq!(device_name("gpu:0"), Ok(DeviceName::Gpu(Some(0))));
-        assert_eq!(device_name("gpu:12"), Ok(DeviceName::Gpu(Some(12))));
-        assert_eq!(
-            ["cpu", "gpu", "gpu:3"].map(|name| device_name(name).unwrap().flag()),
-            ["", " --device gpu", " --device gpu:3"]
-        );
-        for wrong in [
-            "",
-            "GPU",
-            "gpu:",
-            "gpu:+1",
-            "gpu:-1",
-            "gpu:a",
-            "gpu:1:2",
-            "cpu:1",
-            "cuda",
-            "gpu:99999999999999999999",
-        ] {
-            assert!(device_name(wrong).unwrap_err().contains("`march doctor`"), "{wrong}");
-        }
     }
 }

@@ -91,7 +91,7 @@ fn kib(file: &str, name: &str) -> Option<usize> {
 }
 
 /// Replaces the home folder, which a shell may have expanded, by `~` in an argument.
-fn without_home(argument: &str, home: &str) -> String {
+pub fn without_home(argument: &str, home: &str) -> String {
     let (key, path) = argument.rsplit_once('=').map_or(("", argument), |(key, path)| (key, path));
     match Path::new(path).strip_prefix(home) {
         Ok(rest) if home.len() > 1 => {
@@ -103,7 +103,7 @@ fn without_home(argument: &str, home: &str) -> String {
 }
 
 /// A time as RFC 3339, in UTC.
-fn utc(time: SystemTime) -> String {
+pub fn utc(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
     let (mut days, second) = (seconds / 86_400, seconds % 86_400);
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
@@ -132,35 +132,4 @@ pub fn today() -> String {
 /// Cores and instructions, in one line.
 pub fn summary() -> String {
     format!("{} cores, {}", cores(), instructions())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_utc() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (951_868_800, "2000-03-01T00:00:00Z"),
-            (1_735_689_599, "2024-12-31T23:59:59Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(utc(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), text);
-        }
-    }
-
-    #[test]
-    fn the_home_folder_is_not_told() {
-        let told = |argument| without_home(argument, "/home/somebody");
-        assert_eq!(told("/home/somebody/runs/a"), "~/runs/a");
-        assert_eq!(told("data.path=/home/somebody/x"), "data.path=~/x");
-        assert_eq!(told("--run=/home/somebody/x"), "--run=~/x");
-        assert_eq!(told("/home/somebody-else/x"), "/home/somebody-else/x");
-        assert_eq!(told("runs/a"), "runs/a");
-        assert_eq!(without_home("/data", "/"), "/data");
-        assert_eq!(without_home("train", ""), "train");
-    }
 }

@@ -29,12 +29,12 @@ pub fn tuned(command: Command) -> Command {
 }
 
 /// A number of threads; 0 means all cores.
-fn threads(text: &str) -> Result<usize, String> {
+pub fn threads(text: &str) -> Result<usize, String> {
     within(text, 0, MOST_THREADS)
 }
 
 /// A random seed.
-fn seed(text: &str) -> Result<u64, String> {
+pub fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("it must be a whole number from 0 to {} (2^64 - 1)", u64::MAX))
 }
 
@@ -72,33 +72,9 @@ pub fn any(text: &str) -> Result<f64, String> {
 }
 
 /// A whole number from `least` to `most`.
-fn within<T: TryFrom<u64>>(text: &str, least: u64, most: u64) -> Result<T, String> {
+pub fn within<T: TryFrom<u64>>(text: &str, least: u64, most: u64) -> Result<T, String> {
     let number = text.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
     number
         .and_then(|number| T::try_from(number).ok())
         .ok_or_else(|| format!("it must be a whole number from {least} to {most}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_numbers_in_range_are_taken() {
-        assert_eq!((threads("0"), threads("4096")), (Ok(0), Ok(4096)));
-        assert_eq!((seed("0"), seed("18446744073709551615")), (Ok(0), Ok(u64::MAX)));
-        assert_eq!((whole("0"), count("1")), (Ok(0usize), Ok(1u64)));
-        assert_eq!(positive("1e-3"), Ok(0.001));
-        assert!(any("-1").is_ok() && any("much").is_err());
-        for text in ["", "-1", "nan", "1.5", "1e3", "18446744073709551616", "1000000000001"] {
-            assert!(threads(text).unwrap_err().contains("from 0 to 4096"), "{text}");
-            assert!(count::<usize>(text).unwrap_err().contains("from 1 to 1000000000000"), "{text}");
-            assert!(whole::<u64>(text).unwrap_err().contains("from 0 to 1000000000000"), "{text}");
-        }
-        assert!(length("0").is_err() && length("16777217").is_err());
-        assert!(count::<u64>("0").is_err() && threads("4097").is_err() && seed("-1").is_err());
-        for text in ["0", "-1", "nan", "inf", "-inf", "1e999", "x", ""] {
-            assert!(positive(text).is_err(), "{text}");
-        }
-    }
 }

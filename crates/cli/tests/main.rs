@@ -28,3 +28,4 @@ mod resume;
 mod serve;
 mod suites;
 mod train;
+mod units;

@@ -72,15 +72,15 @@ impl Doctor {
 }
 
 /// Two measurements in a row that differ by no more than this fraction are believed.
-const STEADY: f64 = 0.1;
+pub const STEADY: f64 = 0.1;
 
 /// The most measurements; each takes about a second.
-const MOST_MEASUREMENTS: usize = 5;
+pub const MOST_MEASUREMENTS: usize = 5;
 
 /// Measures until two measurements in a row agree in all `limits`, or a few times at most. Returns the highest of each
 /// limit, because other programs only lower them, and the largest difference between the last two measurements as a
 /// fraction.
-fn steady<M: Copy>(mut measure: impl FnMut() -> M, limits: impl Fn(&mut M) -> [&mut f64; 3]) -> (M, f64) {
+pub fn steady<M: Copy>(mut measure: impl FnMut() -> M, limits: impl Fn(&mut M) -> [&mut f64; 3]) -> (M, f64) {
     let mut last = measure();
     let (mut highest, mut scatter) = (last, 0.0);
     for _ in 1..MOST_MEASUREMENTS {
@@ -133,30 +133,4 @@ fn print_json(cpu: &Cpu) -> anyhow::Result<()> {
 fn memory() -> Option<(f64, f64)> {
     let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
     machine_memory().map(|[total, available]| (gib(total), gib(available)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The result of [`steady`] for peaks in this order, and how many of them it took.
-    fn of(peaks: &[f64]) -> (f64, f64, usize) {
-        let mut taken = 0;
-        let measure = || {
-            taken += 1;
-            [peaks[taken - 1], 10.0, 20.0]
-        };
-        let (limits, scatter) = steady(measure, |limits| limits.each_mut());
-        (limits[0], scatter, taken)
-    }
-
-    #[test]
-    fn scattered_measurements_are_repeated() {
-        let (peak, scatter, taken) = of(&[100.0, 98.0]);
-        assert!(peak == 100.0 && scatter < STEADY && taken == 2);
-        let (peak, scatter, taken) = of(&[60.0, 100.0, 97.0]);
-        assert!(peak == 100.0 && scatter < STEADY && taken == 3);
-        let (peak, scatter, taken) = of(&[60.0, 100.0, 50.0, 90.0, 45.0]);
-        assert!(peak == 100.0 && (scatter - 0.5).abs() < 1e-9 && taken == MOST_MEASUREMENTS);
-    }
 }

@@ -1,37 +1,37 @@
 //! One file per command.
 
-mod bank;
+pub mod bank;
 pub mod chat;
 pub mod data;
 pub mod demo;
-mod demo_learn;
-mod demo_table;
+pub mod demo_learn;
+pub mod demo_table;
 pub mod doctor;
 #[cfg(feature = "gpu")]
-mod doctor_dispatches;
+pub mod doctor_dispatches;
 #[cfg(feature = "gpu")]
-mod doctor_gpu;
+pub mod doctor_gpu;
 pub mod eval;
-mod eval_policies;
-mod eval_requests;
-mod eval_suites;
+pub mod eval_policies;
+pub mod eval_requests;
+pub mod eval_suites;
 pub mod generate;
 pub mod init;
 pub mod inspect;
-mod inspect_bank;
-mod inspect_policies;
-mod inspect_precision;
+pub mod inspect_bank;
+pub mod inspect_policies;
+pub mod inspect_precision;
 pub mod inspect_routing;
 pub mod inspect_training;
 pub mod logits;
-mod open;
-mod policy;
-mod prompt;
+pub mod open;
+pub mod policy;
+pub mod prompt;
 pub mod report;
 pub mod reproduce;
-mod reproduce_efficiency;
+pub mod reproduce_efficiency;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod train;
-mod train_text;
-mod writing;
+pub mod train_text;
+pub mod writing;

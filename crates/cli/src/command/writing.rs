@@ -82,7 +82,7 @@ pub fn show(piece: &str) -> ControlFlow<()> {
 
 /// Text for a terminal: control characters except line breaks and tabs are escaped, so that a model's text cannot move
 /// the cursor, change the title or send keys.
-fn visible(text: &str) -> Cow<'_, str> {
+pub fn visible(text: &str) -> Cow<'_, str> {
     let acts = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(acts) {
         return Cow::Borrowed(text);
@@ -107,22 +107,5 @@ pub fn reason(ended: StopReason) -> &'static str {
         StopReason::Requested if out::is_closed() => "the output was closed",
         StopReason::Requested if !out::is_open() => "the output could not be written",
         StopReason::Requested => "stopped",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backslashes() {
-        assert_eq!(unescape(r"\nUser:\t\\n").unwrap(), "\nUser:\t\\n");
-        assert!(unescape(r"a\").is_err() && unescape(r"\x").is_err());
-    }
-
-    #[test]
-    fn control_characters_are_spelt_out() {
-        assert_eq!(visible("plain ✓ text\n\tagain"), "plain ✓ text\n\tagain");
-        assert_eq!(visible("a\x1b[2Jb\r\x07\u{9b}\u{7f}\n"), "a\\x1b[2Jb\\x0d\\x07\\x9b\\x7f\n");
     }
 }

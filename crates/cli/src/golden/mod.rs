@@ -3,8 +3,8 @@
 //! reference device. `march doctor --device gpu` and `march train --device gpu` compare a GPU with them, and tests
 //! compare every device.
 
-mod files;
-mod loaded;
+pub mod files;
+pub mod loaded;
 
 use std::collections::BTreeMap;
 
