@@ -9,7 +9,7 @@ fn main() -> Result<()> {
     for (token, nats) in &losses {
         println!("{nats:6.3}  {token:?}");
     }
-    let mean = losses.iter().map(|(_, nats)| nats).sum::<f32>() / losses.len() as f32;
+    let mean = losses.iter().map(|(_, nats)| nats).sum::<f32>() / losses.len().max(1) as f32;
     println!("{mean:6.3}  nats per token");
     Ok(())
 }

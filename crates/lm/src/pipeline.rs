@@ -209,7 +209,8 @@ impl Bank {
     }
 
     /// Reads a prompt and continues the text by at most `max_tokens` tokens. Afterwards the text consists of what was
-    /// there before, the prompt, and the pieces that were taken.
+    /// there before, the prompt, and the pieces. If the iterator is dropped before its end, the text may also have a
+    /// token whose characters were not complete yet.
     pub fn generate(&mut self, prompt: &str, max_tokens: usize) -> Result<Pieces<&mut Self>> {
         self.read(prompt)?;
         Pieces::new(self, Limits { max_tokens, stop: Vec::new() })
