@@ -268,11 +268,13 @@ impl<R: Real> Array<R> {
     }
 
     /// Dimensions.
+    #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// Number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
@@ -283,11 +285,13 @@ impl<R: Real> Array<R> {
     }
 
     /// Size of the last dimension (1 for a scalar).
+    #[inline]
     pub(crate) fn width(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
 
     /// Elements in row-major order.
+    #[inline]
     pub fn data(&self) -> &[R] {
         let len = self.len();
         &self.buffer.lines.as_ref().map_or(&[][..], Lines::as_slice)[..len]

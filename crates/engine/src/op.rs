@@ -37,24 +37,26 @@ pub trait Op: Sized + 'static {
     /// Checks the call; returns the device of its inputs, and the validated dimensions.
     #[doc(hidden)]
     fn prepare(&self) -> Result<(Device, Self::Sizes)> {
-        let (inputs, weights) = (self.inputs(), self.weights());
-        let Some(first) = inputs.first().or(weights.first()) else {
-            return bad_value(Self::NAME, "got no tensors");
-        };
-        for tensor in inputs.iter().chain(&weights) {
-            if tensor.device() != first.device() {
-                let (left, right) = (first.device().to_string(), tensor.device().to_string());
-                return Err(Error::Devices { operation: Self::NAME, left, right });
-            }
-        }
-        if let Some(tensor) = inputs.iter().find(|tensor| !tensor.is_plain()) {
-            return bad_value(
-                Self::NAME,
-                format!("cannot read a tensor in {}; unpack it first", tensor.dtype()),
-            );
-        }
-        Ok((first.device().clone(), self.check()?))
+        let device = common_device(Self::NAME, &self.inputs(), &self.weights())?;
+        Ok((device, self.check()?))
     }
+}
+
+/// The device of all tensors of a call. Inputs must be plain.
+fn common_device(operation: &'static str, inputs: &[&Tensor], weights: &[&Tensor]) -> Result<Device> {
+    let Some(first) = inputs.first().or(weights.first()) else {
+        return bad_value(operation, "got no tensors");
+    };
+    for tensor in inputs.iter().chain(weights) {
+        if tensor.device() != first.device() {
+            let (left, right) = (first.device().to_string(), tensor.device().to_string());
+            return Err(Error::Devices { operation, left, right });
+        }
+    }
+    if let Some(tensor) = inputs.iter().find(|tensor| !tensor.is_plain()) {
+        return bad_value(operation, format!("cannot read a tensor in {}; unpack it first", tensor.dtype()));
+    }
+    Ok(first.device().clone())
 }
 
 /// Runs an operation into which tensors were moved so that it can change them in place. If the call is wrong, `restore`

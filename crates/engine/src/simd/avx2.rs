@@ -184,7 +184,10 @@ impl Simd for Avx2 {
     unsafe fn transpose8(self, a: *const f32, lda: usize, b: *mut f32, ldb: usize) {
         // SAFETY: the caller's guarantee covers all reads and writes.
         unsafe {
-            let r: [__m256; 8] = std::array::from_fn(|i| _mm256_loadu_ps(a.add(i * lda)));
+            let mut r = [_mm256_setzero_ps(); 8];
+            for i in 0..8 {
+                r[i] = _mm256_loadu_ps(a.add(i * lda));
+            }
             let mut u = r;
             for i in 0..4 {
                 u[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);

@@ -113,42 +113,40 @@ impl Call<'_> {
             rows @ 0..=PASS if rows * self.sizes.inner <= PASS * PIECE => {
                 self.pass(s, w, 0, self.columns.clone(), 0..self.sizes.inner, Prefetch::InOrder, &mut []);
             }
-            rows @ 0..=FEW if rows * self.sizes.inner <= NEAR => self.near_passes(s, w),
             0..=FEW => self.passes(s, w, scratch),
             _ => self.blocks(s, w, scratch),
         }
     }
 
-    /// Multiplies four rows of x at a time by a few rows of W. The first pass reads these from memory, and the others
-    /// find them in the L1 cache.
-    #[inline(always)]
-    fn near_passes<S: Simd, W: Source>(&self, s: S, w: W) {
-        let Sizes { rows, inner, .. } = self.sizes;
-        for c in self.columns.clone().step_by(TILES) {
-            let columns = c..(c + TILES).min(self.columns.end);
-            for r in (0..rows).step_by(PASS) {
-                let ahead = if r == 0 { Prefetch::InOrder } else { Prefetch::Nothing };
-                self.pass(s, w, r, columns.clone(), 0..inner, ahead, &mut []);
-            }
-        }
-    }
-
-    /// Multiplies four rows of x at a time by a group of rows of W that stays in the L2 cache. All passes together
-    /// prefetch the next group, so that reading memory and multiplying overlap. Long rows are processed in pieces, so
-    /// that those of x stay in the L1 cache; `sums` holds the partial sums between pieces.
+    /// Multiplies four rows of x at a time by a group of rows of W. The first pass reads the group from memory, and the
+    /// others find it in a cache:
+    ///
+    /// - If all of x is small, a group is a few rows of W that stay in the L1 cache.
+    /// - Otherwise a group fills part of the L2 cache, and all passes together prefetch the next one, so that reading
+    ///   memory and multiplying overlap. Long rows are processed in pieces, so that those of x stay in the L1 cache;
+    ///   `sums` holds the partial sums between pieces.
     #[inline(always)]
     fn passes<S: Simd, W: Source>(&self, s: S, w: W, sums: &mut [f32]) {
         let Sizes { rows, inner, .. } = self.sizes;
-        let group = group_columns(inner, W::LINE);
         let passes = rows.div_ceil(PASS);
+        let near = rows * inner <= NEAR;
+        let (group, length) = if near { (TILES, inner) } else { (group_columns(inner, W::LINE), PIECE) };
         for c in self.columns.clone().step_by(group) {
             let columns = c..(c + group).min(self.columns.end);
             for pass in 0..passes {
-                for from in (0..inner).step_by(PIECE) {
-                    let piece = from..(from + PIECE).min(inner);
-                    // The same piece of the rows of the next group, of which each pass takes an equal part.
-                    let distance = group * inner + pass * (piece.len() / passes);
-                    let ahead = Prefetch::NextGroup { distance, every: passes };
+                // At least one piece, so that empty rows give zeros.
+                for from in (0..inner.max(1)).step_by(length.max(1)) {
+                    let piece = from..(from + length).min(inner);
+                    let ahead = match (near, pass) {
+                        (true, 0) => Prefetch::InOrder,
+                        (true, _) => Prefetch::Nothing,
+                        // The same piece of the rows of the next group, of which each pass takes an equal part.
+                        (false, _) => Prefetch::NextGroup {
+                            distance: group * inner + pass * (piece.len() / passes),
+                            every: passes,
+                        },
+                    };
+                    let sums = if near { &mut [] } else { &mut *sums };
                     self.pass(s, w, pass * PASS, columns.clone(), piece, ahead, sums);
                 }
             }
@@ -219,8 +217,13 @@ impl Call<'_> {
         sums: &mut [f32],
     ) {
         let inner = self.sizes.inner;
-        let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[(r + i) * inner..][..inner]);
-        let at: [usize; N] = std::array::from_fn(|j| (c + j) * inner);
+        let (mut x, mut at) = ([self.x; M], [0; N]);
+        for i in 0..M {
+            x[i] = &self.x[(r + i) * inner..][..inner];
+        }
+        for j in 0..N {
+            at[j] = (c + j) * inner;
+        }
         let mut acc = [[s.splat(0.0); N]; M];
         if piece.start > 0 {
             for i in 0..M {
@@ -262,7 +265,10 @@ impl Call<'_> {
             unsafe {
                 if W::BY_EIGHT && M > 2 {
                     for v in (l..l + BLOCK).step_by(LANES) {
-                        let ws: [S::V; N] = std::array::from_fn(|j| w.load(s, at[j] + v));
+                        let mut ws = [s.splat(0.0); N];
+                        for j in 0..N {
+                            ws[j] = w.load(s, at[j] + v);
+                        }
                         for i in 0..M {
                             let xi = s.load_ptr(x[i].as_ptr().add(v));
                             for j in 0..N {
@@ -287,7 +293,10 @@ impl Call<'_> {
         while l < whole {
             // SAFETY: l + 8 ≤ inner, and rows c + j are within W, as checked by `run`.
             unsafe {
-                let xs: [S::V; M] = std::array::from_fn(|i| s.load_ptr(x[i].as_ptr().add(l)));
+                let mut xs = [s.splat(0.0); M];
+                for i in 0..M {
+                    xs[i] = s.load_ptr(x[i].as_ptr().add(l));
+                }
                 for j in 0..N {
                     let wj = w.load(s, at[j] + l);
                     for i in 0..M {
@@ -394,8 +403,13 @@ impl Call<'_> {
     ) {
         let inner = self.sizes.inner;
         let len = piece.to - piece.from;
-        let x: [&[f32]; M] = std::array::from_fn(|i| &self.x[(r + i) * inner + piece.from..][..len]);
-        let p: [&[f32]; N] = std::array::from_fn(|j| &panel[(j0 + j) * PANEL..][..len]);
+        let (mut x, mut p) = ([self.x; M], [panel; N]);
+        for i in 0..M {
+            x[i] = &self.x[(r + i) * inner + piece.from..][..len];
+        }
+        for j in 0..N {
+            p[j] = &panel[(j0 + j) * PANEL..][..len];
+        }
         let place = |i: usize, j: usize| (i * COLUMNS + j0 + j) * LANES;
         let mut acc = [[s.splat(0.0); N]; M];
         if piece.from > 0 {
@@ -409,7 +423,10 @@ impl Call<'_> {
         while l < len {
             // SAFETY: `len` is a multiple of 8, and every slice has that length.
             unsafe {
-                let xs: [S::V; M] = std::array::from_fn(|i| s.load_ptr(x[i].as_ptr().add(l)));
+                let mut xs = [s.splat(0.0); M];
+                for i in 0..M {
+                    xs[i] = s.load_ptr(x[i].as_ptr().add(l));
+                }
                 for j in 0..N {
                     let wj = s.load_ptr(p[j].as_ptr().add(l));
                     for i in 0..M {
@@ -440,14 +457,13 @@ impl Call<'_> {
         c: usize,
     ) {
         let Sizes { inner, outer, .. } = self.sizes;
-        // At most twelve sums, eight at a time. With fewer vectors, some are summed repeatedly; the compiler eliminates
-        // the duplicates.
+        // At most twelve sums, eight at a time. With fewer vectors, the first fills the other places.
         let mut sums = [0.0; 2 * LANES];
         for from in (0..M * N).step_by(LANES) {
-            let eight = std::array::from_fn(|k| {
-                let k = (from + k).min(M * N - 1);
-                acc[k / N][k % N]
-            });
+            let mut eight = [acc[0][0]; LANES];
+            for k in from..(from + LANES).min(M * N) {
+                eight[k - from] = acc[k / N][k % N];
+            }
             s.store(&mut sums[from..], s.sums(eight));
         }
         for i in 0..M {

@@ -244,7 +244,10 @@ impl Forward<'_> {
     #[inline(always)]
     fn group<S: Simd, const G: usize>(&mut self, s: S, start: usize) {
         let width = self.width;
-        let rows: [&[f32]; SEEN] = std::array::from_fn(|i| &self.rows[start + i.min(G + K - 2)][..width]);
+        let mut rows: [&[f32]; SEEN] = [&[]; SEEN];
+        for i in 0..G + K - 1 {
+            rows[i] = &self.rows[start + i][..width];
+        }
         let mut out = self.y[start * width..][..G * width].chunks_exact_mut(width);
         let mut y: [&mut [f32]; G] = std::array::from_fn(|_| out.next().unwrap_or_default());
         let mut c = 0;
@@ -281,7 +284,11 @@ fn strip<S: Simd, const G: usize, const PART: bool>(
 #[inline(always)]
 fn load_taps<S: Simd>(s: S, packed: &[f32]) -> [S::V; K] {
     let packed = &packed[..K * LANES];
-    std::array::from_fn(|j| s.load(&packed[j * LANES..]))
+    let mut w = [s.splat(0.0); K];
+    for j in 0..K {
+        w[j] = s.load(&packed[j * LANES..]);
+    }
+    w
 }
 
 /// Σ_j w_j x_(t + j), in ascending order of j.
@@ -337,7 +344,10 @@ impl Backward<'_> {
     fn group<S: Simd, const WHOLE: bool>(&mut self, s: S, start: usize) {
         let width = self.span.width;
         let last = self.span.rows.len() - 1;
-        let rows: [&[f32]; SEEN] = std::array::from_fn(|i| &self.span.rows[(start + i).min(last)][..width]);
+        let mut rows: [&[f32]; SEEN] = [&[]; SEEN];
+        for i in 0..SEEN {
+            rows[i] = &self.span.rows[(start + i).min(last)][..width];
+        }
         let mut c = 0;
         while c + LANES <= width {
             self.strip::<S, WHOLE, false>(s, &rows, start, c);
@@ -359,7 +369,10 @@ impl Backward<'_> {
         let Span { width, own, rows: all, packed, dy } = self.span;
         let known = all.len() - (K - 1);
         let w = load_taps(s, &packed[c * K..]);
-        let x: [S::V; SEEN] = std::array::from_fn(|i| load_or_part::<S, PART>(s, &rows[i][c..]));
+        let mut x = [s.splat(0.0); SEEN];
+        for i in 0..SEEN {
+            x[i] = load_or_part::<S, PART>(s, &rows[i][c..]);
+        }
         // dz[i] belongs to token start − K + 1 + i.
         let mut dz = [s.splat(0.0); SEEN];
         let carry = &mut self.carry[c * (K - 1)..][..(K - 1) * LANES];
