@@ -3,15 +3,11 @@
 //!
 //! Without a GPU, or a software device, the tests do nothing; with `MARCH_GPU=required` they fail instead.
 
-#[path = "../src/golden/mod.rs"]
-#[allow(dead_code)]
-mod golden;
-
 use std::sync::OnceLock;
 
-use golden::Example;
+use march_cli::golden::Example;
 use march_gpu::Gpu;
-use march_lm::engine::Device;
+use march_lm::engine::{CpuOptions, Device};
 
 /// Every GPU that can be used. All tests share them, so that a kernel is compiled once for each.
 fn devices() -> &'static [Device] {
@@ -29,9 +25,12 @@ fn devices() -> &'static [Device] {
     })
 }
 
+fn example(name: &str) -> Example {
+    Example::all().unwrap().into_iter().find(|example| example.name == name).unwrap()
+}
+
 fn check(name: &str) {
-    let examples = Example::all().unwrap();
-    let example = examples.iter().find(|example| example.name == name).unwrap();
+    let example = example(name);
     for device in devices() {
         for check in example.checks(device).unwrap() {
             assert_eq!(check.failure(), None, "{device:?}");
@@ -67,4 +66,18 @@ fn march_top_k() {
 #[test]
 fn memory_caching() {
     check("memory_caching");
+}
+
+/// The checks notice a device that computes slightly wrong results: here as with embeddings that are 2 % too large.
+#[test]
+fn wrong_results_fail() {
+    let mut example = example("march");
+    example.parameters[0].iter_mut().for_each(|value| *value *= 1.02);
+    let device = Device::cpu(CpuOptions { threads: 1, ..Default::default() }).unwrap();
+    let checks = example.checks(&device).unwrap();
+    let failed: Vec<_> =
+        checks.iter().filter(|check| check.failure().is_some()).map(|check| check.kind).collect();
+    for kind in ["logits", "routing", "gradients", "losses", "norms"] {
+        assert!(failed.contains(&kind), "{kind} passed; these failed: {failed:?}");
+    }
 }

@@ -230,7 +230,7 @@ impl<'a, T> Shared<'a, T> {
     }
 
     /// Address of element `at`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pointer(&self, at: usize) -> *mut T {
         assert!(at <= self.len, "pointer out of bounds");
         self.p.wrapping_add(at)
@@ -240,7 +240,7 @@ impl<'a, T> Shared<'a, T> {
     /// # Safety
     /// No two parts that are alive at the same time may overlap.
     #[allow(unsafe_code, clippy::mut_from_ref)]
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "part out of bounds");
         // SAFETY: in bounds by the assertion, disjoint by the caller's guarantee.

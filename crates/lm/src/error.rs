@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// An error of the library.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// A configuration that contradicts itself, lacks a required key, or has an unknown key.
     #[error("{origin}: `{key}` {message}")]
@@ -51,6 +51,13 @@ pub enum Error {
     /// An engine operation rejected its inputs.
     #[error(transparent)]
     Engine(#[from] march_engine::Error),
+}
+
+/// Prints the message, because that is what Rust prints if `main` returns an error.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
 }
 
 /// A result of the library.

@@ -62,12 +62,12 @@ pub struct Sessions {
 }
 
 /// The right to make, change or delete a conversation.
-struct Turnstile<'a> {
+struct ExclusiveAccess<'a> {
     sessions: &'a Sessions,
     id: String,
 }
 
-impl Drop for Turnstile<'_> {
+impl Drop for ExclusiveAccess<'_> {
     fn drop(&mut self) {
         self.sessions.changing().remove(&self.id);
         self.sessions.changed.notify_all();
@@ -165,12 +165,12 @@ impl Sessions {
     }
 
     /// Waits until no other request makes, changes or deletes this conversation.
-    fn wait_for_turn(&self, id: &str) -> Turnstile<'_> {
+    fn wait_for_turn(&self, id: &str) -> ExclusiveAccess<'_> {
         let mut changing = self.changing();
         while !changing.insert(id.into()) {
             changing = self.changed.wait(changing).unwrap_or_else(PoisonError::into_inner);
         }
-        Turnstile { sessions: self, id: id.into() }
+        ExclusiveAccess { sessions: self, id: id.into() }
     }
 
     /// Whether a folder of the disk has this id although its record could not be read.

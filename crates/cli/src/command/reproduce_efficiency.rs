@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::Context;
 use march_lab::report::efficiency::{page, verdict};
 use march_lab::reproduce::efficiency::{EfficiencyPlan, Kind, Timing, find_python, peers};
-use march_lab::reproduce::{Full, Size};
+use march_lab::reproduce::{PaperExperiment, Size};
 
 use super::reproduce::{facts, print_table, write};
 use crate::display::lines::duration;
@@ -28,10 +28,10 @@ const NOTES: [&str; 3] = [
 ];
 
 /// The paper's own experiment, as `--size paper` prints it.
-pub fn full() -> Full {
+pub fn full() -> PaperExperiment {
     let train = ["paper/transformer-21", "paper/gdn", "paper/march", "ablation/top-4"];
     let eval = "march inspect training MODEL --processes 1 # memory and work of a step".to_string();
-    Full { train: train.map(String::from).to_vec(), eval: vec![eval] }
+    PaperExperiment { train: train.map(String::from).to_vec(), eval: vec![eval] }
 }
 
 /// Measures and writes the pages.

@@ -100,7 +100,7 @@ pub struct Example {
     pub name: &'static str,
     config: ModelConfig,
     /// The numbers of the parameters, in the order of the layout.
-    parameters: Vec<Vec<f32>>,
+    pub parameters: Vec<Vec<f32>>,
     tokens: Vec<u32>,
     training: Training,
     expected: Expected,

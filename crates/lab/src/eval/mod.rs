@@ -28,4 +28,4 @@ pub use recall::{Age, Answers, Reader, RecallOptions, Share, evaluate_recall};
 pub use request::{Answer, Request, Scored};
 pub use results::{MetricResult, Results, SampleRecord, TaskResult, is_results};
 pub use run::{Document, Job, NEEDLE_DOCUMENTS, Outcome, Sources, documents, evaluate};
-pub use schedule::{Event, Scheduler, Take};
+pub use schedule::{Event, EventHandler, Scheduler};

@@ -35,7 +35,7 @@ pub enum Event {
 }
 
 /// Receives what happens, and may stop.
-pub type Take<'a> = dyn FnMut(Event) -> Result<ControlFlow<()>> + 'a;
+pub type EventHandler<'a> = dyn FnMut(Event) -> Result<ControlFlow<()>> + 'a;
 
 /// A model, and how it is asked.
 pub struct Scheduler<'a> {
@@ -59,7 +59,7 @@ impl<'a> Scheduler<'a> {
 
     /// Answers all requests; `take` receives the answers as they come, in any order, and may stop. Returns whether all
     /// were answered.
-    pub fn run(&self, requests: &[(usize, Encoded)], take: &mut Take<'_>) -> Result<bool> {
+    pub fn run(&self, requests: &[(usize, Encoded)], take: &mut EventHandler<'_>) -> Result<bool> {
         let mut order: Vec<&(usize, Encoded)> = requests.iter().collect();
         order.sort_by_key(|(number, request)| (std::cmp::Reverse(request.longest()), *number));
         let (generated, scored): (Vec<_>, Vec<_>) =
@@ -74,7 +74,7 @@ impl<'a> Scheduler<'a> {
         &self,
         requests: &[&(usize, Encoded)],
         read: &mut usize,
-        take: &mut Take<'_>,
+        take: &mut EventHandler<'_>,
     ) -> Result<ControlFlow<()>> {
         let mut left = requests;
         while !left.is_empty() {
@@ -103,7 +103,7 @@ impl<'a> Scheduler<'a> {
         &self,
         requests: &[&(usize, Encoded)],
         read: &mut usize,
-        take: &mut Take<'_>,
+        take: &mut EventHandler<'_>,
     ) -> Result<Option<Vec<Answer>>> {
         let mut contexts = Vec::new();
         for (_, request) in requests {
@@ -156,7 +156,7 @@ impl<'a> Scheduler<'a> {
         &self,
         sequences: &mut [Sequence],
         done: &mut usize,
-        take: &mut Take<'_>,
+        take: &mut EventHandler<'_>,
     ) -> Result<ControlFlow<()>> {
         loop {
             let mut room = CALL_TOKENS;
@@ -203,7 +203,7 @@ impl<'a> Scheduler<'a> {
         &self,
         requests: &[&(usize, Encoded)],
         read: &mut usize,
-        take: &mut Take<'_>,
+        take: &mut EventHandler<'_>,
     ) -> Result<ControlFlow<()>> {
         let mut waiting = requests.iter().peekable();
         let mut active: Vec<GeneratingText> = Vec::new();

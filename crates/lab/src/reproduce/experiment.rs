@@ -111,7 +111,7 @@ pub struct Experiment {
     pub tried: Vec<String>,
     /// The paper's experiment: presets to train, and commands to evaluate them.
     #[serde(default)]
-    pub full: Full,
+    pub full: PaperExperiment,
     /// Arms need not have the same number of parameters.
     #[serde(default)]
     pub free_parameters: bool,
@@ -298,7 +298,7 @@ pub struct PublishedRow {
 /// The paper's own experiment.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Full {
+pub struct PaperExperiment {
     /// Presets to train.
     #[serde(default)]
     pub train: Vec<String>,

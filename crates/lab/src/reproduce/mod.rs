@@ -13,7 +13,8 @@ mod pool;
 mod statistics;
 
 pub use experiment::{
-    EFFICIENCY, Evaluation, Experiment, FigureSpec, Full, PlotSpec, Published, Quantity, Size, Variant, names,
+    EFFICIENCY, Evaluation, Experiment, FigureSpec, PaperExperiment, PlotSpec, Published, Quantity, Size,
+    Variant, names,
 };
 pub use job::{Measured, Outcome, key};
 pub use plan::{Entry, Job, Plan, Scale};

@@ -33,7 +33,7 @@ pub enum Progress {
 }
 
 /// A learning rate that was tried: the rate, the validation loss and the validation accuracy.
-pub type Tried = (f64, f64, f64);
+pub type TriedRate = (f64, f64, f64);
 
 /// The results of one arm on one course.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub struct Arm {
     /// The chosen rate.
     pub rate: f64,
     /// All rates that were tried; empty if the choice of another arm or course was used, or if there was only one.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<TriedRate>,
     /// The runs by seed, from 1.
     pub runs: Vec<Outcome>,
 }
@@ -88,7 +88,7 @@ pub fn carry_out_all(
     let sweep = plan.sweep()?;
     watch(Progress::Begun("choosing learning rates", sweep.len(), sweep.iter().map(Job::tokens).sum()));
     let Some(swept) = together(&sweep, plan, false, output, workers, stop, watch)? else { return Ok(None) };
-    let chosen: Vec<(&Entry, (f64, Vec<Tried>))> =
+    let chosen: Vec<(&Entry, (f64, Vec<TriedRate>))> =
         plan.entries.iter().map(|entry| (entry, choose(entry, &swept))).collect();
     let mut arms = Vec::new();
     let mut jobs = Vec::new();
@@ -113,9 +113,9 @@ pub fn carry_out_all(
 }
 
 /// The rate with the lowest validation loss, and all that were tried.
-fn choose(entry: &Entry, swept: &[Finished]) -> (f64, Vec<Tried>) {
+fn choose(entry: &Entry, swept: &[Finished]) -> (f64, Vec<TriedRate>) {
     let own = swept.iter().filter(|run| run.job.arm == entry.arm && run.job.course == entry.course);
-    let tried: Vec<Tried> =
+    let tried: Vec<TriedRate> =
         own.map(|run| (run.job.rate, run.outcome.validation_loss, run.outcome.validation_accuracy)).collect();
     let best = tried.iter().min_by(|a, b| a.1.total_cmp(&b.1));
     (best.map_or(entry.rates[0], |best| best.0), tried)

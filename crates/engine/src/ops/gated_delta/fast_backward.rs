@@ -715,7 +715,7 @@ impl Row<'_> {
     /// dk ← d dk + back·hs, dq ← forth·ds; returns <old dk, k>, <hs, k>, <ds, q>.
     #[inline(always)]
     fn run<S: Simd>(self, s: S, until_end: f32, back: f32, forth: f32) -> [f32; 3] {
-        let [d, b, f] = [until_end, back, forth].map(|v| s.splat(v));
+        let (d, b, f) = (s.splat(until_end), s.splat(back), s.splat(forth));
         let mut sums = [s.splat(0.0); 3];
         let inputs = self.key.chunks_exact(LANES).zip(self.query.chunks_exact(LANES));
         let states = self.h_state.chunks_exact(LANES).zip(self.do_state.chunks_exact(LANES));
@@ -731,7 +731,7 @@ impl Row<'_> {
             s.store(bk, s.mul(b, k));
             s.store(fq, s.mul(f, q));
         }
-        sums.map(|v| s.sum(v))
+        [s.sum(sums[0]), s.sum(sums[1]), s.sum(sums[2])]
     }
 }
 
