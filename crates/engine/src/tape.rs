@@ -191,11 +191,6 @@ fn tape_of(inputs: &[&Tensor]) -> Option<Tape> {
     inputs.iter().find_map(|tensor| tensor.record()?.tape.upgrade()).map(Tape)
 }
 
-/// Whether one of these tensors is recorded. If none is, an operation needs no handles for a backward pass.
-pub(crate) fn any_recorded(inputs: &[&Tensor]) -> bool {
-    inputs.iter().any(|tensor| tensor.is_recorded())
-}
-
 /// Whether an operation on these inputs will be recorded and must therefore keep data for its backward pass.
 pub fn records(inputs: &[&Tensor]) -> bool {
     inputs.iter().any(|tensor| tensor.is_recorded())

@@ -31,7 +31,7 @@ pub use chunk::{Chunk, chunks};
 
 use crate::error::{Result, bad_shape, bad_value, expect_shape};
 use crate::op::Op;
-use crate::tape::{any_recorded, record, records};
+use crate::tape::{record, records};
 use crate::tensor::Tensor;
 
 /// Number of tokens in a full chunk. Chunks start at multiples of this, counted from the call's first token; a
@@ -431,7 +431,7 @@ impl GatedDelta<&Tensor> {
     /// Applies the gated delta rule to a sequence and returns the readouts and the requested states.
     pub fn gated_delta(self, options: &GatedDeltaOptions) -> Result<GatedDeltaOutput<Tensor>> {
         let (tensors, input) = (self.into_list(), self.map(Tensor::clone));
-        if !any_recorded(&tensors) {
+        if !records(&tensors) {
             return Ok(GatedDeltaForward { input, options: options.clone(), keep: false }.run()?.0);
         }
         let keep = records(&tensors);

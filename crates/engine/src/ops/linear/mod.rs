@@ -17,7 +17,7 @@ mod source;
 use crate::error::{Result, bad_shape, bad_value, expect_lengths, expect_shape, no_gradient};
 use crate::op::{Op, owned};
 use crate::ops::accumulate::add_gradient;
-use crate::tape::{any_recorded, record, records};
+use crate::tape::{record, records};
 use crate::tensor::Tensor;
 
 /// One of the products of a [`LinearList`].
@@ -210,7 +210,7 @@ pub fn linear_list(x: &[&Tensor], weights: &[&Tensor], products: &[Product<&Tens
     let biases = products.iter().filter_map(|product| product.bias);
     let residuals = products.iter().filter_map(|product| product.residual);
     let inputs: Vec<&Tensor> = x.iter().chain(weights).copied().chain(biases).chain(residuals).collect();
-    if any_recorded(&inputs)
+    if records(&inputs)
         && records(&inputs)
         && let Some(packed) = weights.iter().find(|weight| !weight.is_plain())
     {
@@ -221,7 +221,7 @@ pub fn linear_list(x: &[&Tensor], weights: &[&Tensor], products: &[Product<&Tens
         .iter()
         .map(|p| Product { x: p.x, weight: p.weight, bias: p.bias.cloned(), residual: p.residual.cloned() })
         .collect();
-    if !any_recorded(&inputs) {
+    if !records(&inputs) {
         return LinearList { x, weights, products }.run();
     }
     let y = LinearList { x: x.clone(), weights: weights.clone(), products: products.clone() }.run()?;

@@ -15,7 +15,7 @@ pub(crate) mod reference;
 use crate::error::{Result, bad_shape, bad_value, expect_lengths, expect_shape};
 use crate::op::{Op, chosen, owned};
 use crate::ops::accumulate::add_gradient;
-use crate::tape::{any_recorded, record};
+use crate::tape::{record, records};
 use crate::tensor::Tensor;
 
 /// y = x / rms(x) ∘ w for each x; see [`Tensor::rms_norm`].
@@ -167,7 +167,7 @@ impl Tensor {
 pub fn rms_norm_each(x: &[&Tensor], weight: &Tensor, eps: f64) -> Result<Vec<Tensor>> {
     let y = RmsNorm { x: owned(x), weight: weight.clone(), eps }.run()?;
     let inputs: Vec<&Tensor> = x.iter().copied().chain([weight]).collect();
-    if !any_recorded(&inputs) {
+    if !records(&inputs) {
         return Ok(y);
     }
     let (x, weight) = (owned(x), weight.clone());
@@ -194,7 +194,7 @@ pub fn gated_rms_norm_each(
 ) -> Result<Vec<Tensor>> {
     let y = GatedRmsNorm { x: owned(x), gates: owned(gates), weight: weight.clone(), eps }.run()?;
     let inputs: Vec<&Tensor> = x.iter().chain(gates).copied().chain([weight]).collect();
-    if !any_recorded(&inputs) {
+    if !records(&inputs) {
         return Ok(y);
     }
     let (x, gates, weight) = (owned(x), owned(gates), weight.clone());

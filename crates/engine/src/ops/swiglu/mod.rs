@@ -10,7 +10,7 @@ pub(crate) mod reference;
 
 use crate::error::{Result, expect_lengths, expect_shape};
 use crate::op::{Op, chosen, owned};
-use crate::tape::{any_recorded, record};
+use crate::tape::{record, records};
 use crate::tensor::Tensor;
 
 /// y = SiLU(gate) ∘ up for each gate and its up; see [`swiglu_each`].
@@ -79,7 +79,7 @@ impl Tensor {
 pub fn swiglu_each(gates: &[&Tensor], ups: &[&Tensor]) -> Result<Vec<Tensor>> {
     let y = SwiGlu { gates: owned(gates), ups: owned(ups) }.run()?;
     let inputs: Vec<&Tensor> = gates.iter().zip(ups).flat_map(|(&gate, &up)| [gate, up]).collect();
-    if !any_recorded(&inputs) {
+    if !records(&inputs) {
         return Ok(y);
     }
     let (gates, ups) = (owned(gates), owned(ups));
