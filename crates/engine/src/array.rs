@@ -291,7 +291,7 @@ impl<R: Real> Array<R> {
     }
 
     /// Elements in row-major order.
-    #[inline]
+    #[inline(always)]
     pub fn data(&self) -> &[R] {
         let len = self.len();
         &self.buffer.lines.as_ref().map_or(&[][..], Lines::as_slice)[..len]

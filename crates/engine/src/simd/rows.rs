@@ -1,4 +1,6 @@
 //! Operations on a single row of any length: dot products, scaled sums, reductions. The tail is processed last.
+//!
+//! The loops are indexed: without link-time optimisation the compiler leaves calls to `Iterator::zip` in the kernels.
 
 use super::{LANES, Simd};
 
@@ -6,11 +8,11 @@ use super::{LANES, Simd};
 #[inline(always)]
 pub(crate) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
     let n = a.len().min(b.len());
-    let (a, b) = (&a[..n], &b[..n]);
+    let (pairs_a, mut rest_a) = a[..n].as_chunks::<{ 2 * LANES }>();
+    let (pairs_b, mut rest_b) = b[..n].as_chunks::<{ 2 * LANES }>();
     let mut acc = [s.splat(0.0); 2];
-    let (pairs_a, pairs_b) = (a.chunks_exact(2 * LANES), b.chunks_exact(2 * LANES));
-    let (mut rest_a, mut rest_b) = (pairs_a.remainder(), pairs_b.remainder());
-    for (a, b) in pairs_a.zip(pairs_b) {
+    for i in 0..pairs_a.len().min(pairs_b.len()) {
+        let (a, b) = (&pairs_a[i], &pairs_b[i]);
         acc[0] = s.fma(s.load(a), s.load(b), acc[0]);
         acc[1] = s.fma(s.load(&a[LANES..]), s.load(&b[LANES..]), acc[1]);
     }
@@ -18,8 +20,11 @@ pub(crate) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
         acc[0] = s.fma(s.load(rest_a), s.load(rest_b), acc[0]);
         (rest_a, rest_b) = (&rest_a[LANES..], &rest_b[LANES..]);
     }
-    let total = s.sum(s.add(acc[0], acc[1]));
-    rest_a.iter().zip(rest_b).fold(total, |total, (a, b)| total + a * b)
+    let mut total = s.sum(s.add(acc[0], acc[1]));
+    for i in 0..rest_a.len().min(rest_b.len()) {
+        total += rest_a[i] * rest_b[i];
+    }
+    total
 }
 
 /// y += factor·x
@@ -27,14 +32,15 @@ pub(crate) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
 pub(crate) fn add_scaled<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
     let f = s.splat(factor);
     let n = y.len().min(x.len());
-    let mut ys = y[..n].chunks_exact_mut(LANES);
-    let xs = x[..n].chunks_exact(LANES);
-    let rest = xs.remainder();
-    for (y, x) in (&mut ys).zip(xs) {
-        let v = s.fma(f, s.load(x), s.load(y));
-        s.store(y, v);
+    let (ys, y_rest) = y[..n].as_chunks_mut::<LANES>();
+    let (xs, x_rest) = x[..n].as_chunks::<LANES>();
+    for i in 0..ys.len().min(xs.len()) {
+        let v = s.fma(f, s.load(&xs[i]), s.load(&ys[i]));
+        s.store(&mut ys[i], v);
     }
-    ys.into_remainder().iter_mut().zip(rest).for_each(|(y, x)| *y += factor * x);
+    for i in 0..y_rest.len().min(x_rest.len()) {
+        y_rest[i] += factor * x_rest[i];
+    }
 }
 
 /// y = factor·x
@@ -42,13 +48,14 @@ pub(crate) fn add_scaled<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
 pub(crate) fn scale_to<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
     let f = s.splat(factor);
     let n = y.len().min(x.len());
-    let mut ys = y[..n].chunks_exact_mut(LANES);
-    let xs = x[..n].chunks_exact(LANES);
-    let rest = xs.remainder();
-    for (y, x) in (&mut ys).zip(xs) {
-        s.store(y, s.mul(f, s.load(x)));
+    let (ys, y_rest) = y[..n].as_chunks_mut::<LANES>();
+    let (xs, x_rest) = x[..n].as_chunks::<LANES>();
+    for i in 0..ys.len().min(xs.len()) {
+        s.store(&mut ys[i], s.mul(f, s.load(&xs[i])));
     }
-    ys.into_remainder().iter_mut().zip(rest).for_each(|(y, x)| *y = factor * x);
+    for i in 0..y_rest.len().min(x_rest.len()) {
+        y_rest[i] = factor * x_rest[i];
+    }
 }
 
 /// z = a·x + b·y, or z += a·x + b·y with `add`.
@@ -56,15 +63,16 @@ pub(crate) fn scale_to<S: Simd>(s: S, y: &mut [f32], factor: f32, x: &[f32]) {
 pub(crate) fn blend<S: Simd>(s: S, z: &mut [f32], add: bool, (a, x): (f32, &[f32]), (b, y): (f32, &[f32])) {
     let n = z.len().min(x.len()).min(y.len());
     let (av, bv) = (s.splat(a), s.splat(b));
-    let mut zs = z[..n].chunks_exact_mut(LANES);
-    let (xs, ys) = (x[..n].chunks_exact(LANES), y[..n].chunks_exact(LANES));
-    let rest = xs.remainder().iter().zip(ys.remainder());
-    for ((z, x), y) in (&mut zs).zip(xs).zip(ys) {
-        let first = if add { s.fma(av, s.load(x), s.load(z)) } else { s.mul(av, s.load(x)) };
-        s.store(z, s.fma(bv, s.load(y), first));
+    let (zs, z_rest) = z[..n].as_chunks_mut::<LANES>();
+    let (xs, x_rest) = x[..n].as_chunks::<LANES>();
+    let (ys, y_rest) = y[..n].as_chunks::<LANES>();
+    for i in 0..zs.len().min(xs.len()).min(ys.len()) {
+        let (x, y) = (s.load(&xs[i]), s.load(&ys[i]));
+        let first = if add { s.fma(av, x, s.load(&zs[i])) } else { s.mul(av, x) };
+        s.store(&mut zs[i], s.fma(bv, y, first));
     }
-    for (z, (x, y)) in zs.into_remainder().iter_mut().zip(rest) {
-        *z = if add { *z } else { 0.0 } + a * x + b * y;
+    for i in 0..z_rest.len().min(x_rest.len()).min(y_rest.len()) {
+        z_rest[i] = if add { z_rest[i] } else { 0.0 } + a * x_rest[i] + b * y_rest[i];
     }
 }
 
@@ -72,13 +80,14 @@ pub(crate) fn blend<S: Simd>(s: S, z: &mut [f32], add: bool, (a, x): (f32, &[f32
 #[inline(always)]
 pub(crate) fn copy<S: Simd>(s: S, y: &mut [f32], x: &[f32]) {
     let n = y.len().min(x.len());
-    let mut ys = y[..n].chunks_exact_mut(LANES);
-    let xs = x[..n].chunks_exact(LANES);
-    let rest = xs.remainder();
-    for (y, x) in (&mut ys).zip(xs) {
-        s.store(y, s.load(x));
+    let (ys, y_rest) = y[..n].as_chunks_mut::<LANES>();
+    let (xs, x_rest) = x[..n].as_chunks::<LANES>();
+    for i in 0..ys.len().min(xs.len()) {
+        s.store(&mut ys[i], s.load(&xs[i]));
     }
-    ys.into_remainder().iter_mut().zip(rest).for_each(|(y, x)| *y = *x);
+    for i in 0..y_rest.len().min(x_rest.len()) {
+        y_rest[i] = x_rest[i];
+    }
 }
 
 /// x *= factor

@@ -694,6 +694,18 @@ impl Head<'_> {
     }
 }
 
+/// The first `n` vectors of a row.
+#[inline(always)]
+fn lanes(row: &[f32], n: usize) -> &[[f32; LANES]] {
+    &row.as_chunks().0[..n]
+}
+
+/// The first `n` vectors of a row, mutable.
+#[inline(always)]
+fn lanes_mut(row: &mut [f32], n: usize) -> &mut [[f32; LANES]] {
+    &mut row.as_chunks_mut().0[..n]
+}
+
 /// One token's rows of padded width d_k, which [`Row::run`] reads and writes in a single pass.
 struct Row<'a> {
     key: &'a [f32],
@@ -717,19 +729,24 @@ impl Row<'_> {
     fn run<S: Simd>(self, s: S, until_end: f32, back: f32, forth: f32) -> [f32; 3] {
         let (d, b, f) = (s.splat(until_end), s.splat(back), s.splat(forth));
         let mut sums = [s.splat(0.0); 3];
-        let inputs = self.key.chunks_exact(LANES).zip(self.query.chunks_exact(LANES));
-        let states = self.h_state.chunks_exact(LANES).zip(self.do_state.chunks_exact(LANES));
-        let gradients = self.dkey.chunks_exact_mut(LANES).zip(self.dquery.chunks_exact_mut(LANES));
-        let carried = self.back.chunks_exact_mut(LANES).zip(self.forth.chunks_exact_mut(LANES));
-        for (((k, q), (hs, ds)), ((dk, dq), (bk, fq))) in inputs.zip(states).zip(gradients.zip(carried)) {
-            let (k, q, hs, ds, old) = (s.load(k), s.load(q), s.load(hs), s.load(ds), s.load(dk));
+        let n = self.key.len() / LANES;
+        let (keys, queries) = (lanes(self.key, n), lanes(self.query, n));
+        let (h_states, do_states) = (lanes(self.h_state, n), lanes(self.do_state, n));
+        let dkeys = lanes_mut(self.dkey, n);
+        let dqueries = lanes_mut(self.dquery, n);
+        let backs = lanes_mut(self.back, n);
+        let forths = lanes_mut(self.forth, n);
+        // Indexed, because the compiler does not inline eight iterators zipped.
+        for i in 0..n {
+            let (k, q, old) = (s.load(&keys[i]), s.load(&queries[i]), s.load(&dkeys[i]));
+            let (hs, ds) = (s.load(&h_states[i]), s.load(&do_states[i]));
             sums[0] = s.fma(old, k, sums[0]);
             sums[1] = s.fma(hs, k, sums[1]);
             sums[2] = s.fma(ds, q, sums[2]);
-            s.store(dk, s.fma(b, hs, s.mul(d, old)));
-            s.store(dq, s.mul(f, ds));
-            s.store(bk, s.mul(b, k));
-            s.store(fq, s.mul(f, q));
+            s.store(&mut dkeys[i], s.fma(b, hs, s.mul(d, old)));
+            s.store(&mut dqueries[i], s.mul(f, ds));
+            s.store(&mut backs[i], s.mul(b, k));
+            s.store(&mut forths[i], s.mul(f, q));
         }
         [s.sum(sums[0]), s.sum(sums[1]), s.sum(sums[2])]
     }
