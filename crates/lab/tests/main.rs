@@ -25,4 +25,5 @@ mod routing;
 mod ruler;
 mod run_page;
 mod source;
+mod statistics;
 mod suites;

@@ -18,6 +18,7 @@ fn the_interval_is_that_of_the_pairs() {
     assert!((got.value - 0.25).abs() < 1e-12);
     assert!((got.interval[0] - (0.25 - 0.06)).abs() < 0.01, "{got:?}");
     assert!((got.interval[1] - (0.25 + 0.06)).abs() < 0.01, "{got:?}");
-    assert_eq!(means(&a, &a), Difference { value: 0.0, interval: [0.0, 0.0] });
+    assert_eq!(means(&a, &a), Difference { value: 0.0, interval: [0.0, 0.0], p: 1.0 });
     assert_eq!(got, means(&a, &b));
+    assert!(got.p < 0.001, "{got:?}");
 }

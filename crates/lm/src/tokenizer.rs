@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokenizers::models::ModelWrapper;
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
 pub(crate) use self::byte_level::words;
 use self::byte_level::{ByteLevel, Cut};
@@ -130,6 +131,36 @@ impl Tokenizer {
         let json = serde_json::to_vec(&value).unwrap_or_default();
         Self::from_json(json, "words")
             .map_err(|message| Error::Request(format!("the list of words is not valid: {message}")))
+    }
+
+    /// A tokenizer of phrases, such as "12 May" and "harbour", each with its index in the list as its id. Between them a
+    /// text may have white space, punctuation and the ignored words, in small or capital letters; any other word is an
+    /// error. `<eos>` in the list is the end of text.
+    pub fn phrases(names: &[String], ignored: &[&str]) -> Result<Self> {
+        let vocabulary: serde_json::Map<String, Value> =
+            names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
+        let ends = names.iter().position(|name| name == "<eos>").map(|id| {
+            json!({
+                "id": id, "content": "<eos>", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true
+            })
+        });
+        // A phrase of several words, or a single word that is not ignored.
+        let several: Vec<&str> = names.iter().map(String::as_str).filter(|name| name.contains(' ')).collect();
+        let (several, ignored) = (several.join("|"), ignored.join("|"));
+        let pattern = format!(r"\b(?:{several})\b|\b(?!(?i:{ignored})\b)[\w'-]+");
+        let value = json!({
+            "version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": ends.into_iter().collect::<Vec<_>>(), "normalizer": null,
+            "pre_tokenizer": {
+                "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Removed", "invert": true
+            },
+            "post_processor": null, "decoder": null,
+            "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "<unknown>" },
+        });
+        let json = serde_json::to_vec(&value).unwrap_or_default();
+        Self::from_json(json, "phrases")
+            .map_err(|message| Error::Request(format!("the list of phrases is not valid: {message}")))
     }
 
     /// Parses the contents of a `tokenizer.json`.
@@ -352,13 +383,30 @@ impl File {
     /// The error for a text with a word that a vocabulary of whole words lacks.
     fn missing_word(&self, text: &str) -> Option<String> {
         let ModelWrapper::WordLevel(_) = self.inner.get_model() else { return None };
-        let word = text.split_whitespace().find(|word| self.inner.token_to_id(word).is_none())?;
-        let shown: String = word.chars().take(40).flat_map(char::escape_debug).collect();
-        let more = if word.chars().nth(40).is_some() { "…" } else { "" };
-        let examples = (0..self.vocabulary as u32).step_by(self.vocabulary.div_ceil(4).max(1));
+        let mut words = PreTokenizedString::from(text);
+        self.inner.get_pre_tokenizer()?.pre_tokenize(&mut words).ok()?;
+        let words = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let mut missing: Vec<String> = Vec::new();
+        for (word, ..) in words {
+            let shown: String = word.chars().take(40).flat_map(char::escape_debug).collect();
+            let shown = if word.chars().nth(40).is_some() { shown + "…" } else { shown };
+            if self.inner.token_to_id(word).is_none() && !missing.contains(&shown) {
+                missing.push(shown);
+            }
+        }
+        let count = missing.len();
+        let (what, are) = match count {
+            0 => return None,
+            1 => ("word", "is"),
+            _ => ("words", "are"),
+        };
+        missing.truncate(8);
+        let more = if count > 8 { format!(" and {} more", count - 8) } else { String::new() };
+        let examples = (0..self.vocabulary as u32).step_by(self.vocabulary.div_ceil(12).max(1));
         let examples: Vec<String> = examples.filter_map(|id| self.inner.id_to_token(id)).collect();
         Some(format!(
-            "the word `{shown}{more}` is not in the model's vocabulary of {} words, such as `{}`",
+            "the {what} `{}`{more} {are} not in the model's vocabulary of {} words, such as `{}`",
+            missing.join("`, `"),
             self.inner.get_vocab_size(true),
             examples.join("`, `")
         ))

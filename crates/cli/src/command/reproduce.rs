@@ -125,10 +125,11 @@ impl Reproduce {
         let names = self.text.iter().filter_map(|path| path.file_name());
         command.extend(names.map(|name| format!(" --text {}", name.to_string_lossy())));
         let page = experiment::page(&results, facts(&command, &took, workers));
-        let shown = &page.sections[..page.sections.len().min(2)];
-        shown.iter().flat_map(|section| &section.tables).for_each(print_table);
+        let printed = ["Results", "Seeds that succeed", "Differences"];
+        let shown = page.sections.iter().filter(|section| printed.contains(&section.heading.as_str()));
+        shown.clone().flat_map(|section| &section.tables).for_each(print_table);
         say!();
-        shown.iter().flat_map(|section| &section.list).for_each(|line| say!("{line}"));
+        shown.flat_map(|section| &section.list).for_each(|line| say!("{line}"));
         write(&page, &folder)
     }
 }
@@ -269,7 +270,7 @@ fn list() -> anyhow::Result<()> {
 fn introduce(plan: &Plan, workers: usize) -> anyhow::Result<()> {
     let experiment = &plan.experiment;
     say!("{}\n\n{}\n", experiment.title, experiment.question);
-    let sweep = plan.sweep()?;
+    let sweep = plan.sweep(&plan.entries)?;
     let runs = plan.entries.len() as u64 * plan.scale.seeds;
     let tokens = plan.tokens()?;
     say!("arms      {}", experiment.arms.join("; "));

@@ -13,6 +13,8 @@ pub struct Difference {
     pub value: f64,
     /// The 95 % interval: the 2.5 % and 97.5 % quantiles of the resampled differences.
     pub interval: [f64; 2],
+    /// Two-sided: twice the fraction of the resampled differences that lie on the other side of 0, or on it.
+    pub p: f64,
 }
 
 /// The difference B − A of a statistic over the same `count` documents, and its interval. `statistic` receives the
@@ -25,7 +27,7 @@ pub fn paired_bootstrap(count: usize, statistic: impl Fn(&[usize]) -> [f64; 2]) 
     let all: Vec<usize> = (0..count).collect();
     let value = difference(&all);
     if count == 0 {
-        return Difference { value, interval: [value, value] };
+        return Difference { value, interval: [value, value], p: 1.0 };
     }
     let mut random = Random::new(SEED, 0);
     let mut drawn = all;
@@ -37,5 +39,9 @@ pub fn paired_bootstrap(count: usize, statistic: impl Fn(&[usize]) -> [f64; 2]) 
         .collect();
     resampled.sort_by(f64::total_cmp);
     let quantile = |q: f64| resampled[((RESAMPLES - 1) as f64 * q).round() as usize];
-    Difference { value, interval: [quantile(0.025), quantile(0.975)] }
+    let below = resampled.partition_point(|&difference| difference <= 0.0);
+    let above = RESAMPLES - resampled.partition_point(|&difference| difference < 0.0);
+    // The observed difference counts as one of the resamples, so that no p-value is 0.
+    let p = 2.0 * (below.min(above) + 1) as f64 / (RESAMPLES + 1) as f64;
+    Difference { value, interval: [quantile(0.025), quantile(0.975)], p: p.min(1.0) }
 }

@@ -6,7 +6,8 @@ use std::iter;
 use super::evidence::{Cell, Figure, Page, Section, Table};
 use super::experiment_plot::plotted;
 use super::text::thousands;
-use crate::reproduce::{Evaluation, Mean, Measured, Published, Results, Sign};
+use crate::eval::{Difference, paired_bootstrap};
+use crate::reproduce::{Count, Evaluation, Mean, Measured, Published, Results, fisher, holm};
 
 /// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
 pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
@@ -20,7 +21,7 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
     } else {
         summary.extend(verdict(results));
     }
-    let mut sections = vec![outcome(results), differences(results)];
+    let mut sections = vec![outcome(results), counted(results), differences(results)];
     sections.extend(experiment.published.as_ref().map(|published| beside_paper(results, published)));
     sections.extend([by_seed(results), costs(results), rates(results)]);
     sections.push(list("What differs from the paper", &experiment.scaled));
@@ -154,20 +155,21 @@ fn differences(results: &Results) -> Section {
     if experiment.compare.is_empty() {
         return section;
     }
-    section.text.push(
-        "First minus second, paired by seed: both train on the same sequences. The mean and its 95 % interval; a \
-         difference counts as significant at 95 % (bold) only if the interval excludes 0."
-            .into(),
-    );
-    section.list = decisions(results);
+    let tests = Tests::of(results);
+    section.text.push(format!(
+        "First minus second, paired by seed: both train on the same sequences. The mean and its 95 % interval (paired \
+         bootstrap over seeds). A difference is significant (bold) if its p-value is below 5 % after Holm's correction \
+         for the {} tests of this page.",
+        tests.differences.len() + tests.counts.len()
+    ));
+    section.list = tests.decisions(results);
     for course in &experiment.courses {
         let rows = experiment.compare.iter().map(|pair| (pair.join(" – "), pair));
-        let mut table = table(
-            results,
-            (course, course.clone(), "first – second"),
-            rows,
-            |[first, second], evaluation| difference_cell(results, first, second, evaluation),
-        );
+        let mut table =
+            table(results, (course, course.clone(), "first – second"), rows, |pair, evaluation| {
+                let found = tests.differences.iter().find(|test| test.is(course, pair, evaluation));
+                found.map_or(Cell::of("–"), DifferenceTest::cell)
+            });
         table.rows.retain(|row| row[1..].iter().any(|cell| cell.text != "–"));
         if !table.rows.is_empty() {
             section.tables.push(table);
@@ -178,10 +180,10 @@ fn differences(results: &Results) -> Section {
 
 /// How many of the differences are significant with these seeds; `None` if nothing was compared.
 fn verdict(results: &Results) -> Option<String> {
-    let all: Vec<Sign> = compared(results).flat_map(|(.., signs)| signs).map(|(_, sign)| sign).collect();
-    let significant = all.iter().filter(|sign| **sign != Sign::NotSignificant).count();
+    let all = Tests::of(results).differences;
+    let significant = all.iter().filter(|test| test.sign != Sign::NotSignificant).count();
     let line = format!(
-        "**Of {} differences between models, {significant} {} significant at 95 % with the seeds of this run.** The section on \
+        "**Of {} differences between models, {significant} {} significant with the seeds of this run.** The section on \
          differences lists them.",
         all.len(),
         if significant == 1 { "is" } else { "are" }
@@ -189,61 +191,182 @@ fn verdict(results: &Results) -> Option<String> {
     (!all.is_empty()).then_some(line)
 }
 
-/// The compared pairs of all courses: course, pair, and the measured differences.
-fn compared(results: &Results) -> impl Iterator<Item = (&String, &[String; 2], Vec<(&Evaluation, Sign)>)> {
-    let experiment = &results.plan.experiment;
-    experiment.courses.iter().flat_map(move |course| {
-        experiment.compare.iter().filter_map(move |pair| {
-            let sign =
-                |evaluation| Some((evaluation, difference(results, &pair[0], &pair[1], evaluation)?.sign()));
-            let signs: Vec<_> = experiment.evaluations_of(course).filter_map(sign).collect();
-            (!signs.is_empty()).then_some((course, pair, signs))
-        })
-    })
+/// What a difference shows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    Above,
+    Below,
+    NotSignificant,
 }
 
-/// One line per pair: where the first is better, where it is worse, and where the difference is not significant.
-fn decisions(results: &Results) -> Vec<String> {
-    let one_course = results.plan.experiment.courses.len() == 1;
-    compared(results)
-        .map(|(course, [first, second], signs)| {
-            // A lower loss is better.
-            let better =
-                |evaluation: &Evaluation| if evaluation.text.is_some() { Sign::Below } else { Sign::Above };
-            let mut parts =
-                [("better at", Vec::new()), ("worse at", Vec::new()), ("not significant at", Vec::new())];
-            for (evaluation, sign) in signs {
-                let part = match sign {
-                    Sign::NotSignificant => 2,
-                    sign => usize::from(sign != better(evaluation)),
-                };
-                parts[part].1.push(evaluation.name.as_str());
+/// All tests of a page, corrected together.
+struct Tests<'a> {
+    differences: Vec<DifferenceTest<'a>>,
+    counts: Vec<CountTest<'a>>,
+}
+
+/// The difference of two rows in one evaluation.
+struct DifferenceTest<'a> {
+    course: &'a String,
+    pair: &'a [String; 2],
+    evaluation: &'a Evaluation,
+    difference: Difference,
+    /// After the correction.
+    sign: Sign,
+}
+
+/// The numbers of seeds of two rows that succeed.
+struct CountTest<'a> {
+    course: &'a String,
+    pair: &'a [String; 2],
+    counts: [Count; 2],
+    /// Fisher's exact test, after the correction.
+    p: f64,
+}
+
+impl<'a> Tests<'a> {
+    fn of(results: &'a Results) -> Self {
+        let experiment = &results.plan.experiment;
+        let (mut differences, mut counts) = (Vec::new(), Vec::new());
+        for course in &experiment.courses {
+            for pair in &experiment.compare {
+                for evaluation in experiment.evaluations_of(course) {
+                    let Some(difference) = difference(results, &pair[0], &pair[1], evaluation) else {
+                        continue;
+                    };
+                    let sign = Sign::NotSignificant;
+                    differences.push(DifferenceTest { course, pair, evaluation, difference, sign });
+                }
+                if let [Some(a), Some(b)] = [&pair[0], &pair[1]].map(|row| successes(results, row, course)) {
+                    counts.push(CountTest { course, pair, counts: [a, b], p: fisher(a, b) });
+                }
             }
-            let said = parts.iter().filter(|part| !part.1.is_empty());
-            let said: Vec<String> =
-                said.map(|(what, evaluations)| format!("{what} {}", evaluations.join(", "))).collect();
-            let place = if one_course { String::new() } else { format!("{course}: ") };
-            format!("{place}{first} against {second}: {}.", said.join("; "))
-        })
-        .collect()
+        }
+        let all = differences.iter().map(|test| test.difference.p).chain(counts.iter().map(|test| test.p));
+        let mut corrected = holm(&all.collect::<Vec<_>>()).into_iter();
+        for (test, p) in differences.iter_mut().zip(&mut corrected) {
+            test.sign = match test.difference.value {
+                _ if p >= 0.05 => Sign::NotSignificant,
+                value if value > 0.0 => Sign::Above,
+                _ => Sign::Below,
+            };
+        }
+        counts.iter_mut().zip(corrected).for_each(|(test, p)| test.p = p);
+        Self { differences, counts }
+    }
+
+    /// One line per pair: where the first is better, where it is worse, and where the difference is not significant.
+    fn decisions(&self, results: &Results) -> Vec<String> {
+        let one_course = results.plan.experiment.courses.len() == 1;
+        let pairs = self.differences.chunk_by(|a, b| a.course == b.course && a.pair == b.pair);
+        pairs
+            .map(|tests| {
+                let mut parts =
+                    [("better at", Vec::new()), ("worse at", Vec::new()), ("not significant at", Vec::new())];
+                for test in tests {
+                    // A lower loss is better.
+                    let better = if test.evaluation.text.is_some() { Sign::Below } else { Sign::Above };
+                    let part = match test.sign {
+                        Sign::NotSignificant => 2,
+                        sign => usize::from(sign != better),
+                    };
+                    parts[part].1.push(test.evaluation.name.as_str());
+                }
+                let said = parts.iter().filter(|part| !part.1.is_empty());
+                let said: Vec<String> =
+                    said.map(|(what, evaluations)| format!("{what} {}", evaluations.join(", "))).collect();
+                let (course, [first, second]) = (tests[0].course, tests[0].pair);
+                let place = if one_course { String::new() } else { format!("{course}: ") };
+                format!("{place}{first} against {second}: {}.", said.join("; "))
+            })
+            .collect()
+    }
 }
 
-/// The paired difference of two rows.
-fn difference(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Option<Mean> {
+impl DifferenceTest<'_> {
+    fn is(&self, course: &str, pair: &[String; 2], evaluation: &Evaluation) -> bool {
+        self.course == course && self.pair == pair && self.evaluation.name == evaluation.name
+    }
+
+    fn cell(&self) -> Cell {
+        let (factor, digits) = scale_of(self.evaluation);
+        let sign = |value: f64| format!("{:+.digits$}", factor * value);
+        let Difference { value, interval: [low, high], .. } = self.difference;
+        let strong = self.sign != Sign::NotSignificant;
+        Cell {
+            text: format!("{} ({} to {})", sign(value), sign(low), sign(high)),
+            strong,
+            title: if strong { "significant" } else { "not significant" }.into(),
+        }
+    }
+}
+
+/// The paired difference of two rows; `None` for fewer than two seeds.
+fn difference(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Option<Difference> {
     let [a, b] = [first, second].map(|row| values(results, row, evaluation));
-    if a.len() == b.len() { Mean::of_differences(&a, &b) } else { None }
+    let mean = |of: &[f64], seeds: &[usize]| seeds.iter().map(|&i| of[i]).sum::<f64>() / seeds.len() as f64;
+    let paired = a.len() == b.len() && a.len() > 1;
+    paired.then(|| paired_bootstrap(a.len(), |seeds| [mean(&b, seeds), mean(&a, seeds)]))
 }
 
-fn difference_cell(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Cell {
-    let Some(mean) = difference(results, first, second, evaluation) else { return Cell::of("–") };
-    let (factor, digits) = scale_of(evaluation);
-    let sign = |value: f64| format!("{:+.digits$}", factor * value);
-    let text = match mean.interval() {
-        Some((low, high)) => format!("{} ({} to {})", sign(mean.value), sign(low), sign(high)),
-        None => sign(mean.value),
+/// The seeds of a row that succeed on a course, by the experiment's definition; `None` without one.
+fn successes(results: &Results, row: &str, course: &str) -> Option<Count> {
+    let experiment = &results.plan.experiment;
+    let success = experiment.success.as_ref()?;
+    let evaluation =
+        experiment.evaluations_of(course).find(|evaluation| evaluation.name == success.evaluation)?;
+    let with = values(results, row, evaluation);
+    let none = experiment.variant.iter().find(|variant| variant.of == row && variant.policy == "none");
+    let without = none.map(|variant| values(results, &variant.name, evaluation)).unwrap_or_default();
+    let one = |(seed, &accuracy): (usize, &f64)| {
+        let falls = without.get(seed).is_none_or(|without| accuracy - without >= success.drop);
+        accuracy >= success.accuracy && falls
     };
-    let strong = mean.sign() != Sign::NotSignificant;
-    Cell { text, strong, title: if strong { "significant" } else { "not significant" }.into() }
+    let successes = with.iter().enumerate().filter(|&seed| one(seed)).count();
+    (!with.is_empty()).then_some(Count { successes, trials: with.len() })
+}
+
+/// The numbers of seeds that succeed, with exact intervals and tests.
+fn counted(results: &Results) -> Section {
+    let experiment = &results.plan.experiment;
+    let mut section = Section { heading: "Seeds that succeed".into(), ..Section::default() };
+    let Some(success) = &experiment.success else { return section };
+    section.text.push(format!(
+        "A seed succeeds if it answers at least {:.0} % of {}{}. The 95 % interval of the rate is exact (Clopper and \
+         Pearson).",
+        100.0 * success.accuracy,
+        success.evaluation,
+        match success.drop {
+            drop if drop > 0.0 => format!(
+                ", and, for a model with anchors, if the same weights without anchors answer at least {:.0} points less",
+                100.0 * drop
+            ),
+            _ => String::new(),
+        }
+    ));
+    for course in &experiment.courses {
+        let rows = experiment.arms_of(course).filter_map(|arm| {
+            let count = successes(results, arm, course)?;
+            let (low, high) = count.interval();
+            let shown = format!("{} of {}", count.successes, count.trials);
+            let interval = format!("{:.0} to {:.0} %", 100.0 * low, 100.0 * high);
+            Some(vec![Cell::of(arm.clone()), Cell::of(shown), Cell::of(interval)])
+        });
+        let columns = ["model", "seeds that succeed", "95 % interval of the rate"].map(String::from).to_vec();
+        section.tables.push(Table { caption: course.clone(), columns, rows: rows.collect() });
+    }
+    for CountTest { course, pair: [first, second], counts: [a, b], p } in &Tests::of(results).counts {
+        section.list.push(format!(
+            "{course}: {first} {} of {}, {second} {} of {}: {} (Fisher's exact test, p = {p:.3} after Holm's \
+             correction).",
+            a.successes,
+            a.trials,
+            b.successes,
+            b.trials,
+            if *p < 0.05 { "significant" } else { "not significant" }
+        ));
+    }
+    section
 }
 
 /// The paper's numbers, and where our order of two models differs from the paper's.
@@ -293,13 +416,13 @@ fn orders(results: &Results, published: &Published, evaluation: &Evaluation) -> 
             if a == b || of_a == of_b {
                 continue;
             }
-            let Some(mean) = difference(results, a, b, evaluation) else { continue };
+            let Some(difference) = difference(results, a, b, evaluation) else { continue };
             // A lower loss is better.
-            let better = if evaluation.text.is_some() { Sign::Below } else { Sign::Above };
+            let better = (difference.value > 0.0) != evaluation.text.is_some();
             let (first, second) = if of_a > of_b { (a, b) } else { (b, a) };
-            let ours = match mean.sign() {
-                Sign::NotSignificant => "is not significant here",
-                sign if (sign == better) == (of_a > of_b) => "is the order here, too",
+            let ours = match difference.p {
+                p if p >= 0.05 => "is not significant here",
+                _ if better == (of_a > of_b) => "is the order here, too",
                 _ => "is **reversed here**",
             };
             said.push(format!("{first} above {second} {ours}."));
@@ -364,8 +487,9 @@ fn rates(results: &Results) -> Section {
         return section;
     }
     section.text.push(
-        "Each rate was tried with one seed that is not among those of the results. Cells: loss and accuracy on validation \
-         questions, which are not those of the results. The rate with the lowest loss (bold) was used for all seeds."
+        "Each rate was tried with two seeds that are not among those of the results. Cells: mean loss and accuracy on \
+         validation questions, which are not those of the results. The rate with the lowest loss (bold) was used for all \
+         seeds; where that was the lowest or the highest rate, further ones were tried."
             .into(),
     );
     let mut columns: Vec<String> = ["model", "course"].map(String::from).to_vec();

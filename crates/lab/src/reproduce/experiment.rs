@@ -95,6 +95,8 @@ pub struct Experiment {
     /// Trained models under another memory policy.
     #[serde(default)]
     pub variant: Vec<Variant>,
+    /// When a seed counts as a success; without it, none is counted.
+    pub success: Option<Success>,
     /// Pairs whose difference is tested: first and second.
     #[serde(default)]
     pub compare: Vec<[String; 2]>,
@@ -210,6 +212,20 @@ pub struct Variant {
     pub of: String,
     /// Changes to its policy, as in `march inspect policies --policy`; `none` removes all anchors.
     pub policy: String,
+}
+
+/// When a seed counts as a success. It is decided before the runs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Success {
+    /// The evaluation, by name.
+    #[serde(rename = "ask")]
+    pub evaluation: String,
+    /// The least accuracy there, 0 to 1.
+    pub accuracy: f64,
+    /// For a model with anchors: by how much accuracy falls at least without them.
+    #[serde(default)]
+    pub drop: f64,
 }
 
 /// A figure: a line or a group of bars for each arm, over the evaluations of a course.
@@ -389,6 +405,9 @@ impl Experiment {
                 return Err(format!("ask `{}`: `stage` is from 1 to {stages}", evaluation.name));
             }
             evaluation.only.iter().flatten().try_for_each(row)?;
+        }
+        if let Some(Success { evaluation: name, .. }) = &self.success {
+            known("ask", name, self.evaluations.iter().any(|evaluation| evaluation.name == *name))?;
         }
         self.variant
             .iter()

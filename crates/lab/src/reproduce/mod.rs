@@ -14,9 +14,9 @@ mod statistics;
 
 pub use experiment::{
     EFFICIENCY, Evaluation, Experiment, FigureSpec, PaperExperiment, PlotSpec, Published, Quantity, Size,
-    Variant, names,
+    Success, Variant, names,
 };
 pub use job::{Measured, Outcome, key};
 pub use plan::{Entry, Job, Plan, Scale};
 pub use pool::{Arm, Finished, Progress, Results, carry_out_all};
-pub use statistics::{Mean, Sign};
+pub use statistics::{Count, Mean, fisher, holm};

@@ -1,8 +1,8 @@
 //! The training runs of an experiment, before any of them starts.
 //!
-//! For each course and arm: one run per learning rate, with a seed of its own, to choose the rate; then one run per
-//! seed at the chosen rate. The rate with the lowest loss on validation questions is chosen; results come from other
-//! questions. A run is identified by everything that determines its weights, so experiments share runs.
+//! For each course and arm: two runs per learning rate, with seeds of their own, to choose the rate; then one run per
+//! seed at the chosen rate. The rate with the lowest mean loss on validation questions is chosen; if it is the lowest
+//! or the highest that was tried, further ones are tried. Results come from other questions. A run is identified by everything that determines its weights, so experiments share runs.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,8 +19,11 @@ use march_lm::tokenizer::Tokenizer;
 use march_lm::train::Trainer;
 use march_lm::{Error, Result};
 
-/// The seed of the runs that choose a learning rate. Results use the seeds from 1.
-const SWEEP_SEED: u64 = 1000;
+/// The seeds of the runs that choose a learning rate. Results use the seeds from 1.
+const SWEEP_SEEDS: [u64; 2] = [1000, 1001];
+
+/// The range of learning rates that a choice may extend to.
+const RATES: std::ops::RangeInclusive<f64> = 1e-5..=0.1;
 
 /// A preset that trains on text; its `[data]` is what courses start from.
 const TEXT_PRESET: &str = "tiny/gdn";
@@ -132,11 +135,17 @@ impl Plan {
         self.scale.size != Size::Quick
     }
 
-    /// The runs that choose the rates.
-    pub fn sweep(&self) -> Result<Vec<Job>> {
-        let chosen = self.entries.iter().filter(|entry| entry.is_swept());
-        let each = chosen.flat_map(|entry| entry.rates.iter().map(move |&rate| (entry, rate)));
-        each.map(|(entry, rate)| self.job(entry, rate, SWEEP_SEED)).collect()
+    /// The runs that choose the rates of these entries.
+    pub fn sweep(&self, entries: &[Entry]) -> Result<Vec<Job>> {
+        let mut jobs = Vec::new();
+        for entry in entries.iter().filter(|entry| entry.is_swept()) {
+            for &rate in &entry.rates {
+                for seed in SWEEP_SEEDS {
+                    jobs.push(self.job(entry, rate, seed)?);
+                }
+            }
+        }
+        Ok(jobs)
     }
 
     /// The runs of the results of one entry, at a rate.
@@ -223,7 +232,7 @@ impl Plan {
     /// The sum of a quantity over all runs.
     fn total(&self, of: impl Fn(&Job) -> f64) -> Result<f64> {
         let each = self.entries.iter().map(|entry| {
-            let sweep = if entry.is_swept() { entry.rates.len() as u64 } else { 0 };
+            let sweep = if entry.is_swept() { (entry.rates.len() * SWEEP_SEEDS.len()) as u64 } else { 0 };
             Ok(of(&self.job(entry, entry.rates[0], 1)?) * (sweep + self.scale.seeds) as f64)
         });
         each.sum()
@@ -234,6 +243,23 @@ impl Entry {
     /// Whether runs choose its rate.
     fn is_swept(&self) -> bool {
         self.rate_of.is_none() && self.rates.len() > 1
+    }
+
+    /// Adds a rate beyond the best one if that is the lowest or the highest; whether it did.
+    pub(super) fn extend(&mut self, best: f64) -> bool {
+        if !self.is_swept() {
+            return false;
+        }
+        self.rates.sort_by(f64::total_cmp);
+        let more = match self.rates.iter().position(|&rate| rate == best) {
+            Some(0) => best / 2.0,
+            Some(at) if at + 1 == self.rates.len() => best * 2.0,
+            _ => return false,
+        };
+        if RATES.contains(&more) {
+            self.rates.push(more);
+        }
+        RATES.contains(&more)
     }
 }
 

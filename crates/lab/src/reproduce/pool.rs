@@ -85,11 +85,29 @@ pub fn carry_out_all(
     stop: &AtomicBool,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Option<Results>> {
-    let sweep = plan.sweep()?;
-    watch(Progress::Begun("choosing learning rates", sweep.len(), sweep.iter().map(Job::tokens).sum()));
-    let Some(swept) = together(&sweep, plan, false, output, workers, stop, watch)? else { return Ok(None) };
+    let mut entries = plan.entries.clone();
+    let mut begun = 0;
+    let swept = loop {
+        let sweep = plan.sweep(&entries)?;
+        // Those of the last round are not repeated.
+        let added = sweep.len() - begun;
+        let tokens = sweep.iter().map(Job::tokens).sum::<f64>() * added as f64 / sweep.len().max(1) as f64;
+        watch(Progress::Begun("choosing learning rates", added, tokens));
+        begun = sweep.len();
+        let Some(swept) = together(&sweep, plan, false, output, workers, stop, watch)? else {
+            return Ok(None);
+        };
+        let extend = |entry: &mut Entry| {
+            let (best, _) = choose(entry, &swept);
+            entry.extend(best)
+        };
+        // All entries, not only the first that is extended.
+        if entries.iter_mut().map(extend).filter(|extended| *extended).count() == 0 {
+            break swept;
+        }
+    };
     let chosen: Vec<(&Entry, (f64, Vec<TriedRate>))> =
-        plan.entries.iter().map(|entry| (entry, choose(entry, &swept))).collect();
+        entries.iter().map(|entry| (entry, choose(entry, &swept))).collect();
     let mut arms = Vec::new();
     let mut jobs = Vec::new();
     for (entry, (_, tried)) in &chosen {
@@ -112,11 +130,26 @@ pub fn carry_out_all(
     Ok(Some(Results { plan: plan.clone(), arms }))
 }
 
-/// The rate with the lowest validation loss, and all that were tried.
+/// The rate with the lowest mean validation loss, and all that were tried.
 fn choose(entry: &Entry, swept: &[Finished]) -> (f64, Vec<TriedRate>) {
     let own = swept.iter().filter(|run| run.job.arm == entry.arm && run.job.course == entry.course);
-    let tried: Vec<TriedRate> =
-        own.map(|run| (run.job.rate, run.outcome.validation_loss, run.outcome.validation_accuracy)).collect();
+    let mut rates: Vec<f64> = own.clone().map(|run| run.job.rate).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.dedup();
+    let mean = |rate: f64, of: fn(&Outcome) -> f64| {
+        let seeds: Vec<f64> =
+            own.clone().filter(|run| run.job.rate == rate).map(|run| of(&run.outcome)).collect();
+        // Divided first: a diverged run counts as the largest number.
+        seeds.iter().map(|value| value / seeds.len() as f64).sum::<f64>()
+    };
+    let one = |&rate: &f64| {
+        (
+            rate,
+            mean(rate, |outcome| outcome.validation_loss),
+            mean(rate, |outcome| outcome.validation_accuracy),
+        )
+    };
+    let tried: Vec<TriedRate> = rates.iter().map(one).collect();
     let best = tried.iter().min_by(|a, b| a.1.total_cmp(&b.1));
     (best.map_or(entry.rates[0], |best| best.0), tried)
 }

@@ -1,4 +1,4 @@
-//! Means over seeds, with 95 % intervals.
+//! Means over seeds and counts of seeds, with 95 % intervals and tests of their differences.
 
 /// A mean over seeds and its 95 % interval by Student's t, which assumes that seeds are independent draws of a normal
 /// distribution.
@@ -34,34 +34,89 @@ impl Mean {
         Some(Self { value, half, seeds: n })
     }
 
-    /// The mean of `a − b`, paired by seed.
-    pub fn of_differences(a: &[f64], b: &[f64]) -> Option<Self> {
-        let differences: Vec<f64> = a.iter().zip(b).map(|(a, b)| a - b).collect();
-        Self::of(&differences)
-    }
-
     /// The interval.
     pub fn interval(&self) -> Option<(f64, f64)> {
         self.half.map(|half| (self.value - half, self.value + half))
     }
+}
 
-    /// What a difference shows.
-    pub fn sign(&self) -> Sign {
-        match self.interval() {
-            Some((low, _)) if low > 0.0 => Sign::Above,
-            Some((_, high)) if high < 0.0 => Sign::Below,
-            _ => Sign::NotSignificant,
-        }
+/// A number of successes among independent trials, such as the seeds that learned a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    /// Successes.
+    pub successes: usize,
+    /// Trials.
+    pub trials: usize,
+}
+
+impl Count {
+    /// The exact 95 % interval of the success rate by Clopper and Pearson: the rates at which a count at least as high,
+    /// and at least as low, has a probability of 2.5 % or more.
+    pub fn interval(&self) -> (f64, f64) {
+        let Self { successes, trials } = *self;
+        let low = match successes {
+            0 => 0.0,
+            _ => bisect(|rate| at_least(successes, trials, rate) - 0.025),
+        };
+        let high = match trials - successes {
+            0 => 1.0,
+            _ => bisect(|rate| 0.025 - (1.0 - at_least(successes + 1, trials, rate))),
+        };
+        (low, high)
     }
 }
 
-/// Whether the interval of a difference excludes 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
-    /// The whole interval is above 0.
-    Above,
-    /// The whole interval is below 0.
-    Below,
-    /// The interval contains 0, or there is none.
-    NotSignificant,
+/// The zero of an increasing function between 0 and 1.
+fn bisect(f: impl Fn(f64) -> f64) -> f64 {
+    let (mut low, mut high) = (0.0, 1.0);
+    for _ in 0..60 {
+        let middle = (low + high) / 2.0;
+        if f(middle) < 0.0 {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    (low + high) / 2.0
+}
+
+/// P(X ≥ successes) of a binomial distribution.
+fn at_least(successes: usize, trials: usize, rate: f64) -> f64 {
+    let one = |k: usize| {
+        let (k, n) = (k as f64, trials as f64);
+        (ln_choose(trials, k as usize) + k * rate.ln() + (n - k) * (1.0 - rate).ln()).exp()
+    };
+    (successes..=trials).map(one).sum()
+}
+
+/// ln of the number of ways to choose k of n.
+fn ln_choose(n: usize, k: usize) -> f64 {
+    (1..=k).map(|i| ((n - k + i) as f64 / i as f64).ln()).sum()
+}
+
+/// The two-sided p-value of Fisher's exact test: the probability, if both success rates are equal, of a table that is
+/// no more probable than this one.
+pub fn fisher(a: Count, b: Count) -> f64 {
+    let (successes, trials) = (a.successes + b.successes, a.trials + b.trials);
+    let probability = |of_a: usize| {
+        let ways = ln_choose(a.trials, of_a) + ln_choose(b.trials, successes - of_a);
+        (ways - ln_choose(trials, successes)).exp()
+    };
+    let possible = successes.saturating_sub(b.trials)..=successes.min(a.trials);
+    // Tables of equal probability may differ by rounding.
+    let most = probability(a.successes) * (1.0 + 1e-9);
+    possible.map(probability).filter(|&p| p <= most).sum::<f64>().min(1.0)
+}
+
+/// Holm's correction of several p-values, in their order: below 5 % after it, a difference is significant although
+/// several were tested.
+pub fn holm(p: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
+    let (mut corrected, mut most) = (vec![0.0; p.len()], 0.0f64);
+    for (rank, at) in order.into_iter().enumerate() {
+        most = most.max(((p.len() - rank) as f64 * p[at]).min(1.0));
+        corrected[at] = most;
+    }
+    corrected
 }

@@ -42,7 +42,7 @@ impl Sources {
             }
             DataKind::Recall => {
                 let task = Task::open(config.task.as_deref().unwrap_or_default(), Some(length))?;
-                let tokenizer = Tokenizer::words(&task.vocabulary())?;
+                let tokenizer = task.tokenizer()?;
                 let asked = RecallSource::asked(task.clone(), validation_sequences.max(1) as u64);
                 let training = Box::new(RecallSource::lessons(task, seed));
                 Ok(Self { training, validation: Some(Box::new(asked)), tokenizer })

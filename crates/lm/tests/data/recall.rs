@@ -14,6 +14,8 @@ fn answers_stand_where_their_facts_are() {
         "versioned",
         "versioned:documents=1:keys=2",
         "versioned:documents=5:names=9:fewest=2",
+        "diary",
+        "diary:days=5:facts=3:things=7:fewest=2:least=1:closing=1",
         "needle",
     ] {
         let task = Task::open(text, None).unwrap();
@@ -30,7 +32,8 @@ fn answers_stand_where_their_facts_are() {
             for question in &example.questions {
                 assert!(question.fact < question.position, "{text}");
                 assert_eq!(example.tokens[question.fact], question.answer, "{text}");
-                assert!(names[question.answer as usize].starts_with('v'), "{text}");
+                let in_english = text.starts_with("diary");
+                assert!(in_english || names[question.answer as usize].starts_with('v'), "{text}");
                 // The key that is asked for precedes its value.
                 assert_eq!(example.tokens[question.fact - 1], example.tokens[question.position], "{text}");
             }
@@ -78,6 +81,9 @@ fn what_cannot_be_is_refused() {
     assert!(refused("versioned:names=3").contains("4 documents need as many names"));
     assert!(refused("versioned:fewest=5").contains("more than the 4 documents"));
     assert!(refused("needle:depth=101").contains("100"));
+    assert!(refused("diary:facts=5").contains("`facts` is 5; at most 4"));
+    assert!(refused("diary:days=33").contains("`days` is 33; at most 32"));
+    assert!(refused("diary:places=99").contains("at most 64"));
     let task = Task::open("mqar:vocabulary=66", None).unwrap();
     assert_eq!(task.text(), "mqar:pairs=24:fewest=0:vocabulary=66");
     // Sizes that were added later do not change the text of a task that does not use them.
@@ -120,4 +126,55 @@ fn targets_are_where_questions_are() {
     assert_eq!(&inputs[1..], &example.tokens);
     assert_eq!(targets[1..].iter().filter(|&&id| id != IGNORE).count(), source.targets());
     assert!(example.questions.iter().all(|question| targets[1 + question.position] == question.answer));
+}
+
+/// A diary is written in English, and its tokenizer reads it as the tokens that it was written from.
+#[test]
+fn a_diary_is_written_and_read() {
+    let sizes = "days=3:facts=2:things=4:questions=2";
+    for text in [format!("diary:{sizes}"), format!("diary:{sizes}:least=1:closing=1")] {
+        let task = Task::open(&text, None).unwrap();
+        let tokenizer = task.tokenizer().unwrap();
+        for index in 0..20 {
+            let example = task.lesson(0, index);
+            let end = example.ends.unwrap().0;
+            assert_eq!(example.tokens[end], example.questions.last().unwrap().answer);
+            // The text up to the answer of the last question.
+            let asked = &example.tokens[..end];
+            let written = task.write(asked);
+            assert_eq!(tokenizer.encode(&written).unwrap(), asked, "{written}");
+        }
+    }
+    let task = Task::open("diary", None).unwrap();
+    let tokenizer = task.tokenizer().unwrap();
+    let day = "12 May: the key is in the harbour, the lamp in the mill.\n";
+    let tokens = tokenizer.encode(day).unwrap();
+    assert_eq!((tokens.len(), task.write(&tokens).as_str()), (5, day));
+    let question = tokenizer.encode("12 May, the key?").unwrap();
+    assert_eq!(task.write(&question), "12 May, the key?\n");
+    for other in ["12 May: key", "On 12 May, where was THE key?", "Where is it, 12 May,\nthe key"] {
+        assert_eq!(tokenizer.encode(other).unwrap(), question, "{other}");
+    }
+    assert_eq!(tokenizer.decode(&tokens[2..3]).unwrap(), "harbour");
+    assert_eq!(tokenizer.end_of_text(), Some(0));
+    let refused = tokenizer.encode("99 May: the yacht is in the harbour, the goat in the mill").unwrap_err();
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("the words `99`, `May`, `yacht`, `goat` are not in the model's vocabulary"),
+        "{refused}"
+    );
+    assert!(refused.contains("1 May"), "{refused}");
+}
+
+/// Training also expects the end of the text after the last answer; questions count without it.
+#[test]
+fn a_diary_teaches_where_an_answer_ends() {
+    let task = Task::open("diary:fewest=2", None).unwrap();
+    let (lessons, asked) = (RecallSource::lessons(task.clone(), 0), RecallSource::asked(task, 9));
+    for (source, count) in [(&lessons, 17), (&asked, 16)] {
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        source.sequence(3, &mut inputs, &mut targets).unwrap();
+        assert_eq!(targets.iter().filter(|&&id| id != IGNORE).count(), count);
+        assert_eq!(source.targets(), count);
+    }
 }

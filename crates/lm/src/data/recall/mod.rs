@@ -5,6 +5,7 @@
 //! questions for `march eval`. Example i of a seed is always the same; training examples and questions are drawn from
 //! separate streams.
 
+mod diary;
 mod mqar;
 mod needle;
 mod random;
@@ -21,6 +22,7 @@ use super::Source;
 use super::loader::fingerprint;
 use crate::config::choice;
 use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
 
 /// The seed of the questions, which is the same for all models.
 pub const QUESTION_SEED: u64 = 0;
@@ -54,6 +56,8 @@ pub struct Example {
     pub tokens: Vec<u32>,
     /// The questions.
     pub questions: Vec<Question>,
+    /// A position and the token that training expects there although nothing is asked: the end of the last answer.
+    pub ends: Option<(usize, u32)>,
 }
 
 /// A task of given sizes.
@@ -62,8 +66,21 @@ struct Recall {
     questions: usize,
     answers: usize,
     vocabulary: Vec<String>,
+    /// How its texts are written; without it, the tokens' names with spaces between them.
+    language: Option<Language>,
     /// Draws a sequence, which may be easier in training.
     draw: Box<dyn Fn(&mut Random, Use) -> Example + Send + Sync>,
+}
+
+/// How a task's texts are written and read.
+#[derive(Clone, Copy)]
+struct Language {
+    /// The words that are not tokens and that a reader may ignore.
+    ignored: &'static [&'static str],
+    /// Writes a text.
+    write: fn(&[String], &[u32]) -> String,
+    /// Whether training expects an end of text after the last answer.
+    ends: bool,
 }
 
 /// What a sequence is for.
@@ -86,7 +103,7 @@ pub struct Kind {
 }
 
 /// All tasks.
-pub const TASKS: [&Kind; 3] = [&mqar::KIND, &versioned::KIND, &needle::KIND];
+pub const TASKS: [&Kind; 4] = [&mqar::KIND, &versioned::KIND, &diary::KIND, &needle::KIND];
 
 /// A task with its sizes.
 #[derive(Clone)]
@@ -143,6 +160,26 @@ impl Task {
         self.recall.vocabulary.clone()
     }
 
+    /// The tokens as a text, which [`Task::tokenizer`] reads as the same tokens.
+    pub fn write(&self, tokens: &[u32]) -> String {
+        let names = &self.recall.vocabulary;
+        match self.recall.language {
+            Some(language) => (language.write)(names, tokens),
+            None => {
+                let words = tokens.iter().filter_map(|&id| names.get(id as usize)).map(String::as_str);
+                words.collect::<Vec<_>>().join(" ")
+            }
+        }
+    }
+
+    /// The tokenizer of its texts: each token of the vocabulary is a word or a phrase.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        match self.recall.language {
+            Some(language) => Tokenizer::phrases(&self.recall.vocabulary, language.ignored),
+            None => Tokenizer::words(&self.recall.vocabulary),
+        }
+    }
+
     /// Training example i, which may be easier than those of evaluation.
     pub fn lesson(&self, seed: u64, index: u64) -> Example {
         (self.recall.draw)(&mut Random::new(seed, index.wrapping_mul(2)), Use::Training)
@@ -183,7 +220,8 @@ impl Source for RecallSource {
     }
 
     fn targets(&self) -> usize {
-        self.task.questions()
+        let ends = self.asked.is_none() && self.task.recall.language.is_some_and(|language| language.ends);
+        self.task.questions() + usize::from(ends)
     }
 
     fn sequence(&self, index: u64, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()> {
@@ -196,6 +234,9 @@ impl Source for RecallSource {
         targets.resize(from + example.tokens.len(), IGNORE);
         for question in &example.questions {
             targets[from + question.position] = question.answer;
+        }
+        if let (None, Some((position, token))) = (self.asked, example.ends) {
+            targets[from + position] = token;
         }
         Ok(())
     }

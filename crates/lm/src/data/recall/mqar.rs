@@ -55,6 +55,7 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
         questions: pairs,
         answers,
         vocabulary: named("_", &[('k', keys), ('v', answers)]),
+        language: None,
         draw: Box::new(move |random, purpose| match purpose {
             Use::Evaluation => task.with_pairs(pairs, random),
             Use::Training => task.with_pairs(fewest + random.below(pairs - fewest + 1), random),
@@ -81,6 +82,6 @@ impl Mqar {
             questions.push(Question { position, answer: tokens[fact], fact });
         }
         questions.sort_by_key(|question| question.position);
-        Example { tokens, questions }
+        Example { tokens, questions, ends: None }
     }
 }

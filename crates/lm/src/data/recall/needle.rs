@@ -48,6 +48,7 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
         questions: 1,
         answers: values,
         vocabulary: named("?", &[('k', keys), ('v', values), ('w', filler)]),
+        language: None,
         draw: Box::new(move |random, _| task.example(random)),
     })
 }
@@ -66,6 +67,6 @@ impl Needle {
         tokens.splice(at..at, [key, value]);
         tokens.extend([0, key]);
         let question = Question { position: tokens.len() - 1, answer: value, fact: at + 1 };
-        Example { tokens, questions: vec![question] }
+        Example { tokens, questions: vec![question], ends: None }
     }
 }

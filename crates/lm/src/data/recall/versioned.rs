@@ -76,6 +76,7 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
         questions,
         answers: values,
         vocabulary: named("_", &[('d', all_names), ('k', keys), ('v', values)]),
+        language: None,
         draw: Box::new(move |random, purpose| match (purpose, documents - fewest) {
             // One fixed number draws nothing, so that sequences without `fewest` are what they always were.
             (Use::Evaluation, _) | (_, 0) => task.with_documents(documents, random),
@@ -124,6 +125,6 @@ impl Versioned {
                 questions.push(Question { position: tokens.len() - 1, answer: tokens[fact], fact });
             }
         }
-        Example { tokens, questions }
+        Example { tokens, questions, ends: None }
     }
 }

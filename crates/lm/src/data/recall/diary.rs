@@ -1,0 +1,266 @@
+//! The diary: on each day things are somewhere, and each question asks where a thing was on a named day.
+//!
+//! ```text
+//! 12 May: the key is in the harbour, the lamp in the kitchen, the ring in the mill, the map in the attic.
+//! 3 June: the map is in the garden, the key in the barn, the lamp in the cellar, the ring in the tower.
+//! 12 May, the key?
+//! ```
+//!
+//! Rules, with D days, F facts a day, N things, P places and Q questions:
+//!
+//! - a day is its date, then F of the things in random order, each with its place. With `least` a day has `least` to F
+//!   facts, uniformly distributed;
+//! - the dates are distinct and in random order; the places of a thing on two days differ (P ≥ D);
+//! - with `closing=1` each day ends with its date once more;
+//! - then come the questions, a date and a thing that this day mentions, all different as long as possible; the answer
+//!   is expected right after the thing and is not part of the text. The last question is answered, and after the answer
+//!   the end of the text is expected;
+//! - ends of text fill the rest of the length.
+//!
+//! With `fewest=n`, training sequences have n to D days, uniformly distributed.
+//!
+//! It is the task `versioned` in English: a state that holds one place per thing knows only where it was last. Every
+//! date, thing and place is one token; all other words ("the", "is", "in") and punctuation are not part of the text
+//! that the model reads.
+
+use super::{Example, Kind, Language, Question, Random, Recall, Size, Sizes, Use, at_least};
+use crate::error::Result;
+
+pub(super) const KIND: Kind = Kind {
+    name: "diary",
+    about: "a diary says where things are on each day; questions ask where a thing was on a named day",
+    sizes: &[
+        Size::new("days", "days of the diary", 8),
+        Size::new("facts", "things that a day mentions", 4),
+        Size::new("things", "things that there are", 4),
+        Size::new("places", "places that there are", 32),
+        Size::new("dates", "dates that a sequence draws from", 64),
+        Size::new("questions", "questions of a sequence", 16),
+        Size::later("fewest", "days in the easiest training sequences; 0 if all have the same number"),
+        Size::later("least", "things that a day mentions at least; 0 if all mention the same number"),
+        Size::later("closing", "1 if a day ends with its date once more"),
+    ],
+    build,
+};
+
+/// Token 0, which ends a text and fills its length.
+const END: u32 = 0;
+
+const MONTHS: [(&str, usize); 6] =
+    [("May", 31), ("June", 30), ("July", 31), ("August", 31), ("September", 30), ("October", 31)];
+
+const THINGS: [&str; 16] = [
+    "key", "lamp", "ring", "map", "book", "coat", "knife", "letter", "clock", "cup", "rope", "flute",
+    "mirror", "basket", "compass", "umbrella",
+];
+
+const PLACES: [&str; 64] = [
+    "harbour",
+    "kitchen",
+    "garden",
+    "cellar",
+    "attic",
+    "barn",
+    "library",
+    "station",
+    "mill",
+    "chapel",
+    "orchard",
+    "tower",
+    "market",
+    "stable",
+    "bakery",
+    "school",
+    "cottage",
+    "tunnel",
+    "meadow",
+    "forest",
+    "boathouse",
+    "greenhouse",
+    "workshop",
+    "inn",
+    "lighthouse",
+    "castle",
+    "vineyard",
+    "quarry",
+    "cabin",
+    "museum",
+    "theatre",
+    "palace",
+    "hospital",
+    "church",
+    "pharmacy",
+    "tavern",
+    "dairy",
+    "smithy",
+    "gallery",
+    "courtyard",
+    "pantry",
+    "hallway",
+    "nursery",
+    "laundry",
+    "studio",
+    "garage",
+    "shed",
+    "cave",
+    "park",
+    "arcade",
+    "hotel",
+    "hostel",
+    "observatory",
+    "monastery",
+    "cloister",
+    "warehouse",
+    "factory",
+    "bathhouse",
+    "granary",
+    "brewery",
+    "printshop",
+    "townhall",
+    "pavilion",
+    "crypt",
+];
+
+/// Words of a diary or a question that the model does not read.
+const IGNORED: [&str; 15] = [
+    "the", "is", "in", "was", "where", "what", "about", "on", "and", "at", "a", "it", "please", "good",
+    "night",
+];
+
+/// Writes days as lines, "12 May: the key is in the harbour, the lamp in the mill.", and questions as "12 May, the
+/// key?"; an end of text is not written.
+fn write(names: &[String], tokens: &[u32]) -> String {
+    let name = |&id: &u32| names.get(id as usize).map_or("", String::as_str);
+    let is_date = |token: &str| token.starts_with(|first: char| first.is_ascii_digit());
+    let words: Vec<&str> =
+        tokens.iter().map(name).filter(|word| !word.is_empty() && *word != "<eos>").collect();
+    let mut text = String::new();
+    for day in words.chunk_by(|_, next| !is_date(next)) {
+        let (date, facts) = match day {
+            [date, facts @ ..] if is_date(date) => (*date, facts),
+            facts => ("", facts),
+        };
+        let (pairs, question) = facts.as_chunks::<2>();
+        let said = |(i, [thing, place]): (usize, &[&str; 2])| {
+            format!("the {thing} {}in the {place}", if i == 0 { "is " } else { "" })
+        };
+        let said: Vec<String> = pairs.iter().enumerate().map(said).collect();
+        text += &match (&said[..], question) {
+            ([], []) => format!("Good night, {date}.\n"),
+            ([], [thing, ..]) => format!("{date}, the {thing}?\n"),
+            (said, []) => format!("{date}: {}.\n", said.join(", ")),
+            (said, [thing, ..]) => format!("{date}: {}, the {thing}?\n", said.join(", ")),
+        };
+    }
+    text
+}
+
+/// "1 May", "2 May", …
+fn dates() -> impl Iterator<Item = String> {
+    MONTHS.iter().flat_map(|&(month, days)| (1..=days).map(move |day| format!("{day} {month}")))
+}
+
+#[derive(Clone, Copy)]
+struct Diary {
+    facts: usize,
+    least: usize,
+    things: usize,
+    places: usize,
+    dates: usize,
+    questions: usize,
+    closing: bool,
+    length: usize,
+}
+
+fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
+    let [days, facts, things, places, dates, questions] =
+        ["days", "facts", "things", "places", "dates", "questions"].map(|name| sizes.positive(name));
+    let (days, facts, things, places, dates, questions) =
+        (days?, facts?, things?, places?, dates?, questions?);
+    let closing = sizes.get("closing") > 0;
+    for (name, count, most) in [
+        ("things", things, THINGS.len()),
+        ("places", places, PLACES.len()),
+        ("dates", dates, MONTHS.iter().map(|month| month.1).sum()),
+        ("facts", facts, things),
+        ("fewest", sizes.get("fewest"), days),
+        ("least", sizes.get("least"), facts),
+        ("days", days, dates.min(places)),
+    ] {
+        if count > most {
+            return Err(sizes.refuse(format!("`{name}` is {count}; at most {most} are possible here")));
+        }
+    }
+    let fewest = if sizes.get("fewest") == 0 { days } else { sizes.get("fewest") };
+    let least = if sizes.get("least") == 0 { facts } else { sizes.get("least") };
+    let shortest = days * (1 + 2 * facts + usize::from(closing)) + 2 * questions + 1;
+    let length = at_least(&KIND, length, shortest)?;
+    let diary = Diary { facts, least, things, places, dates, questions, closing, length };
+    Ok(Recall {
+        length,
+        questions,
+        answers: places,
+        vocabulary: diary.vocabulary(),
+        language: Some(Language { ignored: &IGNORED, write, ends: true }),
+        draw: Box::new(move |random, purpose| match (purpose, days - fewest) {
+            (Use::Evaluation, _) | (_, 0) => diary.with_days(days, random),
+            (Use::Training, more) => diary.with_days(fewest + random.below(more + 1), random),
+        }),
+    })
+}
+
+impl Diary {
+    fn vocabulary(&self) -> Vec<String> {
+        let [things, places] = [&THINGS[..self.things], &PLACES[..self.places]];
+        let words = things.iter().chain(places).map(|word| word.to_string());
+        std::iter::once("<eos>".to_string()).chain(dates().take(self.dates)).chain(words).collect()
+    }
+
+    fn date(&self, number: usize) -> u32 {
+        (1 + number) as u32
+    }
+
+    fn thing(&self, number: usize) -> u32 {
+        (1 + self.dates + number) as u32
+    }
+
+    fn place(&self, number: usize) -> u32 {
+        (1 + self.dates + self.things + number) as u32
+    }
+
+    fn with_days(&self, days: usize, random: &mut Random) -> Example {
+        let dates = random.distinct(days, self.dates);
+        let places: Vec<Vec<usize>> = (0..self.things).map(|_| random.distinct(days, self.places)).collect();
+        let mut tokens = Vec::with_capacity(self.length);
+        // Day, thing, and the position of its place.
+        let mut facts = Vec::with_capacity(days * self.facts);
+        for day in 0..days {
+            let date = self.date(dates[day]);
+            tokens.push(date);
+            let more = self.facts - self.least;
+            let count = self.facts - if more > 0 { random.below(more + 1) } else { 0 };
+            for thing in random.distinct(count, self.things) {
+                tokens.extend([self.thing(thing), self.place(places[thing][day])]);
+                facts.push((day, thing, tokens.len() - 1));
+            }
+            if self.closing {
+                tokens.push(date);
+            }
+        }
+        let mut questions = Vec::with_capacity(self.questions);
+        while questions.len() < self.questions {
+            let left = self.questions - questions.len();
+            for asked in random.distinct(left.min(facts.len()), facts.len()) {
+                let (day, thing, fact) = facts[asked];
+                tokens.extend([self.date(dates[day]), self.thing(thing)]);
+                questions.push(Question { position: tokens.len() - 1, answer: tokens[fact], fact });
+            }
+        }
+        let ends = questions.last().map(|last| {
+            tokens.push(last.answer);
+            (tokens.len() - 1, END)
+        });
+        tokens.resize(self.length, END);
+        Example { tokens, questions, ends }
+    }
+}
