@@ -163,7 +163,7 @@ fn a_diary_is_written_and_read() {
         refused.contains("the words `99`, `May`, `yacht`, `goat` are not in the model's vocabulary"),
         "{refused}"
     );
-    assert!(refused.contains("1 May"), "{refused}");
+    assert!(refused.contains("9 May"), "{refused}");
 }
 
 /// Training also expects the end of the text after the last answer; questions count without it.
