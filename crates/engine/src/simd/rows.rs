@@ -85,9 +85,7 @@ pub(crate) fn copy<S: Simd>(s: S, y: &mut [f32], x: &[f32]) {
     for i in 0..ys.len().min(xs.len()) {
         s.store(&mut ys[i], s.load(&xs[i]));
     }
-    for i in 0..y_rest.len().min(x_rest.len()) {
-        y_rest[i] = x_rest[i];
-    }
+    y_rest.copy_from_slice(x_rest);
 }
 
 /// x *= factor
