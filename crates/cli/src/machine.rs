@@ -8,7 +8,11 @@ use march_lm::run::Session;
 use march_lm::train::machine_memory;
 
 /// Optional features of the program, and whether it was built with them.
-const FEATURES: [(&str, bool); 2] = [("mpi", cfg!(feature = "mpi")), ("gpu", cfg!(feature = "gpu"))];
+const FEATURES: [(&str, bool); 3] = [
+    ("mpi", cfg!(feature = "mpi")),
+    ("gpu", cfg!(feature = "gpu")),
+    ("portable", cfg!(feature = "portable")),
+];
 
 /// The build profile.
 pub fn profile() -> &'static str {
@@ -25,7 +29,7 @@ pub fn instructions() -> String {
             ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
         ];
         let has: Vec<&str> = known.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
-        if has.is_empty() { "(no AVX2: portable kernels)".into() } else { has.join(" ") }
+        if has.is_empty() { "(no AVX2)".into() } else { has.join(" ") }
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -69,7 +73,7 @@ pub fn session(device: &Device, threads: usize, step: u64, processes: usize) -> 
         cores: cores(),
         processes,
         threads: threads_in_use(threads),
-        kernels: format!("{:?}", Level::detect()),
+        kernels: Level::detect().map_or("none".into(), |level| format!("{level:?}")),
         device: device.to_string(),
         memory: machine_memory().map(|[total, _]| total as u64),
         system: field("/etc/os-release", "PRETTY_NAME", '=').unwrap_or(std::env::consts::OS.into()),

@@ -28,7 +28,8 @@ pub enum Products {
 pub struct CpuOptions {
     /// Number of threads; 0 uses all that the machine has.
     pub threads: usize,
-    /// Use the portable instruction set even if the processor supports a better one.
+    /// Use the portable instruction set even if the processor supports a better one. On x86-64 it needs the feature
+    /// `portable`.
     pub portable: bool,
     /// How products with weight matrices are computed.
     pub products: Products,
@@ -108,7 +109,12 @@ impl Cpu {
             operation: "Device::cpu",
             message: format!("{threads} threads could not be started: {e}"),
         })?;
-        let level = if options.portable { Level::Portable } else { Level::detect() };
+        let level = if options.portable { Level::portable() } else { Level::detect() };
+        let level = level.ok_or_else(|| Error::Value {
+            operation: "Device::cpu",
+            message: "kernels for processors without AVX2 are not part of this build; build it with `--features portable`"
+                .into(),
+        })?;
         let table = cpu_table::table();
         Ok(Self { team, threads, level, buffers: Arc::default(), products: options.products, table })
     }

@@ -20,7 +20,7 @@ pub enum Instructions {
     Avx512,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
-    /// What every processor of this architecture has.
+    /// What every processor of this architecture has; on x86-64 only with the feature `portable`.
     Base,
 }
 
@@ -35,8 +35,8 @@ impl Instructions {
             Self::Avx512 => std::arch::is_x86_feature_detected!("avx512f"),
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx512 => false,
-            Self::Avx2 => Level::detect() == Level::Avx2,
-            Self::Base => true,
+            Self::Avx2 => Level::detect() == Some(Level::Avx2),
+            Self::Base => Level::portable().is_some(),
         }
     }
 
@@ -58,7 +58,10 @@ impl Instructions {
             _ if !self.present() => return None,
             Self::Avx512 => (chains_of_16, 16),
             Self::Avx2 => (|| Level::Avx2.run(Chains), LANES),
+            #[cfg(any(not(target_arch = "x86_64"), feature = "portable"))]
             Self::Base => (|| Level::Portable.run(Chains), LANES),
+            #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
+            Self::Base => return None,
         };
         let seconds = best(8, || cpu.parallel(cpu.threads(), |_| run()));
         Some((cpu.threads() * CHAINS * ROUNDS * lanes * 2) as f64 / seconds / 1e9)

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use march_engine::ops::gated_delta::{GatedDelta, GatedDeltaOptions};
-use march_engine::{CpuOptions, Device, Error, Result, Tensor};
+use march_engine::{Device, Error, Result, Tensor};
 
-use crate::common::{Input, Random, assert_close, compare, cpu, finite_differences, infer, outcome, tensors};
+use crate::common::{
+    Input, Random, assert_close, compare, cpu, finite_differences, infer, outcome, portable, tensors,
+};
 
 /// The inputs, in their order.
 fn all_of(t: &[Tensor]) -> GatedDelta<&Tensor> {
@@ -268,8 +270,7 @@ fn only_the_last_tokens_ask() {
         assert!(some.boundary_states.to_f64() == all.boundary_states.to_f64());
         assert!(some.final_state.to_f64() == all.final_state.to_f64());
     }
-    let portable = Device::cpu(CpuOptions { portable: true, ..Default::default() }).unwrap();
-    let devices = [Device::reference(), cpu(0), portable];
+    let devices: Vec<Device> = [Device::reference(), cpu(0)].into_iter().chain(portable(0)).collect();
     for tokens in [1, 16, 40] {
         for interval in [0, 7] {
             let heads = Case { key_heads: 2, value_heads: 4, value_dim: 20, ..BASE };

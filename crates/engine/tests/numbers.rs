@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use march_engine::{CpuOptions, Device, Tensor, checksum, from_bf16, to_bf16, to_int8};
+use march_engine::{Tensor, checksum, from_bf16, to_bf16, to_int8};
+
+use crate::common::{cpu, portable};
 
 /// Bytes that a checksum processes at once.
 const BLOCK: usize = 64;
@@ -68,8 +70,7 @@ fn int8_is_within_half_a_step() {
 #[test]
 fn tanh_is_close_to_f64() {
     let x: Vec<f32> = (-120_000..120_000).map(|i| i as f32 * 1e-4).collect();
-    for portable in [false, true] {
-        let device = Device::cpu(CpuOptions { portable, ..CpuOptions::default() }).unwrap();
+    for device in [Some(cpu(0)), portable(0)].into_iter().flatten() {
         let tanh = |x: &[f32]| Tensor::from_slice(x, &[x.len()], &device).unwrap().tanh().unwrap().to_f32();
         for (&x, &y) in x.iter().zip(&tanh(&x)) {
             let want = f64::from(x).tanh();

@@ -3,7 +3,9 @@
 use march_lab::report::evidence::Page;
 use march_lab::report::experiment::page;
 
-use march_lab::reproduce::{Arm, Experiment, Measured, Outcome, Plan, Results, Scale as Sizes, Size, key};
+use march_lab::reproduce::{
+    Arm, Experiment, Measured, Outcome, Plan, Results, Scale as Sizes, Size, Success, key,
+};
 
 /// The experiment `capacity` with made-up answers: each arm's value by seed, the same at every evaluation.
 fn made_up(values: impl Fn(&str) -> Vec<f64>) -> Results {
@@ -71,4 +73,25 @@ fn bytes_for_rollback_are_listed_apart() {
 fn nothing_measured_gives_no_verdict() {
     let none = text(&page(&made_up(|_| Vec::new()), Vec::new()));
     assert!(!none.contains("significant") && !none.contains("against"), "{none}");
+}
+
+#[test]
+fn seeds_that_succeed_are_counted() {
+    let mut results =
+        made_up(|arm| if arm == "MARCH" { vec![0.9, 0.95, 0.1, 0.6] } else { vec![0.5, 0.1, 0.2, 0.3] });
+    let success = Success { evaluation: "32 facts".into(), accuracy: 0.6, drop: 0.3 };
+    results.plan.experiment.success = Some(success);
+    // The same weights without anchors: the first seed does not need them.
+    let without: Vec<String> =
+        results.plan.experiment.evaluations.iter().map(|it| key(it, &results.plan.scale, "none")).collect();
+    let march = results.arms.iter_mut().find(|arm| arm.arm == "MARCH").unwrap();
+    for (run, value) in march.runs.iter_mut().zip([0.85, 0.1, 0.1, 0.1]) {
+        let more = run.measured[0].clone();
+        run.measured.extend(without.iter().map(|key| Measured { key: key.clone(), value, ..more.clone() }));
+    }
+    let page = page(&results, Vec::new());
+    let section = page.sections.iter().find(|section| section.heading == "Seeds that succeed").unwrap();
+    let row = section.tables[0].rows.iter().find(|row| row[0].text == "MARCH").unwrap();
+    assert_eq!((row[1].text.as_str(), row[2].text.as_str()), ("2 of 4", "7 to 93 %"));
+    assert!(section.list.iter().any(|line| line.contains("MARCH 2 of 4, GDN 0 of 4: not significant")));
 }

@@ -144,8 +144,8 @@ impl Demo {
         conclusion: &str,
     ) -> anyhow::Result<()> {
         let asked = most.asked(QUESTION_SEED, 0);
-        let answer = asked.questions.last().map_or(String::new(), |question| words(most, &[question.answer]));
-        files.example.write((words(most, &asked.tokens) + "\n").as_bytes())?;
+        let answer = asked.questions.last().map_or(String::new(), |question| most.write(&[question.answer]));
+        files.example.write((most.write(&asked.tokens) + "\n").as_bytes())?;
         let example = files.example.path().display().to_string();
         let next = next_commands(&folder.join("march").display().to_string(), &example, &answer);
         let mut demo = page::Demo {
@@ -324,11 +324,4 @@ fn amount(documents: usize, result: &TaskReport) -> page::Amount {
         memory_bytes: result.memory_bytes,
         rollback_bytes: result.rollback_bytes.unwrap_or(0),
     }
-}
-
-fn words(task: &Task, tokens: &[u32]) -> String {
-    let names = task.vocabulary();
-    let words: Vec<&str> =
-        tokens.iter().filter_map(|&id| names.get(id as usize)).map(String::as_str).collect();
-    words.join(" ")
 }

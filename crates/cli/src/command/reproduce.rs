@@ -32,8 +32,9 @@ use crate::{interrupt, machine, number};
   march reproduce recall                         the whole experiment on this machine
   march reproduce recall --size paper            commands and cost of the paper's own experiment
 
-Learning rates are chosen for each model on validation questions, with a seed of their own; results come from
-other questions and fresh seeds. Runs go side by side, one thread each, so that results do not depend on the
+Learning rates are chosen for each model on validation questions, with two seeds of their own; if the best is
+the lowest or the highest of the list, further rates are tried, which takes longer than --plan says. Results
+come from other questions and fresh seeds. Runs go side by side, one thread each, so that results do not depend on the
 number of cores. Ctrl-C saves; the same command resumes. A run that exists in the output folder is not
 repeated, also if another experiment trained it. OUTPUT/NAME has report.html, report.md and images/;
 OUTPUT/runs has an ordinary run folder for each model.")]

@@ -1,5 +1,6 @@
-//! SIMD abstraction with eight f32 lanes; the instruction set is selected at run time: AVX2 with FMA if available,
-//! SSE2 on other x86-64 processors, plain arrays elsewhere (which the compiler can vectorise, for example to NEON).
+//! SIMD abstraction with eight f32 lanes; the instruction set is selected at run time. On x86-64 it is AVX2 with FMA;
+//! the feature `portable` adds SSE2 for older processors, which doubles the time to compile this crate. Elsewhere it is
+//! plain arrays, which the compiler can vectorise, for example to NEON.
 //!
 //! A kernel is written once, generic over [`Simd`], and marked `#[inline(always)]`; [`Level::run`] calls it through
 //! a function that is compiled for the detected features. Threading is done outside of kernels.
@@ -12,6 +13,7 @@ mod part;
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
 mod rows;
+#[cfg(all(target_arch = "x86_64", any(test, feature = "portable")))]
 mod sse2;
 
 pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, put, transpose};
@@ -21,7 +23,7 @@ pub(crate) use part::{load_or_part, silu, silu_and_slope, store_or_part};
 pub(crate) use rows::*;
 
 /// Instruction set that every processor of this architecture supports.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "portable"))]
 const BASE: sse2::Sse2 = sse2::Sse2;
 #[cfg(not(target_arch = "x86_64"))]
 const BASE: portable::Portable = portable::Portable;
@@ -35,17 +37,27 @@ pub enum Level {
     /// 256-bit vectors with fused multiply-add.
     Avx2,
     /// Any processor: SSE2 on x86-64, plain arrays elsewhere.
+    #[cfg(any(not(target_arch = "x86_64"), feature = "portable"))]
     Portable,
 }
 
 impl Level {
-    /// Best level that this processor supports.
-    pub fn detect() -> Self {
+    /// Best level that this processor supports; `None` if it has no AVX2 and this crate was built without the feature
+    /// `portable`.
+    pub fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            return Self::Avx2;
+            return Some(Self::Avx2);
         }
-        Self::Portable
+        Self::portable()
+    }
+
+    /// The level for any processor; `None` on x86-64 without the feature `portable`.
+    pub fn portable() -> Option<Self> {
+        #[cfg(any(not(target_arch = "x86_64"), feature = "portable"))]
+        return Some(Self::Portable);
+        #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
+        None
     }
 
     /// Runs a kernel at this level.
@@ -58,6 +70,7 @@ impl Level {
             Self::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 => BASE.call(kernel),
+            #[cfg(any(not(target_arch = "x86_64"), feature = "portable"))]
             Self::Portable => BASE.call(kernel),
         }
     }

@@ -90,7 +90,7 @@ mod tests {
             let size = padded(rows) * padded(cols);
             let (mut p, mut q, mut back) = (vec![7.0; size], vec![0.0; size], vec![0.0; rows * cols]);
             pack(rows, cols, &a, &mut p);
-            for level in [Level::detect(), Level::Portable] {
+            for level in Level::detect().into_iter().chain(Level::portable()) {
                 level.run(Flip(padded(rows), padded(cols), &p, &mut q));
                 unpack(cols, rows, &q, &mut back);
                 for r in 0..rows {

@@ -1,6 +1,5 @@
 //! Two vectors of four lanes, for every x86-64 processor. Results are bit-identical to [`super::portable`];
 //! explicit intrinsics reduce compile time to a fraction of what vectorising plain arrays takes.
-#![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

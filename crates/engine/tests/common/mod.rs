@@ -4,7 +4,7 @@
 
 pub mod lists;
 
-use march_engine::{Cpu, CpuOptions, Device, Products, Result, Tape, Tensor};
+use march_engine::{Cpu, CpuOptions, Device, Level, Products, Result, Tape, Tensor};
 
 /// Forward agreement, relative to the largest value of the tensor.
 pub const FORWARD: f64 = 1e-5;
@@ -116,9 +116,13 @@ pub fn invariant(threads: usize) -> Device {
 
 /// The CPU in all its settings.
 pub fn cpus() -> Vec<Device> {
-    let portable =
-        |threads| Device::cpu(CpuOptions { threads, portable: true, ..Default::default() }).unwrap();
-    vec![cpu(1), portable(1), cpu(2), portable(2), invariant(2)]
+    [cpu(1), cpu(2), invariant(2)].into_iter().chain(portable(1)).chain(portable(2)).collect()
+}
+
+/// The CPU with its portable kernels, if they are part of this build.
+pub fn portable(threads: usize) -> Option<Device> {
+    Level::portable()
+        .map(|_| Device::cpu(CpuOptions { threads, portable: true, ..Default::default() }).unwrap())
 }
 
 /// The reference device and the CPU in all its settings.

@@ -15,7 +15,7 @@ fn answers_stand_where_their_facts_are() {
         "versioned:documents=1:keys=2",
         "versioned:documents=5:names=9:fewest=2",
         "diary",
-        "diary:days=5:facts=3:things=7:fewest=2:least=1:closing=1",
+        "diary:days=5:facts=3:things=7:fewest=2:least=1",
         "needle",
     ] {
         let task = Task::open(text, None).unwrap();
@@ -132,7 +132,7 @@ fn targets_are_where_questions_are() {
 #[test]
 fn a_diary_is_written_and_read() {
     let sizes = "days=3:facts=2:things=4:questions=2";
-    for text in [format!("diary:{sizes}"), format!("diary:{sizes}:least=1:closing=1")] {
+    for text in [format!("diary:{sizes}"), format!("diary:{sizes}:least=1")] {
         let task = Task::open(&text, None).unwrap();
         let tokenizer = task.tokenizer().unwrap();
         for index in 0..20 {

@@ -11,7 +11,6 @@
 //! - a day is its date, then F of the things in random order, each with its place. With `least` a day has `least` to F
 //!   facts, uniformly distributed;
 //! - the dates are distinct and in random order; the places of a thing on two days differ (P ≥ D);
-//! - with `closing=1` each day ends with its date once more;
 //! - then come the questions, a date and a thing that this day mentions, all different as long as possible; the answer
 //!   is expected right after the thing and is not part of the text. The last question is answered, and after the answer
 //!   the end of the text is expected;
@@ -38,7 +37,6 @@ pub(super) const KIND: Kind = Kind {
         Size::new("questions", "questions of a sequence", 16),
         Size::later("fewest", "days in the easiest training sequences; 0 if all have the same number"),
         Size::later("least", "things that a day mentions at least; 0 if all mention the same number"),
-        Size::later("closing", "1 if a day ends with its date once more"),
     ],
     build,
 };
@@ -54,78 +52,20 @@ const THINGS: [&str; 16] = [
     "mirror", "basket", "compass", "umbrella",
 ];
 
+#[rustfmt::skip] // one line per word otherwise
 const PLACES: [&str; 64] = [
-    "harbour",
-    "kitchen",
-    "garden",
-    "cellar",
-    "attic",
-    "barn",
-    "library",
-    "station",
-    "mill",
-    "chapel",
-    "orchard",
-    "tower",
-    "market",
-    "stable",
-    "bakery",
-    "school",
-    "cottage",
-    "tunnel",
-    "meadow",
-    "forest",
-    "boathouse",
-    "greenhouse",
-    "workshop",
-    "inn",
-    "lighthouse",
-    "castle",
-    "vineyard",
-    "quarry",
-    "cabin",
-    "museum",
-    "theatre",
-    "palace",
-    "hospital",
-    "church",
-    "pharmacy",
-    "tavern",
-    "dairy",
-    "smithy",
-    "gallery",
-    "courtyard",
-    "pantry",
-    "hallway",
-    "nursery",
-    "laundry",
-    "studio",
-    "garage",
-    "shed",
-    "cave",
-    "park",
-    "arcade",
-    "hotel",
-    "hostel",
-    "observatory",
-    "monastery",
-    "cloister",
-    "warehouse",
-    "factory",
-    "bathhouse",
-    "granary",
-    "brewery",
-    "printshop",
-    "townhall",
-    "pavilion",
-    "crypt",
+    "harbour", "kitchen", "garden", "cellar", "attic", "barn", "library", "station", "mill", "chapel",
+    "orchard", "tower", "market", "stable", "bakery", "school", "cottage", "tunnel", "meadow", "forest",
+    "boathouse", "greenhouse", "workshop", "inn", "lighthouse", "castle", "vineyard", "quarry", "cabin",
+    "museum", "theatre", "palace", "hospital", "church", "pharmacy", "tavern", "dairy", "smithy",
+    "gallery", "courtyard", "pantry", "hallway", "nursery", "laundry", "studio", "garage", "shed",
+    "cave", "park", "arcade", "hotel", "hostel", "observatory", "monastery", "cloister", "warehouse",
+    "factory", "bathhouse", "granary", "brewery", "printshop", "townhall", "pavilion", "crypt",
 ];
 
 /// Words of a diary or a question that the model does not read.
-const IGNORED: [&str; 15] = [
-    "the", "is", "in", "was", "where", "what", "about", "on", "and", "at", "a", "it", "please", "good",
-    "night",
-];
+const IGNORED: [&str; 13] =
+    ["the", "is", "in", "was", "where", "what", "about", "on", "and", "at", "a", "it", "please"];
 
 /// Writes days as lines, "12 May: the key is in the harbour, the lamp in the mill.", and questions as "12 May, the
 /// key?"; an end of text is not written.
@@ -146,7 +86,7 @@ fn write(names: &[String], tokens: &[u32]) -> String {
         };
         let said: Vec<String> = pairs.iter().enumerate().map(said).collect();
         text += &match (&said[..], question) {
-            ([], []) => format!("Good night, {date}.\n"),
+            ([], []) => format!("{date}.\n"),
             ([], [thing, ..]) => format!("{date}, the {thing}?\n"),
             (said, []) => format!("{date}: {}.\n", said.join(", ")),
             (said, [thing, ..]) => format!("{date}: {}, the {thing}?\n", said.join(", ")),
@@ -168,7 +108,6 @@ struct Diary {
     places: usize,
     dates: usize,
     questions: usize,
-    closing: bool,
     length: usize,
 }
 
@@ -177,7 +116,6 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
         ["days", "facts", "things", "places", "dates", "questions"].map(|name| sizes.positive(name));
     let (days, facts, things, places, dates, questions) =
         (days?, facts?, things?, places?, dates?, questions?);
-    let closing = sizes.get("closing") > 0;
     for (name, count, most) in [
         ("things", things, THINGS.len()),
         ("places", places, PLACES.len()),
@@ -193,15 +131,15 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
     }
     let fewest = if sizes.get("fewest") == 0 { days } else { sizes.get("fewest") };
     let least = if sizes.get("least") == 0 { facts } else { sizes.get("least") };
-    let shortest = days * (1 + 2 * facts + usize::from(closing)) + 2 * questions + 1;
+    let shortest = days * (1 + 2 * facts) + 2 * questions + 1;
     let length = at_least(&KIND, length, shortest)?;
-    let diary = Diary { facts, least, things, places, dates, questions, closing, length };
+    let diary = Diary { facts, least, things, places, dates, questions, length };
     Ok(Recall {
         length,
         questions,
         answers: places,
         vocabulary: diary.vocabulary(),
-        language: Some(Language { ignored: &IGNORED, write, ends: true }),
+        language: Some(Language { ignored: &IGNORED, write }),
         draw: Box::new(move |random, purpose| match (purpose, days - fewest) {
             (Use::Evaluation, _) | (_, 0) => diary.with_days(days, random),
             (Use::Training, more) => diary.with_days(fewest + random.below(more + 1), random),
@@ -235,16 +173,12 @@ impl Diary {
         // Day, thing, and the position of its place.
         let mut facts = Vec::with_capacity(days * self.facts);
         for day in 0..days {
-            let date = self.date(dates[day]);
-            tokens.push(date);
+            tokens.push(self.date(dates[day]));
             let more = self.facts - self.least;
             let count = self.facts - if more > 0 { random.below(more + 1) } else { 0 };
             for thing in random.distinct(count, self.things) {
                 tokens.extend([self.thing(thing), self.place(places[thing][day])]);
                 facts.push((day, thing, tokens.len() - 1));
-            }
-            if self.closing {
-                tokens.push(date);
             }
         }
         let mut questions = Vec::with_capacity(self.questions);

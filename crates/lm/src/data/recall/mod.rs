@@ -72,15 +72,13 @@ struct Recall {
     draw: Box<dyn Fn(&mut Random, Use) -> Example + Send + Sync>,
 }
 
-/// How a task's texts are written and read.
+/// How a task's texts are written and read. Token 0 is their end, which training expects after the last answer.
 #[derive(Clone, Copy)]
 struct Language {
     /// The words that are not tokens and that a reader may ignore.
     ignored: &'static [&'static str],
     /// Writes a text.
     write: fn(&[String], &[u32]) -> String,
-    /// Whether training expects an end of text after the last answer.
-    ends: bool,
 }
 
 /// What a sequence is for.
@@ -220,7 +218,7 @@ impl Source for RecallSource {
     }
 
     fn targets(&self) -> usize {
-        let ends = self.asked.is_none() && self.task.recall.language.is_some_and(|language| language.ends);
+        let ends = self.asked.is_none() && self.task.recall.language.is_some();
         self.task.questions() + usize::from(ends)
     }
 
