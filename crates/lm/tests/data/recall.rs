@@ -34,8 +34,9 @@ fn answers_stand_where_their_facts_are() {
                 assert_eq!(example.tokens[question.fact], question.answer, "{text}");
                 let in_english = text.starts_with("diary");
                 assert!(in_english || names[question.answer as usize].starts_with('v'), "{text}");
-                // The key that is asked for precedes its value.
-                assert_eq!(example.tokens[question.fact - 1], example.tokens[question.position], "{text}");
+                // The key that is asked for precedes its value; in a diary, it comes before the date.
+                let key = question.position - usize::from(in_english);
+                assert_eq!(example.tokens[question.fact - 1], example.tokens[key], "{text}");
             }
         }
     }
@@ -81,8 +82,8 @@ fn what_cannot_be_is_refused() {
     assert!(refused("versioned:names=3").contains("4 documents need as many names"));
     assert!(refused("versioned:fewest=5").contains("more than the 4 documents"));
     assert!(refused("needle:depth=101").contains("100"));
-    assert!(refused("diary:facts=5").contains("`facts` is 5; at most 4"));
-    assert!(refused("diary:days=33").contains("`days` is 33; at most 32"));
+    assert!(refused("diary:facts=9").contains("`facts` is 9; at most 8"));
+    assert!(refused("diary:days=65").contains("`days` is 65; at most 64"));
     assert!(refused("diary:places=99").contains("at most 64"));
     let task = Task::open("mqar:vocabulary=66", None).unwrap();
     assert_eq!(task.text(), "mqar:pairs=24:fewest=0:vocabulary=66");
@@ -147,12 +148,16 @@ fn a_diary_is_written_and_read() {
     }
     let task = Task::open("diary", None).unwrap();
     let tokenizer = task.tokenizer().unwrap();
-    let day = "12 May: the key is in the harbour, the lamp in the mill.\n";
+    let day = "12 May: the key is in the harbour, the lamp in the mill. That was 12 May.\n";
     let tokens = tokenizer.encode(day).unwrap();
-    assert_eq!((tokens.len(), task.write(&tokens).as_str()), (5, day));
-    let question = tokenizer.encode("12 May, the key?").unwrap();
-    assert_eq!(task.write(&question), "12 May, the key?\n");
-    for other in ["12 May: key", "On 12 May, where was THE key?", "Where is it, 12 May,\nthe key"] {
+    assert_eq!((tokens.len(), task.write(&tokens).as_str()), (6, day));
+    let question = tokenizer.encode("Where was the key on 12 May?").unwrap();
+    assert_eq!(task.write(&question), "Where was the key on 12 May?\n");
+    assert_eq!(
+        task.write(&[&question[..], &tokens[2..3]].concat()),
+        "Where was the key on 12 May? In the harbour.\n"
+    );
+    for other in ["key, 12 May", "Where was THE key on 12 May?", "What about the key,\non 12 May please"] {
         assert_eq!(tokenizer.encode(other).unwrap(), question, "{other}");
     }
     assert_eq!(tokenizer.decode(&tokens[2..3]).unwrap(), "harbour");
@@ -163,7 +168,7 @@ fn a_diary_is_written_and_read() {
         refused.contains("the words `99`, `May`, `yacht`, `goat` are not in the model's vocabulary"),
         "{refused}"
     );
-    assert!(refused.contains("9 May"), "{refused}");
+    assert!(refused.contains("12 May"), "{refused}");
 }
 
 /// Training also expects the end of the text after the last answer; questions count without it.

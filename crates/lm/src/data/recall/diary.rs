@@ -1,19 +1,19 @@
 //! The diary: on each day things are somewhere, and each question asks where a thing was on a named day.
 //!
 //! ```text
-//! 12 May: the key is in the harbour, the lamp in the kitchen, the ring in the mill, the map in the attic.
-//! 3 June: the map is in the garden, the key in the barn, the lamp in the cellar, the ring in the tower.
-//! 12 May, the key?
+//! 12 May: the key is in the harbour, the lamp in the kitchen, the ring in the mill. That was 12 May.
+//! 3 June: the ring is in the garden, the key in the barn, the lamp in the cellar. That was 3 June.
+//! Where was the key on 12 May? In the harbour.
 //! ```
 //!
 //! Rules, with D days, F facts a day, N things, P places and Q questions:
 //!
-//! - a day is its date, then F of the things in random order, each with its place. With `least` a day has `least` to F
-//!   facts, uniformly distributed;
+//! - a day is its date, then F of the things in random order, each with its place, and its date once more. With `least` a
+//!   day has `least` to F facts, uniformly distributed;
 //! - the dates are distinct and in random order; the places of a thing on two days differ (P ≥ D);
-//! - then come the questions, a date and a thing that this day mentions, all different as long as possible; the answer
-//!   is expected right after the thing and is not part of the text. The last question is answered, and after the answer
-//!   the end of the text is expected;
+//! - then come the questions, a thing and the date of a day that mentions it, all different as long as possible; the
+//!   answer is expected right after the date and is not part of the text. The last question is answered, and after the
+//!   answer the end of the text is expected;
 //! - ends of text fill the rest of the length.
 //!
 //! With `fewest=n`, training sequences have n to D days, uniformly distributed.
@@ -21,6 +21,10 @@
 //! It is the task `versioned` in English: a state that holds one place per thing knows only where it was last. Every
 //! date, thing and place is one token; all other words ("the", "is", "in") and punctuation are not part of the text
 //! that the model reads.
+//!
+//! A date stands at both ends of a day: at the beginning, so that a state can store each fact with its date; at the end,
+//! so that an anchor there has just seen it. A question ends with its date for the same reason: the token that has to
+//! choose an anchor is the date itself. Without these two, few seeds learn to choose (docs/results/demo.md).
 
 use super::{Example, Kind, Language, Question, Random, Recall, Size, Sizes, Use, at_least};
 use crate::error::Result;
@@ -30,9 +34,9 @@ pub(super) const KIND: Kind = Kind {
     about: "a diary says where things are on each day; questions ask where a thing was on a named day",
     sizes: &[
         Size::new("days", "days of the diary", 8),
-        Size::new("facts", "things that a day mentions", 4),
-        Size::new("things", "things that there are", 4),
-        Size::new("places", "places that there are", 32),
+        Size::new("facts", "things that a day mentions", 8),
+        Size::new("things", "things that there are", 8),
+        Size::new("places", "places that there are", 64),
         Size::new("dates", "dates that a sequence draws from", 64),
         Size::new("questions", "questions of a sequence", 16),
         Size::later("fewest", "days in the easiest training sequences; 0 if all have the same number"),
@@ -64,35 +68,49 @@ const PLACES: [&str; 64] = [
 ];
 
 /// Words of a diary or a question that the model does not read.
-const IGNORED: [&str; 13] =
-    ["the", "is", "in", "was", "where", "what", "about", "on", "and", "at", "a", "it", "please"];
+const IGNORED: [&str; 14] =
+    ["the", "is", "in", "was", "where", "what", "about", "on", "and", "at", "a", "it", "that", "please"];
 
-/// Writes days as lines, "12 May: the key is in the harbour, the lamp in the mill.", and questions as "12 May, the
-/// key?"; an end of text is not written.
+/// Writes days as lines, "12 May: the key is in the harbour, the lamp in the mill. That was 12 May.", and questions as
+/// "Where was the key on 12 May? In the harbour."; an end of text is not written.
 fn write(names: &[String], tokens: &[u32]) -> String {
     let name = |&id: &u32| names.get(id as usize).map_or("", String::as_str);
-    let is_date = |token: &str| token.starts_with(|first: char| first.is_ascii_digit());
+    let is_date = |word: &str| word.starts_with(|first: char| first.is_ascii_digit());
     let words: Vec<&str> =
         tokens.iter().map(name).filter(|word| !word.is_empty() && *word != "<eos>").collect();
     let mut text = String::new();
-    for day in words.chunk_by(|_, next| !is_date(next)) {
-        let (date, facts) = match day {
-            [date, facts @ ..] if is_date(date) => (*date, facts),
-            facts => ("", facts),
+    let mut rest = &words[..];
+    while let [first, after @ ..] = rest {
+        let (line, left) = match after {
+            after if is_date(first) => day(first, after, is_date),
+            [date, place, left @ ..] if is_date(date) && PLACES.contains(place) => {
+                (format!("Where was the {first} on {date}? In the {place}."), left)
+            }
+            [date, left @ ..] if is_date(date) => (format!("Where was the {first} on {date}?"), left),
+            left if PLACES.contains(first) => (format!("In the {first}."), left),
+            left => (format!("The {first}"), left),
         };
-        let (pairs, question) = facts.as_chunks::<2>();
-        let said = |(i, [thing, place]): (usize, &[&str; 2])| {
-            format!("the {thing} {}in the {place}", if i == 0 { "is " } else { "" })
-        };
-        let said: Vec<String> = pairs.iter().enumerate().map(said).collect();
-        text += &match (&said[..], question) {
-            ([], []) => format!("{date}.\n"),
-            ([], [thing, ..]) => format!("{date}, the {thing}?\n"),
-            (said, []) => format!("{date}: {}.\n", said.join(", ")),
-            (said, [thing, ..]) => format!("{date}: {}, the {thing}?\n", said.join(", ")),
-        };
+        text += &line;
+        text.push('\n');
+        rest = left;
     }
     text
+}
+
+/// A day as a line, and the words after it.
+fn day<'a>(date: &str, words: &'a [&'a str], is_date: impl Fn(&str) -> bool) -> (String, &'a [&'a str]) {
+    let facts = words.iter().position(|word| is_date(word)).unwrap_or(words.len());
+    let (facts, rest) = words.split_at(facts);
+    let said = |(i, pair): (usize, &[&str])| match pair {
+        [thing, place] => format!("the {thing} {}in the {place}", if i == 0 { "is " } else { "" }),
+        rest => format!("the {}", rest.join(" ")),
+    };
+    let said: Vec<String> = facts.chunks(2).enumerate().map(said).collect();
+    let line = format!("{date}: {}.", said.join(", "));
+    match rest {
+        [end, rest @ ..] if *end == date => (format!("{line} That was {end}."), rest),
+        rest => (line, rest),
+    }
 }
 
 /// "1 May", "2 May", …
@@ -131,7 +149,7 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
     }
     let fewest = if sizes.get("fewest") == 0 { days } else { sizes.get("fewest") };
     let least = if sizes.get("least") == 0 { facts } else { sizes.get("least") };
-    let shortest = days * (1 + 2 * facts) + 2 * questions + 1;
+    let shortest = days * (2 + 2 * facts) + 2 * questions + 1;
     let length = at_least(&KIND, length, shortest)?;
     let diary = Diary { facts, least, things, places, dates, questions, length };
     Ok(Recall {
@@ -180,13 +198,14 @@ impl Diary {
                 tokens.extend([self.thing(thing), self.place(places[thing][day])]);
                 facts.push((day, thing, tokens.len() - 1));
             }
+            tokens.push(self.date(dates[day]));
         }
         let mut questions = Vec::with_capacity(self.questions);
         while questions.len() < self.questions {
             let left = self.questions - questions.len();
             for asked in random.distinct(left.min(facts.len()), facts.len()) {
                 let (day, thing, fact) = facts[asked];
-                tokens.extend([self.date(dates[day]), self.thing(thing)]);
+                tokens.extend([self.thing(thing), self.date(dates[day])]);
                 questions.push(Question { position: tokens.len() - 1, answer: tokens[fact], fact });
             }
         }
