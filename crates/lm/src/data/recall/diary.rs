@@ -24,7 +24,7 @@
 //!
 //! A date stands at both ends of a day: at the beginning, so that a state can store each fact with its date; at the end,
 //! so that an anchor there has just seen it. A question ends with its date for the same reason: the token that has to
-//! choose an anchor is the date itself. Without these two, few seeds learn to choose (docs/results/demo.md).
+//! choose an anchor is the date itself. Without these two, few seeds learn to choose.
 
 use super::{Example, Kind, Language, Question, Random, Recall, Size, Sizes, Use, at_least};
 use crate::error::Result;
