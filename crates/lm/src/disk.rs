@@ -1,4 +1,5 @@
-//! Atomic file writes, locks against a second process, JSON with a checksum, and memory-mapped files.
+//! Atomic file writes, locks against a second process, JSON with a checksum, memory-mapped files, and the files inside
+//! the program.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
@@ -7,10 +8,12 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
+mod built_in;
 pub(crate) mod header;
 mod mapped;
 mod seal;
 
+pub use built_in::{BUILT_IN, EXAMPLE, built_in, is_built_in};
 pub use mapped::{Mapped, file_bytes};
 pub use seal::{Seal, read_sealed, seal, unseal};
 

@@ -106,6 +106,13 @@ impl Config {
         let train: TrainConfig = section.keys()?;
         refuse_unknown(&section, "train", model_type)?;
         train.check(data.sequence_length).map_err(|(key, message)| section.error(key, message))?;
+        if train.routing_rate != 1.0 && model.mixer.extension().is_none() {
+            let message = format!(
+                "is {}, but a model of type `{model_type}` has no routing; remove it",
+                train.routing_rate
+            );
+            return Err(section.error("routing_rate", message));
+        }
         Ok(Self { model, data, train })
     }
 }

@@ -83,12 +83,16 @@ impl Tokenizer {
     /// The tokenizer of a checkpoint whose vocabulary has `vocabulary` ids: the one given as for [`Tokenizer::load`],
     /// else the folder's `tokenizer.json`, else bytes if the vocabulary has their size.
     pub fn of_checkpoint(folder: &Path, vocabulary: usize, named: Option<&str>) -> Result<Self> {
-        let beside = folder.join("tokenizer.json");
-        let tokenizer = match named {
-            Some(name) => Self::load(name)?,
-            None if beside.exists() => Self::load(&beside.display().to_string())?,
-            None if BYTE_VOCABULARIES.contains(&vocabulary) => Self::bytes(),
-            None => {
+        const FILE: &str = "tokenizer.json";
+        let beside = folder.join(FILE);
+        let tokenizer = match (named, disk::built_in(folder, FILE)) {
+            (Some(name), _) => Self::load(name)?,
+            (None, Some(json)) => {
+                Self::from_json(json.to_vec(), FILE).map_err(|message| Error::file(&beside, message))?
+            }
+            (None, None) if beside.exists() => Self::load(&beside.display().to_string())?,
+            (None, None) if BYTE_VOCABULARIES.contains(&vocabulary) => Self::bytes(),
+            (None, None) => {
                 let message = format!(
                     "has no `tokenizer.json`, and a vocabulary of {vocabulary} is not a byte vocabulary; \
                      name the model's tokenizer (`--tokenizer FILE`)"

@@ -49,6 +49,35 @@ fn steps_reuse_their_memory() {
     }
 }
 
+/// `routing_rate` scales the steps of what routing adds, and of nothing else.
+#[test]
+fn routing_has_a_rate_of_its_own() {
+    let config = small("march");
+    let extension = config.mixer.extension().unwrap();
+    let after = |routing_rate: f64| {
+        let model = Model::new(&config);
+        let parameters = model.init(&cpu(), 1).unwrap();
+        let before: Vec<Vec<f32>> = parameters.iter().map(Tensor::to_f32).collect();
+        let settings = Settings { policy: model.policy(), ..Settings::default() };
+        let keys = TrainConfig { tokens_per_step: 150, routing_rate, weight_decay: 0.0, ..TrainConfig::default() };
+        let mut trainer = Trainer::new(model, parameters, settings, keys, 150).unwrap();
+        let source = TextSource::new(tokens(3000, 37, 1), 150).unwrap();
+        trainer.advance(&mut Loader::new(Box::new(source), Some(1)).unwrap()).unwrap();
+        let after = trainer.parameters().iter().map(Tensor::to_f32);
+        let moved = |(after, before): (Vec<f32>, &Vec<f32>)| -> f64 {
+            after.iter().zip(before).map(|(a, b)| f64::from(a - b).abs()).sum()
+        };
+        after.zip(&before).map(moved).collect::<Vec<f64>>()
+    };
+    let (one, four) = (after(1.0), after(4.0));
+    for (spec, (one, four)) in Model::new(&config).layout().iter().zip(one.into_iter().zip(four)) {
+        match extension.adds(&spec.name) {
+            true => assert!(one > 0.0 && (four / one - 4.0).abs() < 0.01, "{}: {one} {four}", spec.name),
+            false => assert_eq!(one, four, "{}", spec.name),
+        }
+    }
+}
+
 /// A tensor of a device that keeps shapes only.
 #[derive(Clone, Debug)]
 struct Shape(Vec<usize>);

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
+use march_lm::disk::built_in;
 use march_lm::tokenizer::Tokenizer;
 use minijinja::{Environment, UndefinedBehavior, context};
 use serde::Deserialize;
@@ -63,7 +64,7 @@ impl Template {
     }
 
     /// The prompt that asks for the next message.
-    pub fn render(&self, messages: &[Message]) -> Result<String, ApiError> {
+    pub fn render(&self, messages: &[Message]) -> Result<String, String> {
         let Some(environment) = &self.own else { return Ok(plain(messages)) };
         let list: Vec<minijinja::Value> = messages
             .iter()
@@ -72,15 +73,13 @@ impl Template {
         let values = context! {
             messages => list, add_generation_prompt => true, eos_token => self.end_of_text.clone(), bos_token => "",
         };
-        environment.get_template(NAME).and_then(|template| template.render(values)).map_err(|error| {
-            let message = format!("the model's chat template refused the messages: {error}");
-            ApiError::key("messages", message)
-        })
+        let rendered = environment.get_template(NAME).and_then(|template| template.render(values));
+        rendered.map_err(|error| format!("the model's chat template refused the messages: {error}"))
     }
 
     /// What follows the text of a conversation when new messages are added; or, if the template writes the conversation
     /// in another way than it was, the whole new prompt.
-    pub fn continued(&self, record: &Record, new: &[Message]) -> Result<Continuation, ApiError> {
+    pub fn continued(&self, record: &Record, new: &[Message]) -> Result<Continuation, String> {
         if self.own.is_none() {
             return Ok(Continuation::After(plain(new)));
         }
@@ -105,6 +104,9 @@ pub enum Continuation {
 /// The text of a folder's template.
 fn find(folder: &Path) -> Result<Option<String>, String> {
     let read = |name: &str| {
+        if let Some(bytes) = built_in(folder, name) {
+            return Ok(Some(String::from_utf8_lossy(bytes).into_owned()));
+        }
         let path = folder.join(name);
         match path.exists() {
             true => std::fs::read_to_string(&path)
@@ -202,8 +204,8 @@ mod tests {
 
     fn rendered(template: &Template, messages: Value) -> Result<String, String> {
         let rendered =
-            super::messages(Some(&messages.to_string())).and_then(|messages| template.render(&messages));
-        rendered.map_err(|error| error.body()["error"]["message"].to_string())
+            super::messages(Some(&messages.to_string())).map_err(|error| error.body().to_string());
+        rendered.and_then(|messages| template.render(&messages))
     }
 
     #[test]

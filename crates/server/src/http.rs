@@ -19,6 +19,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::{FutureExt, StreamExt};
 use march_lm::Pipeline;
+use march_lm::disk::is_built_in;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -178,6 +179,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/page.css", get(page::style))
         .route("/page.js", get(page::script))
         .route("/openapi.json", get(page::openapi))
+        .route("/example.txt", get(example))
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path exists, but not with this method")
         })
@@ -299,8 +301,17 @@ fn model_object(app: &App) -> Value {
         "march": {
             "model_type": model.config().mixer.model_type(), "parameters": model.parameter_count(),
             "policy": policy.to_string(), "routes": policy.interval.is_some(),
+            "example": is_built_in(&app.options.folder),
         },
     })
+}
+
+/// A text to ask the model inside the program about.
+async fn example(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    match is_built_in(&app.options.folder) {
+        true => Ok(page::example()),
+        false => Err(ApiError::new(StatusCode::NOT_FOUND, "this model has no example")),
+    }
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {

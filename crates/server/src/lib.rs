@@ -27,7 +27,9 @@ mod sessions;
 mod slices;
 
 pub use access::{Access, Origin};
+pub use chat::Template;
 pub use connection::ConnectionLimits;
 pub use http::{Options, serve};
+pub use record::Message;
 pub use request::RequestLimits;
 pub use scheduler::SchedulerLimits;

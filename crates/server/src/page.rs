@@ -3,6 +3,7 @@
 
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use march_lm::disk::EXAMPLE;
 
 /// The page may load only what the server itself has.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
@@ -34,6 +35,11 @@ pub async fn style() -> Response {
 /// `/page.js`
 pub async fn script() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/page.js"))
+}
+
+/// `/example.txt`, a text to ask the model inside the program about
+pub fn example() -> Response {
+    file("text/plain; charset=utf-8", EXAMPLE)
 }
 
 /// `/openapi.json`

@@ -326,10 +326,14 @@ impl ParsedRequest {
         let mut keys = Keys::of_body(body)?;
         let open = context.conversation(&mut keys, Kind::Chat)?;
         let messages = chat::messages(keys.raw("messages"))?;
+        let refused = |message: String| ApiError::key("messages", message);
         let (ids, conversation) = match open {
-            None => (context.encode(&context.template.render(&messages)?, "messages")?, None),
+            None => {
+                let prompt = context.template.render(&messages).map_err(refused)?;
+                (context.encode(&prompt, "messages")?, None)
+            },
             Some(open) => {
-                let next = context.template.continued(&open.record, &messages)?;
+                let next = context.template.continued(&open.record, &messages).map_err(refused)?;
                 let record = &open.record;
                 let (ids, text, rewritten) = match next {
                     Continuation::After(rest) => {

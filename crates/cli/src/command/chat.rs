@@ -5,39 +5,45 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use anyhow::anyhow;
 use clap::Args;
+use march_lm::disk::{BUILT_IN, EXAMPLE};
 use march_lm::generate::{Generator, Limits, StopReason, Text};
 use march_lm::memory::BankFile;
+use march_lm::Error;
+use march_server::{Message, Template};
 
 use super::bank::{self, Advice, Place};
-use super::open::{ModelArgs, OpenedModel};
+use super::open::{ModelArgs, OpenedModel, RUNS, newest};
 use super::writing::{WritingArgs, show, unescape};
-use crate::display::Progress;
 use crate::display::out::note;
+use crate::display::{Progress, thousands};
 use crate::interrupt;
 
 /// Chat with a model whose memory persists from turn to turn.
 #[derive(Args)]
-#[command(after_help = "Example:
+#[command(after_help = "Examples:
+  march chat --example                                # asks the model inside the program about a diary
   march chat --model models/tiny-march --max-tokens 100
 
-Each line is a turn: the model reads the user prefix, the line and the assistant prefix, and writes until the
-user prefix, the end of the text or --max-tokens. Earlier turns are not read again: the memory holds them.
-Lines that begin with a slash are commands; /help lists them. Ctrl-C ends an answer.")]
+Each line is a turn. It is written as the model's chat template says; a model without one reads the user prefix,
+the line and the assistant prefix, and writes until the user prefix. An answer also ends at the end of the text
+or at --max-tokens. Earlier turns are not read again: the memory holds them. Lines that begin with a slash are
+commands; /help lists them. Ctrl-C ends an answer.")]
 pub struct Chat {
     #[command(flatten)]
     model: ModelArgs,
-    /// The text before each of your turns; \n, \t and \\ are understood [default: '\nUser: ']
-    // The default is written by hand, because clap doubles the backslashes of a default with a space.
-    #[arg(
-        long, value_name = "TEXT", default_value = r"\nUser: ", hide_default_value = true, value_parser = unescape
-    )]
-    user_prefix: String,
-    /// The text between your turn and the answer [default: '\nAssistant:']
-    #[arg(
-        long, value_name = "TEXT", default_value = r"\nAssistant:", hide_default_value = true, value_parser = unescape
-    )]
-    assistant_prefix: String,
+    /// Begin with a diary of 60 days; without --model, chat with the model inside the program
+    #[arg(long)]
+    example: bool,
+    /// The text before each of your turns, instead of the model's chat template; \n, \t and \\ are understood [default
+    /// without a template: '\nUser: ']
+    #[arg(long, value_name = "TEXT", value_parser = unescape)]
+    user_prefix: Option<String>,
+    /// The text between your turn and the answer, instead of the model's chat template [default without a template:
+    /// '\nAssistant:']
+    #[arg(long, value_name = "TEXT", value_parser = unescape)]
+    assistant_prefix: Option<String>,
     #[command(flatten)]
     writing: WritingArgs,
 }
@@ -60,27 +66,69 @@ const UNDO_TURNS: usize = 8;
 impl Chat {
     /// Answers until the input ends.
     pub fn run(mut self) -> anyhow::Result<()> {
+        if self.example && self.model.model == Path::new(RUNS) {
+            self.model.model = BUILT_IN.into();
+        }
         self.model.choose()?;
         let sampling = self.writing.sampling();
         sampling.check()?;
         let opened = self.model.open()?;
         interrupt::listen("ending the answer")?;
+        let form = self.form(&opened)?;
         let mut limits = self.writing.limits();
-        limits.stop.push(self.user_prefix.trim_end().to_string());
+        if let Form::Prefixes { user, .. } = &form {
+            limits.stop.push(user.trim_end().to_string());
+        }
         let generator = opened.generator(bank::empty(&opened)?, sampling)?;
-        let (forks, own) = (VecDeque::new(), Vec::new());
-        Conversation { chat: &self, opened: &opened, limits, generator, forks, own }.run()
+        let (said, forks, own) = (Said::default(), VecDeque::new(), Vec::new());
+        let mut chat = Conversation { form, opened: &opened, limits, generator, said, forks, own };
+        if self.example {
+            chat.begin_with(EXAMPLE)?;
+        }
+        chat.run()
     }
+
+    /// How the turns of a model are written.
+    fn form(&self, opened: &OpenedModel) -> anyhow::Result<Form> {
+        let Self { user_prefix, assistant_prefix, .. } = self;
+        let template = Template::of_folder(&newest(&self.model.model), opened.tokenizer());
+        let template = template.map_err(|error| anyhow!(error))?;
+        let or = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.into());
+        Ok(match template.text() {
+            Some(_) if user_prefix.is_none() && assistant_prefix.is_none() => Form::Template(template),
+            _ => Form::Prefixes {
+                user: or(user_prefix, "\nUser: "),
+                assistant: or(assistant_prefix, "\nAssistant:"),
+            },
+        })
+    }
+}
+
+/// How turns are written.
+enum Form {
+    /// With a text before a turn, and one between it and its answer.
+    Prefixes { user: String, assistant: String },
+    /// As the model's template says.
+    Template(Template),
+}
+
+/// What was said so far, for models with a template.
+#[derive(Clone, Default)]
+struct Said {
+    messages: Vec<Message>,
+    /// The messages as text.
+    text: String,
 }
 
 /// A conversation.
 struct Conversation<'a> {
-    chat: &'a Chat,
+    form: Form,
     opened: &'a OpenedModel,
     limits: Limits,
     generator: Generator,
+    said: Said,
     /// The text before each of the last turns.
-    forks: VecDeque<Text>,
+    forks: VecDeque<(Text, Said)>,
     /// The identities of the files that this text was loaded from or saved to ([`BankFile::identity`]).
     own: Vec<String>,
 }
@@ -118,53 +166,105 @@ impl Conversation<'_> {
                     Ok(StopReason::Requested) if !interrupt::asked() => return Ok(()),
                     Ok(_) => {}
                     // Such a model cannot answer any turn.
-                    Err(error @ march_lm::Error::Diverged(_)) => return Err(error.into()),
+                    Err(error @ Error::Diverged(_)) => return Err(error.into()),
                     Err(error) => note!("{error}; the turn was undone"),
                 },
             }
         }
     }
 
+    /// Begins with a text before the first turn.
+    fn begin_with(&mut self, text: &str) -> anyhow::Result<()> {
+        let prompt = self.prompt("system", text)?;
+        if !self.read(&prompt)? {
+            interrupt::leave();
+        }
+        let lines: Vec<&str> = text.lines().collect();
+        if let [first, second, .., last] = lines[..] {
+            let tokens = thousands(self.generator.text().tokens());
+            note!("{first}\n{second}\n… ({tokens} tokens in {} lines)\n{last}", lines.len());
+        }
+        Ok(())
+    }
+
     /// Reads a turn and answers. After an error the text is unchanged.
-    fn turn(&mut self, said: &str) -> march_lm::Result<StopReason> {
-        let before = self.generator.text().clone();
-        match self.read_and_answer(said) {
+    fn turn(&mut self, turn: &str) -> march_lm::Result<StopReason> {
+        let before = (self.generator.text().clone(), self.said.clone());
+        match self.read_and_answer(turn) {
             Ok(Some(ended)) => {
                 self.remember(before);
                 Ok(ended)
             }
             Ok(None) => {
-                self.generator.set_text(before);
+                self.set(before);
                 note!("interrupted while reading the turn; the turn was undone");
                 Ok(StopReason::Requested)
             }
             Err(error) => {
-                self.generator.set_text(before);
+                self.set(before);
                 Err(error)
             }
         }
     }
 
+    fn set(&mut self, (text, said): (Text, Said)) {
+        self.generator.set_text(text);
+        self.said = said;
+    }
+
+    /// What the model reads of a message: its text, and all that was said until then. If the template writes the
+    /// conversation in another way than before, the text is that of the whole conversation, and the memory is emptied.
+    fn prompt(&mut self, role: &str, content: &str) -> march_lm::Result<String> {
+        let template = match &self.form {
+            Form::Prefixes { .. } if role == "system" => return Ok(content.into()),
+            Form::Prefixes { user, assistant } => return Ok(format!("{user}{content}{assistant}")),
+            Form::Template(template) => template,
+        };
+        self.said.messages.push(Message { role: role.into(), content: content.into() });
+        let whole = template.render(&self.said.messages).map_err(Error::Request)?;
+        let rest = match whole.strip_prefix(&self.said.text) {
+            Some(rest) => rest.to_string(),
+            None => {
+                self.generator.set_text(Text::new(self.opened.model().bank(self.opened.policy().clone())?));
+                whole.clone()
+            }
+        };
+        self.said.text = whole;
+        Ok(rest)
+    }
+
     /// Returns why the answer ended; `None` if reading was interrupted before it.
-    fn read_and_answer(&mut self, said: &str) -> march_lm::Result<Option<StopReason>> {
-        let Chat { user_prefix, assistant_prefix, .. } = self.chat;
-        let ids = self.opened.tokenizer().encode(&format!("{user_prefix}{said}{assistant_prefix}"))?;
+    fn read_and_answer(&mut self, turn: &str) -> march_lm::Result<Option<StopReason>> {
+        let prompt = self.prompt("user", turn)?;
+        if !self.read(&prompt)? {
+            return Ok(None);
+        }
+        let mut answer = String::new();
+        let mut show_and_keep = |piece: &str| {
+            answer += piece;
+            show(piece)
+        };
+        let written = self.generator.write(self.opened.tokenizer(), &self.limits, &mut show_and_keep)?;
+        let _ = show("\n");
+        self.said.text += &answer;
+        self.said.messages.push(Message { role: "assistant".into(), content: answer });
+        Ok(Some(written.ended))
+    }
+
+    /// Reads a text; whether it was not interrupted.
+    fn read(&mut self, text: &str) -> march_lm::Result<bool> {
+        let ids = self.opened.tokenizer().encode(text)?;
         let mut progress = Progress::new("read", "tokens", ids.len());
         let whole = self.generator.read(&ids, &mut |left| {
             progress.at(ids.len().saturating_sub(left));
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         progress.finish();
-        if !whole {
-            return Ok(None);
-        }
-        let written = self.generator.write(self.opened.tokenizer(), &self.limits, &mut show)?;
-        let _ = show("\n");
-        Ok(Some(written.ended))
+        Ok(whole)
     }
 
     /// Keeps a text for `/undo`.
-    fn remember(&mut self, before: Text) {
+    fn remember(&mut self, before: (Text, Said)) {
         self.forks.push_back(before);
         if self.forks.len() > UNDO_TURNS {
             self.forks.pop_front();
@@ -179,7 +279,7 @@ impl Conversation<'_> {
             "help" => return Ok(HELP.into()),
             "memory" => {}
             "undo" => match self.forks.pop_back() {
-                Some(text) => self.generator.set_text(text),
+                Some(before) => self.set(before),
                 None => {
                     return Ok(format!("no turn to undo; only the last {UNDO_TURNS} turns can be undone"));
                 }
@@ -188,15 +288,17 @@ impl Conversation<'_> {
                 let Ok(tokens) = file.parse() else {
                     return Ok("name a number of tokens: /rollback N".into());
                 };
-                let before = self.generator.text().clone();
+                let before = (self.generator.text().clone(), self.said.clone());
                 let said = bank::rollback(&mut self.generator, tokens)?;
+                // A template would write turns that are no longer in the text.
+                self.said = Said::default();
                 self.remember(before);
                 return Ok(said);
             }
             "reset" => {
                 self.forks.clear();
                 self.own.clear();
-                self.generator.set_text(Text::new(bank::empty(self.opened)?));
+                self.set((Text::new(bank::empty(self.opened)?), Said::default()));
             }
             "save" => {
                 let (force, file) = match file.strip_prefix("--force") {
@@ -214,7 +316,7 @@ impl Conversation<'_> {
             "load" if file.is_empty() => return Ok("name a file: /load FILE".into()),
             "load" => {
                 let file = BankFile::open(Path::new(file))?;
-                self.generator.set_text(bank::load(self.opened, &file)?);
+                self.set((bank::load(self.opened, &file)?, Said::default()));
                 self.forks.clear();
                 self.own = vec![file.identity().into()];
             }

@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use march_lm::Pipeline;
 pub use march_lm::checkpoint::newest;
+use march_lm::disk::BUILT_IN;
 use march_lm::engine::{Device, Precision, Products};
 use march_lm::generate::{Generator, Sampling, Text};
 use march_lm::memory::StateBank;
@@ -22,8 +23,8 @@ pub const RUNS: &str = "runs";
 /// The model, and how to run it.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used [default: the newest run in runs/, or
-    /// the demo's model]
+    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used; `diary` is the model inside the
+    /// program [default: the newest run in runs/, or the demo's model, or `diary`]
     #[arg(long, value_name = "DIR", default_value = RUNS, hide_default_value = true)]
     pub model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
@@ -94,9 +95,8 @@ pub fn chosen(model: &Path) -> anyhow::Result<PathBuf> {
         return Ok(model.into());
     }
     let Some(run) = newest_run(model) else {
-        bail!(
-            "there is no model in {RUNS}/: train one with `march train tiny/march`, or name one with --model"
-        )
+        note!("no --model was given, and {RUNS}/ has none: using the model inside the program, `{BUILT_IN}`");
+        return Ok(BUILT_IN.into());
     };
     note!("no --model was given: using {}", run.display());
     Ok(run)

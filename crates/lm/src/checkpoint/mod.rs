@@ -28,7 +28,7 @@ use self::checksums::Checksums;
 pub use self::checksums::{CHECKSUMS_FILE, verify_folder};
 use self::read::TensorFile;
 pub use self::write::{NewFolder, save};
-use crate::disk::{header::Entry, is_file_name};
+use crate::disk::{Mapped, built_in, header::Entry, is_built_in, is_file_name};
 
 /// Maximum bytes of tensors per file, unless a single tensor is larger.
 pub const SHARD_BYTES: usize = 5_000_000_000;
@@ -71,6 +71,9 @@ impl Checkpoint {
     }
 
     fn open_folder(folder: &Path, training: bool) -> Result<Self> {
+        if is_built_in(folder) {
+            return Self::open_built_in(folder);
+        }
         if !folder.is_dir() {
             let wrong = if folder.exists() { "is not a folder" } else { "does not exist" };
             let message =
@@ -94,10 +97,22 @@ impl Checkpoint {
         }
         let mut checkpoint = Self { config, listing, files: vec![], tensors: BTreeMap::new(), checksums };
         if whole {
-            checkpoint.add(&folder.join(MODEL_FILE))?;
+            checkpoint.add(TensorFile::open(&folder.join(MODEL_FILE))?)?;
         } else {
             checkpoint.add_shards(folder)?;
         }
+        Ok(checkpoint)
+    }
+
+    /// Opens the checkpoint inside the program.
+    fn open_built_in(folder: &Path) -> Result<Self> {
+        let file = |name| (folder.join(name), built_in(folder, name).unwrap_or_default());
+        let ((path, text), (listing, tensors)) = (file(CONFIG_FILE), file(MODEL_FILE));
+        let config = ModelConfig::from_json(&String::from_utf8_lossy(text), &path.display().to_string())?;
+        let file = Mapped::fixed(&listing, tensors);
+        let mut checkpoint =
+            Self { config, listing, files: vec![], tensors: BTreeMap::new(), checksums: None };
+        checkpoint.add(TensorFile::of(file)?)?;
         Ok(checkpoint)
     }
 
@@ -111,7 +126,7 @@ impl Checkpoint {
             tensors: BTreeMap::new(),
             checksums: self.checksums.clone(),
         };
-        beside.add(&path)?;
+        beside.add(TensorFile::open(&path)?)?;
         Ok(beside)
     }
 
@@ -133,7 +148,7 @@ impl Checkpoint {
                         let message = format!("names `{name}` for tensor `{tensor}`, which {wrong}");
                         return Err(Error::file(&listing, message));
                     }
-                    let place = self.add(&path)?;
+                    let place = self.add(TensorFile::open(&path)?)?;
                     opened.insert(name, place);
                     place
                 }
@@ -146,9 +161,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Opens one tensor file and returns its index in `files`.
-    fn add(&mut self, path: &Path) -> Result<usize> {
-        let (file, entries) = TensorFile::open(path)?;
+    /// Adds an opened tensor file and returns its index in `files`.
+    fn add(&mut self, (file, entries): (TensorFile, Vec<(String, Entry)>)) -> Result<usize> {
         let place = self.files.len();
         self.files.push(file);
         for (name, entry) in entries {
@@ -159,7 +173,7 @@ impl Checkpoint {
                 btree_map::Entry::Occupied(occupied) => {
                     let other = self.files[occupied.get().0].path().display();
                     let message = format!("has tensor `{}`, which {other} has as well", occupied.key());
-                    return Err(Error::file(path, message));
+                    return Err(Error::file(self.files[place].path(), message));
                 }
             }
         }

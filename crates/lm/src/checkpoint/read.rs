@@ -19,10 +19,14 @@ pub(super) struct TensorFile {
 }
 
 impl TensorFile {
-    /// Maps a file and reads its header. The tensors must be contiguous and fill the file.
+    /// Maps a file and reads its header.
     pub fn open(path: &Path) -> Result<(Self, Vec<(String, Entry)>)> {
-        let mapped = Mapped::open(path).map_err(Error::io(path, "open"))?;
-        let bytes = mapped.bytes();
+        Self::of(Mapped::open(path).map_err(Error::io(path, "open"))?)
+    }
+
+    /// Reads the header of a file. The tensors must be contiguous and fill it.
+    pub fn of(mapped: Mapped) -> Result<(Self, Vec<(String, Entry)>)> {
+        let (path, bytes) = (mapped.path(), mapped.bytes());
         let header = read_header(bytes).map_err(|message| Error::damaged(path, message))?;
         if header.end < bytes.len() {
             let message = format!(

@@ -1,4 +1,5 @@
-//! Memory-mapped files, whose numbers are read in place, without a copy of the file.
+//! Memory-mapped files, whose numbers are read in place, without a copy of the file; and bytes inside the program that
+//! stand for a file.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -15,8 +16,10 @@ use memmap2::{Mmap, MmapOptions};
 #[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
-    /// `None` for an empty file, which not every system can map.
+    /// `None` for an empty file, which not every system can map, and for one inside the program.
     map: Option<Mmap>,
+    /// The bytes where nothing is mapped.
+    fixed: &'static [u8],
 }
 
 impl Mapped {
@@ -29,13 +32,18 @@ impl Mapped {
         }
         let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
         if length == 0 {
-            return Ok(Self { path: path.into(), map: None });
+            return Ok(Self::fixed(path, &[]));
         }
         #[allow(unsafe_code)]
         // SAFETY: the bytes must not change, and the file must not be truncated, while it is mapped. Files opened this
         // way are checkpoints: they are replaced by rename, which leaves the mapped file unchanged.
         let map = unsafe { MmapOptions::new().len(length).map(&file) }?;
-        Ok(Self { path: path.into(), map: Some(map) })
+        Ok(Self { path: path.into(), map: Some(map), fixed: &[] })
+    }
+
+    /// Bytes inside the program, in place of the file at a path.
+    pub fn fixed(path: &Path, bytes: &'static [u8]) -> Self {
+        Self { path: path.into(), map: None, fixed: bytes }
     }
 
     /// The file's path when it was opened.
@@ -45,7 +53,7 @@ impl Mapped {
 
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or_default()
+        self.map.as_deref().unwrap_or(self.fixed)
     }
 
     /// A range of the file as the little-endian f32 numbers that it holds. `None` if the range is not in the file, is

@@ -71,6 +71,8 @@ pub struct TrainConfig {
     pub decay: f64,
     /// The final rate, as a fraction of the peak.
     pub final_rate: f64,
+    /// Factor on the rate of the parameters that routing adds to the recurrence.
+    pub routing_rate: f64,
     /// β₁ and β₂ of AdamW.
     pub betas: [f64; 2],
     /// Added to the root of AdamW's second moment.
@@ -110,6 +112,7 @@ impl Default for TrainConfig {
             warmup: 0.02,
             decay: 0.2,
             final_rate: 0.0,
+            routing_rate: 1.0,
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 0.1,
@@ -159,9 +162,12 @@ impl TrainConfig {
                 format!("is {}; with `warmup` ({}) that is more than all the steps", self.decay, self.warmup);
             return Err(("decay", message));
         }
-        for (key, value) in
-            [("learning_rate", self.learning_rate), ("clip_norm", self.clip_norm), ("eps", self.eps)]
-        {
+        for (key, value) in [
+            ("learning_rate", self.learning_rate),
+            ("routing_rate", self.routing_rate),
+            ("clip_norm", self.clip_norm),
+            ("eps", self.eps),
+        ] {
             if !(value.is_finite() && value > 0.0) {
                 return Err((key, format!("is {value}; it must be a number above 0")));
             }

@@ -199,7 +199,7 @@ impl Trainer {
         let rate = self.config.rate(self.step);
         self.step += 1;
         self.optimizer.update(
-            self.model.layout(),
+            &self.model,
             &mut self.parameters,
             &gradients,
             &self.config,

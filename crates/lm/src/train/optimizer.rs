@@ -5,7 +5,7 @@ use march_engine::ops::adamw::{self, AdamW, Step, clip_factor};
 
 use super::TrainConfig;
 use crate::error::Result;
-use crate::model::ParameterSpec;
+use crate::model::Model;
 
 /// The moments of all parameters.
 pub struct Optimizer {
@@ -24,14 +24,17 @@ impl Optimizer {
     /// parameter that no gradient reached is updated with a zero gradient.
     pub(super) fn update(
         &mut self,
-        layout: &[ParameterSpec],
+        model: &Model,
         parameters: &mut [Tensor],
         gradients: &[Option<Tensor>],
         config: &TrainConfig,
-        (learning_rate, squared_norm, step): (f64, f64, u64),
+        (rate, squared_norm, step): (f64, f64, u64),
     ) -> Result<()> {
         let clip = clip_factor(squared_norm, config.clip_norm);
-        for (i, spec) in layout.iter().enumerate() {
+        let routing = model.config().mixer.extension();
+        for (i, spec) in model.layout().iter().enumerate() {
+            let routes = routing.as_ref().is_some_and(|routing| routing.adds(&spec.name));
+            let learning_rate = if routes { rate * config.routing_rate } else { rate };
             let gradient = match &gradients[i] {
                 Some(gradient) => gradient.clone(),
                 None => zeros(&parameters[i])?,

@@ -138,9 +138,18 @@ fn a_diary_is_written_and_read() {
         let tokenizer = task.tokenizer().unwrap();
         for index in 0..20 {
             let example = task.lesson(0, index);
-            let end = example.ends.unwrap().0;
-            assert_eq!(example.tokens[end], example.questions.last().unwrap().answer);
-            // The text up to the answer of the last question.
+            let (days, answers) = example.ends.split_at(3);
+            for (question, &end) in example.questions.iter().zip(answers) {
+                assert_eq!((end, example.tokens[end]), (question.position + 1, question.answer));
+            }
+            // A day begins and ends with its date.
+            let mut begins = 0;
+            for &end in days {
+                assert_eq!(example.tokens[begins], example.tokens[end]);
+                begins = end + 1;
+            }
+            // The text up to the answer of the last question, and with it.
+            let end = *example.ends.last().unwrap() + index as usize % 2;
             let asked = &example.tokens[..end];
             let written = task.write(asked);
             assert_eq!(tokenizer.encode(&written).unwrap(), asked, "{written}");
@@ -171,12 +180,12 @@ fn a_diary_is_written_and_read() {
     assert!(refused.contains("12 May"), "{refused}");
 }
 
-/// Training also expects the end of the text after the last answer; questions count without it.
+/// Training also expects the end of the text after each day and each answer; questions count without it.
 #[test]
 fn a_diary_teaches_where_an_answer_ends() {
-    let task = Task::open("diary:fewest=2", None).unwrap();
+    let task = Task::open("diary", None).unwrap();
     let (lessons, asked) = (RecallSource::lessons(task.clone(), 0), RecallSource::asked(task, 9));
-    for (source, count) in [(&lessons, 17), (&asked, 16)] {
+    for (source, count) in [(&lessons, 16 + 16 + 8), (&asked, 16)] {
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         source.sequence(3, &mut inputs, &mut targets).unwrap();
         assert_eq!(targets.iter().filter(|&&id| id != IGNORE).count(), count);

@@ -25,6 +25,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(bad(TrainConfig { tokens_per_step: 1000, ..good.clone() }), "tokens_per_step");
     assert_eq!(bad(TrainConfig { decay: 0.99, ..good.clone() }), "decay");
     assert_eq!(bad(TrainConfig { betas: [0.9, 1.0], ..good.clone() }), "betas");
+    assert_eq!(bad(TrainConfig { routing_rate: 0.0, ..good.clone() }), "routing_rate");
     assert_eq!(bad(TrainConfig { learning_rate: f64::NAN, ..good }), "learning_rate");
 }
 

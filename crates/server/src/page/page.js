@@ -221,6 +221,7 @@ function markOpen() {
 
 /** Shows a conversation, or an empty one that the first message begins. */
 function show(next) {
+  CSS.highlights?.clear();
   session = next;
   turns = next?.history ?? [];
   setName(next?.id ?? "");
@@ -328,6 +329,7 @@ function turnItem(turn, index) {
     ...turn.messages.map((one) => message(one.role, one.content)),
     message("assistant", turn.answer),
     make("div", { className: "below" },
+      make("p", { className: "source" }),
       make("p", { className: "numbers" }, ...numbers(turn, extras.get(session?.id)?.[index])),
       recallView(index),
       make("div", { className: "actions" },
@@ -392,6 +394,7 @@ async function send() {
     item.classList.remove("running");
     line.replaceChildren(...numbers(turn, extra));
     item.querySelector(".recall").replaceWith(recallView(index));
+    showSource(item, extra.recall);
     showPolicy(extra.policy);
     drawMemory();
     scroll.scrollTop = scroll.scrollHeight;
@@ -495,6 +498,56 @@ function recallView(index) {
 }
 
 const mean = (list) => list.reduce((sum, value) => sum + (value ?? 0), 0) / Math.max(list.length, 1);
+
+/** Where in the messages on the page the parts of the text before an answer are: a range each, or null. A tokenizer may
+    leave words out, so each word of a part is looked for after the one before it. */
+function rangesOf(anchors) {
+  const nodes = [...document.querySelectorAll("#turns .message .text")].map((body) => body.firstChild).filter(Boolean);
+  const near = 400; // a word that does not come soon is not on the page, such as the name of a role
+  let [node, at] = [0, 0];
+  const next = (word) => {
+    for (let [n, from] = [node, at]; n < nodes.length && n <= node + 1; [n, from] = [n + 1, 0]) {
+      const found = nodes[n].data.indexOf(word, from);
+      if (found >= 0 && found - from < near) return [n, found];
+    }
+    return null;
+  };
+  return anchors.map(({ text }) => {
+    const range = new Range();
+    let empty = true;
+    for (const word of text.split(/\s+/).filter(Boolean)) {
+      const found = next(word);
+      if (!found) continue;
+      [node, at] = [found[0], found[1] + word.length];
+      if (empty) range.setStart(nodes[node], found[1]);
+      range.setEnd(nodes[node], at);
+      empty = false;
+    }
+    return empty ? null : range;
+  });
+}
+
+/** Lights up the part of the conversation that an answer read most, if it stands out, and quotes it under the answer. */
+function showSource(item, recall) {
+  CSS.highlights?.clear();
+  const anchors = recall?.anchors ?? [];
+  // The layers differ: the first cannot choose, because its anchors all have the same key.
+  const strongest = anchors.map(({ weights }) => weights.reduce((most, weight) => Math.max(most, weight ?? 0), 0));
+  const best = strongest.indexOf(Math.max(...strongest));
+  const range = best >= 0 && strongest[best] > 0.5 ? rangesOf(anchors)[best] : null;
+  if (!range) return;
+  const quote = make("button", { type: "button" }, range.toString());
+  quote.onclick = () => toRange(range);
+  item.querySelector(".source").replaceChildren(`Read (${percent(strongest[best])}): `, quote);
+  CSS.highlights?.set("source", new Highlight(range));
+}
+
+/** Scrolls to a range of the conversation. */
+function toRange(range) {
+  const scroll = $("scroll");
+  const above = range.getBoundingClientRect().top - scroll.getBoundingClientRect().top;
+  scroll.scrollBy({ top: above - scroll.clientHeight / 2 });
+}
 
 /** The text before an answer, by anchor, shaded by how much the answer read of it. */
 function readView(recall) {
@@ -695,6 +748,7 @@ async function start() {
   $("empty-model").textContent = routes()
     ? "Under each answer, “What was read” shows the parts of the conversation that it used."
     : "This model does not route: it answers from its current state only.";
+  $("try").hidden = !march?.example;
   $("policy").hidden = !routes();
   $("no-routes").hidden = routes();
   await refreshList();
@@ -717,6 +771,16 @@ document.addEventListener("keydown", (event) => {
 });
 $("stop").onclick = () => stopper?.abort();
 $("dismiss").onclick = () => { say(""); $("input").focus(); };
+$("try").onclick = () => act(async () => {
+  const diary = (await (await request("GET", "example.txt")).text()).trim();
+  // A thing and the date of a day in the middle of the diary.
+  const lines = diary.split("\n");
+  const [, date, thing] = lines[Math.floor(lines.length / 3)].match(/^(.*?): the (\S+)/);
+  $("input").value = `${diary}\n\nWhere was the ${thing} on ${date}?`;
+  $("input").scrollTop = $("input").scrollHeight;
+  $("input").focus();
+  say("Send this, then ask about another day.");
+});
 $("new").classList.add("when-idle");
 $("new").onclick = () => {
   say("");

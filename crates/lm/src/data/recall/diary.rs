@@ -11,10 +11,10 @@
 //! - a day is its date, then F of the things in random order, each with its place, and its date once more. With `least` a
 //!   day has `least` to F facts, uniformly distributed;
 //! - the dates are distinct and in random order; the places of a thing on two days differ (P ≥ D);
-//! - then come the questions, a thing and the date of a day that mentions it, all different as long as possible; the
-//!   answer is expected right after the date and is not part of the text. The last question is answered, and after the
-//!   answer the end of the text is expected;
-//! - ends of text fill the rest of the length.
+//! - then come the questions, a thing and the date of a day that mentions it, all different as long as possible, each
+//!   with its answer;
+//! - ends of text fill the rest of the length. Training also expects the end of the text after each day and each answer,
+//!   although the text goes on, so that in a chat a model writes nothing after a day, and stops after an answer.
 //!
 //! With `fewest=n`, training sequences have n to D days, uniformly distributed.
 //!
@@ -26,7 +26,7 @@
 //! so that an anchor there has just seen it. A question ends with its date for the same reason: the token that has to
 //! choose an anchor is the date itself. Without these two, few seeds learn to choose.
 
-use super::{Example, Kind, Language, Question, Random, Recall, Size, Sizes, Use, at_least};
+use super::{END, Example, Kind, Language, Question, Random, Recall, Size, Sizes, Use, at_least};
 use crate::error::Result;
 
 pub(super) const KIND: Kind = Kind {
@@ -44,9 +44,6 @@ pub(super) const KIND: Kind = Kind {
     ],
     build,
 };
-
-/// Token 0, which ends a text and fills its length.
-const END: u32 = 0;
 
 const MONTHS: [(&str, usize); 6] =
     [("May", 31), ("June", 30), ("July", 31), ("August", 31), ("September", 30), ("October", 31)];
@@ -149,7 +146,7 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
     }
     let fewest = if sizes.get("fewest") == 0 { days } else { sizes.get("fewest") };
     let least = if sizes.get("least") == 0 { facts } else { sizes.get("least") };
-    let shortest = days * (2 + 2 * facts) + 2 * questions + 1;
+    let shortest = days * (2 + 2 * facts) + 3 * questions;
     let length = at_least(&KIND, length, shortest)?;
     let diary = Diary { facts, least, things, places, dates, questions, length };
     Ok(Recall {
@@ -157,7 +154,7 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
         questions,
         answers: places,
         vocabulary: diary.vocabulary(),
-        language: Some(Language { ignored: &IGNORED, write }),
+        language: Some(Language { ignored: &IGNORED, write, ends: questions + days }),
         draw: Box::new(move |random, purpose| match (purpose, days - fewest) {
             (Use::Evaluation, _) | (_, 0) => diary.with_days(days, random),
             (Use::Training, more) => diary.with_days(fewest + random.below(more + 1), random),
@@ -187,7 +184,7 @@ impl Diary {
     fn with_days(&self, days: usize, random: &mut Random) -> Example {
         let dates = random.distinct(days, self.dates);
         let places: Vec<Vec<usize>> = (0..self.things).map(|_| random.distinct(days, self.places)).collect();
-        let mut tokens = Vec::with_capacity(self.length);
+        let (mut tokens, mut ends) = (Vec::with_capacity(self.length), Vec::new());
         // Day, thing, and the position of its place.
         let mut facts = Vec::with_capacity(days * self.facts);
         for day in 0..days {
@@ -198,6 +195,7 @@ impl Diary {
                 tokens.extend([self.thing(thing), self.place(places[thing][day])]);
                 facts.push((day, thing, tokens.len() - 1));
             }
+            ends.push(tokens.len());
             tokens.push(self.date(dates[day]));
         }
         let mut questions = Vec::with_capacity(self.questions);
@@ -207,12 +205,10 @@ impl Diary {
                 let (day, thing, fact) = facts[asked];
                 tokens.extend([self.thing(thing), self.date(dates[day])]);
                 questions.push(Question { position: tokens.len() - 1, answer: tokens[fact], fact });
+                ends.push(tokens.len());
+                tokens.push(tokens[fact]);
             }
         }
-        let ends = questions.last().map(|last| {
-            tokens.push(last.answer);
-            (tokens.len() - 1, END)
-        });
         tokens.resize(self.length, END);
         Example { tokens, questions, ends }
     }

@@ -31,6 +31,9 @@ pub const QUESTION_SEED: u64 = 0;
 /// uses [`QUESTION_SEED`].
 pub const REPORT_SEED: u64 = 1;
 
+/// Token 0 of a task with a language: the end of a text.
+const END: u32 = 0;
+
 /// One question of an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
@@ -56,8 +59,8 @@ pub struct Example {
     pub tokens: Vec<u32>,
     /// The questions.
     pub questions: Vec<Question>,
-    /// A position and the token that training expects there although nothing is asked: the end of the last answer.
-    pub ends: Option<(usize, u32)>,
+    /// Positions after which training expects the end of the text, although nothing is asked and the text may go on.
+    pub ends: Vec<usize>,
 }
 
 /// A task of given sizes.
@@ -72,13 +75,15 @@ struct Recall {
     draw: Box<dyn Fn(&mut Random, Use) -> Example + Send + Sync>,
 }
 
-/// How a task's texts are written and read. Token 0 is their end, which training expects after the last answer.
+/// How a task's texts are written and read. Token 0 is their end.
 #[derive(Clone, Copy)]
 struct Language {
     /// The words that are not tokens and that a reader may ignore.
     ignored: &'static [&'static str],
     /// Writes a text.
     write: fn(&[String], &[u32]) -> String,
+    /// The most positions of an example after which training expects the end of the text.
+    ends: usize,
 }
 
 /// What a sequence is for.
@@ -218,8 +223,8 @@ impl Source for RecallSource {
     }
 
     fn targets(&self) -> usize {
-        let ends = self.asked.is_none() && self.task.recall.language.is_some();
-        self.task.questions() + usize::from(ends)
+        let ends = self.task.recall.language.filter(|_| self.asked.is_none()).map_or(0, |it| it.ends);
+        self.task.questions() + ends
     }
 
     fn sequence(&self, index: u64, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result<()> {
@@ -233,8 +238,8 @@ impl Source for RecallSource {
         for question in &example.questions {
             targets[from + question.position] = question.answer;
         }
-        if let (None, Some((position, token))) = (self.asked, example.ends) {
-            targets[from + position] = token;
+        if self.asked.is_none() {
+            example.ends.iter().for_each(|&position| targets[from + position] = END);
         }
         Ok(())
     }

@@ -82,6 +82,6 @@ impl Mqar {
             questions.push(Question { position, answer: tokens[fact], fact });
         }
         questions.sort_by_key(|question| question.position);
-        Example { tokens, questions, ends: None }
+        Example { tokens, questions, ends: Vec::new() }
     }
 }

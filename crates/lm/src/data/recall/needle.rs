@@ -67,6 +67,6 @@ impl Needle {
         tokens.splice(at..at, [key, value]);
         tokens.extend([0, key]);
         let question = Question { position: tokens.len() - 1, answer: value, fact: at + 1 };
-        Example { tokens, questions: vec![question], ends: None }
+        Example { tokens, questions: vec![question], ends: Vec::new() }
     }
 }

@@ -125,6 +125,6 @@ impl Versioned {
                 questions.push(Question { position: tokens.len() - 1, answer: tokens[fact], fact });
             }
         }
-        Example { tokens, questions, ends: None }
+        Example { tokens, questions, ends: Vec::new() }
     }
 }
