@@ -60,7 +60,7 @@ pub fn all(base: &Path) -> Vec<Kind> {
     let results = made("results");
     must(&results, &["train", "demo/march", "--run", "r", "--steps", "2", "--threads", "1"]);
     for (interval, file) in [("16", "a.json"), ("1000", "b.json")] {
-        let task = "versioned:documents=8:keys=4:names=32";
+        let task = "diary:days=8:facts=8:things=8:places=64:dates=64:questions=16";
         let flags = ["--tasks", task, "--samples", "8", "--interval", interval, "--output", file];
         must(&results, &[&["eval", "--model", "r", "--threads", "1"][..], &flags].concat());
     }

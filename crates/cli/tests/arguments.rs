@@ -160,7 +160,10 @@ fn the_newest_run_is_the_default_model() {
         (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
     };
     let (success, said) = march("generate --prompt x");
-    assert!(!success && said.contains("there is no model in runs/"), "{said}");
+    assert!(
+        !success && said.contains("using the model inside the program") && said.contains("`x`"),
+        "{said}"
+    );
     let (success, said) = march("report runs/nope");
     assert!(!success && said.contains("runs/nope: does not exist, and there are no runs"), "{said}");
     ok(&few_steps("demo/gdn", text(&path("runs/older"))));

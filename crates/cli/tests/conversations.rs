@@ -398,7 +398,7 @@ fn a_server_without_a_model_says_what_to_do() {
         String::from_utf8(command.output().unwrap().stderr).unwrap()
     };
     let said = serve();
-    assert!(said.contains("march train tiny/march") && said.lines().count() <= 2, "{said}");
+    assert!(said.contains("using the model inside the program") && said.lines().count() <= 2, "{said}");
     for run in ["demo/march", "mine"] {
         let checkpoint = checkpoint(folder.path(), "tiny/march");
         let place = folder.path().join("runs").join(run).join("checkpoints");

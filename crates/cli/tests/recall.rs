@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 /// What the demo's models are trained for.
-const DEMO_TASK: &str = "versioned:documents=8:keys=4:values=32:questions=16:names=32";
+const DEMO_TASK: &str = "diary:days=8:facts=8:things=8:places=64:dates=64:questions=16";
 
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_march"));

@@ -31,6 +31,7 @@ pub fn demo(models: Vec<DemoModel>) -> Demo {
         chance: 0.042,
         most_in_training: 32,
         models,
+        asked: None,
         routing: None,
         next: vec!["march demo --seed 2 > log".into(), "march chat".into()],
     }
@@ -67,6 +68,7 @@ pub fn check(text: &str) {
 fn a_page_and_a_picture() {
     let mut demo = demo(vec![model("MARCH", 0.971), model("GDN <b>", 0.35)]);
     demo.routing = Some(routing());
+    demo.asked = Some(vec!["Where was the key? In the <mill>.".into()]);
     demo.models[0].without = vec![Amount { correct: 123, ..demo.models[0].by_facts[2] }];
     let (page, picture) = (demo.page(), demo.picture());
     check(&page);
@@ -87,6 +89,7 @@ fn a_page_and_a_picture() {
         "0.003",
         "312 s",
         "march demo --seed 2 &gt; log\nmarch chat",
+        "In the &lt;mill&gt;.",
         "<canvas id=\"map\"",
     ];
     for part in parts {

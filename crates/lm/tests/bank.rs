@@ -342,11 +342,11 @@ fn settings_that_cannot_be_are_refused() {
     assert!(plain.model.bank(stored).unwrap_err().to_string().contains("has no anchors"));
 }
 
-/// The figures of README.md: after 32 and 128 facts of the demo's task.
+/// The figures of README.md: after 8 and 32 days of the demo's task, with its questions.
 #[test]
 fn the_demos_bytes_for_rollback() {
     let model = Model::new(&march_lm::Config::load("demo/march").unwrap().model);
-    let sizes = [104, 320]
+    let sizes = [192, 624]
         .map(|n| (model.memory_bytes(n, &model.policy()), model.rollback_bytes(n, &model.policy())));
     assert_eq!(sizes, [(83_968, 25_344), (239_360, 80_640)]);
 }

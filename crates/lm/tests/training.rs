@@ -59,7 +59,8 @@ fn routing_has_a_rate_of_its_own() {
         let parameters = model.init(&cpu(), 1).unwrap();
         let before: Vec<Vec<f32>> = parameters.iter().map(Tensor::to_f32).collect();
         let settings = Settings { policy: model.policy(), ..Settings::default() };
-        let keys = TrainConfig { tokens_per_step: 150, routing_rate, weight_decay: 0.0, ..TrainConfig::default() };
+        let keys =
+            TrainConfig { tokens_per_step: 150, routing_rate, weight_decay: 0.0, ..TrainConfig::default() };
         let mut trainer = Trainer::new(model, parameters, settings, keys, 150).unwrap();
         let source = TextSource::new(tokens(3000, 37, 1), 150).unwrap();
         trainer.advance(&mut Loader::new(Box::new(source), Some(1)).unwrap()).unwrap();

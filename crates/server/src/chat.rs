@@ -203,8 +203,7 @@ mod tests {
     use serde_json::json;
 
     fn rendered(template: &Template, messages: Value) -> Result<String, String> {
-        let rendered =
-            super::messages(Some(&messages.to_string())).map_err(|error| error.body().to_string());
+        let rendered = super::messages(Some(&messages.to_string())).map_err(|error| error.body().to_string());
         rendered.and_then(|messages| template.render(&messages))
     }
 

@@ -331,7 +331,7 @@ impl ParsedRequest {
             None => {
                 let prompt = context.template.render(&messages).map_err(refused)?;
                 (context.encode(&prompt, "messages")?, None)
-            },
+            }
             Some(open) => {
                 let next = context.template.continued(&open.record, &messages).map_err(refused)?;
                 let record = &open.record;

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use clap::Args;
+use march_lm::Error;
 use march_lm::disk::{BUILT_IN, EXAMPLE};
 use march_lm::generate::{Generator, Limits, StopReason, Text};
 use march_lm::memory::BankFile;
-use march_lm::Error;
 use march_server::{Message, Template};
 
 use super::bank::{self, Advice, Place};

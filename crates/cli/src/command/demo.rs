@@ -1,5 +1,5 @@
-//! `march demo`: trains a small MARCH and two small Gated DeltaNets on a recall task side by side, and asks all of
-//! them about more facts than they were trained with.
+//! `march demo`: trains a small MARCH and two Gated DeltaNets side by side to answer questions about a diary, and asks
+//! all of them about longer diaries than they were trained with.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,11 +11,11 @@ use clap::Args;
 use march_lab::eval::TaskReport;
 use march_lab::report::demo as page;
 use march_lm::Config;
-use march_lm::data::recall::{QUESTION_SEED, Task};
+use march_lm::data::recall::{REPORT_SEED, Task};
 
 use super::demo_learn::{
-    DOCUMENTS, ROWS, STEPS, TrainedModel, TrainingNote, TrainingTask, facts, most_in_training, run_folder,
-    stages, task_text,
+    DAYS, ROWS, STEPS, TrainedModel, TrainingNote, TrainingTask, facts, most_in_training, run_folder, stages,
+    task_text,
 };
 use super::demo_table::{table, verdict};
 use super::train::free_folder;
@@ -24,15 +24,15 @@ use crate::display::{ModelsProgress, lines, thousands};
 use crate::output::{Kind, Output};
 use crate::{interrupt, number};
 
-/// Train a small MARCH and two small Gated DeltaNets to answer questions about documents, then ask them about more
-/// documents than they were trained with.
+/// Train a small MARCH and two Gated DeltaNets to answer questions about a diary, then ask them about longer diaries
+/// than they were trained with.
 #[derive(Args)]
 #[command(after_help = "\
-The three models have about the same number of parameters and train on the same sequences, on one thread each,
-as many at a time as there are cores. \"GDN, equal memory\" has one wide head, so that it keeps as much as MARCH
-does after the longest training sequence. Each model has the better of two learning rates (docs/results/demo.md).
+All train on the same sequences, on one thread each, as many at a time as there are cores. \"GDN\" has about as
+many parameters as MARCH. \"GDN, equal memory\" has one wide head, so that its state is at least as large as all
+that MARCH reads after the longest diary. docs/results/demo.md says how their learning rates were chosen.
 The output folder then contains report.html, picture.svg and a run for each model; every other command accepts
-their checkpoints. `march reproduce capacity` repeats this with five seeds and more models.")]
+their checkpoints. `march reproduce capacity` repeats this with more seeds and models.")]
 pub struct Demo {
     /// The folder for all output [default: runs/demo, with a number if that exists]
     #[arg(long, value_name = "DIR")]
@@ -43,7 +43,7 @@ pub struct Demo {
     /// Seed of the initial weights and the sequences
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Number of training steps, divided among three stages [default: 2200; quick: 22]
+    /// Number of training steps, divided among three stages [default: 7000; quick: 70]
     #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
     steps: Option<u64>,
 }
@@ -57,7 +57,7 @@ impl Demo {
         let began = Instant::now();
         let stop = interrupt::listen("finishing the step, then saving")?;
         let folder = self.run.clone().unwrap_or_else(|| free_folder("demo"));
-        let steps = self.steps.unwrap_or(if self.quick { 22 } else { STEPS });
+        let steps = self.steps.unwrap_or(if self.quick { 70 } else { STEPS });
         let each = MODELS.iter().map(|(_, name)| stages(name, self.seed, steps, self.quick));
         let all = each.collect::<anyhow::Result<Vec<_>>>()?;
         // Otherwise the report of another run would be replaced.
@@ -75,6 +75,9 @@ impl Demo {
         table(&learned);
         let conclusion = verdict(&learned, self.quick);
         say!("\n{conclusion}");
+        for asked in learned.iter().filter_map(|model| model.asked.as_ref()).filter(|_| !self.quick) {
+            say!("\n{}", asked.sentences().join("\n"));
+        }
         self.write(&folder, &files, &most, learned, &all[0], &conclusion)?;
         say!("\ndone in {}", lines::duration(began.elapsed().as_secs_f64()));
         Ok(())
@@ -143,31 +146,36 @@ impl Demo {
         stages: &[Config],
         conclusion: &str,
     ) -> anyhow::Result<()> {
-        let asked = most.asked(QUESTION_SEED, 0);
+        let asked = most.asked(REPORT_SEED, 0);
+        // The example ends with its last question.
+        let end = asked.questions.last().map_or(0, |question| question.position + 1);
         let answer = asked.questions.last().map_or(String::new(), |question| most.write(&[question.answer]));
-        files.example.write((most.write(&asked.tokens) + "\n").as_bytes())?;
+        let answer = format!("the answer is \"{}\"", answer.trim());
+        files.example.write(most.write(&asked.tokens[..end]).as_bytes())?;
         let example = files.example.path().display().to_string();
         let next = next_commands(&folder.join("march").display().to_string(), &example, &answer);
         let mut demo = page::Demo {
-            title: "Recall: what did a named document say?".into(),
+            title: "Recall: where was a thing on a named day?".into(),
             about: self.about(most, &learned, stages, conclusion),
             chance: 1.0 / most.answers() as f64,
             most_in_training: facts(most_in_training()),
             models: Vec::new(),
+            asked: None,
             routing: None,
             next: next.iter().map(|(_, command)| format!("march {command}")).collect(),
         };
         for ((name, _), model) in MODELS.iter().zip(learned) {
-            let amount = |(&documents, result)| amount(documents, result);
+            let amount = |(&days, result)| amount(days, result);
             demo.models.push(page::DemoModel {
                 name: name.to_string(),
                 parameters: model.parameters,
                 learning_rate: model.learning_rate,
                 seconds: model.seconds,
-                by_facts: DOCUMENTS.iter().zip(&model.results).map(amount).collect(),
-                without: DOCUMENTS.iter().zip(&model.without).map(amount).collect(),
+                by_facts: DAYS.iter().zip(&model.results).map(amount).collect(),
+                without: DAYS.iter().zip(&model.without).map(amount).collect(),
                 curve: model.curve,
             });
+            demo.asked = demo.asked.or(model.asked.map(|asked| asked.sentences()));
             demo.routing = demo.routing.or(model.routing);
         }
         files.report.write(demo.page().as_bytes())?;
@@ -194,17 +202,20 @@ impl Demo {
         vec![
             conclusion.into(),
             format!(
-                "The task: {}. A document has {} facts, a sequence {} questions; the answer is one of {}.",
+                "The task: {}. A day has {} facts, a sequence {} questions; the answer is one of {}.",
                 most.about(),
                 facts(1),
                 most.questions(),
                 most.answers()
             ),
             format!(
-                "All models have two layers and about the same number of parameters. GDN, equal memory has one head \
-                 of 96 × 96, the others two of 16 × 16. They were trained for {} steps of {ROWS} sequences in three \
-                 stages, with 2 documents, with 4, and with 2 to {}; each model has the better of two learning rates; \
-                 seed {}. Accuracy falls where a stage begins, because its sequences have more documents.",
+                "All models have two layers. MARCH and GDN have about the same number of parameters and two heads of \
+                 16 × 16; GDN, equal memory has one head of 144 × 144, so that its state is at least as large as all \
+                 that MARCH reads after the longest diary. They were trained for {} steps of {ROWS} sequences in three \
+                 stages, with one day, with two, and with 1 to {}; seed {}. \
+                 Accuracy falls where a stage begins, because its sequences have more days. MARCH saves its \
+                 state every 18 tokens, which is where a day ends: docs/results/demo.md has days of different \
+                 lengths as well.",
                 thousands(total(stages) as usize),
                 most_in_training(),
                 self.seed,
@@ -222,19 +233,19 @@ impl Demo {
 /// Says what will be done.
 fn introduce(most: &Task, stages: &[Config]) {
     say!(
-        "The task: {}.\nA document has {} facts, a sequence {} questions; a question has {} possible answers.",
+        "The task: {}.\nA day has {} facts, a sequence {} questions; a question has {} possible answers.",
         most.about(),
         facts(1),
         most.questions(),
         most.answers()
     );
     say!(
-        "A small MARCH and two small Gated DeltaNets (GDN) learn it, {} steps of {ROWS} sequences: with 2 documents,\n\
-         then with 4, then with 2 to {}. Then they are asked about up to {}. The percentage is that of right answers\n\
-         in {} other sequences; it falls where the documents become more.\n",
+        "A small MARCH and two Gated DeltaNets (GDN) learn it, {} steps of {ROWS} sequences: with one day, with\n\
+         two, then with 1 to {}. Then they are asked about up to {}. The percentage is that of right answers in {} other\n\
+         sequences; it falls where the days become more.\n",
         thousands(total(stages) as usize),
         most_in_training(),
-        DOCUMENTS.iter().max().unwrap_or(&0),
+        DAYS.iter().max().unwrap_or(&0),
         stages.first().map_or(0, |stage| stage.train.validation_sequences)
     );
 }
@@ -246,18 +257,18 @@ fn total(stages: &[Config]) -> u64 {
 
 /// Questions and the commands, without the program, that answer them.
 fn next_commands(run: &str, example: &str, answer: &str) -> [(String, String); 3] {
-    let longest = task_text(DOCUMENTS[DOCUMENTS.len() - 1]);
+    let longest = task_text(DAYS[DAYS.len() - 1]);
     [
         (
             "which anchors did each token read?".to_string(),
             format!("inspect routing --model {run} --text {example} --heads"),
         ),
         (
-            "what does it recall of 128 facts if it saves its state half as often?".to_string(),
-            format!("eval --model {run} --tasks {longest} --interval 18 --limit 128"),
+            "what does it recall of 32 days if it saves its state half as often?".to_string(),
+            format!("eval --model {run} --tasks {longest} --interval 36 --limit 128"),
         ),
         (
-            format!("the example ends with a question; the answer is {answer}"),
+            format!("the example ends with a question; {answer}"),
             format!("generate --model {run} --prompt-file {example} --max-tokens 1 --temperature 0"),
         ),
     ]
@@ -314,10 +325,10 @@ fn program() -> String {
     }
 }
 
-fn amount(documents: usize, result: &TaskReport) -> page::Amount {
+fn amount(days: usize, result: &TaskReport) -> page::Amount {
     let asked = (result.samples * result.questions) as u64;
     page::Amount {
-        facts: facts(documents),
+        facts: facts(days),
         correct: (result.accuracy * asked as f64).round() as u64,
         asked,
         error: result.standard_error,

@@ -1,4 +1,4 @@
-//! One model of `march demo`: trained in three stages with more and more documents, then asked.
+//! One model of `march demo`: trained in stages with more and more days of a diary, then asked.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use anyhow::Context;
 use march_lab::eval::{Reader, RecallOptions, TaskReport, evaluate_recall};
 use march_lab::report::routing::Routing;
 use march_lm::Config;
-use march_lm::anchors::Policy;
+use march_lm::anchors::{Policy, Storage};
 use march_lm::checkpoint::Checkpoint;
-use march_lm::data::recall::{QUESTION_SEED, Task};
+use march_lm::data::recall::{REPORT_SEED, Task};
 use march_lm::engine::{CpuOptions, Device, Precision, Products};
-use march_lm::generate::{Generator, Sampling};
+use march_lm::generate::{Generator, Limits, Sampling};
 use march_lm::model::{Model, TraceCell};
 use march_lm::run::{Event, Run, RunOptions};
 use march_lm::tokenizer::Tokenizer;
@@ -23,54 +23,74 @@ use march_lm::train::ranks::SingleProcess;
 use crate::display::out::note;
 use crate::machine;
 
-/// The stages, as in the course `versioned` of configs/reproduce/common.toml: the documents of a sequence, the size
-/// `fewest` of the task, and the share of the steps in 22nds. Without the first stages no model learns the last.
-const STAGES: [(usize, usize, u64); 3] = [(2, 0, 15), (4, 0, 3), (8, 2, 4)];
-const SHARES: u64 = 22;
+/// A stage of the training, as in the course `diary` of configs/reproduce/common.toml.
+struct Stage {
+    /// The most days of a sequence, and the fewest.
+    days: (usize, usize),
+    /// The fewest facts of a day.
+    least: usize,
+    questions: usize,
+    steps: u64,
+}
+
+/// First single days, so that a model learns to recall a place at all; then two, so that it learns to tell days apart.
+/// Without these, few models learn the last stage.
+const STAGES: [Stage; 3] = [
+    Stage { days: (1, 1), least: 1, questions: 32, steps: 2000 },
+    Stage { days: (2, 2), least: FACTS, questions: 16, steps: 2000 },
+    Stage { days: (8, 1), least: FACTS, questions: 16, steps: 3000 },
+];
 /// Steps of all stages together.
-pub const STEPS: u64 = 2200;
+pub const STEPS: u64 = STAGES[0].steps + STAGES[1].steps + STAGES[2].steps;
 /// Sequences per step.
-pub const ROWS: usize = 16;
-/// Facts of a document.
-const KEYS: usize = 4;
-/// The documents of the sequences that trained models are asked about.
-pub const DOCUMENTS: [usize; 5] = [2, 4, 8, 16, 32];
+pub const ROWS: usize = 8;
+/// Facts of a day.
+const FACTS: usize = 8;
+/// The days of the sequences that trained models are asked about.
+pub const DAYS: [usize; 5] = [2, 4, 8, 16, 32];
 
-/// The task with this many documents, as text.
-pub fn task_text(documents: usize) -> String {
-    format!("versioned:documents={documents}:keys={KEYS}:values=32:questions=16:names=32")
+/// The task with this many days, as text.
+pub fn task_text(days: usize) -> String {
+    text_of(days, 16)
 }
 
-/// The number of facts in this many documents.
-pub fn facts(documents: usize) -> usize {
-    documents * KEYS
+fn text_of(days: usize, questions: usize) -> String {
+    format!("diary:days={days}:facts={FACTS}:things={FACTS}:places=64:dates=64:questions={questions}")
 }
 
-/// The most documents of a training sequence.
+/// The number of facts in this many days.
+pub fn facts(days: usize) -> usize {
+    days * FACTS
+}
+
+/// The most days of a training sequence.
 pub fn most_in_training() -> usize {
-    STAGES.iter().map(|stage| stage.0).max().unwrap_or(0)
+    STAGES.iter().map(|stage| stage.days.0).max().unwrap_or(0)
 }
 
 /// The configurations of a model's stages, which together make about `steps` steps.
 pub fn stages(model: &str, seed: u64, steps: u64, quick: bool) -> anyhow::Result<Vec<Config>> {
-    let mut shares = 0;
-    let end = |shares: u64| (u128::from(steps) * u128::from(shares) / u128::from(SHARES)) as u64;
-    let stage = |(number, &(documents, fewest, share)): (usize, &(usize, usize, u64))| {
-        let begins = end(shares);
-        shares += share;
-        let mut task = task_text(documents);
-        if fewest > 0 {
-            task += &format!(":fewest={fewest}");
+    let mut before = 0;
+    let end = |share: u64| (u128::from(steps) * u128::from(share) / u128::from(STEPS)) as u64;
+    let stage = |(number, stage): (usize, &Stage)| {
+        let begins = end(before);
+        before += stage.steps;
+        let mut task = text_of(stage.days.0, stage.questions);
+        if stage.days.0 > stage.days.1 {
+            task += &format!(":fewest={}", stage.days.1);
+        }
+        if stage.least < FACTS {
+            task += &format!(":least={}", stage.least);
         }
         let length = Task::open(&task, None)?.length();
         let mut config = Config::load(&format!("demo/{model}"))?;
         (config.data.task, config.data.sequence_length) = (Some(task), length);
         let train = &mut config.train;
-        train.steps = (end(shares) - begins).max(1);
+        train.steps = (end(before) - begins).max(1);
         (train.micro_batch, train.tokens_per_step) = (ROWS, ROWS * length);
         // Stages see different sequences.
         train.seed = seed.wrapping_add(1_000_000 * number as u64);
-        train.validate_every = steps.div_ceil(2 * SHARES);
+        train.validate_every = steps.div_ceil(40);
         if quick {
             train.validate_every = train.validate_every.max(5);
             train.validation_sequences = 16;
@@ -101,27 +121,52 @@ pub struct TrainedModel {
     pub seconds: f64,
     /// Step and accuracy on the validation sequences of the stage.
     pub curve: Vec<(u64, f64)>,
-    /// The results, by [`DOCUMENTS`].
+    /// The results, by [`DAYS`].
     pub results: Vec<TaskReport>,
     /// The results with the same weights but without anchors, if the model has any.
     pub without: Vec<TaskReport>,
+    /// The results with the most days and anchors in int8, if the model has any.
+    pub int8: Option<TaskReport>,
     pub routing: Option<Routing>,
+    /// A question about the longest diary.
+    pub asked: Option<Asked>,
+}
+
+/// A question that a trained model was asked.
+pub struct Asked {
+    /// The question, with the model's answer.
+    pub answered: String,
+    pub right: bool,
+    /// The part of the text that was read most, and its weight.
+    pub read: (String, f64),
+}
+
+impl Asked {
+    /// The question with its answer, and what was read.
+    pub fn sentences(&self) -> Vec<String> {
+        let Self { answered, right, read: (text, weight) } = self;
+        let judged = if *right { "right" } else { "wrong" };
+        vec![
+            format!("One question about the longest diary, and what MARCH answers: {answered} ({judged})"),
+            format!("It read this part of the diary most, with a weight of {:.0} %: {text}", 100.0 * weight),
+        ]
+    }
 }
 
 impl TrainedModel {
-    /// The result with this many documents.
-    pub fn result(&self, documents: usize) -> Option<&TaskReport> {
-        find(&self.results, documents)
+    /// The result with this many days.
+    pub fn result(&self, days: usize) -> Option<&TaskReport> {
+        find(&self.results, days)
     }
 
-    /// The result with this many documents and no anchors.
-    pub fn without(&self, documents: usize) -> Option<&TaskReport> {
-        find(&self.without, documents)
+    /// The result with this many days and no anchors.
+    pub fn without(&self, days: usize) -> Option<&TaskReport> {
+        find(&self.without, days)
     }
 }
 
-fn find(results: &[TaskReport], documents: usize) -> Option<&TaskReport> {
-    DOCUMENTS.iter().position(|&other| other == documents).and_then(|at| results.get(at))
+fn find(results: &[TaskReport], days: usize) -> Option<&TaskReport> {
+    DAYS.iter().position(|&other| other == days).and_then(|at| results.get(at))
 }
 
 /// A model to train.
@@ -133,7 +178,7 @@ pub struct TrainingTask<'a> {
     pub stages: &'a [Config],
     /// The demo's folder.
     pub folder: &'a Path,
-    /// Sequences to be asked about, for each number of documents.
+    /// Sequences to be asked about, for each number of days.
     pub samples: u64,
 }
 
@@ -212,40 +257,93 @@ impl TrainingTask<'_> {
         let tokenizer = Tokenizer::of_checkpoint(&checkpoint, model.config().vocab_size, None)?;
         let policy = model.policy();
         let reader = Reader { model: &model, parameters: &weights, tokenizer: &tokenizer, policy: &policy };
-        let results = self.results(&reader, stop)?;
-        let (mut without, mut routing) = (Vec::new(), None);
+        let results = self.results(&reader, &DAYS, stop)?;
+        let (mut without, mut int8, mut routing, mut asked) = (Vec::new(), None, None, None);
         if policy.interval.is_some() {
             let none = Policy { interval: None, ..policy.clone() };
-            without = self.results(&Reader { policy: &none, ..reader }, stop)?;
-            let ids = Task::open(&task_text(most_in_training()), None)?.asked(QUESTION_SEED, 0).tokens;
-            let trace = TraceCell::default();
-            let bank = model.bank(policy.clone())?;
-            let generator = Generator::new(&model, &weights, bank, Sampling::default())?;
-            generator.with_trace(&trace).read(&ids, &mut |_| ControlFlow::Continue(()))?;
-            let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let layers = model.config().num_hidden_layers;
-            routing = Some(Routing::new(&trace, layers, &tokenizer, &ids)?);
+            without = self.results(&Reader { policy: &none, ..reader }, &DAYS, stop)?;
+            let int8_policy = Policy { storage: Storage::Int8, ..policy.clone() };
+            let longest = &DAYS[DAYS.len() - 1..];
+            int8 = self.results(&Reader { policy: &int8_policy, ..reader }, longest, stop)?.pop();
+            let ids = Task::open(&task_text(most_in_training()), None)?.asked(REPORT_SEED, 0).tokens;
+            routing = Some(read(&reader, &ids)?);
+            asked = Some(ask(&reader, &Task::open(&task_text(longest[0]), None)?)?);
         }
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let learning_rate = self.stages.last().map_or(f64::NAN, |stage| stage.train.learning_rate);
-        Ok(Some(TrainedModel { parameters, learning_rate, seconds, curve, results, without, routing }))
+        Ok(Some(TrainedModel {
+            parameters,
+            learning_rate,
+            seconds,
+            curve,
+            results,
+            without,
+            int8,
+            routing,
+            asked,
+        }))
     }
 
-    /// The results with each number of documents; incomplete if `stop` was set in the meantime.
-    fn results(&self, reader: &Reader<'_>, stop: &AtomicBool) -> anyhow::Result<Vec<TaskReport>> {
-        let options = RecallOptions { samples: self.samples, decode: true, seed: QUESTION_SEED };
+    /// The results with each of these numbers of days; incomplete if `stop` was set in the meantime.
+    fn results(
+        &self,
+        reader: &Reader<'_>,
+        days: &[usize],
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Vec<TaskReport>> {
+        let options = RecallOptions { samples: self.samples, decode: true, seed: REPORT_SEED };
         let stopped = || stop.load(Ordering::Relaxed);
         let mut watch = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let mut results = Vec::new();
-        for documents in DOCUMENTS {
+        for &days in days {
             if stopped() {
                 break;
             }
-            let task = Task::open(&task_text(documents), None)?;
+            let task = Task::open(&task_text(days), None)?;
             results.push(TaskReport::new(&task, &evaluate_recall(reader, &task, options, &mut watch)?));
         }
         Ok(results)
     }
+}
+
+/// Which anchors a model reads at each token of a text.
+fn read(reader: &Reader<'_>, ids: &[u32]) -> anyhow::Result<Routing> {
+    let (_, routing) = generator(reader, ids)?;
+    Ok(routing)
+}
+
+/// A generator that has read a text, and what it read of the anchors.
+fn generator(reader: &Reader<'_>, ids: &[u32]) -> anyhow::Result<(Generator, Routing)> {
+    let trace = TraceCell::default();
+    let bank = reader.model.bank(reader.policy.clone())?;
+    let mut generator =
+        Generator::new(reader.model, reader.parameters, bank, Sampling::greedy())?.with_trace(&trace);
+    generator.read(ids, &mut |_| ControlFlow::Continue(()))?;
+    let layers = reader.model.config().num_hidden_layers;
+    let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let routing = Routing::new(&trace, layers, reader.tokenizer, ids)?;
+    Ok((generator, routing))
+}
+
+/// Asks the first question of a task's first example.
+fn ask(reader: &Reader<'_>, task: &Task) -> anyhow::Result<Asked> {
+    let example = task.asked(REPORT_SEED, 0);
+    let question = example.questions.first().context("the task asks nothing")?;
+    let ids = &example.tokens[..=question.position];
+    let (mut generator, routing) = generator(reader, ids)?;
+    let mut answer = String::new();
+    let limits = Limits { max_tokens: 1, stop: Vec::new() };
+    generator.write(reader.tokenizer, &limits, &mut |piece| {
+        answer += piece;
+        ControlFlow::Continue(())
+    })?;
+    let answer = reader.tokenizer.encode(&answer)?;
+    let thing_and_date = &ids[question.position - 1..];
+    let right = answer == [question.answer];
+    let written = task.write(&[thing_and_date, &answer].concat());
+    let (range, weight) = routing.read_most(question.position).context("no anchor was read")?;
+    let read = (task.write(&ids[range]).trim().to_string(), weight);
+    Ok(Asked { answered: written.trim().into(), right, read })
 }

@@ -22,6 +22,8 @@ pub struct Demo {
     pub most_in_training: usize,
     /// In the order of the table, MARCH first.
     pub models: Vec<DemoModel>,
+    /// A question to MARCH, its answer, and what was read for it.
+    pub asked: Option<Vec<String>>,
     /// What MARCH read in one example.
     pub routing: Option<Routing>,
     /// Commands to try next.
@@ -97,6 +99,12 @@ impl Demo {
         }
         body += "</div>\n";
         body += &self.table();
+        if let Some(asked) = &self.asked {
+            body += "<h2>One question</h2>\n";
+            for sentence in asked {
+                let _ = writeln!(body, "<p>{}</p>", escape(sentence));
+            }
+        }
         if let Some(routing) = self.routing.as_ref().filter(|it| it.tokens() > 0 && it.layers() > 0) {
             let _ = write!(
                 body,

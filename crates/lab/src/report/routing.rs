@@ -1,5 +1,7 @@
 //! Which anchors each token of a text read, by layer and head, as numbers and as a page.
 
+use std::ops::Range;
+
 use serde_json::json;
 
 use super::{escape, whole_page};
@@ -103,6 +105,19 @@ impl Routing {
     /// The number of anchors before a token.
     fn before(&self, token: usize) -> usize {
         self.boundaries.partition_point(|&boundary| boundary <= token)
+    }
+
+    /// The part of the text before the anchor that a token read most, in the layer and on the mean of the heads where its
+    /// weight is greatest, and that weight; `None` if the token sees no anchor.
+    pub fn read_most(&self, token: usize) -> Option<(Range<usize>, f64)> {
+        let mean = |layer: usize, m: usize| {
+            let heads = (0..self.heads).map(|head| f64::from(self.weights(layer, head, token)[m]));
+            heads.sum::<f64>() / self.heads as f64
+        };
+        let all = (0..self.layers()).flat_map(|layer| (0..self.before(token)).map(move |m| (layer, m)));
+        let (m, weight) = all.map(|(layer, m)| (m, mean(layer, m))).max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let from = m.checked_sub(1).map_or(0, |before| self.boundaries[before]);
+        Some((from..self.boundaries[m], weight))
     }
 
     /// The statistics of one head of a layer, or of all its heads.

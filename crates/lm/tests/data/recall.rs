@@ -16,6 +16,7 @@ fn answers_stand_where_their_facts_are() {
         "versioned:documents=5:names=9:fewest=2",
         "diary",
         "diary:days=5:facts=3:things=7:fewest=2:least=1",
+        "diary:days=4:facts=2:least=1:mixed=1",
         "needle",
     ] {
         let task = Task::open(text, None).unwrap();
@@ -133,21 +134,22 @@ fn targets_are_where_questions_are() {
 #[test]
 fn a_diary_is_written_and_read() {
     let sizes = "days=3:facts=2:things=4:questions=2";
-    for text in [format!("diary:{sizes}"), format!("diary:{sizes}:least=1")] {
+    for text in ["", ":least=1", ":mixed=1"].map(|more| format!("diary:{sizes}{more}")) {
         let task = Task::open(&text, None).unwrap();
         let tokenizer = task.tokenizer().unwrap();
         for index in 0..20 {
             let example = task.lesson(0, index);
-            let (days, answers) = example.ends.split_at(3);
-            for (question, &end) in example.questions.iter().zip(answers) {
-                assert_eq!((end, example.tokens[end]), (question.position + 1, question.answer));
-            }
-            // A day begins and ends with its date.
-            let mut begins = 0;
-            for &end in days {
-                assert_eq!(example.tokens[begins], example.tokens[end]);
+            // A day begins and ends with its date, and a question is followed by its answer.
+            let (mut begins, mut asked) = (0, 0);
+            for &end in &example.ends {
+                match example.questions.get(asked).filter(|question| question.position + 1 == end) {
+                    Some(question) => assert_eq!(example.tokens[end], question.answer),
+                    None => assert_eq!(example.tokens[begins], example.tokens[end]),
+                }
+                asked += usize::from(example.tokens[begins] != example.tokens[end]);
                 begins = end + 1;
             }
+            assert_eq!(asked, 2);
             // The text up to the answer of the last question, and with it.
             let end = *example.ends.last().unwrap() + index as usize % 2;
             let asked = &example.tokens[..end];

@@ -12,7 +12,7 @@
 //!   day has `least` to F facts, uniformly distributed;
 //! - the dates are distinct and in random order; the places of a thing on two days differ (P ≥ D);
 //! - then come the questions, a thing and the date of a day that mentions it, all different as long as possible, each
-//!   with its answer;
+//!   with its answer. With `mixed=1`, each question comes after a random one of the days from its own on;
 //! - ends of text fill the rest of the length. Training also expects the end of the text after each day and each answer,
 //!   although the text goes on, so that in a chat a model writes nothing after a day, and stops after an answer.
 //!
@@ -41,6 +41,7 @@ pub(super) const KIND: Kind = Kind {
         Size::new("questions", "questions of a sequence", 16),
         Size::later("fewest", "days in the easiest training sequences; 0 if all have the same number"),
         Size::later("least", "things that a day mentions at least; 0 if all mention the same number"),
+        Size::later("mixed", "1 if questions are asked between the days, 0 if after all of them"),
     ],
     build,
 };
@@ -123,6 +124,7 @@ struct Diary {
     places: usize,
     dates: usize,
     questions: usize,
+    mixed: bool,
     length: usize,
 }
 
@@ -148,7 +150,8 @@ fn build(sizes: &Sizes, length: Option<usize>) -> Result<Recall> {
     let least = if sizes.get("least") == 0 { facts } else { sizes.get("least") };
     let shortest = days * (2 + 2 * facts) + 3 * questions;
     let length = at_least(&KIND, length, shortest)?;
-    let diary = Diary { facts, least, things, places, dates, questions, length };
+    let mixed = sizes.get("mixed") > 0;
+    let diary = Diary { facts, least, things, places, dates, questions, mixed, length };
     Ok(Recall {
         length,
         questions,
@@ -184,25 +187,39 @@ impl Diary {
     fn with_days(&self, days: usize, random: &mut Random) -> Example {
         let dates = random.distinct(days, self.dates);
         let places: Vec<Vec<usize>> = (0..self.things).map(|_| random.distinct(days, self.places)).collect();
+        let things: Vec<Vec<usize>> = (0..days)
+            .map(|_| {
+                let more = self.facts - self.least;
+                let count = self.facts - if more > 0 { random.below(more + 1) } else { 0 };
+                random.distinct(count, self.things)
+            })
+            .collect();
+        // Day and thing of each question, by the day after which it is asked.
+        let all: Vec<(usize, usize)> =
+            (0..days).flat_map(|day| things[day].iter().map(move |&thing| (day, thing))).collect();
+        let mut asked = vec![Vec::new(); days];
+        let mut left = self.questions;
+        while left > 0 {
+            for i in random.distinct(left.min(all.len()), all.len()) {
+                let after = if self.mixed { all[i].0 + random.below(days - all[i].0) } else { days - 1 };
+                asked[after].push(all[i]);
+                left -= 1;
+            }
+        }
         let (mut tokens, mut ends) = (Vec::with_capacity(self.length), Vec::new());
-        // Day, thing, and the position of its place.
-        let mut facts = Vec::with_capacity(days * self.facts);
+        let mut questions = Vec::with_capacity(self.questions);
+        // The position of the place of each thing on each day.
+        let mut facts = vec![vec![0; self.things]; days];
         for day in 0..days {
             tokens.push(self.date(dates[day]));
-            let more = self.facts - self.least;
-            let count = self.facts - if more > 0 { random.below(more + 1) } else { 0 };
-            for thing in random.distinct(count, self.things) {
+            for &thing in &things[day] {
                 tokens.extend([self.thing(thing), self.place(places[thing][day])]);
-                facts.push((day, thing, tokens.len() - 1));
+                facts[day][thing] = tokens.len() - 1;
             }
             ends.push(tokens.len());
             tokens.push(self.date(dates[day]));
-        }
-        let mut questions = Vec::with_capacity(self.questions);
-        while questions.len() < self.questions {
-            let left = self.questions - questions.len();
-            for asked in random.distinct(left.min(facts.len()), facts.len()) {
-                let (day, thing, fact) = facts[asked];
+            for &(day, thing) in &asked[day] {
+                let fact = facts[day][thing];
                 tokens.extend([self.thing(thing), self.date(dates[day])]);
                 questions.push(Question { position: tokens.len() - 1, answer: tokens[fact], fact });
                 ends.push(tokens.len());
