@@ -510,14 +510,48 @@ def models_without_routing_say_so(page, server):
     page.quiet()
 
 
-def screenshots(page, server, folder):
+def the_model_inside_the_program_is_tried(page, server):
+    """Its example and a question are filled in; the answer lights up the day that it came from."""
+    page.open(server.url)
+    ask_about_the_diary(page)
+    answers = page.texts(".turn .answer .text")
+    lines = page.texts(".turn .user .text")[0].split("\n")
+    for question, answer, quote in zip(page.questions, answers, page.texts(".turn .source button"), strict=True):
+        thing, date = re.search(r"the (\S+) on (.*)\?", question).groups()
+        line = next(line for line in lines if line.startswith(f"{date}: "))
+        assert f"the {thing} {'is ' if f': the {thing}' in line else ''}in the {answer}" in line, (question, answer, line)
+        assert set(quote.split()) & set(line.split()), (quote, line)
+    assert page.run("return CSS.highlights.get('source').size") == 1
+    page.one(".turn .source button").click()
+    page.no_wider()
+    page.readable()
+    page.quiet()
+
+
+def ask_about_the_diary(page):
+    page.one("#try").click()
+    until(lambda: page.value("#input"), "the diary is filled in")
+    page.questions = [page.value("#input").split("\n")[-1]]
+    page.one("#input").send_keys(Keys.ENTER)
+    until(lambda: page.turns() == 1, "the first answer")
+    page.idle()
+    other = page.texts(".turn .user .text")[0].split("\n")[50]
+    date, thing = re.match(r"(.*?): the (\S+)", other).groups()
+    page.questions.append(f"Where was the {thing} on {date}?")
+    page.ask(page.questions[-1])
+
+
+def screenshots(page, server, folder, own):
     folder.mkdir(parents=True, exist_ok=True)
     page.open(server.url)
-    page.fill("#max-tokens", 160)
-    page.fill("#temperature", 0.8)
-    page.fill("#interval", 16)
-    page.ask(TEXT)
-    page.ask("What did she see when the Rabbit ran by?")
+    if own:
+        page.fill("#max-tokens", 160)
+        page.fill("#temperature", 0.8)
+        page.fill("#interval", 16)
+        page.ask(TEXT)
+        page.ask("What did she see when the Rabbit ran by?")
+    else:
+        ask_about_the_diary(page)
     for name, (width, height) in {"desktop": (1280, 800), "phone": (390, 844)}.items():
         page.size(width, height, mobile=name == "phone")
         if not page.all(".segment"):
@@ -547,7 +581,7 @@ def main():
     parser.add_argument("--march", required=True)
     parser.add_argument("--configs", required=True, help="the folder of the presets")
     parser.add_argument("--screenshots", type=Path, help="write screenshots to this folder instead of testing")
-    parser.add_argument("--model", help="the model of the screenshots; random weights unless given")
+    parser.add_argument("--model", help="the model of the screenshots; the one inside the program unless given")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         driver = browser()
@@ -557,8 +591,8 @@ def main():
         page.colors("light")
         march = checkpoint(options, folder, "tiny/march")
         if options.screenshots:
-            with Server(options.march, options.model or march) as server:
-                screenshots(page, server, options.screenshots)
+            with Server(options.march, options.model or "diary") as server:
+                screenshots(page, server, options.screenshots, options.model)
             return
 
         def step(test, *arguments):
@@ -586,6 +620,8 @@ def main():
         key.write_text("right\n", encoding="utf-8")
         with Server(options.march, march, "--api-key-file", key) as server:
             step(keys_are_asked_for, server)
+        with Server(options.march, "diary") as server:
+            step(the_model_inside_the_program_is_tried, server)
         with Server(options.march, checkpoint(options, folder, "tiny/gdn")) as server:
             step(models_without_routing_say_so, server)
 

@@ -309,8 +309,7 @@ fn a_chat_goes_on_after_an_error() {
     let words = folder.path().join("words");
     ok(&common::few_steps("demo/march", text(&words)));
     let chat = ["chat", "--model", text(&words), "--user-prefix", r"\n", "--assistant-prefix", r"\n"];
-    let (answers, said) =
-        with_input(&chat, "hello\nkey harbour, lamp mill, ring barn, map inn, 3 May\n/memory\n");
+    let (answers, said) = with_input(&chat, "hello\nk1 v1 k2 v2\n/memory\n");
     assert!(said.contains("the word `hello` is not in the model's vocabulary"), "{said}");
     assert!(!answers.is_empty() && said.contains(" anchors, "), "{said}");
 }

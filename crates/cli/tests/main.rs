@@ -5,6 +5,7 @@ mod server;
 
 mod arguments;
 mod banks;
+mod built_in;
 mod commands;
 mod conversations;
 mod data;

@@ -95,7 +95,7 @@ fn an_endless_prompt_of_words_begins() {
     ok(&common::few_steps("demo/gdn", text(&run)));
     let mut child = start(&["generate", "--model", text(&run), "--save-bank", text(&bank)]);
     let mut stdin = child.stdin.take().unwrap();
-    let block = "key barn\n".repeat(20_000);
+    let block = "k1 v1\n".repeat(20_000);
     (0..8).for_each(|_| stdin.write_all(block.as_bytes()).unwrap());
     let said = interrupt(child);
     assert!(BankFile::open(&bank).unwrap().timeline().position > 1000, "{said}");

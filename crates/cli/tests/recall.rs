@@ -169,8 +169,8 @@ fn what_cannot_be_asked_is_refused() {
     let training = |setting: &str| refused(folder, &["train", "demo/march", "--run", "r", "--set", setting]);
     assert!(training("data.task=mqar:pairs=99").contains("task"));
     assert!(training("data.kind=builtin").contains("task"));
-    assert!(training("data.sequence_length=7").contains("104"));
-    assert!(ok(folder, &["eval", "tasks"]).contains("versioned"));
+    assert!(training("data.sequence_length=7").contains("192"));
+    assert!(ok(folder, &["eval", "tasks"]).contains("diary"));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn lessons_go_on_where_they_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let set =
-        ["--set", "train.steps=4", "--set", "train.tokens_per_step=208", "--set", "train.micro_batch=1"];
+        ["--set", "train.steps=4", "--set", "train.tokens_per_step=384", "--set", "train.micro_batch=1"];
     ok(folder, &[&["train", "demo/march", "--run", "whole"][..], &set].concat());
     ok(folder, &[&["train", "demo/march", "--run", "parts", "--stop-at", "2"][..], &set].concat());
     ok(folder, &["train", "--resume", "parts"]);
@@ -220,11 +220,12 @@ fn the_demo_leaves_what_it_says() {
     let said = ok(folder, &["demo", "--quick"]);
     let parts = [
         "right answers",
-        "  8 facts ",
-        "  32 facts (most in training)",
-        "  128 facts ",
-        "memory after 128 facts",
-        "  of it only for rollback",
+        "  2 days, 16 facts ",
+        "  8 days, 64 facts (most in training)",
+        "  32 days, 256 facts ",
+        "  32 days, anchors in int8",
+        "memory read after 32 days",
+        "  also kept, only for rollback",
         "GDN, equal memory",
         "A quick run learns almost nothing",
         "report.html",
@@ -264,7 +265,7 @@ fn the_demo_leaves_what_it_says() {
     let whole = ["eval", "--model", "runs/demo/march", "--tasks", DEMO_TASK, "--samples", "8"];
     ok(folder, &[&whole[..], &["--output", "whole.json"]].concat());
     let accuracy = read(&folder.join("whole.json"))["results"][0]["accuracy"].as_f64().unwrap();
-    let row = said.lines().find(|line| line.starts_with("  32 facts (")).unwrap();
+    let row = said.lines().find(|line| line.starts_with("  8 days, 64 facts (")).unwrap();
     let march = row.split(')').nth(1).unwrap().trim_start();
     assert!(march.starts_with(&format!("{:.1} ±", 100.0 * accuracy)), "{row}: {accuracy}");
     let again = refused(folder, &["demo", "--quick", "--run", "runs/demo"]);

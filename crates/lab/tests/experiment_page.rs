@@ -24,7 +24,7 @@ fn made_up(values: impl Fn(&str) -> Vec<f64>) -> Results {
         };
         Arm {
             arm: name.clone(),
-            course: "versioned".into(),
+            course: "diary".into(),
             rate: 1e-3,
             tried: Vec::new(),
             runs: values(name).into_iter().map(run).collect(),
@@ -46,12 +46,12 @@ fn verdicts_follow_the_results() {
         &made_up(|arm| if arm == "MARCH" { vec![0.1, 0.11, 0.12] } else { vec![0.9, 0.91, 0.93] }),
         Vec::new(),
     ));
-    assert!(lost.contains("MARCH against GDN, equal memory: worse at 4 facts, 8 facts"), "{lost}");
-    assert!(lost.contains("MARCH, top-2 against MARCH: better at 4 facts"), "{lost}");
+    assert!(lost.contains("MARCH against GDN, equal memory: worse at 2 days, 5 days"), "{lost}");
+    assert!(lost.contains("MARCH, top-2 against MARCH: better at 2 days"), "{lost}");
     assert!(lost.contains("Of 36 differences between models, 36 are significant with"), "{lost}");
     assert!(!lost.contains("MARCH wins") && !lost.contains("MARCH against GDN: better"), "{lost}");
     let same = text(&page(&made_up(|_| vec![0.1, 0.5, 0.9]), Vec::new()));
-    assert!(same.contains("MARCH against GDN: not significant at 4 facts"), "{same}");
+    assert!(same.contains("MARCH against GDN: not significant at 2 days"), "{same}");
     assert!(same.contains("Of 36 differences between models, 0 are significant with"), "{same}");
 }
 
@@ -60,7 +60,7 @@ fn bytes_for_rollback_are_listed_apart() {
     let page = page(&made_up(|_| vec![0.5, 0.5]), Vec::new());
     let costs = page.sections.iter().find(|section| section.heading == "Costs").unwrap();
     let table = &costs.tables[0];
-    assert_eq!(table.columns[2..4], ["memory, 4 facts", "for rollback, 4 facts"]);
+    assert_eq!(table.columns[2..4], ["memory, 2 days", "for rollback, 2 days"]);
     let row = |name: &str| {
         let row = table.rows.iter().find(|row| row[0].text == name).unwrap();
         [row[2].text.clone(), row[3].text.clone()]
@@ -79,7 +79,7 @@ fn nothing_measured_gives_no_verdict() {
 fn seeds_that_succeed_are_counted() {
     let mut results =
         made_up(|arm| if arm == "MARCH" { vec![0.9, 0.95, 0.1, 0.6] } else { vec![0.5, 0.1, 0.2, 0.3] });
-    let success = Success { evaluation: "32 facts".into(), accuracy: 0.6, drop: 0.3 };
+    let success = Success { evaluation: "32 days".into(), accuracy: 0.6, drop: 0.3 };
     results.plan.experiment.success = Some(success);
     // The same weights without anchors: the first seed does not need them.
     let without: Vec<String> =

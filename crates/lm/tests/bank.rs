@@ -348,5 +348,5 @@ fn the_demos_bytes_for_rollback() {
     let model = Model::new(&march_lm::Config::load("demo/march").unwrap().model);
     let sizes = [192, 624]
         .map(|n| (model.memory_bytes(n, &model.policy()), model.rollback_bytes(n, &model.policy())));
-    assert_eq!(sizes, [(83_968, 25_344), (239_360, 80_640)]);
+    assert_eq!(sizes, [(72_960, 23_040), (232_704, 78_336)]);
 }

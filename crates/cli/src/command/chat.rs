@@ -95,7 +95,9 @@ impl Chat {
         let template = template.map_err(|error| anyhow!(error))?;
         let or = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.into());
         Ok(match template.text() {
-            Some(_) if user_prefix.is_none() && assistant_prefix.is_none() => Form::Template(template),
+            Some(_) if user_prefix.is_none() && assistant_prefix.is_none() => {
+                Form::Template(Box::new(template))
+            }
             _ => Form::Prefixes {
                 user: or(user_prefix, "\nUser: "),
                 assistant: or(assistant_prefix, "\nAssistant:"),
@@ -109,7 +111,7 @@ enum Form {
     /// With a text before a turn, and one between it and its answer.
     Prefixes { user: String, assistant: String },
     /// As the model's template says.
-    Template(Template),
+    Template(Box<Template>),
 }
 
 /// What was said so far, for models with a template.

@@ -11,7 +11,7 @@ use clap::Args;
 use march_lab::eval::TaskReport;
 use march_lab::report::demo as page;
 use march_lm::Config;
-use march_lm::data::recall::{REPORT_SEED, Task};
+use march_lm::data::recall::{QUESTION_SEED, Task};
 
 use super::demo_learn::{
     DAYS, ROWS, STEPS, TrainedModel, TrainingNote, TrainingTask, facts, most_in_training, run_folder, stages,
@@ -43,7 +43,7 @@ pub struct Demo {
     /// Seed of the initial weights and the sequences
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Number of training steps, divided among three stages [default: 7000; quick: 70]
+    /// Number of training steps, divided among three stages [default: 8000; quick: 80]
     #[arg(long, value_name = "N", value_parser = number::count::<u64>)]
     steps: Option<u64>,
 }
@@ -57,7 +57,7 @@ impl Demo {
         let began = Instant::now();
         let stop = interrupt::listen("finishing the step, then saving")?;
         let folder = self.run.clone().unwrap_or_else(|| free_folder("demo"));
-        let steps = self.steps.unwrap_or(if self.quick { 70 } else { STEPS });
+        let steps = self.steps.unwrap_or(if self.quick { 80 } else { STEPS });
         let each = MODELS.iter().map(|(_, name)| stages(name, self.seed, steps, self.quick));
         let all = each.collect::<anyhow::Result<Vec<_>>>()?;
         // Otherwise the report of another run would be replaced.
@@ -146,7 +146,7 @@ impl Demo {
         stages: &[Config],
         conclusion: &str,
     ) -> anyhow::Result<()> {
-        let asked = most.asked(REPORT_SEED, 0);
+        let asked = most.asked(QUESTION_SEED, 0);
         // The example ends with its last question.
         let end = asked.questions.last().map_or(0, |question| question.position + 1);
         let answer = asked.questions.last().map_or(String::new(), |question| most.write(&[question.answer]));

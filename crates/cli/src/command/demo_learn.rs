@@ -12,7 +12,7 @@ use march_lab::report::routing::Routing;
 use march_lm::Config;
 use march_lm::anchors::{Policy, Storage};
 use march_lm::checkpoint::Checkpoint;
-use march_lm::data::recall::{REPORT_SEED, Task};
+use march_lm::data::recall::{QUESTION_SEED, Task};
 use march_lm::engine::{CpuOptions, Device, Precision, Products};
 use march_lm::generate::{Generator, Limits, Sampling};
 use march_lm::model::{Model, TraceCell};
@@ -37,8 +37,8 @@ struct Stage {
 /// Without these, few models learn the last stage.
 const STAGES: [Stage; 3] = [
     Stage { days: (1, 1), least: 1, questions: 32, steps: 2000 },
-    Stage { days: (2, 2), least: FACTS, questions: 16, steps: 2000 },
-    Stage { days: (8, 1), least: FACTS, questions: 16, steps: 3000 },
+    Stage { days: (2, 2), least: FACTS, questions: 16, steps: 3500 },
+    Stage { days: (8, 1), least: FACTS, questions: 16, steps: 2500 },
 ];
 /// Steps of all stages together.
 pub const STEPS: u64 = STAGES[0].steps + STAGES[1].steps + STAGES[2].steps;
@@ -265,7 +265,7 @@ impl TrainingTask<'_> {
             let int8_policy = Policy { storage: Storage::Int8, ..policy.clone() };
             let longest = &DAYS[DAYS.len() - 1..];
             int8 = self.results(&Reader { policy: &int8_policy, ..reader }, longest, stop)?.pop();
-            let ids = Task::open(&task_text(most_in_training()), None)?.asked(REPORT_SEED, 0).tokens;
+            let ids = Task::open(&task_text(most_in_training()), None)?.asked(QUESTION_SEED, 0).tokens;
             routing = Some(read(&reader, &ids)?);
             asked = Some(ask(&reader, &Task::open(&task_text(longest[0]), None)?)?);
         }
@@ -293,7 +293,7 @@ impl TrainingTask<'_> {
         days: &[usize],
         stop: &AtomicBool,
     ) -> anyhow::Result<Vec<TaskReport>> {
-        let options = RecallOptions { samples: self.samples, decode: true, seed: REPORT_SEED };
+        let options = RecallOptions { samples: self.samples, decode: true, seed: QUESTION_SEED };
         let stopped = || stop.load(Ordering::Relaxed);
         let mut watch = |_| if stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let mut results = Vec::new();
@@ -329,7 +329,7 @@ fn generator(reader: &Reader<'_>, ids: &[u32]) -> anyhow::Result<(Generator, Rou
 
 /// Asks the first question of a task's first example.
 fn ask(reader: &Reader<'_>, task: &Task) -> anyhow::Result<Asked> {
-    let example = task.asked(REPORT_SEED, 0);
+    let example = task.asked(QUESTION_SEED, 0);
     let question = example.questions.first().context("the task asks nothing")?;
     let ids = &example.tokens[..=question.position];
     let (mut generator, routing) = generator(reader, ids)?;

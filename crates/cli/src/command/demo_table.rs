@@ -69,7 +69,7 @@ pub fn verdict(learned: &[TrainedModel], quick: bool) -> String {
     };
     let numbers =
         Numbers { days: (longest, most), facts: facts(longest), march, others, without: without.accuracy };
-    numbers.conclusion() + "\nOne seed is an example; docs/results/demo.md has twenty."
+    numbers.conclusion() + "\nOne seed is an example, and seeds differ: docs/results/demo.md."
 }
 
 /// A model with the longest diary.

@@ -30,8 +30,8 @@ fn stages_are_those_of_the_experiment() {
 
 #[test]
 fn steps_are_divided_among_stages() {
-    assert_eq!(steps(STEPS), [2000, 2000, 3000]);
-    assert_eq!(steps(70), [20, 20, 30]);
+    assert_eq!(steps(STEPS), [2000, 3500, 2500]);
+    assert_eq!(steps(80), [20, 35, 25]);
     assert_eq!(steps(1), [1, 1, 1]);
     assert_eq!(steps(u64::MAX).iter().map(|&steps| u128::from(steps)).sum::<u128>(), u128::from(u64::MAX));
 }

@@ -534,7 +534,7 @@ function showSource(item, recall) {
   // The layers differ: the first cannot choose, because its anchors all have the same key.
   const strongest = anchors.map(({ weights }) => weights.reduce((most, weight) => Math.max(most, weight ?? 0), 0));
   const best = strongest.indexOf(Math.max(...strongest));
-  const range = best >= 0 && strongest[best] > 0.5 ? rangesOf(anchors)[best] : null;
+  const range = best >= 0 && strongest[best] > 0.25 ? rangesOf(anchors)[best] : null;
   if (!range) return;
   const quote = make("button", { type: "button" }, range.toString());
   quote.onclick = () => toRange(range);
