@@ -77,7 +77,7 @@ fn its_accuracy_is_what_its_page_says() {
     let command = page.lines().find_map(|line| line.strip_prefix("march eval --model diary ")).unwrap();
     let arguments: Vec<&str> = ["eval", "--model", "diary"].into_iter().chain(command.split(' ')).collect();
     let said = ok(&arguments);
-    let row = said.lines().find(|line| line.starts_with("diary:")).unwrap_or(&said);
+    let row = said.lines().find(|line| line.starts_with("diary:days")).unwrap_or(&said);
     let words: Vec<&str> = row.split(" %").next().unwrap_or(row).split_whitespace().collect();
     let accuracy = format!("{} %", words[words.len().saturating_sub(3)..].join(" "));
     assert!(page.contains(&accuracy), "{accuracy}");

@@ -1,5 +1,7 @@
 //! A text that the model is writing for a job.
 
+use std::sync::{Arc, Mutex};
+
 use march_lm::Result;
 use march_lm::anchors::Anchor;
 use march_lm::generate::{Sampling, Session, StopReason, most_probable};
@@ -27,7 +29,11 @@ impl Choice {
         let begin = |(number, &sampling): (usize, &Sampling)| {
             let mut session = Session::new(read.text().clone(), sampling)?;
             session.begin(tokenizer, job.limits.clone())?;
-            let trace = job.recall.then(TraceCell::default);
+            // Begins with the last token of the prompt, which chose the first token of the answer.
+            let trace = read.trace().map(|trace| {
+                let read = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                Arc::new(Mutex::new(read.clone()))
+            });
             session.set_trace(trace.clone());
             let anchors = read.text().bank().timeline().kept.clone();
             Ok(Self { number, session, ids: Vec::new(), trace, anchors })

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use march_lm::Pipeline;
 use march_lm::generate::{GRID, Inference, Sampling, Session, Text};
 use march_lm::memory::{BankTag, StateBank};
-use march_lm::model::Part;
+use march_lm::model::{Part, TraceCell};
 use march_lm::{Error, Result};
 
 use crate::choice::Choice;
@@ -206,6 +206,7 @@ impl Scheduler<'_> {
         };
         self.metrics.cached_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
         let mut session = Box::new(Session::new(text, Sampling::greedy())?);
+        session.set_trace(job.recall.then(TraceCell::default));
         // Another text shares the prompt up to here: keep the state, so that the next such prompt starts from it. A
         // model whose bits depend on where calls end can only continue from the grid.
         let last = job.prompt.len() - 1;
@@ -302,11 +303,17 @@ impl Scheduler<'_> {
     }
 
     fn advance_job(&mut self, mut active: ActiveJob) -> Result<Option<ActiveJob>> {
+        if let State::Reading(session, _) = &active.state
+            && let Some(trace) = session.trace()
+        {
+            trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner).keep_newest()?;
+        }
         active.state = match active.state {
             State::Scoring(bank, read) if read + 1 == active.job.prompt.len() => {
                 let text = Text::new(*bank).with_recent(&active.job.prompt[..read]);
                 let mut session = Box::new(Session::new(text, Sampling::greedy())?);
                 session.push(&active.job.prompt[read..]);
+                session.set_trace(active.job.recall.then(TraceCell::default));
                 // Scoring ends its calls elsewhere than reading does: before the last token.
                 active.exact = self.any_calls;
                 State::Reading(session, active.job.prompt.len())

@@ -241,10 +241,12 @@ impl Conversation<'_> {
         if !self.read(&prompt)? {
             return Ok(None);
         }
-        let mut answer = String::new();
+        let (mut answer, trims) = (String::new(), matches!(self.form, Form::Template(_)));
         let mut show_and_keep = |piece: &str| {
+            // A template's answer begins a line, whatever the tokenizer puts between words.
+            let begins = trims && answer.trim_start().is_empty();
             answer += piece;
-            show(piece)
+            show(if begins { piece.trim_start() } else { piece })
         };
         let written = self.generator.write(self.opened.tokenizer(), &self.limits, &mut show_and_keep)?;
         let _ = show("\n");

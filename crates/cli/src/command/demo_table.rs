@@ -12,13 +12,13 @@ use crate::display::{bytes, lines, thousands};
 pub fn table(learned: &[TrainedModel]) {
     let line = |label: &str, cell: &dyn Fn(&TrainedModel) -> String| {
         let cells: Vec<String> = learned.iter().map(|model| format!("{:>19}", cell(model))).collect();
-        say!("{label:<34}{}", cells.concat());
+        say!("{label:<38}{}", cells.concat());
     };
     let right = |result: Option<&TaskReport>| {
         result.map_or("–".into(), |result| percent(result.accuracy, result.standard_error))
     };
     let (most, longest) = (most_in_training(), DAYS[DAYS.len() - 1]);
-    say!("\n{:<34}{}", "right answers", MODELS.map(|(name, _)| format!("{name:>19}")).concat());
+    say!("\n{:<38}{}", "right answers", MODELS.map(|(name, _)| format!("{name:>19}")).concat());
     for days in DAYS {
         let note = if days == most { " (most in training)" } else { "" };
         line(&format!("  {days} days, {} facts{note}", facts(days)), &|model| right(model.result(days)));

@@ -163,6 +163,11 @@ impl Session {
         Ok(Self { text, sampling, random, writing: None, trace: None })
     }
 
+    /// Where it is recorded which anchors the tokens read, if anywhere.
+    pub fn trace(&self) -> Option<&TraceCell> {
+        self.trace.as_ref()
+    }
+
     /// From now on, records in `trace` which anchors the tokens read.
     pub fn set_trace(&mut self, trace: Option<TraceCell>) {
         self.trace = trace;

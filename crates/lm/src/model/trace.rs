@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use march_engine::Tensor;
 
 use super::Row;
+use crate::error::Result;
 
 /// One call's weights in one layer.
+#[derive(Clone)]
 struct Part {
     position: usize,
     tokens: usize,
@@ -17,7 +19,7 @@ struct Part {
 }
 
 /// Routing weights of one sequence, by layer.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Trace {
     heads: usize,
     boundaries: Vec<usize>,
@@ -39,6 +41,18 @@ impl Trace {
             self.layers.resize_with(layer + 1, Vec::new);
         }
         self.layers[layer].push(Part { position, tokens, ordinals: plan.ordinals.clone(), weights });
+    }
+
+    /// Forgets the weights of all tokens but the newest.
+    pub fn keep_newest(&mut self) -> Result<()> {
+        for parts in &mut self.layers {
+            let Some(mut newest) = parts.pop() else { continue };
+            let last = newest.tokens - 1;
+            newest.weights = newest.weights.slice(0, last..last + 1)?;
+            (newest.position, newest.tokens) = (newest.position + last, 1);
+            *parts = vec![newest];
+        }
+        Ok(())
     }
 
     /// b_m of every anchor, kept or not: the number of text tokens before it.

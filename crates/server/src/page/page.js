@@ -312,7 +312,7 @@ async function undo(number) {
 const ROLES = { user: "You", assistant: "Assistant", system: "System", developer: "Developer" };
 
 function message(role, text) {
-  const body = make("div", { className: "text", dir: "auto" }, text);
+  const body = make("div", { className: "text", dir: "auto" }, role === "assistant" ? text.trimStart() : text);
   return make("div", { className: `message ${role === "user" ? "user" : "answer"}` },
     make("h3", { className: "role" }, ROLES[role] ?? role), body);
 }
@@ -383,7 +383,7 @@ async function send() {
     const extra = await ask(turn, stop.signal, (added, tokens, rate) => {
       const follows = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 80;
       turn.answer += added;
-      answer.firstChild.appendData(added);
+      answer.firstChild.data = turn.answer.trimStart();
       line.textContent = counted(tokens, "token") + (rate ? ` · ${rate} tokens/s` : "");
       if (follows) scroll.scrollTop = scroll.scrollHeight;
     });
@@ -527,19 +527,33 @@ function rangesOf(anchors) {
   });
 }
 
-/** Lights up the part of the conversation that an answer read most, if it stands out, and quotes it under the answer. */
+/** Lights up the parts of the conversation that an answer read most, if they stand out, and quotes the first of them under
+    the answer: anchors next to each other often hold parts of one sentence. */
 function showSource(item, recall) {
   CSS.highlights?.clear();
   const anchors = recall?.anchors ?? [];
   // The layers differ: the first cannot choose, because its anchors all have the same key.
   const strongest = anchors.map(({ weights }) => weights.reduce((most, weight) => Math.max(most, weight ?? 0), 0));
-  const best = strongest.indexOf(Math.max(...strongest));
-  const range = best >= 0 && strongest[best] > 0.25 ? rangesOf(anchors)[best] : null;
-  if (!range) return;
-  const quote = make("button", { type: "button" }, range.toString());
-  quote.onclick = () => toRange(range);
-  item.querySelector(".source").replaceChildren(`Read (${percent(strongest[best])}): `, quote);
-  CSS.highlights?.set("source", new Highlight(range));
+  const best = strongest.indexOf(strongest.reduce((most, weight) => Math.max(most, weight), 0));
+  if (best < 0 || strongest[best] < Math.max(0.1, 4 / anchors.length)) return;
+  const much = (index) => strongest[index] >= 0.3 * strongest[best];
+  const ranges = rangesOf(anchors);
+  if (!ranges[best]) return;
+  const quoted = ranges[best].cloneRange();
+  let share = strongest[best];
+  for (const step of [-1, 1]) {
+    for (let index = best + step; much(index) && ranges[index]; index += step) {
+      if (ranges[index].startContainer !== quoted.startContainer) break;
+      if (step < 0) quoted.setStart(ranges[index].startContainer, ranges[index].startOffset);
+      else quoted.setEnd(ranges[index].endContainer, ranges[index].endOffset);
+      share += strongest[index];
+    }
+  }
+  const quote = make("button", { type: "button" }, quoted.toString());
+  quote.onclick = () => toRange(quoted);
+  item.querySelector(".source").replaceChildren(`Read most (${percent(share)}): `, quote);
+  const lit = ranges.filter((range, index) => range && much(index));
+  CSS.highlights?.set("source", new Highlight(quoted, ...lit));
 }
 
 /** Scrolls to a range of the conversation. */
@@ -621,7 +635,7 @@ function readView(recall) {
     list, detail,
     make("p", { className: "hint" },
       "The stronger the shade, the more was read: weights are means over heads and "
-        + `${counted(recall.tokens, "token")} of the answer. `,
+        + `${counted(recall.tokens, "token")}: the last before the answer, and those of the answer. `,
       `After token ${count(anchors.at(-1).to)} there was no anchor to read; later text is in the current state.`));
 }
 
