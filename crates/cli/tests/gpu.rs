@@ -16,7 +16,13 @@ use crate::common::{ok, refused, text};
 fn train<'a>(run: &'a Path, device: &'a str, steps: &'a str) -> Vec<&'a str> {
     let mut arguments = vec!["train", "demo/march", "--run", text(run), "--device", device];
     arguments.extend(["--threads", "1", "--steps", steps]);
-    for setting in ["train.tokens_per_step=208", "train.micro_batch=2", "train.validation_sequences=2"] {
+    for setting in [
+        "data.task=diary:days=2:facts=8:things=8:places=64:dates=64:questions=16",
+        "data.sequence_length=84",
+        "train.tokens_per_step=168",
+        "train.micro_batch=2",
+        "train.validation_sequences=2",
+    ] {
         arguments.extend(["--set", setting]);
     }
     arguments
