@@ -46,7 +46,6 @@ fn a_chat_answers_about_its_diary() {
 /// A diary that is told in turns: the model writes nothing after a day.
 #[test]
 fn a_chat_reads_days_and_questions() {
-    let folder = tempfile::tempdir().unwrap();
     let turns = "1 May: the key is in the barn, the lamp in the mill. That was 1 May.\n\
                  Where was the key on 1 May?\n\
                  2 May: the key is in the inn, the lamp in the park. That was 2 May.\n\
@@ -54,7 +53,6 @@ fn a_chat_reads_days_and_questions() {
     let (answers, said) = with_input(&["chat", "--model", "diary"], turns);
     assert_eq!(answers, "\nbarn\n\nmill\ninn\n", "{said}");
     assert!(said.contains("the word `yacht` is not in the model's vocabulary"), "{said}");
-    drop(folder);
 }
 
 #[test]

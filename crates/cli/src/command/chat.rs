@@ -80,7 +80,7 @@ impl Chat {
             limits.stop.push(user.trim_end().to_string());
         }
         let generator = opened.generator(bank::empty(&opened)?, sampling)?;
-        let (said, forks, own) = (Said::default(), VecDeque::new(), Vec::new());
+        let (said, forks, own) = (Transcript::default(), VecDeque::new(), Vec::new());
         let mut chat = Conversation { form, opened: &opened, limits, generator, said, forks, own };
         if self.example {
             chat.begin_with(EXAMPLE)?;
@@ -116,7 +116,7 @@ enum Form {
 
 /// What was said so far, for models with a template.
 #[derive(Clone, Default)]
-struct Said {
+struct Transcript {
     messages: Vec<Message>,
     /// The messages as text.
     text: String,
@@ -128,9 +128,9 @@ struct Conversation<'a> {
     opened: &'a OpenedModel,
     limits: Limits,
     generator: Generator,
-    said: Said,
+    said: Transcript,
     /// The text before each of the last turns.
-    forks: VecDeque<(Text, Said)>,
+    forks: VecDeque<(Text, Transcript)>,
     /// The identities of the files that this text was loaded from or saved to ([`BankFile::identity`]).
     own: Vec<String>,
 }
@@ -209,7 +209,7 @@ impl Conversation<'_> {
         }
     }
 
-    fn set(&mut self, (text, said): (Text, Said)) {
+    fn set(&mut self, (text, said): (Text, Transcript)) {
         self.generator.set_text(text);
         self.said = said;
     }
@@ -268,7 +268,7 @@ impl Conversation<'_> {
     }
 
     /// Keeps a text for `/undo`.
-    fn remember(&mut self, before: (Text, Said)) {
+    fn remember(&mut self, before: (Text, Transcript)) {
         self.forks.push_back(before);
         if self.forks.len() > UNDO_TURNS {
             self.forks.pop_front();
@@ -295,14 +295,14 @@ impl Conversation<'_> {
                 let before = (self.generator.text().clone(), self.said.clone());
                 let said = bank::rollback(&mut self.generator, tokens)?;
                 // A template would write turns that are no longer in the text.
-                self.said = Said::default();
+                self.said = Transcript::default();
                 self.remember(before);
                 return Ok(said);
             }
             "reset" => {
                 self.forks.clear();
                 self.own.clear();
-                self.set((Text::new(bank::empty(self.opened)?), Said::default()));
+                self.set((Text::new(bank::empty(self.opened)?), Transcript::default()));
             }
             "save" => {
                 let (force, file) = match file.strip_prefix("--force") {
@@ -320,7 +320,7 @@ impl Conversation<'_> {
             "load" if file.is_empty() => return Ok("name a file: /load FILE".into()),
             "load" => {
                 let file = BankFile::open(Path::new(file))?;
-                self.set((bank::load(self.opened, &file)?, Said::default()));
+                self.set((bank::load(self.opened, &file)?, Transcript::default()));
                 self.forks.clear();
                 self.own = vec![file.identity().into()];
             }

@@ -129,11 +129,11 @@ pub struct TrainedModel {
     pub int8: Option<TaskReport>,
     pub routing: Option<Routing>,
     /// A question about the longest diary.
-    pub asked: Option<Asked>,
+    pub asked: Option<AnsweredQuestion>,
 }
 
 /// A question that a trained model was asked.
-pub struct Asked {
+pub struct AnsweredQuestion {
     /// The question, with the model's answer.
     pub answered: String,
     pub right: bool,
@@ -141,7 +141,7 @@ pub struct Asked {
     pub read: (String, f64),
 }
 
-impl Asked {
+impl AnsweredQuestion {
     /// The question with its answer, and what was read.
     pub fn sentences(&self) -> Vec<String> {
         let Self { answered, right, read: (text, weight) } = self;
@@ -328,7 +328,7 @@ fn generator(reader: &Reader<'_>, ids: &[u32]) -> anyhow::Result<(Generator, Rou
 }
 
 /// Asks the first question of a task's first example.
-fn ask(reader: &Reader<'_>, task: &Task) -> anyhow::Result<Asked> {
+fn ask(reader: &Reader<'_>, task: &Task) -> anyhow::Result<AnsweredQuestion> {
     let example = task.asked(QUESTION_SEED, 0);
     let question = example.questions.first().context("the task asks nothing")?;
     let ids = &example.tokens[..=question.position];
@@ -345,5 +345,5 @@ fn ask(reader: &Reader<'_>, task: &Task) -> anyhow::Result<Asked> {
     let written = task.write(&[thing_and_date, &answer].concat());
     let (range, weight) = routing.read_most(question.position).context("no anchor was read")?;
     let read = (task.write(&ids[range]).trim().to_string(), weight);
-    Ok(Asked { answered: written.trim().into(), right, read })
+    Ok(AnsweredQuestion { answered: written.trim().into(), right, read })
 }
