@@ -52,6 +52,7 @@ macro_rules! quick {
 
 quick! {
     recall "recall",
+    mqar "mqar",
     capacity "capacity",
     frontier "frontier",
     length "length",

@@ -13,7 +13,7 @@ pub(crate) mod header;
 mod mapped;
 mod seal;
 
-pub use built_in::{BUILT_IN, EXAMPLE, built_in, is_built_in};
+pub use built_in::{BUILT_IN, EXAMPLE, QUESTION, built_in, is_built_in};
 pub use mapped::{Mapped, file_bytes};
 pub use seal::{Seal, read_sealed, seal, unseal};
 

@@ -38,6 +38,8 @@ pub struct Tokenizer {
     kind: Kind,
     name: String,
     hash: String,
+    /// A text that it can encode, for the error about words that it cannot.
+    example: Option<&'static str>,
 }
 
 #[derive(Clone)]
@@ -88,7 +90,8 @@ impl Tokenizer {
         let tokenizer = match (named, disk::built_in(folder, FILE)) {
             (Some(name), _) => Self::load(name)?,
             (None, Some(json)) => {
-                Self::from_json(json.to_vec(), FILE).map_err(|message| Error::file(&beside, message))?
+                let own = Self::from_json(json.to_vec(), FILE);
+                Self { example: Some(disk::QUESTION), ..own.map_err(|message| Error::file(&beside, message))? }
             }
             (None, None) if beside.exists() => Self::load(&beside.display().to_string())?,
             (None, None) if BYTE_VOCABULARIES.contains(&vocabulary) => Self::bytes(),
@@ -119,6 +122,7 @@ impl Tokenizer {
             kind: Kind::Bytes,
             name: BYTES.into(),
             hash: sha256(b"march: the tokenizer of bytes, version 1"),
+            example: None,
         }
     }
 
@@ -200,7 +204,7 @@ impl Tokenizer {
         let (cut, byte_level) = (Cut::of(&value), ByteLevel::of(&value, &inner));
         let hash = sha256(&json);
         let file = File { inner, json, vocabulary, end_of_text, cut, byte_level };
-        Ok(Self { kind: Kind::File(Arc::new(file)), name: name.into(), hash })
+        Ok(Self { kind: Kind::File(Arc::new(file)), name: name.into(), hash, example: None })
     }
 
     /// `bytes`, or the file name without its folder.
@@ -375,10 +379,12 @@ impl Encoder<'_> {
             }
         };
         result.map_err(|error| {
-            let message = file.missing_word(text);
-            Error::Request(
-                message.unwrap_or_else(|| format!("{} could not encode: {error}", self.tokenizer.name)),
-            )
+            let example = self.tokenizer.example;
+            let example = example.map_or(String::new(), |text| format!("; what it understands: \"{text}\""));
+            Error::Request(match file.missing_word(text) {
+                Some(message) => message + &example,
+                None => format!("{} could not encode: {error}", self.tokenizer.name),
+            })
         })
     }
 }
@@ -406,12 +412,16 @@ impl File {
         };
         missing.truncate(8);
         let more = if count > 8 { format!(" and {} more", count - 8) } else { String::new() };
-        let examples = (0..self.vocabulary as u32).step_by(self.vocabulary.div_ceil(12).max(1));
-        let examples: Vec<String> = examples.filter_map(|id| self.inner.id_to_token(id)).collect();
+        let words: Vec<String> = (0..self.vocabulary as u32)
+            .filter(|&id| Some(id) != self.end_of_text)
+            .filter_map(|id| self.inner.id_to_token(id))
+            .collect();
+        let examples: Vec<&str> =
+            words.iter().step_by(words.len().div_ceil(12).max(1)).map(String::as_str).collect();
         Some(format!(
             "the {what} `{}`{more} {are} not in the model's vocabulary of {} words, such as `{}`",
             missing.join("`, `"),
-            self.inner.get_vocab_size(true),
+            words.len(),
             examples.join("`, `")
         ))
     }

@@ -26,6 +26,7 @@ macro_rules! embed {
 /// Names and texts of the experiments that train models.
 const RECIPES: &[(&str, &str)] = embed![
     "recall",
+    "mqar",
     "capacity",
     "frontier",
     "length",
@@ -130,7 +131,7 @@ pub struct Course {
     pub set: Vec<String>,
     /// The stages.
     pub stage: Vec<Stage>,
-    /// The learning rates to choose from, each tried with one seed.
+    /// The learning rates to choose from, each tried with two seeds.
     #[serde(default)]
     pub rates: Vec<f64>,
     /// Further rates for single arms, whose best rate was at the end of the list.
@@ -170,6 +171,8 @@ pub struct Arm {
     pub set: Vec<String>,
     /// The arm whose model takes the first stage; this one continues with its weights.
     pub begins_as: Option<String>,
+    /// For `begins_as`: the initial bias of the null, as for `march train --upcycle-null-bias`.
+    pub upcycle_null_bias: Option<f64>,
     /// Rates to choose from, if not those of the course.
     pub rates: Option<Vec<f64>>,
     /// Use the rate that was chosen for this arm instead of choosing one.

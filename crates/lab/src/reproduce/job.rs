@@ -229,7 +229,10 @@ fn train(job: &Job, output: &Path, stop: &AtomicBool) -> Result<Option<Outcome>>
             let mut run = if folder.join("run.json").exists() {
                 Run::resume(&device, &folder, RunOptions::default(), alone, &mut |_: Event| {})?
             } else {
-                let options = RunOptions { init_from: before.clone(), ..RunOptions::default() };
+                // The stage at which a model is continued as another.
+                let upcycle_null_bias = job.upcycle_null_bias.filter(|_| number == 1);
+                let init_from = before.clone();
+                let options = RunOptions { init_from, upcycle_null_bias, ..RunOptions::default() };
                 Run::create(&device, config.clone(), &folder, options, alone)?
             };
             parameters = run.trainer().model().parameter_count();

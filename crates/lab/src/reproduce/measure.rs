@@ -35,32 +35,40 @@ pub struct Subject<'a> {
 }
 
 /// How an evaluation is carried out.
-struct Asked<'a> {
-    what: &'a Evaluation,
+struct Conditions<'a> {
+    evaluation: &'a Evaluation,
     policy: &'a Policy,
     keep_going: &'a dyn Fn() -> ControlFlow<()>,
 }
 
-/// What was found: the value, the length of a sequence, bytes after it and those of them for rollback, and losses by
-/// position.
-type Found = (f64, usize, [usize; 2], Vec<(usize, f64)>);
+/// What was found.
+struct Found {
+    value: f64,
+    /// Tokens of a sequence.
+    length: usize,
+    memory_bytes: usize,
+    rollback_bytes: usize,
+    /// Losses by position.
+    positions: Vec<(usize, f64)>,
+}
 
 impl Subject<'_> {
     /// Measures one thing; `None` if `keep_going` said to stop.
     pub fn measure(
         &self,
-        what: &Evaluation,
+        evaluation: &Evaluation,
         policy: &Policy,
         key: String,
         keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
-        let asked = &Asked { what, policy, keep_going };
-        let found = match (&what.task, &what.needles) {
-            (Some(task), _) => self.recall(task, asked)?,
-            (_, Some(tasks)) => self.needles(tasks, asked)?,
-            _ => self.loss(asked)?,
+        let conditions = &Conditions { evaluation, policy, keep_going };
+        let found = match (&evaluation.task, &evaluation.needles) {
+            (Some(task), _) => self.recall(task, conditions)?,
+            (_, Some(tasks)) => self.needles(tasks, conditions)?,
+            _ => self.loss(conditions)?,
         };
-        let Some((value, length, [memory_bytes, rollback_bytes], positions)) = found else { return Ok(None) };
+        let Some(found) = found else { return Ok(None) };
+        let Found { value, length, memory_bytes, rollback_bytes, positions } = found;
         if !value.is_finite() && !positions.is_empty() {
             return Err(Error::Diverged(format!("{key}: the loss is not finite; training diverged")));
         }
@@ -69,60 +77,67 @@ impl Subject<'_> {
         Ok(Some(Measured { key, value, memory_bytes, rollback_bytes, flop_per_token, positions }))
     }
 
-    fn recall(&self, task: &str, asked: &Asked<'_>) -> Result<Option<Found>> {
-        let task = Task::open(task, asked.what.length)?;
+    fn recall(&self, task: &str, conditions: &Conditions<'_>) -> Result<Option<Found>> {
+        let task = Task::open(task, conditions.evaluation.length)?;
         let Self { model, parameters, tokenizer, .. } = *self;
-        let reader = Reader { model, parameters, tokenizer, policy: asked.policy };
-        let samples = self.scale.samples(asked.what.samples);
+        let reader = Reader { model, parameters, tokenizer, policy: conditions.policy };
+        let samples = self.scale.samples(conditions.evaluation.samples);
         let options = RecallOptions { samples, decode: false, seed: REPORT_SEED };
-        let answers = evaluate_recall(&reader, &task, options, &mut |_| (asked.keep_going)())?;
-        let bytes = [answers.memory_bytes, answers.rollback_bytes];
-        let found = (answers.accuracy().value(), task.length(), bytes, Vec::new());
+        let answers = evaluate_recall(&reader, &task, options, &mut |_| (conditions.keep_going)())?;
+        let found = Found {
+            value: answers.accuracy().value(),
+            length: task.length(),
+            memory_bytes: answers.memory_bytes,
+            rollback_bytes: answers.rollback_bytes,
+            positions: Vec::new(),
+        };
         Ok((answers.samples.len() as u64 >= samples).then_some(found))
     }
 
     /// The mean score of some needle tasks at one length.
-    fn needles(&self, tasks: &str, asked: &Asked<'_>) -> Result<Option<Found>> {
-        let length = self.scale.length(asked.what.length.unwrap_or(1024));
-        let limit = Some(self.scale.samples(asked.what.samples) as usize);
+    fn needles(&self, tasks: &str, conditions: &Conditions<'_>) -> Result<Option<Found>> {
+        let length = self.scale.length(conditions.evaluation.length.unwrap_or(1024));
+        let limit = Some(self.scale.samples(conditions.evaluation.samples) as usize);
         let sources = Sources { limit, ..Sources::default() };
         let inference = Inference::new(self.model, self.parameters);
-        let scheduler = Scheduler::new(inference, self.tokenizer, asked.policy);
+        let scheduler = Scheduler::new(inference, self.tokenizer, conditions.policy);
         let (mut sum, mut count) = (0.0, 0);
         for task in tasks.split(',') {
             let Some(suite) = suites().find(|suite| suite.name == task) else {
                 return Err(Error::Request(format!("`{task}` is not a needle task")));
             };
             let job = documents(suite, Some(length), &sources, self.tokenizer)?;
-            let watch = &mut |_: usize, _: usize| (asked.keep_going)();
+            let watch = &mut |_: usize, _: usize| (conditions.keep_going)();
             let Outcome::Done(result) = evaluate(&scheduler, job, &sources, None, false, watch)? else {
                 return Ok(None);
             };
             sum += result.metrics.first().map_or(0.0, |metric| metric.value);
             count += 1;
         }
-        let of = |bytes: fn(&Model, usize, &Policy) -> usize| bytes(self.model, length, asked.policy);
-        let bytes = [of(Model::memory_bytes), of(Model::rollback_bytes)];
-        Ok(Some((sum / f64::from(count), length, bytes, Vec::new())))
+        let of = |bytes: fn(&Model, usize, &Policy) -> usize| bytes(self.model, length, conditions.policy);
+        let (memory_bytes, rollback_bytes) = (of(Model::memory_bytes), of(Model::rollback_bytes));
+        let value = sum / f64::from(count);
+        Ok(Some(Found { value, length, memory_bytes, rollback_bytes, positions: Vec::new() }))
     }
 
     /// The loss on the last half of the held-out text; validation during training uses the beginning of its first half.
-    fn loss(&self, asked: &Asked<'_>) -> Result<Option<Found>> {
+    fn loss(&self, conditions: &Conditions<'_>) -> Result<Option<Found>> {
         let ids = self.held_out()?;
         let ids = &ids[ids.len() / 2..];
-        let wanted = self.scale.length(asked.what.length.unwrap_or(1024));
+        let wanted = self.scale.length(conditions.evaluation.length.unwrap_or(1024));
         let length = wanted.min(ids.len().saturating_sub(1));
         if length == 0 {
             return Err(Error::Request("the held-out text is too short to measure a loss on".into()));
         }
         let most = (ids.len() - 1) / length;
-        let count = most.min(self.scale.samples(asked.what.samples) as usize);
+        let count = most.min(self.scale.samples(conditions.evaluation.samples) as usize);
         let inference = Inference::new(self.model, self.parameters);
-        let (mut sums, mut bytes) = (vec![0.0f64; length], [0; 2]);
+        let mut sums = vec![0.0f64; length];
+        let (mut memory_bytes, mut rollback_bytes) = (0, 0);
         for first in (0..count).step_by(ROWS) {
             let rows: Vec<usize> = (first..count.min(first + ROWS)).map(|row| row * length).collect();
             let mut banks =
-                rows.iter().map(|_| self.model.bank(asked.policy.clone())).collect::<Result<Vec<_>>>()?;
+                rows.iter().map(|_| self.model.bank(conditions.policy.clone())).collect::<Result<Vec<_>>>()?;
             let targets: Vec<u32> =
                 rows.iter().flat_map(|&at| &ids[at + 1..at + 1 + length]).copied().collect();
             let parts = rows.iter().zip(&mut banks);
@@ -131,8 +146,8 @@ impl Subject<'_> {
             for (i, &loss) in losses.nll.iter().enumerate() {
                 sums[i % length] += f64::from(loss);
             }
-            bytes = [banks[0].bytes(), banks[0].rollback_bytes()];
-            if (asked.keep_going)().is_break() {
+            (memory_bytes, rollback_bytes) = (banks[0].bytes(), banks[0].rollback_bytes());
+            if (conditions.keep_going)().is_break() {
                 return Ok(None);
             }
         }
@@ -144,7 +159,7 @@ impl Subject<'_> {
             positions.push((to, mean(from, to)));
             from = to;
         }
-        Ok(Some((mean(0, length), length, bytes, positions)))
+        Ok(Some(Found { value: mean(0, length), length, memory_bytes, rollback_bytes, positions }))
     }
 
     /// The part of the text that the model was not trained on.

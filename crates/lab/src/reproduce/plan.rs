@@ -75,6 +75,8 @@ pub struct Job {
     pub seed: u64,
     /// The stages.
     pub stages: Vec<Config>,
+    /// The initial bias of the null where a Gated DeltaNet continues as MARCH, if not the usual one.
+    pub upcycle_null_bias: Option<f64>,
 }
 
 /// An arm on a course: how its rate is chosen.
@@ -159,7 +161,16 @@ impl Plan {
         let stages = course.stage.iter().enumerate();
         let stages = stages.map(|(i, stage)| self.stage(entry, course, (i, stage), rate, seed));
         let stages = stages.collect::<Result<Vec<Config>>>()?;
-        Ok(Job { arm: entry.arm.clone(), course: entry.course.clone(), rate, seed, stages })
+        let arm = &self.experiment.arm[&entry.arm];
+        let upcycle_null_bias = arm.begins_as.as_ref().and(arm.upcycle_null_bias);
+        Ok(Job {
+            arm: entry.arm.clone(),
+            course: entry.course.clone(),
+            rate,
+            seed,
+            stages,
+            upcycle_null_bias,
+        })
     }
 
     fn stage(
@@ -302,6 +313,10 @@ impl Job {
         let mut hash = Sha256::new();
         for stage in &self.stages[..stages] {
             hash.update(stage.to_toml());
+        }
+        // The first stage is that of the model which is continued.
+        if let Some(bias) = self.upcycle_null_bias.filter(|_| stages > 1) {
+            hash.update(bias.to_le_bytes());
         }
         hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }

@@ -11,6 +11,9 @@ pub const BUILT_IN: &str = "diary";
 /// A diary of 60 days to ask the model about.
 pub const EXAMPLE: &str = include_str!("../../assets/diary/example.txt");
 
+/// A question as the model understands it.
+pub const QUESTION: &str = "Where was the key on 3 May?";
+
 /// The files of the checkpoint, as they would be in its folder.
 const FILES: [(&str, &[u8]); 4] = [
     ("config.json", include_bytes!("../../assets/diary/config.json")),
