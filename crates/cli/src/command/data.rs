@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use march_lab::corpus;
 use march_lm::data::{Meta, Options, PrepareOutcome, Status, prepare, train_tokenizer};
 use march_lm::tokenizer::Tokenizer;
 
@@ -23,6 +24,7 @@ pub struct Data {
 enum DataCommand {
     Prepare(Prepare),
     TrainTokenizer(TrainTokenizer),
+    Corpus(Corpus),
 }
 
 const FORMATS: &str = "Files end in .txt (one document), .jsonl, .jsonl.gz, .jsonl.zst (one document per line), or \
@@ -88,12 +90,32 @@ struct TrainTokenizer {
     files: Vec<PathBuf>,
 }
 
+/// Fetch and prepare the corpus of `march reproduce text`: sources of Rust crates, and three books.
+#[derive(Args)]
+#[command(after_help = "Example:
+  march data corpus --output data/corpus
+
+`cargo vendor` fetches some 800 packages from the registry, in the versions of a lock file and with its
+checksums: 290 MB, about 1 GB on the disk. Their sources become one document per package, without generated files
+and copies; some whole packages are held out. A tokenizer of 4,096 ids is trained on the rest. The folder then has
+train/, held-out/ and books/, which `march train --set data.kind=shards --set data.path=DIR/train` reads, the texts
+as .jsonl, tokenizer.json, and corpus.json, which says how much there is. If interrupted, the same command resumes.")]
+struct Corpus {
+    /// The folder to write
+    #[arg(long, value_name = "DIR")]
+    output: PathBuf,
+    /// Keep the fetched packages instead of deleting them at the end
+    #[arg(long)]
+    keep_packages: bool,
+}
+
 impl Data {
     /// Runs the subcommand.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             DataCommand::Prepare(prepare) => prepare.run(),
             DataCommand::TrainTokenizer(train) => train.run(),
+            DataCommand::Corpus(corpus) => corpus.run(),
         }
     }
 }
@@ -195,6 +217,45 @@ impl TrainTokenizer {
                 thousands(learnt),
                 thousands(self.vocab_size)
             );
+        }
+        Ok(())
+    }
+}
+
+impl Corpus {
+    fn run(self) -> anyhow::Result<()> {
+        interrupt::listen("finishing the documents in progress")?;
+        let mut progress = Progress::new("reading", "packages", 0);
+        let mut watch = |found: corpus::Progress<'_>| {
+            match found {
+                corpus::Progress::Step(step) => say!("{step}"),
+                corpus::Progress::Packages(done, of) => progress.show(|_| format!("package {done} of {of}")),
+                corpus::Progress::Tokenizer(phase, done, of) => progress
+                    .show(|_| format!("{phase} {} of {}", thousands(done as usize), thousands(of as usize))),
+                corpus::Progress::Encoding(_, status) => progress.show(|seconds| progress_line(status, seconds)),
+            }
+            if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let result = corpus::build(&self.output, self.keep_packages, &mut watch);
+        progress.finish();
+        let folder = self.output.display();
+        let Some(summary) = result? else {
+            note!("{folder}: stopped; the same command resumes");
+            interrupt::leave();
+        };
+        for (name, part) in &summary.parts {
+            say!(
+                "{name:<8}  {} documents, {}, {} tokens",
+                thousands(part.documents as usize),
+                bytes(part.bytes as usize),
+                thousands(part.tokens as usize)
+            );
+        }
+        let corpus::FileCounts { used, generated, copied } = summary.files;
+        let [used, generated, copied] = [used, generated, copied].map(thousands);
+        say!("files     {used} used; left out: {generated} generated or data, {copied} copies");
+        if let Some((name, _)) = summary.parts.iter().find(|(_, part)| !part.expected) {
+            note!("warning: {name} differs from the corpus that docs/results/text.md is about");
         }
         Ok(())
     }

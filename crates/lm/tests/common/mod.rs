@@ -40,8 +40,9 @@ pub fn assert_close(name: &str, got: &[f64], want: &[f64], limit: f64) {
 }
 
 /// A small model of each kind. Heads, widths and intervals that divide nothing.
-pub const KINDS: [&str; 8] = [
+pub const KINDS: [&str; 9] = [
     "transformer",
+    "transformer_conv",
     "gated_deltanet",
     "log_linear_gated_deltanet",
     "march",
@@ -60,6 +61,9 @@ pub fn small(kind: &str) -> ModelConfig {
     let caching = r#""model_type": "memory_caching", "anchor_interval": 16, "routing_dim": 5"#;
     let keys = match kind {
         "transformer" => r#""model_type": "transformer", "num_heads": 3, "rope_theta": 500000"#.to_string(),
+        "transformer_conv" => {
+            r#""model_type": "transformer", "num_heads": 3, "rope_theta": 500000, "conv_size": 3"#.to_string()
+        }
         "gated_deltanet" => format!(r#""model_type": "gated_deltanet", {recurrence}"#),
         "log_linear_gated_deltanet" => {
             format!(r#""model_type": "log_linear_gated_deltanet", {recurrence}, "num_levels": 14"#)

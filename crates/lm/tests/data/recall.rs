@@ -179,7 +179,7 @@ fn a_diary_is_written_and_read() {
         refused.contains("the words `99`, `May`, `yacht`, `goat` are not in the model's vocabulary"),
         "{refused}"
     );
-    assert!(refused.contains("12 May"), "{refused}");
+    assert!(refused.contains("such as `1 May`"), "{refused}");
 }
 
 /// Training also expects the end of the text after each day and each answer; questions count without it.
