@@ -1,23 +1,21 @@
 //! `march reproduce`: an experiment of the paper at a size that this machine can carry.
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use march_lab::corpus;
 use march_lab::report::evidence::{Page, Table};
 use march_lab::report::experiment;
 use march_lab::reproduce::{
-    EFFICIENCY, Experiment, Finished, Plan, Progress, Scale, Size, carry_out_all, names,
+    Corpus, EFFICIENCY, Experiment, Finished, Plan, Progress, Scale, Size, carry_out_all, names,
 };
 use march_lm::Config;
-use march_lm::data::{Options, prepare};
 use march_lm::model::Model;
-use march_lm::tokenizer::Tokenizer;
 
-use super::{open, reproduce_efficiency};
+use super::reproduce_efficiency;
 use crate::display::lines::duration;
 use crate::display::out::{note, say};
 use crate::display::{figure, thousands};
@@ -55,9 +53,9 @@ pub struct Reproduce {
     /// Runs side by side [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
     workers: Option<usize>,
-    /// Texts for the course `mixed text` of `language`; may be repeated [default: the built-in book]
-    #[arg(long, value_name = "FILE")]
-    text: Vec<PathBuf>,
+    /// The corpus for `text`, from `march data corpus` [default: data/corpus; quick: the built-in book]
+    #[arg(long, value_name = "DIR")]
+    corpus: Option<PathBuf>,
     /// Print the plan and start nothing
     #[arg(long)]
     plan: bool,
@@ -88,11 +86,10 @@ impl Reproduce {
         let mut scale = Scale::new(size);
         scale.seeds = self.seeds.unwrap_or(scale.seeds);
         let experiment = Experiment::open(&name)?;
-        if !self.text.is_empty() {
-            if experiment.name != "language" {
-                bail!("--text is for `language`; {name} makes its own sequences");
-            }
-            scale.shards = Some(shards(&self.text, &output)?);
+        if experiment.uses_corpus() {
+            scale.corpus = Some(self.corpus(size, &output)?);
+        } else if self.corpus.is_some() {
+            bail!("--corpus is for `text`; {name} makes its own sequences");
         }
         let plan = Plan::new(experiment, scale)?;
         let workers = self.workers.unwrap_or_else(cores);
@@ -101,6 +98,26 @@ impl Reproduce {
             return Ok(());
         }
         self.carry_out(&plan, &output, workers)
+    }
+
+    /// The corpus, which must exist; a quick run makes one of the built-in book.
+    fn corpus(&self, size: Size, output: &Path) -> anyhow::Result<Corpus> {
+        let folder = match (&self.corpus, size) {
+            (Some(folder), _) => folder.clone(),
+            (None, Size::Laptop) => "data/corpus".into(),
+            (None, Size::Quick) => {
+                let folder = output.join("corpus");
+                corpus::build_tiny(&folder)?;
+                folder
+            }
+        };
+        if !folder.exists() {
+            bail!(
+                "{}: there is no corpus; `march data corpus --output {0}` makes one in a minute",
+                folder.display()
+            );
+        }
+        Ok(Corpus::open(&folder)?)
     }
 
     fn carry_out(&self, plan: &Plan, output: &Path, workers: usize) -> anyhow::Result<()> {
@@ -123,8 +140,6 @@ impl Reproduce {
         if let Some(seeds) = self.seeds {
             command += &format!(" --seeds {seeds}");
         }
-        let names = self.text.iter().filter_map(|path| path.file_name());
-        command.extend(names.map(|name| format!(" --text {}", name.to_string_lossy())));
         let page = experiment::page(&results, facts(&command, &took, workers));
         let printed = ["Results", "Seeds that succeed", "Differences"];
         let shown = page.sections.iter().filter(|section| printed.contains(&section.heading.as_str()));
@@ -323,45 +338,4 @@ fn paper(name: &str) -> anyhow::Result<()> {
         say!("data    SHARDS: a folder made by `march data prepare` from a corpus of that many tokens");
     }
     Ok(())
-}
-
-/// The size of the pieces that texts are cut into before they are mixed.
-const PIECE_BYTES: usize = 8192;
-
-/// Prepares the texts of the command line as shards of bytes. The texts are cut into pieces, which alternate, so that
-/// every part of the mixture has pieces of all texts.
-fn shards(texts: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
-    let mut pieces: Vec<(f64, String)> = Vec::new();
-    for path in texts {
-        let text = open::text(path)?;
-        let own = cut(&text);
-        let count = own.len() as f64;
-        pieces.extend(own.into_iter().enumerate().map(|(i, piece)| ((i as f64 + 0.5) / count, piece)));
-    }
-    pieces.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let lines = pieces.iter().map(|(_, piece)| serde_json::json!({ "text": piece }).to_string() + "\n");
-    let lines: String = lines.collect();
-    let name = format!("{:016x}", march_lm::engine::checksum(lines.as_bytes()));
-    let folder = output.join("texts");
-    fs::create_dir_all(&folder).with_context(|| format!("{}: could not create", folder.display()))?;
-    let (file, shards) = (folder.join(format!("{name}.jsonl")), folder.join(name));
-    if !shards.join("meta.json").exists() {
-        march_lm::disk::replace(&file, lines.as_bytes())?;
-        let tokenizer = Tokenizer::load("bytes")?;
-        let watch = &mut |_: &_| ControlFlow::Continue(());
-        prepare(&tokenizer, &[file], &shards, &Options { force: true, ..Options::default() }, watch)?;
-    }
-    Ok(shards)
-}
-
-/// Cuts a text into pieces that end with a line, if lines are not too long.
-fn cut(text: &str) -> Vec<String> {
-    let mut pieces = vec![String::new()];
-    for line in text.split_inclusive('\n') {
-        match pieces.last_mut() {
-            Some(last) if last.len() < PIECE_BYTES => last.push_str(line),
-            _ => pieces.push(line.into()),
-        }
-    }
-    pieces
 }

@@ -54,7 +54,7 @@ pub enum Progress<'a> {
 }
 
 /// `corpus.toml`.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Recipe {
     vocabulary: usize,
@@ -133,6 +133,43 @@ pub fn build(
     }
     let text = fs::read_to_string(&counted).map_err(Error::io(&counted, "read"))?;
     summary.files = serde_json::from_str(&text).map_err(|error| Error::file(&counted, error.to_string()))?;
+    match prepared(output, &texts, &recipe, watch)? {
+        Some(parts) => summary.parts = parts,
+        None => return Ok(None),
+    }
+    write(&output.join(SUMMARY), &summary)?;
+    if !keep_packages && packages.exists() {
+        fs::remove_dir_all(&packages).map_err(Error::io(&packages, "delete"))?;
+    }
+    Ok(Some(summary))
+}
+
+/// A corpus made of the built-in book, to see that everything works.
+pub fn build_tiny(output: &Path) -> Result<()> {
+    let recipe = Recipe { vocabulary: 320, ..Recipe::default() };
+    fs::create_dir_all(output).map_err(Error::io(output, "create the folder"))?;
+    let texts = PARTS.map(|part| output.join(part).with_extension("jsonl"));
+    let chapters: Vec<&str> = builtin().split("CHAPTER ").collect();
+    let share = chapters.len() / 3;
+    let parts = [&chapters[..share], &chapters[share..2 * share], &chapters[2 * share..]];
+    for (path, chapters) in texts.iter().zip(parts) {
+        let mut part = Vec::new();
+        chapters.iter().try_for_each(|chapter| push(&mut part, "chapter", chapter))?;
+        if !path.exists() {
+            disk::replace(path, &part)?;
+        }
+    }
+    prepared(output, &texts, &recipe, &mut |_| ControlFlow::Continue(())).map(|_| ())
+}
+
+/// Trains the tokenizer on the first part, and encodes all. `None` if `watch` stopped it.
+fn prepared(
+    output: &Path,
+    texts: &[PathBuf; 3],
+    recipe: &Recipe,
+    watch: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Option<BTreeMap<String, PartSummary>>> {
+    let mut parts = BTreeMap::new();
     let path = output.join("tokenizer.json");
     if !path.exists() {
         if watch(Progress::Step("training the tokenizer")).is_break() {
@@ -149,7 +186,7 @@ pub fn build(
         }
     }
     let tokenizer = Tokenizer::load(&path.to_string_lossy())?;
-    for (part, text) in PARTS.into_iter().zip(&texts) {
+    for (part, text) in PARTS.into_iter().zip(texts) {
         let folder = output.join(part);
         let bytes = fs::read(text).map_err(Error::io(text, "read"))?;
         let sha256 = hex(&Sha256::digest(&bytes));
@@ -172,13 +209,9 @@ pub fn build(
         }
         let shards = march_lm::data::Shards::open(&folder)?;
         (found.documents, found.tokens) = (shards.meta().documents, shards.tokens());
-        summary.parts.insert(part.into(), found);
+        parts.insert(part.into(), found);
     }
-    write(&output.join(SUMMARY), &summary)?;
-    if !keep_packages && packages.exists() {
-        fs::remove_dir_all(&packages).map_err(Error::io(&packages, "delete"))?;
-    }
-    Ok(Some(summary))
+    Ok(Some(parts))
 }
 
 /// Writes a file of JSON.

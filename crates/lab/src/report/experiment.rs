@@ -4,10 +4,11 @@
 use std::iter;
 
 use super::evidence::{Cell, Figure, Page, Section, Table};
+use super::experiment_groups::{by_document, groups};
 use super::experiment_plot::plotted;
 use super::text::thousands;
 use crate::eval::{Difference, paired_bootstrap};
-use crate::reproduce::{Count, Evaluation, Mean, Measured, Published, Results, fisher, holm};
+use crate::reproduce::{Count, Evaluation, GROUPS, Mean, Measured, Published, REPETITIONS, Results, fisher, holm};
 
 /// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
 pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
@@ -21,7 +22,7 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
     } else {
         summary.extend(verdict(results));
     }
-    let mut sections = vec![outcome(results), counted(results), differences(results)];
+    let mut sections = vec![outcome(results), counted(results), groups(results), differences(results)];
     sections.extend(experiment.published.as_ref().map(|published| beside_paper(results, published)));
     sections.extend([by_seed(results), costs(results), rates(results)]);
     sections.push(list("What differs from the paper", &experiment.scaled));
@@ -156,9 +157,14 @@ fn differences(results: &Results) -> Section {
         return section;
     }
     let tests = Tests::of(results);
+    let paired = match experiment.uses_corpus() {
+        true => "by document, with means over seeds. The mean and its 95 % interval (paired bootstrap over documents)",
+        false => {
+            "by seed: both train on the same sequences. The mean and its 95 % interval (paired bootstrap over seeds)"
+        }
+    };
     section.text.push(format!(
-        "First minus second, paired by seed: both train on the same sequences. The mean and its 95 % interval (paired \
-         bootstrap over seeds). A difference is significant (bold) if its p-value is below 5 % after Holm's correction \
+        "First minus second, paired {paired}. A difference is significant (bold) if its p-value is below 5 % after Holm's correction \
          for the {} tests of this page.",
         tests.differences.len() + tests.counts.len()
     ));
@@ -301,8 +307,13 @@ impl DifferenceTest<'_> {
     }
 }
 
-/// The paired difference of two rows; `None` for fewer than two seeds.
+/// The paired difference of two rows; `None` for fewer than two seeds or documents.
 fn difference(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Option<Difference> {
+    if evaluation.text.is_some() {
+        let pair = [first, second].map(String::from);
+        let group = if evaluation.copy.is_some() { REPETITIONS } else { GROUPS[0] };
+        return by_document(results, &pair, evaluation, group);
+    }
     let [a, b] = [first, second].map(|row| values(results, row, evaluation));
     let mean = |of: &[f64], seeds: &[usize]| seeds.iter().map(|&i| of[i]).sum::<f64>() / seeds.len() as f64;
     let paired = a.len() == b.len() && a.len() > 1;

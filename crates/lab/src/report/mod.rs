@@ -7,6 +7,7 @@ pub mod demo;
 pub mod efficiency;
 pub mod evidence;
 pub mod experiment;
+mod experiment_groups;
 mod experiment_plot;
 mod follow;
 mod heat;

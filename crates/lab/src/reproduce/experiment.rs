@@ -34,11 +34,14 @@ const RECIPES: &[(&str, &str)] = embed![
     "routing",
     "placement",
     "upcycle",
-    "language",
+    "text",
 ];
 
 /// Courses and arms that experiments share.
 const COMMON: &str = include_str!("../../configs/reproduce/common.toml");
+
+/// The setting of a course that trains on a corpus.
+pub(super) const CORPUS: &str = "data.path=corpus";
 
 /// The experiment that measures speed instead of training models.
 pub const EFFICIENCY: &str = "efficiency";
@@ -129,11 +132,16 @@ pub struct Course {
     /// Settings for all stages.
     #[serde(default)]
     pub set: Vec<String>,
+    /// The course that comes before this one; runs of that are continued.
+    pub after: Option<String>,
     /// The stages.
     pub stage: Vec<Stage>,
     /// The learning rates to choose from, each tried with two seeds.
     #[serde(default)]
     pub rates: Vec<f64>,
+    /// The share of the steps, and the seeds, with which rates are tried, if not all and two.
+    #[serde(default)]
+    pub sweep: Sweep,
     /// Further rates for single arms, whose best rate was at the end of the list.
     #[serde(default)]
     pub more_rates: BTreeMap<String, Vec<f64>>,
@@ -141,6 +149,22 @@ pub struct Course {
     pub rates_of: Option<String>,
     /// The arms that take the course; all if not given.
     pub arms: Option<Vec<String>>,
+}
+
+/// How learning rates are tried.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sweep {
+    /// The share of each stage's steps.
+    pub share: f64,
+    /// Seeds.
+    pub seeds: u64,
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Self { share: 1.0, seeds: 2 }
+    }
 }
 
 /// A part of a course.
@@ -177,6 +201,8 @@ pub struct Arm {
     pub rates: Option<Vec<f64>>,
     /// Use the rate that was chosen for this arm instead of choosing one.
     pub rates_of: Option<String>,
+    /// The most seeds; as many as the experiment has if not given.
+    pub seeds: Option<u64>,
 }
 
 /// What a trained model is measured on: one of `task`, `needles` and `text`.
@@ -193,11 +219,13 @@ pub struct Evaluation {
     pub task: Option<String>,
     /// Needle tasks of the evaluation suites, with commas between them; the mean of their scores counts.
     pub needles: Option<String>,
-    /// Loss on held-out text, by position: `builtin`, or `given` for the texts of the command line.
+    /// The loss on a part of the corpus that no model was trained on: `held-out` or `books`.
     pub text: Option<String>,
+    /// For `text`: the loss on definitions that occurred this many tokens before.
+    pub copy: Option<usize>,
     /// Tokens per sequence; for recall, as short as possible if not given.
     pub length: Option<usize>,
-    /// Number of sequences.
+    /// Number of sequences; for `text`, passages of each document.
     pub samples: u64,
     /// The stage of the course, from 1, after which the models are evaluated; the last if not given.
     pub stage: Option<usize>,
@@ -213,7 +241,8 @@ pub struct Variant {
     pub name: String,
     /// The arm.
     pub of: String,
-    /// Changes to its policy, as in `march inspect policies --policy`; `none` removes all anchors.
+    /// Changes to its policy, as in `march inspect policies --policy`; `none` removes all anchors, and `permuted keys`
+    /// gives each the routing key of another.
     pub policy: String,
 }
 
@@ -396,6 +425,11 @@ impl Experiment {
             known("row", name, self.arms.contains(name) || variant)
         };
         self.courses.iter().try_for_each(|name| known("course", name, self.course.contains_key(name)))?;
+        for course in self.course.values() {
+            let Some(before) = &course.after else { continue };
+            let first = self.course.get(before);
+            known("course", before, first.is_some_and(|first| first.after.is_none()))?;
+        }
         self.arms.iter().try_for_each(|name| known("arm", name, self.arm.contains_key(name)))?;
         self.evaluations.iter().try_for_each(|evaluation| course(&evaluation.course))?;
         for evaluation in &self.evaluations {
@@ -403,7 +437,10 @@ impl Experiment {
             if kinds.iter().filter(|kind| kind.is_some()).count() != 1 {
                 return Err(format!("ask `{}` needs one of `task`, `needles` and `text`", evaluation.name));
             }
-            let stages = self.course[&evaluation.course].stage.len();
+            if evaluation.copy.is_some() && evaluation.text.is_none() {
+                return Err(format!("ask `{}`: `copy` needs `text`", evaluation.name));
+            }
+            let stages = self.stages_of(&evaluation.course).len();
             if evaluation.stage.is_some_and(|stage| !(1..=stages).contains(&stage)) {
                 return Err(format!("ask `{}`: `stage` is from 1 to {stages}", evaluation.name));
             }
@@ -432,6 +469,19 @@ impl Experiment {
         };
         let arms = self.arms.iter();
         arms.flat_map(|name| std::iter::once((name.as_str(), None)).chain(of(name))).collect()
+    }
+
+    /// The stages of a course, after those of the course before it, with the names of their courses.
+    pub fn stages_of<'a>(&'a self, name: &'a str) -> Vec<(&'a str, &'a Stage)> {
+        let Some(course) = self.course.get(name) else { return Vec::new() };
+        let before = course.after.as_deref().map(|before| self.stages_of(before)).unwrap_or_default();
+        before.into_iter().chain(course.stage.iter().map(|stage| (name, stage))).collect()
+    }
+
+    /// Whether a course trains on a corpus.
+    pub fn uses_corpus(&self) -> bool {
+        let of = |name: &String| self.course[name].set.iter().any(|set| set == CORPUS);
+        self.courses.iter().any(of)
     }
 
     /// The arms that take a course.

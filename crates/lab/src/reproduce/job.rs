@@ -29,6 +29,9 @@ use march_lm::{Error, Result};
 /// What to do about a damaged file of measurements.
 const ADVICE: &str = "delete it; the measurements will be repeated";
 
+/// The variant in which each anchor has the routing key of another.
+pub const PERMUTED: &str = "permuted keys";
+
 /// A measurement of a trained model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
@@ -46,6 +49,43 @@ pub struct Measured {
     /// For losses: the end of each range of positions, and the mean loss there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<(usize, f64)>,
+    /// For losses: groups of tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
+}
+
+/// The losses of some tokens, by document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// What the tokens have in common.
+    pub name: String,
+    /// The sum of the losses of each document, in nats.
+    pub sums: Vec<f64>,
+    /// The number of tokens of each document.
+    pub counts: Vec<u64>,
+}
+
+impl Group {
+    /// A group without tokens.
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.into(), sums: Vec::new(), counts: Vec::new() }
+    }
+
+    /// Adds a token of a document.
+    pub(super) fn add(&mut self, document: usize, loss: f32) {
+        if self.sums.len() <= document {
+            self.sums.resize(document + 1, 0.0);
+            self.counts.resize(document + 1, 0);
+        }
+        self.sums[document] += f64::from(loss);
+        self.counts[document] += 1;
+    }
+
+    /// The mean loss per token; `None` without tokens.
+    pub fn mean(&self) -> Option<f64> {
+        let count: u64 = self.counts.iter().sum();
+        (count > 0).then(|| self.sums.iter().sum::<f64>() / count as f64)
+    }
 }
 
 /// What is known of a finished run.
@@ -91,7 +131,10 @@ pub fn key(evaluation: &Evaluation, scale: &Scale, policy: &str) -> String {
     let what = match (&evaluation.task, &evaluation.needles, &evaluation.text) {
         (Some(task), ..) => format!("recall {task}"),
         (_, Some(task), _) => format!("needles {task}"),
-        (_, _, Some(text)) => format!("loss {text}"),
+        (_, _, Some(text)) => match evaluation.copy {
+            Some(distance) => format!("copy {text} distance={}", scale.length(distance)),
+            None => format!("loss {text}"),
+        },
         _ => String::new(),
     };
     let length = evaluation.length.map_or("least".into(), |length| {
@@ -152,13 +195,14 @@ pub fn carry_out(
             scale,
         };
         for (changes, evaluation) in wanted {
+            let permuted = changes == PERMUTED;
             let policy = policy(&model.policy(), changes)?;
             model.check_policy(&policy)?;
             let key = key(evaluation, scale, changes);
             let keep_going = || {
                 if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            let Some(measured) = subject.measure(evaluation, &policy, key, &keep_going)? else {
+            let Some(measured) = subject.measure(evaluation, (&policy, permuted), key, &keep_going)? else {
                 return Ok(None);
             };
             outcome.measured.push(measured);
@@ -172,6 +216,7 @@ pub fn carry_out(
 pub fn policy(own: &Policy, changes: &str) -> Result<Policy> {
     match changes {
         "none" => Ok(Policy { interval: None, ..Policy::default() }),
+        PERMUTED => Ok(own.clone()),
         changes => own.with(changes),
     }
 }
@@ -271,7 +316,10 @@ fn write(path: &Path, outcome: &Outcome) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     }
-    let text = serde_json::to_string_pretty(outcome)
+    // The losses of many documents would be many lines.
+    let compact = outcome.measured.iter().any(|measured| !measured.groups.is_empty());
+    let text = if compact { serde_json::to_string(outcome) } else { serde_json::to_string_pretty(outcome) };
+    let text = text
         .map_err(|error| Error::file(path, format!("could not be written: {error}")))?;
     disk::replace(path, disk::seal(&(text + "\n")).as_bytes())
 }

@@ -1,24 +1,31 @@
-//! Measures a trained model under a memory policy: recall, needles, or loss by position in a text.
+//! Measures a trained model under a memory policy: recall, needles, loss on held-out documents, or copying.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use march_engine::Tensor;
 
 use super::experiment::Evaluation;
-use super::job::Measured;
+use super::job::{Group, Measured};
+use super::passages::{Copy, GROUPS, Grouping, Passage, REPETITIONS, copies, passages};
 use super::plan::Scale;
 use crate::eval::suite::suites;
 use crate::eval::{Outcome, Reader, RecallOptions, Scheduler, Sources, documents, evaluate, evaluate_recall};
 use march_lm::anchors::Policy;
-use march_lm::data::recall::{REPORT_SEED, Task};
-use march_lm::data::{DataConfig, DataKind, Shards, builtin, split};
+use march_lm::data::recall::{REPORT_SEED, Random, Task};
+use march_lm::data::{DataConfig, Shards};
 use march_lm::generate::Inference;
+use march_lm::memory::StateBank;
 use march_lm::model::{Model, Part};
 use march_lm::tokenizer::Tokenizer;
 use march_lm::{Error, Result};
 
-/// Sequences of text read in parallel.
+/// Passages read side by side.
 const ROWS: usize = 4;
+/// Tokens of a passage that are read in one call.
+const CALL_TOKENS: usize = 4096;
+/// The first tokens of a repetition, by which a reader recognises it; they do not count.
+const RECOGNISED: usize = 8;
 
 /// A trained model.
 pub struct Subject<'a> {
@@ -38,10 +45,13 @@ pub struct Subject<'a> {
 struct Conditions<'a> {
     evaluation: &'a Evaluation,
     policy: &'a Policy,
+    /// Whether each anchor gets the routing key of another at every boundary.
+    permuted: bool,
     keep_going: &'a dyn Fn() -> ControlFlow<()>,
 }
 
 /// What was found.
+#[derive(Default)]
 struct Found {
     value: f64,
     /// Tokens of a sequence.
@@ -50,6 +60,7 @@ struct Found {
     rollback_bytes: usize,
     /// Losses by position.
     positions: Vec<(usize, f64)>,
+    groups: Vec<Group>,
 }
 
 impl Subject<'_> {
@@ -57,24 +68,25 @@ impl Subject<'_> {
     pub fn measure(
         &self,
         evaluation: &Evaluation,
-        policy: &Policy,
+        (policy, permuted): (&Policy, bool),
         key: String,
         keep_going: &dyn Fn() -> ControlFlow<()>,
     ) -> Result<Option<Measured>> {
-        let conditions = &Conditions { evaluation, policy, keep_going };
-        let found = match (&evaluation.task, &evaluation.needles) {
-            (Some(task), _) => self.recall(task, conditions)?,
-            (_, Some(tasks)) => self.needles(tasks, conditions)?,
-            _ => self.loss(conditions)?,
+        let conditions = &Conditions { evaluation, policy, permuted, keep_going };
+        let found = match (&evaluation.task, &evaluation.needles, &evaluation.text) {
+            (Some(task), ..) => self.recall(task, conditions)?,
+            (_, Some(tasks), _) => self.needles(tasks, conditions)?,
+            (.., Some(part)) => self.text(part, conditions)?,
+            _ => None,
         };
         let Some(found) = found else { return Ok(None) };
-        let Found { value, length, memory_bytes, rollback_bytes, positions } = found;
-        if !value.is_finite() && !positions.is_empty() {
+        let Found { value, length, memory_bytes, rollback_bytes, positions, groups } = found;
+        if !value.is_finite() && !groups.is_empty() {
             return Err(Error::Diverged(format!("{key}: the loss is not finite; training diverged")));
         }
         let flop_per_token = self.model.work(length, policy) / length.max(1) as f64;
         let rollback_bytes = Some(rollback_bytes);
-        Ok(Some(Measured { key, value, memory_bytes, rollback_bytes, flop_per_token, positions }))
+        Ok(Some(Measured { key, value, memory_bytes, rollback_bytes, flop_per_token, positions, groups }))
     }
 
     fn recall(&self, task: &str, conditions: &Conditions<'_>) -> Result<Option<Found>> {
@@ -89,7 +101,7 @@ impl Subject<'_> {
             length: task.length(),
             memory_bytes: answers.memory_bytes,
             rollback_bytes: answers.rollback_bytes,
-            positions: Vec::new(),
+            ..Found::default()
         };
         Ok((answers.samples.len() as u64 >= samples).then_some(found))
     }
@@ -117,63 +129,135 @@ impl Subject<'_> {
         let of = |bytes: fn(&Model, usize, &Policy) -> usize| bytes(self.model, length, conditions.policy);
         let (memory_bytes, rollback_bytes) = (of(Model::memory_bytes), of(Model::rollback_bytes));
         let value = sum / f64::from(count);
-        Ok(Some(Found { value, length, memory_bytes, rollback_bytes, positions: Vec::new() }))
+        Ok(Some(Found { value, length, memory_bytes, rollback_bytes, ..Found::default() }))
     }
 
-    /// The loss on the last half of the held-out text; validation during training uses the beginning of its first half.
-    fn loss(&self, conditions: &Conditions<'_>) -> Result<Option<Found>> {
-        let ids = self.held_out()?;
-        let ids = &ids[ids.len() / 2..];
-        let wanted = self.scale.length(conditions.evaluation.length.unwrap_or(1024));
-        let length = wanted.min(ids.len().saturating_sub(1));
-        if length == 0 {
-            return Err(Error::Request("the held-out text is too short to measure a loss on".into()));
+    /// The loss on a part of the corpus that the model was trained on: by position and by group of tokens, or on
+    /// repetitions.
+    fn text(&self, part: &str, conditions: &Conditions<'_>) -> Result<Option<Found>> {
+        let Some(training) = self.data.and_then(|data| data.path.as_ref()).map(Path::new) else {
+            return Err(Error::Request("`text` measures models that were trained on a corpus".into()));
+        };
+        let shards = Shards::open(&training.with_file_name(part))?;
+        let count = self.scale.samples(conditions.evaluation.samples) as usize;
+        if let Some(distance) = conditions.evaluation.copy {
+            let copies = copies(&shards, self.tokenizer, self.scale.length(distance), count)?;
+            return self.repetitions(&copies, conditions);
         }
-        let most = (ids.len() - 1) / length;
-        let count = most.min(self.scale.samples(conditions.evaluation.samples) as usize);
-        let inference = Inference::new(self.model, self.parameters);
+        let length = self.scale.length(conditions.evaluation.length.unwrap_or(4096));
+        let mut passages = passages(&shards, length, count)?;
+        if !self.scale.is_full() {
+            passages.truncate(ROWS);
+        }
+        self.loss(&passages, length, &Grouping::new(training)?, conditions)
+    }
+
+    /// The loss on passages of equal length.
+    fn loss(
+        &self,
+        passages: &[Passage],
+        length: usize,
+        grouping: &Grouping,
+        conditions: &Conditions<'_>,
+    ) -> Result<Option<Found>> {
+        let mut found = Found { length, ..Found::default() };
         let mut sums = vec![0.0f64; length];
-        let (mut memory_bytes, mut rollback_bytes) = (0, 0);
-        for first in (0..count).step_by(ROWS) {
-            let rows: Vec<usize> = (first..count.min(first + ROWS)).map(|row| row * length).collect();
-            let mut banks =
-                rows.iter().map(|_| self.model.bank(conditions.policy.clone())).collect::<Result<Vec<_>>>()?;
-            let targets: Vec<u32> =
-                rows.iter().flat_map(|&at| &ids[at + 1..at + 1 + length]).copied().collect();
-            let parts = rows.iter().zip(&mut banks);
-            let mut parts: Vec<_> = parts.map(|(&at, bank)| Part::new(&ids[at..at + length], bank)).collect();
-            let losses = inference.losses(&mut parts, &targets)?;
-            for (i, &loss) in losses.nll.iter().enumerate() {
-                sums[i % length] += f64::from(loss);
+        let mut groups = GROUPS.map(Group::new);
+        for some in passages.chunks(ROWS) {
+            let texts: Vec<&[u32]> = some.iter().map(|passage| &passage.ids[..]).collect();
+            let Some(losses) = self.losses(&texts, &mut found, conditions)? else { return Ok(None) };
+            for (passage, losses) in some.iter().zip(&losses) {
+                for (at, (&loss, belongs)) in losses.iter().zip(grouping.groups(&passage.ids)).enumerate() {
+                    sums[at] += f64::from(loss);
+                    for (group, belongs) in groups.iter_mut().zip(belongs) {
+                        if belongs {
+                            group.add(passage.document, loss);
+                        }
+                    }
+                }
             }
-            (memory_bytes, rollback_bytes) = (banks[0].bytes(), banks[0].rollback_bytes());
+        }
+        let mean = |from: usize, to: usize| sums[from..to].iter().sum::<f64>() / ((to - from) * passages.len()) as f64;
+        let mut from = 0;
+        while from < length {
+            let to = (2 * from).max(64).min(length);
+            found.positions.push((to, mean(from, to)));
+            from = to;
+        }
+        found.value = groups[0].mean().unwrap_or(f64::NAN);
+        found.groups = groups.into();
+        Ok(Some(found))
+    }
+
+    /// The loss on repeated definitions.
+    fn repetitions(&self, copies: &[Copy], conditions: &Conditions<'_>) -> Result<Option<Found>> {
+        let mut found = Found::default();
+        let mut group = Group::new(REPETITIONS);
+        for some in copies.chunks(ROWS) {
+            let texts: Vec<&[u32]> = some.iter().map(|copy| &copy.ids[..]).collect();
+            let Some(losses) = self.losses(&texts, &mut found, conditions)? else { return Ok(None) };
+            for (copy, losses) in some.iter().zip(&losses) {
+                found.length = found.length.max(copy.ids.len());
+                // The loss of token i is that of the target of position i − 1.
+                for &loss in &losses[copy.repetition.start + RECOGNISED - 1..copy.repetition.end - 1] {
+                    group.add(copy.document, loss);
+                }
+            }
+        }
+        found.value = group.mean().unwrap_or(f64::NAN);
+        found.groups.push(group);
+        Ok(Some(found))
+    }
+
+    /// −ln p of all tokens but the first of each text; `None` if `keep_going` said to stop.
+    fn losses(
+        &self,
+        texts: &[&[u32]],
+        found: &mut Found,
+        conditions: &Conditions<'_>,
+    ) -> Result<Option<Vec<Vec<f32>>>> {
+        let inference = Inference::new(self.model, self.parameters);
+        let mut banks = texts
+            .iter()
+            .map(|_| self.model.bank(conditions.policy.clone()))
+            .collect::<Result<Vec<StateBank>>>()?;
+        let call = match (conditions.permuted, conditions.policy.interval) {
+            (true, Some(interval)) => interval,
+            _ => CALL_TOKENS,
+        };
+        let mut losses = vec![Vec::new(); texts.len()];
+        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0).saturating_sub(1);
+        for start in (0..longest).step_by(call) {
+            let mut targets = Vec::new();
+            let mut parts = Vec::new();
+            let mut rows = Vec::new();
+            for (row, (text, bank)) in texts.iter().zip(&mut banks).enumerate() {
+                let end = (start + call).min(text.len() - 1);
+                if start < end {
+                    if conditions.permuted {
+                        let mut random = Random::new(REPORT_SEED, (start + row) as u64);
+                        bank.permute_keys(&mut |count| {
+                            random.distinct(count, count).into_iter().map(|number| number as u32).collect()
+                        })?;
+                    }
+                    targets.extend(&text[start + 1..end + 1]);
+                    parts.push(Part::new(&text[start..end], bank));
+                    rows.push((row, end - start));
+                }
+            }
+            let scored = inference.losses(&mut parts, &targets)?;
+            let mut rest = &scored.nll[..];
+            for (row, count) in rows {
+                let (own, others) = rest.split_at(count);
+                losses[row].extend_from_slice(own);
+                rest = others;
+            }
             if (conditions.keep_going)().is_break() {
                 return Ok(None);
             }
         }
-        let mean = |from: usize, to: usize| sums[from..to].iter().sum::<f64>() / ((to - from) * count) as f64;
-        let mut positions = Vec::new();
-        let mut from = 0;
-        while from < length {
-            let to = (2 * from).max(64).min(length);
-            positions.push((to, mean(from, to)));
-            from = to;
-        }
-        Ok(Some(Found { value: mean(0, length), length, memory_bytes, rollback_bytes, positions }))
-    }
-
-    /// The part of the text that the model was not trained on.
-    fn held_out(&self) -> Result<Vec<u32>> {
-        let data = self.data.cloned().unwrap_or_default();
-        if data.kind == DataKind::Shards {
-            let shards = Shards::open(data.path.clone().unwrap_or_default().as_ref())?;
-            let (_, held_out) = split(shards.tokens(), data.validation_fraction)?;
-            let mut ids = Vec::new();
-            shards.read(held_out, &mut ids)?;
-            return Ok(ids);
-        }
-        let mut ids = self.tokenizer.encode(builtin())?;
-        let (training, _) = split(ids.len() as u64, data.validation_fraction)?;
-        Ok(ids.split_off(training.end as usize))
+        found.memory_bytes = banks.iter().map(StateBank::bytes).max().unwrap_or(0);
+        found.rollback_bytes = banks.iter().map(StateBank::rollback_bytes).max().unwrap_or(0);
+        Ok(Some(losses))
     }
 }

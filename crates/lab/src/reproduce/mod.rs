@@ -8,6 +8,7 @@ pub mod efficiency;
 mod experiment;
 mod job;
 mod measure;
+mod passages;
 mod plan;
 mod pool;
 mod statistics;
@@ -16,7 +17,8 @@ pub use experiment::{
     EFFICIENCY, Evaluation, Experiment, FigureSpec, PaperExperiment, PlotSpec, Published, Quantity, Size,
     Success, Variant, names,
 };
-pub use job::{Measured, Outcome, key};
-pub use plan::{Entry, Job, Plan, Scale};
+pub use job::{Group, Measured, Outcome, PERMUTED, key};
+pub use passages::{Copy, GROUPS, Grouping, Passage, REPETITIONS, copies, passages};
+pub use plan::{Corpus, Entry, Job, Plan, Scale};
 pub use pool::{Arm, Finished, Progress, Results, carry_out_all};
 pub use statistics::{Count, Mean, fisher, holm};

@@ -2,7 +2,8 @@
 //!
 //! For each course and arm: two runs per learning rate, with seeds of their own, to choose the rate; then one run per
 //! seed at the chosen rate. The rate with the lowest mean loss on validation questions is chosen; if it is the lowest
-//! or the highest that was tried, further ones are tried. Results come from other questions. A run is identified by everything that determines its weights, so experiments share runs.
+//! or the highest that was tried, further ones are tried. Results come from other questions. A run is identified by
+//! everything that determines its weights, so experiments share runs.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,17 +11,18 @@ use std::time::Instant;
 use march_engine::{CpuOptions, Device};
 use sha2::{Digest, Sha256};
 
-use super::experiment::{Course, Experiment, Size, Stage};
+use super::experiment::{CORPUS, Course, Experiment, Size, Stage, Sweep};
+use crate::corpus::PARTS;
 use march_lm::Config;
 use march_lm::data::recall::Task;
-use march_lm::data::{DataKind, Loader, Sources};
+use march_lm::data::{DataKind, Loader, Shards, Sources};
 use march_lm::model::{Model, Settings};
 use march_lm::tokenizer::Tokenizer;
 use march_lm::train::Trainer;
 use march_lm::{Error, Result};
 
-/// The seeds of the runs that choose a learning rate. Results use the seeds from 1.
-const SWEEP_SEEDS: [u64; 2] = [1000, 1001];
+/// The first seed of the runs that choose a learning rate. Results use the seeds from 1.
+const FIRST_SWEEP_SEED: u64 = 1000;
 
 /// The range of learning rates that a choice may extend to.
 const RATES: std::ops::RangeInclusive<f64> = 1e-5..=0.1;
@@ -35,15 +37,35 @@ pub struct Scale {
     pub size: Size,
     /// Seeds per result.
     pub seeds: u64,
-    /// A folder of shards made from the texts of the command line, for courses that use them.
-    pub shards: Option<PathBuf>,
+    /// The corpus, for courses that use it.
+    pub corpus: Option<Corpus>,
+}
+
+/// A corpus as `march data corpus` writes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Corpus {
+    /// The folder of the training tokens; the others are beside it.
+    training: PathBuf,
+    /// Identifies the tokens.
+    fingerprint: String,
+    vocabulary: usize,
+}
+
+impl Corpus {
+    /// Opens the corpus in a folder.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let training = folder.join(PARTS[0]);
+        let shards = Shards::open(&training)?;
+        let vocabulary = shards.meta().vocabulary as usize;
+        Ok(Self { fingerprint: shards.fingerprint()?, training, vocabulary })
+    }
 }
 
 impl Scale {
     /// The scale of a size, with its usual number of seeds.
     pub fn new(size: Size) -> Self {
         let seeds = if size == Size::Quick { 2 } else { 5 };
-        Self { size, seeds, shards: None }
+        Self { size, seeds, corpus: None }
     }
 
     /// Steps of a stage, or sequences of an evaluation.
@@ -54,6 +76,11 @@ impl Scale {
     /// Tokens of a sequence of text or needles in an evaluation.
     pub fn length(&self, length: usize) -> usize {
         if self.size == Size::Quick { length.min(2048) } else { length }
+    }
+
+    /// Whether this is more than a quick run.
+    pub fn is_full(&self) -> bool {
+        self.size != Size::Quick
     }
 
     /// The rates to choose from.
@@ -75,6 +102,10 @@ pub struct Job {
     pub seed: u64,
     /// The stages.
     pub stages: Vec<Config>,
+    /// The course of each stage.
+    courses: Vec<String>,
+    /// Identifies the corpus that the stages are trained on, if any.
+    corpus: Option<String>,
     /// The initial bias of the null where a Gated DeltaNet continues as MARCH, if not the usual one.
     pub upcycle_null_bias: Option<f64>,
 }
@@ -134,16 +165,22 @@ impl Plan {
 
     /// Whether this is more than a quick run.
     pub fn is_full(&self) -> bool {
-        self.scale.size != Size::Quick
+        self.scale.is_full()
     }
 
     /// The runs that choose the rates of these entries.
     pub fn sweep(&self, entries: &[Entry]) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         for entry in entries.iter().filter(|entry| entry.is_swept()) {
+            let Sweep { share, seeds } = self.experiment.course[&entry.course].sweep;
             for &rate in &entry.rates {
-                for seed in SWEEP_SEEDS {
-                    jobs.push(self.job(entry, rate, seed)?);
+                for seed in FIRST_SWEEP_SEED..FIRST_SWEEP_SEED + seeds {
+                    let mut job = self.job(entry, rate, seed)?;
+                    for stage in &mut job.stages {
+                        stage.train.steps = ((stage.train.steps as f64 * share) as u64).max(1);
+                        stage.train.validate_every = stage.train.steps.div_ceil(8);
+                    }
+                    jobs.push(job);
                 }
             }
         }
@@ -152,15 +189,23 @@ impl Plan {
 
     /// The runs of the results of one entry, at a rate.
     pub fn results(&self, entry: &Entry, rate: f64) -> Result<Vec<Job>> {
-        (1..=self.scale.seeds).map(|seed| self.job(entry, rate, seed)).collect()
+        (1..=self.seeds_of(entry)).map(|seed| self.job(entry, rate, seed)).collect()
+    }
+
+    /// Seeds of an entry's results.
+    fn seeds_of(&self, entry: &Entry) -> u64 {
+        let most = self.experiment.arm[&entry.arm].seeds;
+        self.scale.seeds.min(most.unwrap_or(u64::MAX))
     }
 
     /// A run of an entry.
     pub fn job(&self, entry: &Entry, rate: f64, seed: u64) -> Result<Job> {
-        let course = &self.experiment.course[&entry.course];
-        let stages = course.stage.iter().enumerate();
-        let stages = stages.map(|(i, stage)| self.stage(entry, course, (i, stage), rate, seed));
+        let all = self.experiment.stages_of(&entry.course);
+        let stages = all.iter().enumerate().map(|(i, (course, stage))| {
+            self.stage(entry, &self.experiment.course[*course], (i, stage), rate, seed)
+        });
         let stages = stages.collect::<Result<Vec<Config>>>()?;
+        let courses = all.iter().map(|(course, _)| course.to_string()).collect();
         let arm = &self.experiment.arm[&entry.arm];
         let upcycle_null_bias = arm.begins_as.as_ref().and(arm.upcycle_null_bias);
         Ok(Job {
@@ -169,6 +214,8 @@ impl Plan {
             rate,
             seed,
             stages,
+            courses,
+            corpus: self.scale.corpus.as_ref().map(|corpus| corpus.fingerprint.clone()),
             upcycle_null_bias,
         })
     }
@@ -191,9 +238,20 @@ impl Plan {
             .into_iter()
             .partition(|set| set.starts_with("data."));
         let task = stage.task.as_ref().map(|task| Task::open(task, stage.length)).transpose()?;
-        let vocabulary = match &task {
-            Some(task) => task.vocabulary().len(),
-            None => Tokenizer::load("bytes")?.vocabulary(),
+        let given = data.iter().position(|set| set == CORPUS).map(|at| data.remove(at)).is_some();
+        let corpus = match (given, &self.scale.corpus) {
+            (false, _) => None,
+            (true, Some(corpus)) => Some(corpus),
+            (true, None) => {
+                let message = "needs a corpus: make one with `march data corpus --output data/corpus`, or name its \
+                               folder with --corpus";
+                return Err(Error::Request(format!("course `{}` {message}", entry.course)));
+            }
+        };
+        let vocabulary = match (&task, corpus) {
+            (Some(task), _) => task.vocabulary().len(),
+            (None, Some(corpus)) => corpus.vocabulary,
+            (None, None) => Tokenizer::load("bytes")?.vocabulary(),
         };
         settings.push(format!("model.vocab_size={vocabulary}"));
         let mut config = Config::load_with(&arm.base, &settings)?;
@@ -201,15 +259,14 @@ impl Plan {
         let Some(length) = task.map(|task| task.length()).or(stage.length) else {
             return Err(Error::Request(format!("course `{}`: a stage needs a `length`", entry.course)));
         };
-        let given = data.iter().position(|set| set == "data.path=given").map(|at| data.remove(at)).is_some();
         data.push(format!("data.sequence_length={length}"));
         data.push(format!("train.tokens_per_step={length}"));
         if let Some(task) = &stage.task {
             data.extend(["data.kind=recall".into(), format!("data.task=\"{task}\"")]);
         }
         config.data = Config::load_with(TEXT_PRESET, &data)?.data;
-        if given && let Some(folder) = &self.scale.shards {
-            (config.data.kind, config.data.path) = (DataKind::Shards, Some(folder.display().to_string()));
+        if let Some(Corpus { training, .. }) = corpus {
+            (config.data.kind, config.data.path) = (DataKind::Shards, Some(training.display().to_string()));
         }
         let train = &mut config.train;
         train.steps = self.scale.samples(stage.steps);
@@ -243,8 +300,9 @@ impl Plan {
     /// The sum of a quantity over all runs.
     fn total(&self, of: impl Fn(&Job) -> f64) -> Result<f64> {
         let each = self.entries.iter().map(|entry| {
-            let sweep = if entry.is_swept() { (entry.rates.len() * SWEEP_SEEDS.len()) as u64 } else { 0 };
-            Ok(of(&self.job(entry, entry.rates[0], 1)?) * (sweep + self.scale.seeds) as f64)
+            let Sweep { share, seeds } = self.experiment.course[&entry.course].sweep;
+            let sweep = if entry.is_swept() { entry.rates.len() as f64 * seeds as f64 * share } else { 0.0 };
+            Ok(of(&self.job(entry, entry.rates[0], 1)?) * (sweep + self.seeds_of(entry) as f64))
         });
         each.sum()
     }
@@ -312,6 +370,11 @@ impl Job {
     fn hash(&self, stages: usize) -> String {
         let mut hash = Sha256::new();
         for stage in &self.stages[..stages] {
+            // The same tokens in another folder give the same weights.
+            let mut stage = stage.clone();
+            if let (Some(_), Some(corpus)) = (&stage.data.path, &self.corpus) {
+                stage.data.path = Some(corpus.clone());
+            }
             hash.update(stage.to_toml());
         }
         // The first stage is that of the model which is continued.
@@ -333,7 +396,7 @@ impl Job {
         let kind = short(config.model.mixer.model_type());
         let name = format!(
             "{}-stage-{}-{kind}-rate-{}-seed-{}-{}",
-            short(&self.course),
+            short(&self.courses[stage]),
             stage + 1,
             self.rate,
             self.seed,

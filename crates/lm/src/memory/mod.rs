@@ -65,6 +65,11 @@ pub trait Memory: Any + Send + Sync {
         None
     }
 
+    /// Gives each anchor the routing key of another: anchor m that of anchor `order(count)[m]`.
+    fn permute_keys(&mut self, _order: &mut dyn FnMut(usize) -> Vec<u32>) -> Result<()> {
+        Ok(())
+    }
+
     /// The state of the recurrence at the last point of the device's chunk grid, if there is one.
     fn state(&self) -> Option<&Tensor> {
         None
@@ -163,6 +168,12 @@ impl StateBank {
         let kept = first.anchors();
         let kept = kept.filter(|anchor| others.iter().all(|other| other.number(anchor.ordinal).is_some()));
         self.timeline.kept = kept.collect();
+    }
+
+    /// Gives each anchor the routing key of another, in each layer: anchor m that of anchor `order(count)[m]`. This is a
+    /// control: it shows whether tokens profit from the anchors that they choose, or would from any.
+    pub fn permute_keys(&mut self, order: &mut dyn FnMut(usize) -> Vec<u32>) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.permute_keys(order))
     }
 
     /// Size of everything that is kept, in bytes.

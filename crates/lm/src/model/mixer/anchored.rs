@@ -112,6 +112,14 @@ impl Memory for AnchoredMemory {
         Some(&mut self.anchors.ledger)
     }
 
+    fn permute_keys(&mut self, order: &mut dyn FnMut(usize) -> Vec<u32>) -> Result<()> {
+        if let Some(keys) = &self.anchors.routing_keys {
+            let order = order(self.anchors.len());
+            self.anchors.routing_keys = Some(keys.embedding(&order, &[order.len()])?);
+        }
+        Ok(())
+    }
+
     fn state(&self) -> Option<&Tensor> {
         self.base.state()
     }
