@@ -91,7 +91,10 @@ impl Tokenizer {
             (Some(name), _) => Self::load(name)?,
             (None, Some(json)) => {
                 let own = Self::from_json(json.to_vec(), FILE);
-                Self { example: Some(disk::QUESTION), ..own.map_err(|message| Error::file(&beside, message))? }
+                Self {
+                    example: Some(disk::QUESTION),
+                    ..own.map_err(|message| Error::file(&beside, message))?
+                }
             }
             (None, None) if beside.exists() => Self::load(&beside.display().to_string())?,
             (None, None) if BYTE_VOCABULARIES.contains(&vocabulary) => Self::bytes(),

@@ -232,7 +232,9 @@ impl Corpus {
                 corpus::Progress::Packages(done, of) => progress.show(|_| format!("package {done} of {of}")),
                 corpus::Progress::Tokenizer(phase, done, of) => progress
                     .show(|_| format!("{phase} {} of {}", thousands(done as usize), thousands(of as usize))),
-                corpus::Progress::Encoding(_, status) => progress.show(|seconds| progress_line(status, seconds)),
+                corpus::Progress::Encoding(_, status) => {
+                    progress.show(|seconds| progress_line(status, seconds))
+                }
             }
             if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };

@@ -203,7 +203,9 @@ fn prepared(
             }
             let mut watch = |status: &Status| watch(Progress::Encoding(part, status));
             let files = std::slice::from_ref(text);
-            if let PrepareOutcome::Stopped(_) = prepare(&tokenizer, files, &folder, &Options::default(), &mut watch)? {
+            if let PrepareOutcome::Stopped(_) =
+                prepare(&tokenizer, files, &folder, &Options::default(), &mut watch)?
+            {
                 return Ok(None);
             }
         }
@@ -216,7 +218,8 @@ fn prepared(
 
 /// Writes a file of JSON.
 fn write(path: &Path, contents: &impl Serialize) -> Result<()> {
-    let json = serde_json::to_string_pretty(contents).map_err(|error| Error::file(path, error.to_string()))?;
+    let json =
+        serde_json::to_string_pretty(contents).map_err(|error| Error::file(path, error.to_string()))?;
     disk::replace(path, (json + "\n").as_bytes())
 }
 
@@ -234,7 +237,9 @@ fn vendor(packages: &Path) -> Result<()> {
     let mut cargo = Command::new("cargo");
     cargo.args(["vendor", "--locked", "--quiet", "vendor"]).current_dir(packages).stdout(Stdio::null());
     let status = cargo.stderr(Stdio::piped()).output().map_err(|error| {
-        Error::Request(format!("cargo could not be started: {error}; the corpus is fetched with `cargo vendor`"))
+        Error::Request(format!(
+            "cargo could not be started: {error}; the corpus is fetched with `cargo vendor`"
+        ))
     })?;
     if !status.status.success() {
         let message = String::from_utf8_lossy(&status.stderr);

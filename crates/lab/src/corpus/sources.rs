@@ -47,7 +47,8 @@ pub struct SeenLines(HashSet<u64>);
 impl SeenLines {
     /// Whether more than half of the long lines have been seen. Adds them if not.
     fn is_copy(&mut self, text: &str) -> bool {
-        let lines: Vec<u64> = text.lines().map(str::trim).filter(|line| line.len() >= SHORTEST_LINE).map(hash).collect();
+        let lines: Vec<u64> =
+            text.lines().map(str::trim).filter(|line| line.len() >= SHORTEST_LINE).map(hash).collect();
         let known = lines.iter().filter(|line| self.0.contains(line)).count();
         if 2 * known > lines.len() {
             return true;
@@ -65,7 +66,12 @@ fn hash(line: &str) -> u64 {
 }
 
 /// The sources of a crate as one document. Each file begins with a comment that has its path.
-pub fn crate_text(name: &str, folder: &Path, seen: &mut SeenLines, counts: &mut FileCounts) -> Result<String> {
+pub fn crate_text(
+    name: &str,
+    folder: &Path,
+    seen: &mut SeenLines,
+    counts: &mut FileCounts,
+) -> Result<String> {
     let mut files = Vec::new();
     list(&folder.join("src"), &mut files)?;
     files.sort();
@@ -80,8 +86,12 @@ pub fn crate_text(name: &str, folder: &Path, seen: &mut SeenLines, counts: &mut 
             counts.copied += 1;
         } else {
             counts.used += 1;
-            let inside: Vec<_> =
-                path.strip_prefix(folder).unwrap_or(&path).iter().map(|part| part.to_string_lossy()).collect();
+            let inside: Vec<_> = path
+                .strip_prefix(folder)
+                .unwrap_or(&path)
+                .iter()
+                .map(|part| part.to_string_lossy())
+                .collect();
             document += &format!("// {name}/{}\n{}\n\n", inside.join("/"), text.trim());
         }
     }

@@ -8,7 +8,9 @@ use super::experiment_groups::{by_document, groups};
 use super::experiment_plot::plotted;
 use super::text::thousands;
 use crate::eval::{Difference, paired_bootstrap};
-use crate::reproduce::{Count, Evaluation, GROUPS, Mean, Measured, Published, REPETITIONS, Results, fisher, holm};
+use crate::reproduce::{
+    Count, Evaluation, GROUPS, Mean, Measured, Published, REPETITIONS, Results, fisher, holm,
+};
 
 /// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
 pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
@@ -158,7 +160,9 @@ fn differences(results: &Results) -> Section {
     }
     let tests = Tests::of(results);
     let paired = match experiment.uses_corpus() {
-        true => "by document, with means over seeds. The mean and its 95 % interval (paired bootstrap over documents)",
+        true => {
+            "by document, with means over seeds. The mean and its 95 % interval (paired bootstrap over documents)"
+        }
         false => {
             "by seed: both train on the same sequences. The mean and its 95 % interval (paired bootstrap over seeds)"
         }

@@ -117,7 +117,11 @@ impl<'a> Tests<'a> {
                 row
             })
             .collect();
-        (!rows.is_empty()).then(|| Table { caption: format!("{}: differences", evaluation.name), columns, rows })
+        (!rows.is_empty()).then(|| Table {
+            caption: format!("{}: differences", evaluation.name),
+            columns,
+            rows,
+        })
     }
 }
 

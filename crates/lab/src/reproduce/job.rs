@@ -195,7 +195,7 @@ pub fn carry_out(
             scale,
         };
         for (changes, evaluation) in wanted {
-            let permuted = changes == PERMUTED;
+            let permuted = *changes == PERMUTED;
             let policy = policy(&model.policy(), changes)?;
             model.check_policy(&policy)?;
             let key = key(evaluation, scale, changes);
@@ -319,7 +319,6 @@ fn write(path: &Path, outcome: &Outcome) -> Result<()> {
     // The losses of many documents would be many lines.
     let compact = outcome.measured.iter().any(|measured| !measured.groups.is_empty());
     let text = if compact { serde_json::to_string(outcome) } else { serde_json::to_string_pretty(outcome) };
-    let text = text
-        .map_err(|error| Error::file(path, format!("could not be written: {error}")))?;
+    let text = text.map_err(|error| Error::file(path, format!("could not be written: {error}")))?;
     disk::replace(path, disk::seal(&(text + "\n")).as_bytes())
 }

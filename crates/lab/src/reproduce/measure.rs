@@ -177,7 +177,9 @@ impl Subject<'_> {
                 }
             }
         }
-        let mean = |from: usize, to: usize| sums[from..to].iter().sum::<f64>() / ((to - from) * passages.len()) as f64;
+        let mean = |from: usize, to: usize| {
+            sums[from..to].iter().sum::<f64>() / ((to - from) * passages.len()) as f64
+        };
         let mut from = 0;
         while from < length {
             let to = (2 * from).max(64).min(length);

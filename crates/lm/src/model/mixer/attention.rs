@@ -161,7 +161,12 @@ impl Memory for KeyValueCache {
 impl Attention {
     /// p + SiLU(conv(p)) for queries, keys and values, if there are convolutions. With a memory, its tails precede the
     /// first token and are updated.
-    fn convolve(&self, pass: &Pass, qkv: [Tensor; 3], memory: Option<&mut KeyValueCache>) -> Result<[Tensor; 3]> {
+    fn convolve(
+        &self,
+        pass: &Pass,
+        qkv: [Tensor; 3],
+        memory: Option<&mut KeyValueCache>,
+    ) -> Result<[Tensor; 3]> {
         let Some(conv1d) = &self.conv1d else { return Ok(qkv) };
         let tails = memory.as_ref().and_then(|memory| memory.tails.clone());
         let conv = |i: usize| {
