@@ -316,9 +316,7 @@ fn write(path: &Path, outcome: &Outcome) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     }
-    // The losses of many documents would be many lines.
-    let compact = outcome.measured.iter().any(|measured| !measured.groups.is_empty());
-    let text = if compact { serde_json::to_string(outcome) } else { serde_json::to_string_pretty(outcome) };
-    let text = text.map_err(|error| Error::file(path, format!("could not be written: {error}")))?;
+    let text = serde_json::to_string(outcome)
+        .map_err(|error| Error::file(path, format!("could not be written: {error}")))?;
     disk::replace(path, disk::seal(&(text + "\n")).as_bytes())
 }
