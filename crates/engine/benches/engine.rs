@@ -404,8 +404,9 @@ impl Bench {
             let [query, key, value, dout] = [(); 4].map(|()| bench.random(&[1, t, heads * d], 1.0));
             (Attention { query, key, value }, dout)
         };
-        let forward =
-            |input: &Attention<Tensor>, keep| run(AttentionForward { input: input.clone(), heads, keep });
+        let forward = |input: &Attention<Tensor>, keep| {
+            run(AttentionForward { input: input.clone(), options: heads.into(), keep })
+        };
         let both = |input: &Attention<Tensor>, dout: &Tensor| {
             let (_, kept) = forward(input, true);
             run(AttentionBackward { input: input.clone(), heads, kept, gradient: dout.clone() })

@@ -19,7 +19,7 @@ fn rotary() {
         [(1, 1, 1, 2, 0), (2, 0, 1, 8, 3), (2, 150, 3, 12, 0), (1, 70, 2, 64, 61), (3, 5, 1, 6, 1_000_000)]
     {
         let inputs = [random.input("x", &[batch, tokens, heads * head], 1.0)];
-        let rotary = |v: &[Tensor]| Ok(vec![v[0].rotary(Rotary { heads, theta: 500_000.0, offset })?]);
+        let rotary = |v: &[Tensor]| Ok(vec![v[0].rotary(Rotary::new(heads, 500_000.0, offset))?]);
         compare(&format!("rotary {batch}×{tokens}×{heads}×{head} from {offset}"), &rotary, &inputs);
         finite_differences("rotary", &rotary, &inputs, 6);
     }
@@ -29,7 +29,7 @@ fn rotary() {
 fn rotary_bits_depend_on_the_position_alone() {
     let x = Random(12).input("x", &[1, 200, 24], 1.0).on(&cpu(2));
     let at = |from: usize, to: usize| {
-        let rotary = Rotary { heads: 2, theta: 10_000.0, offset: 7 + from };
+        let rotary = Rotary::new(2, 10_000.0, 7 + from);
         x.slice(1, from..to).unwrap().rotary(rotary).unwrap().to_f32()
     };
     let pieces: Vec<f32> =
@@ -209,7 +209,8 @@ fn refused(device: &Device) {
     let (_, kept) = attend(&q, &q, &q, 3).unwrap();
     names(backward(device, kept, &[1, 2, 3]), "gradient");
 
-    let turn = |shape: &[usize], heads, theta, offset| tensor(shape).rotary(Rotary { heads, theta, offset });
+    let turn =
+        |shape: &[usize], heads, theta, offset| tensor(shape).rotary(Rotary::new(heads, theta, offset));
     names(turn(&[2, 6], 1, 1e4, 0), "x");
     names(turn(&[1, 2, 6], 2, 1e4, 0), "x");
     names(turn(&[1, 2, 6], 0, 1e4, 0), "x");

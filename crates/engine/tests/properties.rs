@@ -248,7 +248,7 @@ proptest! {
             random.input("key", &[batch, keys, heads * dk], 1.0),
             random.input("value", &[batch, keys, heads * dv], 1.0),
         ];
-        let rotary = Rotary { heads, theta: 10_000.0, offset: 5 };
+        let rotary = Rotary::new(heads, 10_000.0, 5);
         let attend = |v: &[Tensor]| {
             let query = v[0].rotary(Rotary { offset: 5 + before, ..rotary })?;
             let key = v[1].rotary(rotary)?;

@@ -24,13 +24,13 @@ fn device_equals_reference() {
         (1, 3, 2, 8, 1 << 40),
     ] {
         let inputs = [random.input("x", &[batch, tokens, heads * head], 1.0)];
-        check(&inputs, Rotary { heads, theta: 500_000.0, offset });
+        check(&inputs, Rotary::new(heads, 500_000.0, offset));
     }
     for _ in 0..15 {
         let (heads, head) = (random.between(1, 4), 2 * random.between(1, 20));
         let shape = [random.between(1, 3), random.between(1, 140), heads * head];
         let offset = random.between(0, 300);
-        check(&[random.input("x", &shape, 1.0)], Rotary { heads, theta: 10_000.0, offset });
+        check(&[random.input("x", &shape, 1.0)], Rotary::new(heads, 10_000.0, offset));
     }
 }
 
@@ -40,7 +40,7 @@ fn bits_depend_on_the_position_alone() {
         let at = |from: usize, to: usize| {
             let part = &x.data[from * 24..to * 24];
             let part = Tensor::from_f64(part, &[1, to - from, 24], device).unwrap();
-            part.rotary(Rotary { heads: 2, theta: 10_000.0, offset: 7 + from }).unwrap().to_f32()
+            part.rotary(Rotary::new(2, 10_000.0, 7 + from)).unwrap().to_f32()
         };
         let pieces: Vec<f32> =
             [(0, 1), (1, 60), (60, 130), (130, 200)].iter().flat_map(|&(a, b)| at(a, b)).collect();

@@ -1,6 +1,6 @@
 //! Many sequences in one call: each has the bits that it has alone, whatever the others do.
 
-use march_lm::anchors::Policy;
+use march_lm::anchors::{Placement, Policy};
 use march_lm::engine::{CpuOptions, Device, Products};
 use march_lm::generate::{Inference, Limits, Sampling, Session, Text};
 use march_lm::memory::StateBank;
@@ -9,6 +9,11 @@ use march_lm::tokenizer::Tokenizer;
 use proptest::prelude::*;
 
 use crate::common::{Case, KINDS, invariant, small, tokens};
+
+/// Whether anchors can be placed as the policy says.
+fn can_place(case: &Case, policy: &Policy) -> bool {
+    policy.placement == Placement::Periodic || case.model.config().mixer.places_adaptively()
+}
 
 /// Policies that a model can follow: its own, and for models with anchors every kind of placement, retention and storage.
 fn policies(case: &Case) -> Vec<Policy> {
@@ -27,6 +32,7 @@ fn policies(case: &Case) -> Vec<Policy> {
             list.push(own.with(&settings).unwrap());
         }
     }
+    list.retain(|policy| can_place(case, policy));
     list
 }
 

@@ -43,7 +43,13 @@ fn json_of(model_type: &str) -> Value {
     if model_type == "log_linear_gated_deltanet" {
         keys["num_levels"] = json!(9);
     }
-    if ["march", "memory_caching"].contains(&model_type) {
+    if model_type == "hybrid" {
+        keys["layers"] = json!("2 gated_delta_net, 1 attention");
+        keys["attention_num_heads"] = json!(2);
+        keys["attention_rope_theta"] = json!(10_000.0);
+        keys["anchors"] = json!([1]);
+    }
+    if ["march", "memory_caching", "hybrid"].contains(&model_type) {
         for (key, value) in
             [("anchor_interval", json!(16)), ("routing_dim", json!(8)), ("routing_top_k", json!(null))]
         {
@@ -85,7 +91,7 @@ fn refused<T: std::fmt::Debug>(result: march_lm::Result<T>, parts: &[&str]) {
 #[test]
 fn every_preset_loads() {
     let names: Vec<_> = Config::presets().collect();
-    assert_eq!(names.len(), 23);
+    assert_eq!(names.len(), 26);
     let mut model_types = Vec::new();
     for name in names {
         let config = Config::load(name).unwrap();
@@ -125,7 +131,8 @@ fn every_key_says_who_chose_it() {
         assert!(text.starts_with("# "), "{name} does not open with a comment");
         for line in text.lines().filter(|line| line.contains('=') && !line.starts_with('#')) {
             let comment = line.split_once('#').unwrap_or_else(|| panic!("{name}: {line}")).1.trim();
-            assert!(comment.starts_with("paper") || comment.starts_with("ours"), "{name}: {line}");
+            let known = ["paper", "ours", "Qwen3.5"].iter().any(|who| comment.starts_with(who));
+            assert!(known, "{name}: {line}");
         }
     }
 }
@@ -135,7 +142,8 @@ fn parameters(model: &ModelConfig) -> usize {
     let keys = written(model);
     let key = |name: &str| keys.get(name).and_then(Value::as_u64).unwrap_or(0) as usize;
     let (width, heads, value_heads) = (key("hidden_size"), key("num_heads"), key("num_v_heads"));
-    let embeddings = 2 * key("vocab_size") * width + width;
+    let tables = if model.tie_word_embeddings { 1 } else { 2 };
+    let embeddings = tables * key("vocab_size") * width + width;
     let block = 2 * width + 3 * width * key("intermediate_size");
     let expand = keys.get("expand_v").and_then(Value::as_f64).unwrap_or(0.0);
     let value_dim = key("head_dim") * expand as usize;
@@ -151,6 +159,16 @@ fn parameters(model: &ModelConfig) -> usize {
         "log_linear_gated_deltanet" => (delta + value_heads * key("num_levels") * (width + 1), 0),
         "march" => (delta + 2 * value_heads * key("routing_dim") * width + null, width),
         "memory_caching" => (delta + 2 * value_heads * key("routing_dim") * width, 0),
+        "hybrid" => {
+            // Three layers in four are of Gated DeltaNet.
+            let layers = key("num_hidden_layers");
+            let (heads, head) = (key("attention_num_heads"), key("attention_head_width"));
+            let attention = (3 * heads + 2 * key("attention_num_kv_heads")) * head * width + 2 * head;
+            let anchored = keys.get("anchors").map_or(0, |list| list.as_array().unwrap().len());
+            let routing = anchored * (2 * value_heads * key("routing_dim") * width + null);
+            let once = if anchored > 0 { width } else { 0 };
+            return embeddings + layers * block + layers / 4 * (3 * delta + attention) + routing + once;
+        }
         other => panic!("{other}"),
     };
     embeddings + once + key("num_hidden_layers") * (block + mixer)
@@ -225,7 +243,7 @@ fn what_is_written_reads_the_same() {
         let mut keys = json_of(model_type);
         keys["architectures"] = json!(["SomeModel"]);
         keys["fuse_norm"] = json!(true);
-        keys["window_size"] = json!(null);
+        keys["attnres_block_size"] = json!(null);
         keys["task_specific_params"] = json!({"a": [1, 2.5, null]});
         let model = read(&keys).unwrap();
         let text = model.to_json();
@@ -233,7 +251,8 @@ fn what_is_written_reads_the_same() {
         assert!(text.ends_with("}\n"), "{text}");
         assert_eq!(ModelConfig::from_json(&text, "again").unwrap(), model);
         let written = written(&model);
-        for key in ["architectures", "fuse_norm", "window_size", "task_specific_params", "hidden_act"] {
+        for key in ["architectures", "fuse_norm", "attnres_block_size", "task_specific_params", "hidden_act"]
+        {
             assert_eq!(written[key], keys[key]);
         }
     }

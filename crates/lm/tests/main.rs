@@ -15,6 +15,7 @@ mod equations;
 mod foreign;
 mod generate;
 mod golden;
+mod models;
 mod module_order;
 mod precision;
 mod properties;

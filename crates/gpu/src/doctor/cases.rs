@@ -147,7 +147,7 @@ fn layers() -> Vec<(&'static str, Vec<Case>)> {
         case(format!("inputs × {scale}, tail {tail}"), short_conv(), inputs)
     });
     let rotary = [0, 100_000].map(|offset| {
-        let rotary = Rotary { heads: 3, theta: 10_000.0, offset };
+        let rotary = Rotary::new(3, 10_000.0, offset);
         let program = one(move |v| v[0].rotary(rotary));
         case(format!("from position {offset}"), program, [r.input("x", &[2, 17, 3 * 10], 1.0)])
     });

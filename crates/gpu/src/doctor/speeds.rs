@@ -105,7 +105,7 @@ fn table() -> Vec<(&'static str, [usize; 2], f64, fn(usize) -> Work)> {
         ("swiglu", ROWS, 2.0, |n| work(one(|v| v[0].swiglu(&v[1])), &[&[n, WIDTH], &[n, WIDTH]], 0)),
         ("short_conv", ROWS, 2.0, |n| work(programs::short_conv(), &[&[1, n, WIDTH], &[WIDTH, 4]], 0)),
         ("rotary", ROWS, 2.0, |n| {
-            let rotary = Rotary { heads: WIDTH / HEAD, theta: 10_000.0, offset: 0 };
+            let rotary = Rotary::new(WIDTH / HEAD, 10_000.0, 0);
             work(one(move |v| v[0].rotary(rotary)), &[&[1, n, WIDTH]], 0)
         }),
         ("embedding", ROWS, 2.0, |n| {

@@ -3,14 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use super::names::is_left_out;
 use super::read::TensorFile;
 use super::{CONFIG_FILE, Checkpoint, first_names};
 use crate::disk::header::Entry;
 use crate::error::{Error, Result};
+use crate::model::Dialect;
 use crate::model::mixer::MixerConfig;
 
 const HEAD: &str = "lm_head.weight";
-const EMBEDDINGS: &str = "model.embeddings.weight";
 
 /// Name suffixes of the table of rotary wavelengths, which is determined by `rope_theta`.
 const FREQUENCIES: [&str; 2] = [".rotary.inv_freq", ".rotary_emb.inv_freq"];
@@ -24,8 +25,10 @@ impl Checkpoint {
         let mut extra = Vec::new();
         for (name, (place, entry)) in self.tensors.iter().filter(|(name, _)| !asked.contains(name.as_str())) {
             let file = &self.files[*place];
-            if name == HEAD && self.config.tie_word_embeddings && asked.contains(EMBEDDINGS) {
+            if name == HEAD && self.config.tie_word_embeddings && asked.contains(self.embeddings()) {
                 self.check_tied_head(file, entry)?;
+            } else if is_left_out(name, self.dialect) {
+                // Nothing of the language model needs it.
             } else if !self.is_known_table(name, file, entry)? {
                 extra.push(name.as_str());
             }
@@ -52,11 +55,21 @@ impl Checkpoint {
         Err(Error::file(&self.listing, format!("{what}; {cause}")))
     }
 
+    /// The name of the embeddings.
+    fn embeddings(&self) -> &'static str {
+        match self.dialect {
+            Dialect::Own => "model.embeddings.weight",
+            Dialect::Qwen35 { nested: true } => "model.language_model.embed_tokens.weight",
+            _ => "model.embed_tokens.weight",
+        }
+    }
+
     /// Rejects an output head that differs from the embeddings although they are tied.
     fn check_tied_head(&self, file: &TensorFile, head: &Entry) -> Result<()> {
         /// How many numbers are compared at a time.
         const BLOCK: usize = 1 << 16;
-        let Some((place, embeddings)) = self.tensors.get(EMBEDDINGS) else { return Ok(()) };
+        let name = self.embeddings();
+        let Some((place, embeddings)) = self.tensors.get(name) else { return Ok(()) };
         let other = &self.files[*place];
         let count: usize = head.shape.iter().product();
         let mut same = head.shape == embeddings.shape;
@@ -66,7 +79,7 @@ impl Checkpoint {
             }
             let places: Vec<usize> = (start..count.min(start + BLOCK)).collect();
             let [head, embeddings] =
-                [file.sample(HEAD, head, &places)?, other.sample(EMBEDDINGS, embeddings, &places)?];
+                [file.sample(HEAD, head, &places)?, other.sample(name, embeddings, &places)?];
             same = head.iter().zip(&embeddings).all(|(a, b)| a.to_bits() == b.to_bits());
         }
         file.release(head);
@@ -75,7 +88,7 @@ impl Checkpoint {
             return Ok(());
         }
         let message = format!(
-            "has `{HEAD}` with other numbers than `{EMBEDDINGS}`, but `tie_word_embeddings` is true in `{CONFIG_FILE}`, \
+            "has `{HEAD}` with other numbers than `{name}`, but `tie_word_embeddings` is true in `{CONFIG_FILE}`, \
              which makes the embeddings the head; set it to false if `{HEAD}` is meant, or remove that tensor"
         );
         Err(Error::file(file.path(), message))
@@ -83,15 +96,17 @@ impl Checkpoint {
 
     /// Whether a tensor is the table of rotary wavelengths that the configuration implies.
     fn is_known_table(&self, name: &str, file: &TensorFile, entry: &Entry) -> Result<bool> {
-        let MixerConfig::Attention(config) = &self.config.mixer else { return Ok(false) };
-        let width = self.config.hidden_size / config.num_heads.max(1);
-        if !FREQUENCIES.iter().any(|end| name.ends_with(end)) || entry.shape != [width / 2] {
+        let Some(config) = self.config.mixer.attention() else { return Ok(false) };
+        let turned = config.turned(self.config.hidden_size);
+        let is_table = FREQUENCIES.iter().any(|end| name.ends_with(end)) && entry.shape == [turned / 2];
+        if !is_table || config.rotary_scaling.is_some() {
             return Ok(false);
         }
-        let found = file.sample(name, entry, &(0..width / 2).collect::<Vec<_>>())?;
-        Ok(found.iter().enumerate().all(|(i, &found)| {
-            let expected = config.rope_theta.powf(-2.0 * i as f64 / width as f64);
-            (f64::from(found) - expected).abs() <= ROUNDING * expected
-        }))
+        let found = file.sample(name, entry, &(0..turned / 2).collect::<Vec<_>>())?;
+        let expected = config.frequencies(self.config.hidden_size).list(turned);
+        Ok(found
+            .iter()
+            .zip(expected)
+            .all(|(&found, expected)| (f64::from(found) - expected).abs() <= ROUNDING * expected))
     }
 }

@@ -21,10 +21,23 @@ impl Model {
     ) -> Result<(Self, Parameters)> {
         let model = Self::new(checkpoint.config());
         checkpoint.check(model.layout())?;
-        let mut parameters = Vec::with_capacity(model.layout().len());
-        checkpoint.read_all(model.layout(), |i, numbers| {
-            let spec = &model.layout()[i];
-            parameters.push(rounded(spec, Tensor::from_slice(numbers, &spec.shape, device)?, weights)?);
+        let layout = model.layout();
+        let mut parameters = Vec::with_capacity(layout.len());
+        checkpoint.take_all(layout, |i| {
+            let spec = &layout[i];
+            if weights == Precision::Bf16
+                && spec.is_matrix()
+                && let Some((bytes, range)) = checkpoint.bf16_bytes(spec)?
+                && let Some(mapped) = Tensor::from_bf16(bytes, range, &spec.shape, device)?
+            {
+                parameters.push(mapped);
+                return Ok(());
+            }
+            let numbers = checkpoint.tensor(spec)?;
+            parameters.push(rounded(spec, Tensor::from_slice(&numbers, &spec.shape, device)?, weights)?);
+            drop(numbers);
+            // Other parameters may be mapped parts of the same tensor; their pages come back when they are read.
+            checkpoint.release(spec);
             Ok(())
         })?;
         Ok((model, parameters))

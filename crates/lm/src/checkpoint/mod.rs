@@ -12,6 +12,7 @@
 mod checksums;
 mod extra;
 mod load;
+mod names;
 mod read;
 mod verify;
 mod write;
@@ -19,13 +20,18 @@ mod write;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use march_engine::SharedBytes;
+use safetensors::Dtype;
+
 use crate::error::{Error, Result};
-use crate::model::{ModelConfig, ParameterSpec};
+use crate::model::{Dialect, ModelConfig, ParameterSpec};
 
 use self::checksums::Checksums;
 pub use self::checksums::{CHECKSUMS_FILE, verify_folder};
+use self::names::Source;
 use self::read::TensorFile;
 pub use self::write::{NewFolder, save};
 use crate::disk::{Mapped, built_in, header::Entry, is_built_in, is_file_name};
@@ -41,6 +47,8 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub struct Checkpoint {
     config: ModelConfig,
+    /// How its tensors are called.
+    dialect: Dialect,
     /// `model.safetensors` or the index: the file that should list every tensor.
     listing: PathBuf,
     files: Vec<TensorFile>,
@@ -84,7 +92,7 @@ impl Checkpoint {
         if let Some(checksums) = &checksums {
             checksums.check(folder, false, training)?;
         }
-        let config = read_config(&folder.join(CONFIG_FILE))?;
+        let (config, dialect) = read_config(&folder.join(CONFIG_FILE))?;
         let model = folder.join(MODEL_FILE);
         let whole = model.is_file();
         let listing = if whole { model } else { folder.join(INDEX_FILE) };
@@ -95,7 +103,8 @@ impl Checkpoint {
             );
             return Err(Error::file(folder, message));
         }
-        let mut checkpoint = Self { config, listing, files: vec![], tensors: BTreeMap::new(), checksums };
+        let (files, tensors) = (Vec::new(), BTreeMap::new());
+        let mut checkpoint = Self { config, dialect, listing, files, tensors, checksums };
         if whole {
             checkpoint.add(TensorFile::open(&folder.join(MODEL_FILE))?)?;
         } else {
@@ -108,10 +117,11 @@ impl Checkpoint {
     fn open_built_in(folder: &Path) -> Result<Self> {
         let file = |name| (folder.join(name), built_in(folder, name).unwrap_or_default());
         let ((path, text), (listing, tensors)) = (file(CONFIG_FILE), file(MODEL_FILE));
-        let config = ModelConfig::from_json(&String::from_utf8_lossy(text), &path.display().to_string())?;
+        let text = String::from_utf8_lossy(text);
+        let (config, dialect) = ModelConfig::from_any_json(&text, &path.display().to_string())?;
         let file = Mapped::fixed(&listing, tensors);
-        let mut checkpoint =
-            Self { config, listing, files: vec![], tensors: BTreeMap::new(), checksums: None };
+        let (files, tensors) = (Vec::new(), BTreeMap::new());
+        let mut checkpoint = Self { config, dialect, listing, files, tensors, checksums: None };
         checkpoint.add(TensorFile::of(file)?)?;
         Ok(checkpoint)
     }
@@ -121,6 +131,7 @@ impl Checkpoint {
         let path = folder.join(name);
         let mut beside = Self {
             config: self.config.clone(),
+            dialect: self.dialect,
             listing: path.clone(),
             files: vec![],
             tensors: BTreeMap::new(),
@@ -188,56 +199,96 @@ impl Checkpoint {
     /// Rejects the checkpoint unless it has every parameter, in its shape, and no other tensor that could affect the
     /// computation.
     pub fn check(&self, parameters: &[ParameterSpec]) -> Result<()> {
-        let missing: Vec<&str> = parameters
-            .iter()
-            .map(|parameter| parameter.name.as_str())
-            .filter(|name| !self.tensors.contains_key(*name))
-            .collect();
+        let sources: Vec<Source> = parameters.iter().map(|parameter| self.source(parameter)).collect();
+        let asked: BTreeSet<&str> = sources.iter().map(|source| source.name.as_str()).collect();
+        let missing: Vec<&str> =
+            asked.iter().copied().filter(|name| !self.tensors.contains_key(*name)).collect();
         if !missing.is_empty() {
-            return Err(self.missing(&missing, parameters.len()));
+            return Err(self.missing(&missing, asked.len()));
         }
         for parameter in parameters {
             self.find(parameter)?;
         }
-        let asked: BTreeSet<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
         self.refuse_extra(&asked)
     }
 
     /// Reads one tensor as f32: borrowed from the file if it holds aligned f32, otherwise converted from f32, bf16 or
     /// f16.
     pub fn tensor(&self, parameter: &ParameterSpec) -> Result<Cow<'_, [f32]>> {
-        let (file, entry) = self.find(parameter)?;
-        file.numbers(&parameter.name, entry)
+        let (file, entry, source) = self.find(parameter)?;
+        let mut numbers = match &source.ranges()[..] {
+            [range] => file.numbers(&source.name, entry, range.clone())?,
+            ranges => {
+                let mut all = Vec::with_capacity(ranges.iter().map(ExactSizeIterator::len).sum());
+                for range in ranges {
+                    all.extend_from_slice(&file.numbers(&source.name, entry, range.clone())?);
+                }
+                Cow::Owned(all)
+            }
+        };
+        if source.shift != 0.0 {
+            numbers.to_mut().iter_mut().for_each(|number| *number += source.shift);
+        }
+        Ok(numbers)
+    }
+
+    /// The bytes of a tensor in the file, if it holds exactly the parameter's numbers in bf16, in one piece.
+    pub(crate) fn bf16_bytes(
+        &self,
+        parameter: &ParameterSpec,
+    ) -> Result<Option<(SharedBytes, Range<usize>)>> {
+        let (file, entry, source) = self.find(parameter)?;
+        match &source.ranges()[..] {
+            [range] if entry.dtype == Dtype::BF16 && source.shift == 0.0 => {
+                let start = entry.range.start;
+                Ok(Some((file.shared(), start + 2 * range.start..start + 2 * range.end)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether all matrices of the model are stored in bf16.
+    pub fn is_bf16(&self) -> bool {
+        let mut large = self.tensors.values().filter(|(_, entry)| entry.shape.len() == 2).peekable();
+        large.peek().is_some() && large.all(|(_, entry)| entry.dtype == Dtype::BF16)
     }
 
     /// Reads individual numbers of a tensor, given their indices.
     pub(crate) fn sample(&self, parameter: &ParameterSpec, places: &[usize]) -> Result<Vec<f32>> {
-        let (file, entry) = self.find(parameter)?;
-        file.sample(&parameter.name, entry, places)
+        let (file, entry, source) = self.find(parameter)?;
+        let there: Vec<usize> = places.iter().map(|&place| source.place(place)).collect();
+        let numbers = file.sample(&source.name, entry, &there)?;
+        Ok(numbers.into_iter().map(|number| number + source.shift).collect())
     }
 
     /// Releases the memory of a tensor that was read. It can be read again.
     pub fn release(&self, parameter: &ParameterSpec) {
-        if let Some((place, entry)) = self.tensors.get(&parameter.name) {
+        if let Some((place, entry)) = self.tensors.get(&self.source(parameter).name) {
             self.files[*place].release(entry);
         }
     }
 
-    /// Finds the file and entry of a parameter, and checks its shape and data type.
-    fn find(&self, parameter: &ParameterSpec) -> Result<(&TensorFile, &Entry)> {
-        let Some((place, entry)) = self.tensors.get(&parameter.name) else {
-            return Err(self.missing(&[&parameter.name], 1));
+    /// Where a parameter is.
+    fn source(&self, parameter: &ParameterSpec) -> Source {
+        Source::of(parameter, self.dialect, &self.config)
+    }
+
+    /// Finds the file and entry of a parameter, and checks the tensor's shape and data type.
+    fn find(&self, parameter: &ParameterSpec) -> Result<(&TensorFile, &Entry, Source)> {
+        let source = self.source(parameter);
+        let Some((place, entry)) = self.tensors.get(&source.name) else {
+            return Err(self.missing(&[&source.name], 1));
         };
         let file = &self.files[*place];
-        if entry.shape != parameter.shape {
+        if entry.shape != source.shape {
             let message = format!(
                 "tensor `{}` has shape {:?}, but `{CONFIG_FILE}` requires {:?}",
-                parameter.name, entry.shape, parameter.shape
+                source.name, entry.shape, source.shape
             );
             return Err(Error::file(file.path(), message));
         }
-        file.check_dtype(&parameter.name, entry)?;
-        Ok((file, entry))
+        file.check_dtype(&source.name, entry)?;
+        Ok((file, entry, source))
     }
 
     /// The error for missing tensors, out of `asked` requested ones.
@@ -276,10 +327,10 @@ fn first_names(names: &[&str]) -> String {
 }
 
 /// Reads `config.json`.
-fn read_config(path: &Path) -> Result<ModelConfig> {
+fn read_config(path: &Path) -> Result<(ModelConfig, Dialect)> {
     if !path.is_file() {
         return Err(Error::file(path, "is missing; a checkpoint folder describes its model there"));
     }
     let text = fs::read_to_string(path).map_err(Error::io(path, "read"))?;
-    ModelConfig::from_json(&text, &path.display().to_string())
+    ModelConfig::from_any_json(&text, &path.display().to_string())
 }

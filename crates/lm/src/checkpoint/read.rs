@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use march_engine::SharedBytes;
 use safetensors::Dtype;
 
 use crate::disk::Mapped;
@@ -15,7 +17,7 @@ use crate::error::{Error, Result};
 /// A memory-mapped file of tensors.
 #[derive(Debug)]
 pub(super) struct TensorFile {
-    mapped: Mapped,
+    mapped: Arc<Mapped>,
 }
 
 impl TensorFile {
@@ -36,7 +38,7 @@ impl TensorFile {
             );
             return Err(Error::damaged(path, message));
         }
-        Ok((Self { mapped }, header.tensors))
+        Ok((Self { mapped: Arc::new(mapped) }, header.tensors))
     }
 
     /// The contents of the file.
@@ -62,15 +64,22 @@ impl TensorFile {
         }
     }
 
-    /// The numbers of one tensor in the file.
-    pub fn numbers(&self, name: &str, entry: &Entry) -> Result<Cow<'_, [f32]>> {
+    /// The contents of the file, for what outlives it here.
+    pub fn shared(&self) -> SharedBytes {
+        self.mapped.clone()
+    }
+
+    /// A range of the numbers of one tensor in the file.
+    pub fn numbers(&self, name: &str, entry: &Entry, numbers: Range<usize>) -> Result<Cow<'_, [f32]>> {
         self.check_dtype(name, entry)?;
-        self.mapped.prepare(entry.range.clone());
-        let bytes = &self.mapped.bytes()[entry.range.clone()];
+        let width = if entry.dtype == Dtype::F32 { 4 } else { 2 };
+        let range = entry.range.start + width * numbers.start..entry.range.start + width * numbers.end;
+        self.mapped.prepare(range.clone());
+        let bytes = &self.mapped.bytes()[range.clone()];
         Ok(match entry.dtype {
             Dtype::BF16 => Cow::Owned(widen(bytes, bf16::from_le_bytes)),
             Dtype::F16 => Cow::Owned(widen(bytes, f16::from_le_bytes)),
-            _ => match self.mapped.f32s(entry.range.clone()) {
+            _ => match self.mapped.f32s(range) {
                 Some(numbers) => Cow::Borrowed(numbers),
                 None => {
                     Cow::Owned(bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect())

@@ -39,11 +39,23 @@ impl Checkpoint {
         parameters: &[ParameterSpec],
         mut give: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
+        self.take_all(parameters, |i| {
+            give(i, &self.tensor(&parameters[i])?)?;
+            self.release(&parameters[i]);
+            Ok(())
+        })
+    }
+
+    /// Calls `take` for each parameter, in order, while checking the files. Use what it takes only if this returns `Ok`.
+    pub(crate) fn take_all(
+        &self,
+        parameters: &[ParameterSpec],
+        mut take: impl FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
         let copied = CopyProgress::default();
         let copy = || {
             for (i, parameter) in parameters.iter().enumerate() {
-                give(i, &self.tensor(parameter)?)?;
-                self.release(parameter);
+                take(i)?;
                 copied.bytes.fetch_add(self.bytes_of(parameter), Ordering::Relaxed);
             }
             Ok(())
@@ -120,7 +132,11 @@ impl Checkpoint {
     }
 
     fn bytes_of(&self, parameter: &ParameterSpec) -> usize {
-        self.tensors.get(&parameter.name).map_or(0, |(_, entry)| entry.range.len())
+        let source = self.source(parameter);
+        let share: usize = source.ranges().iter().map(ExactSizeIterator::len).sum();
+        let whole: usize = source.shape.iter().product();
+        let bytes = self.tensors.get(&source.name).map_or(0, |(_, entry)| entry.range.len());
+        (bytes as f64 * share as f64 / whole.max(1) as f64) as usize
     }
 }
 

@@ -19,13 +19,18 @@ pub struct Document {
     known: Vec<String>,
     /// Examples for messages about a key.
     examples: Examples,
+    /// What stands before each key in messages.
+    prefix: String,
+    /// The name of a key in the file, if it is another.
+    names: BTreeMap<String, String>,
 }
 
 impl Document {
     /// A document from a single origin.
     pub fn new(origin: &str, keys: Map<String, Value>) -> Self {
-        let (places, known) = (BTreeMap::new(), Vec::new());
-        Self { origin: origin.into(), keys, places, known, examples: || &[] }
+        let (places, known, prefix) = (BTreeMap::new(), Vec::new(), String::new());
+        let names = BTreeMap::new();
+        Self { origin: origin.into(), keys, places, known, examples: || &[], prefix, names }
     }
 
     /// Sets the location of each key.
@@ -54,6 +59,37 @@ impl Document {
         Ok(keys)
     }
 
+    /// Reads keys whose names begin with a prefix, which `read` does not see.
+    pub(crate) fn within<T>(
+        &mut self,
+        prefix: &str,
+        read: impl FnOnce(&mut Document) -> Result<T>,
+    ) -> Result<T> {
+        let own =
+            |(key, value): (&String, &Value)| Some((key.strip_prefix(prefix)?.to_string(), value.clone()));
+        let keys = self.keys.iter().filter_map(own).collect();
+        let places = self
+            .places
+            .iter()
+            .filter_map(|(key, place)| Some((key.strip_prefix(prefix)?.to_string(), place.clone())));
+        let mut inner = Self {
+            origin: self.origin.clone(),
+            keys,
+            places: places.collect(),
+            known: Vec::new(),
+            examples: || &[],
+            prefix: format!("{}{prefix}", self.prefix),
+            names: self
+                .names
+                .iter()
+                .filter_map(|(key, name)| Some((key.strip_prefix(prefix)?.to_string(), name.clone())))
+                .collect(),
+        };
+        let found = read(&mut inner)?;
+        self.known.extend(inner.known.iter().map(|key| format!("{prefix}{key}")));
+        Ok(found)
+    }
+
     /// Where the document comes from.
     pub(crate) fn origin(&self) -> &str {
         &self.origin
@@ -74,6 +110,29 @@ impl Document {
         self.keys.insert(key.into(), value);
     }
 
+    /// Removes a key and returns its value, even null.
+    pub(crate) fn take(&mut self, key: &str) -> Option<Value> {
+        self.keys.remove(key)
+    }
+
+    /// Sets a key to what the file says under another name, which messages use.
+    pub(crate) fn set_from(&mut self, key: &str, value: Value, theirs: &str) {
+        self.keys.insert(key.into(), value);
+        if key != theirs {
+            self.names.insert(key.into(), theirs.into());
+        }
+    }
+
+    /// Whether a key has another name in the file.
+    pub(crate) fn is_renamed(&self, key: &str) -> bool {
+        self.names.contains_key(key)
+    }
+
+    /// Removes the keys that `drop` chooses.
+    pub(crate) fn drop_keys(&mut self, drop: impl Fn(&str) -> bool) {
+        self.keys.retain(|key, _| !drop(key));
+    }
+
     /// The keys that were read so far.
     pub(crate) fn known(&self) -> impl Iterator<Item = &str> {
         self.known.iter().map(String::as_str)
@@ -86,7 +145,11 @@ impl Document {
 
     /// An error about a key, with its location.
     pub(crate) fn error(&self, key: &str, message: impl Into<String>) -> Error {
-        Error::config(self.places.get(key).unwrap_or(&self.origin), key, message)
+        let place = self.places.get(key).unwrap_or(&self.origin);
+        match self.names.get(key) {
+            Some(name) => Error::config(place, name, message),
+            None => Error::config(place, &format!("{}{key}", self.prefix), message),
+        }
     }
 
     /// Translates an error of serde into the terms of a configuration.

@@ -101,6 +101,12 @@ impl Mapped {
     }
 }
 
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 /// Numbers in their file representation: little-endian.
 pub fn file_bytes(numbers: &[f32]) -> Cow<'_, [u8]> {
     march_engine::little_endian_bytes(numbers)

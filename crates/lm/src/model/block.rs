@@ -36,7 +36,11 @@ impl Block {
 
     pub fn forward(&self, pass: &Pass, x: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
         let readout = self.mixer.forward(pass, &pass.rms_norm(x, self.attn_norm)?, memory)?;
-        let x = pass.add_linear(x, &readout, self.mixer.output())?;
+        let mut y = pass.add_linear(x, &readout, self.mixer.output())?;
+        if self.mixer.passes_anchors() {
+            y.anchors = x.anchors.clone();
+        }
+        let x = y;
         let hidden = self.mlp.forward(pass, &pass.rms_norm(&x, self.mlp_norm)?)?;
         pass.add_linear(&x, &hidden, self.mlp.down_proj)
     }

@@ -25,7 +25,7 @@ use crate::memory::{BankFile, BankTag, Memory, StateBank};
 use block::Block;
 use mixer::{Layer, Mixer, Streams, adaptive};
 
-pub use config::ModelConfig;
+pub use config::{Dialect, ModelConfig};
 pub use parameters::{Builder, Init, Parameter, ParameterSpec, Projection};
 pub use pass::{MixerOutput, Pass, Projections, Row, RowInputs, Weights};
 pub use trace::{MeanRouting, Trace};
@@ -122,7 +122,7 @@ impl Model {
         let blocks = (0..count)
             .map(|index| {
                 let mut builder = builder.child(&format!("layers.{index}."));
-                Arc::new(Block::new(config, &mut builder, |builder| mixer(Layer { index, count }, builder)))
+                Arc::new(Block::new(config, &mut builder, |builder| mixer(Layer::of(index, count), builder)))
             })
             .collect();
         let norm = builder.add("norm.weight", &[width], Init::Constant(1.0));
@@ -192,6 +192,13 @@ impl Model {
             )));
         }
         policy.check()?;
+        if policy.placement != Placement::Periodic && !self.config.mixer.places_adaptively() {
+            return Err(Error::Request(format!(
+                "placement {} follows the state of the first layer, which has no anchors in this model; use periodic \
+                 placement",
+                policy.placement
+            )));
+        }
         let least = self.anchor_bytes(policy);
         match policy.budget() {
             Some(bytes) if bytes < least => Err(Error::Request(format!(

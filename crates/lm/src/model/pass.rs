@@ -113,7 +113,8 @@ impl Pass {
     /// x + h Wᵀ for each stream that h has.
     pub fn add_linear(&self, x: &Streams, h: &Streams, layer: Projection) -> Result<Streams> {
         let weights = [self.weight(layer.weight)];
-        let product = |x: usize, residual| Product { residual, ..Product::new(x, 0) };
+        let bias = layer.bias.map(|bias| self.weight(bias));
+        let product = |x: usize, residual| Product { residual, bias, ..Product::new(x, 0) };
         let (Some(anchors), Some(more)) = (&x.anchors, &h.anchors) else {
             let mut text = linear_list(&[&h.text], &weights, &[product(0, Some(&x.text))])?;
             return Ok(Streams { text: text.remove(0), anchors: None });

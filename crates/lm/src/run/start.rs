@@ -52,7 +52,9 @@ fn visible_anchors(policy: &Policy, tokens: usize) -> usize {
 /// The extension by which the configured model continues that of a checkpoint; `None` if they are of one type, or
 /// neither extends the other.
 fn extension_of(model: &ModelConfig, found: &ModelConfig) -> Option<Extension> {
-    model.mixer.extension().filter(|extension| extension.base.model_type() == found.mixer.model_type())
+    let continues = |extension: &Extension| extension.base.model_type() == found.mixer.model_type();
+    // A checkpoint that has the additions already is continued as it is.
+    model.mixer.extension().filter(|extension| continues(extension) && found.mixer.extension().is_none())
 }
 
 /// Rejects a checkpoint with another value of a key that both models have.

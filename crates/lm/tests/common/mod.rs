@@ -40,16 +40,21 @@ pub fn assert_close(name: &str, got: &[f64], want: &[f64], limit: f64) {
 }
 
 /// A small model of each kind. Heads, widths and intervals that divide nothing.
-pub const KINDS: [&str; 9] = [
+pub const KINDS: [&str; 14] = [
     "transformer",
     "transformer_conv",
+    "transformer_grouped",
     "gated_deltanet",
+    "gated_deltanet_sigmoid",
     "log_linear_gated_deltanet",
     "march",
     "march_top_k",
     "march_no_null",
     "memory_caching",
     "memory_caching_top_k",
+    "hybrid",
+    "hybrid_anchors",
+    "hybrid_all_anchors",
 ];
 
 /// The configuration of a small model.
@@ -57,6 +62,10 @@ pub fn small(kind: &str) -> ModelConfig {
     let common = r#""vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 3, "intermediate_size": 40,
         "norm_eps": 1e-6, "tie_word_embeddings": false, "initializer_range": 0.12"#;
     let recurrence = r#""num_heads": 2, "num_v_heads": 4, "head_dim": 6, "expand_v": 1.5, "conv_size": 4"#;
+    let routing = r#""anchor_interval": 16, "routing_dim": 5"#;
+    let attention = r#""attention_num_heads": 4, "attention_num_kv_heads": 2, "attention_head_width": 8,
+        "attention_rope_theta": 10000, "attention_qk_norm": true, "attention_rotary_factor": 0.5,
+        "attention_attn_output_gate": true"#;
     let march = r#""model_type": "march", "anchor_interval": 16, "routing_dim": 5"#;
     let caching = r#""model_type": "memory_caching", "anchor_interval": 16, "routing_dim": 5"#;
     let keys = match kind {
@@ -64,7 +73,31 @@ pub fn small(kind: &str) -> ModelConfig {
         "transformer_conv" => {
             r#""model_type": "transformer", "num_heads": 3, "rope_theta": 500000, "conv_size": 3"#.to_string()
         }
+        "transformer_grouped" => r#""model_type": "transformer", "num_heads": 4, "num_kv_heads": 2, "head_width": 10,
+            "rope_theta": 10000, "rotary_factor": 0.65, "qk_norm": true, "qk_norm_eps": 1e-6, "qkv_bias": true,
+            "output_bias": true, "attn_output_gate": true, "window_size": 40,
+            "rotary_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64}"#
+            .to_string(),
         "gated_deltanet" => format!(r#""model_type": "gated_deltanet", {recurrence}"#),
+        "gated_deltanet_sigmoid" => format!(
+            r#""model_type": "gated_deltanet", {recurrence}, "output_gate_activation": "sigmoid", "use_short_conv": false"#
+        ),
+        // A stack without anchors and without gates.
+        "hybrid" => format!(
+            r#""model_type": "hybrid", {attention}, {recurrence}, "use_gate": false,
+            "layers": "1 gated_delta_net, 1 attention""#
+        ),
+        // Anchors that pass a recurrence without anchors, then attention.
+        "hybrid_anchors" => format!(
+            r#""model_type": "hybrid", {attention}, {recurrence}, {routing}, "anchors": [2],
+            "layers": ["gated_delta_net", "attention", "gated_delta_net"]"#
+        ),
+        // Anchors that are all equal until the second layer.
+        "hybrid_all_anchors" => format!(
+            r#""model_type": "hybrid", {attention}, {recurrence}, {routing}, "anchors": "every gated_delta_net",
+            "layers": "1 attention, 2 gated_delta_net""#
+        ),
         "log_linear_gated_deltanet" => {
             format!(r#""model_type": "log_linear_gated_deltanet", {recurrence}, "num_levels": 14"#)
         }

@@ -78,6 +78,16 @@ fn what_flash_linear_attention_fills_in_is_filled_in() {
     }
 }
 
+/// Whether a model has this key of flash-linear-attention, too.
+fn has(model_type: &str, key: &str) -> bool {
+    match key {
+        "num_kv_heads" | "qk_norm" | "qkv_bias" | "window_size" => model_type == "transformer",
+        "output_gate_activation" | "use_gate" | "use_short_conv" => model_type != "transformer",
+        "attn" => model_type == "gated_deltanet",
+        _ => false,
+    }
+}
+
 #[test]
 fn keys_that_change_the_result_are_refused() {
     let long: Vec<usize> = (0..1000).collect();
@@ -108,19 +118,21 @@ fn keys_that_change_the_result_are_refused() {
         ("quantization_config", json!({"bits": 4})),
         ("auto_map", json!({"AutoModelForCausalLM": "modeling.Model"})),
     ] {
-        for model_type in MixerConfig::MODEL_TYPES {
+        for model_type in MixerConfig::MODEL_TYPES.iter().filter(|model_type| !has(model_type, key)) {
             let parts = [&format!("`{key}` is {value}"), "folder/config.json", "only"];
             refused(read(&changed(model_type, key, value.clone())), &parts);
         }
     }
-    for (key, gated) in [("use_gate", true), ("use_short_conv", true)] {
+    for key in ["use_gate", "use_short_conv"] {
+        refused(read(&changed("transformer", key, json!(true))), &[key, "only", "is not supported"]);
+        read(&changed("transformer", key, json!(false))).unwrap();
         for model_type in MixerConfig::MODEL_TYPES {
-            let attention = *model_type == "transformer";
-            refused(read(&changed(model_type, key, json!(attention))), &[key, "only", "is not supported"]);
-            read(&changed(model_type, key, json!(gated != attention))).unwrap();
-            // In Python, null counts as false.
-            assert_eq!(read(&changed(model_type, key, json!(null))).is_ok(), attention);
+            read(&changed(model_type, key, json!(false))).unwrap();
         }
+        // In Python, null counts as false.
+        let model = |value| read(&changed("gated_deltanet", key, value)).unwrap();
+        assert_eq!(model(json!(null)).mixer, model(json!(false)).mixer);
+        assert_ne!(model(json!(null)).mixer, model(json!(true)).mixer);
     }
     for (key, value) in
         [("logit_scale", json!(0.5)), ("embedding_multiplier", json!(12)), ("a_key", json!(long.clone()))]
@@ -194,11 +206,43 @@ fn keys_that_say_what_is_computed_are_kept() {
     ] {
         for model_type in MixerConfig::MODEL_TYPES {
             let model = read(&changed(model_type, key, value.clone())).unwrap();
-            assert_eq!(model.other[key], value);
-            assert_eq!(written(&model)[key], value);
+            if !has(model_type, key) {
+                assert_eq!(model.other[key], value);
+                assert_eq!(written(&model)[key], value);
+            }
         }
     }
     read(&changed("transformer", "head_dim", json!(16))).unwrap();
+}
+
+/// Attention in some layers of a Gated DeltaNet.
+#[test]
+fn hybrids_of_flash_linear_attention_are_read() {
+    let with = |attn: Value| read(&changed("gated_deltanet", "attn", attn));
+    let plain = with(json!(null)).unwrap();
+    assert_eq!(with(json!({"layers": [], "num_heads": 2})).unwrap().mixer, plain.mixer);
+    let attn = json!({
+        "layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": true, "window_size": 64, "rope_theta": 5000.0
+    });
+    let model = with(attn.clone()).unwrap();
+    let keys = model.mixer.attention().unwrap();
+    assert_eq!((keys.num_heads, keys.num_kv_heads, keys.qkv_bias), (4, Some(2), true));
+    assert_eq!((keys.window_size, keys.rope_theta), (Some(64), 5000.0));
+    assert_eq!(written(&model)["layers"], json!("1 gated_delta_net, 1 attention"));
+    assert_eq!(ModelConfig::from_json(&model.to_json(), "again").unwrap().mixer, model.mixer);
+    assert_eq!(with(json!([attn])).unwrap().mixer, model.mixer);
+    for (key, value) in [
+        ("layers", json!([3])),
+        ("layers", json!("all")),
+        ("num_heads", json!(null)),
+        ("num_heads", json!("many")),
+        ("num_kv_heads", json!(3)),
+        ("qk_norm", json!(true)),
+    ] {
+        let mut other = attn.clone();
+        other[key] = value;
+        refused(with(other), &["`attn` "]);
+    }
 }
 
 #[test]

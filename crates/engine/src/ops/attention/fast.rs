@@ -255,10 +255,13 @@ impl Kernel for Forward<'_> {
         total.fill(0.0);
 
         let end = offset + rows.end;
-        for k0 in (0..end).step_by(TILE) {
+        // Tiles that no query of the chunk sees change nothing, so they are skipped.
+        let begin = z.first_key(offset + rows.start) / TILE * TILE;
+        let g = z.kv_head(h);
+        for k0 in (begin..end).step_by(TILE) {
             let count = TILE.min(end - k0);
-            let (key, first_key) = input.key.head(z.heads, b, h, k0);
-            let (value, first_value) = input.value.head(z.heads, b, h, k0);
+            let (key, first_key) = input.key.head(z.kv_heads, b, g, k0);
+            let (value, first_value) = input.value.head(z.kv_heads, b, g, k0);
             key.pack_transposed(s, first_key, count, kt);
             value.pack_panels(first_value, count, v);
             // Earlier rows of the chunk precede the tile and see none of its keys.
@@ -271,7 +274,15 @@ impl Kernel for Forward<'_> {
                 let c = BlockMut::rows(scores, STRIDE);
                 gemm(s, [r1 - r0, columns, dk], Band::Full, a, Block::panels(kt, dk), c, Epilogue::Set);
                 for (r, scores) in (r0..r1).zip(scores.chunks_exact_mut(STRIDE)) {
-                    let sees = seen.min(offset + rows.start + r + 1 - k0);
+                    let position = offset + rows.start + r;
+                    let sees = seen.min(position + 1 - k0);
+                    let before = z.first_key(position).saturating_sub(k0);
+                    if before >= sees {
+                        // The whole tile is before the window.
+                        scores[..columns].fill(0.0);
+                        continue;
+                    }
+                    scores[..before].fill(f32::NEG_INFINITY);
                     scores[sees..columns].fill(f32::NEG_INFINITY);
                     let decay = weights(s, &mut scores[..columns], &mut largest[r], &mut total[r]);
                     if decay != 1.0 {

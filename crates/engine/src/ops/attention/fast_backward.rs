@@ -5,7 +5,7 @@
 //! Instead, positions are divided into spans, and a task is a pair of a key span and a query span. Tasks run in
 //! waves: wave w contains the pairs (c, c + w) for all c. No two tasks of a wave share keys or queries, so every
 //! gradient row has a single writer at a time and sums its terms in wave order, independent of the number of
-//! threads.
+//! threads. A task does all query heads that read one key head, in order.
 //!
 //! Memory besides the outputs: D [B, Tq, H], and scratch of a fixed size per thread.
 
@@ -50,34 +50,38 @@ pub(crate) fn backward(cpu: &Cpu, op: AttentionBackward, z: Sizes) -> Result<Att
         // the shape, so results do not depend on the number of threads.
         let size = (z.keys * z.batch * heads / 16).next_multiple_of(TILE).clamp(TILE, SPAN);
         let spans = z.keys.div_ceil(size);
+        let (kv_heads, sharing) = (z.kv_heads, heads / z.kv_heads);
         for wave in 0..spans {
-            cpu.parallel((spans - wave) * z.batch * heads, |t| {
-                let (c, head) = (t / (z.batch * heads), t % (z.batch * heads));
-                let (b, h) = (head / heads, head % heads);
+            cpu.parallel((spans - wave) * z.batch * kv_heads, |t| {
+                let (c, head) = (t / (z.batch * kv_heads), t % (z.batch * kv_heads));
+                let (b, g) = (head / kv_heads, head % kv_heads);
                 let span = |i: usize| i * size..((i + 1) * size).min(z.keys);
                 let (keys, positions) = (span(c), span(c + wave));
                 // The queries are the last positions.
                 let queries =
                     positions.start.max(z.offset()) - z.offset()..positions.end.max(z.offset()) - z.offset();
-                if queries.is_empty() {
+                if queries.is_empty() || keys.end <= z.first_key(z.offset() + queries.start) {
                     return;
                 }
-                with_scratch(Pair::scratch(z), |scratch| {
-                    let (sums, overlap) = (sums.data(), overlap.data());
-                    cpu.level().run(Pair {
-                        z,
-                        input,
-                        gradient,
-                        sums,
-                        overlap,
-                        b,
-                        h,
-                        keys,
-                        queries,
-                        into,
-                        scratch,
+                for h in g * sharing..(g + 1) * sharing {
+                    let (keys, queries) = (keys.clone(), queries.clone());
+                    with_scratch(Pair::scratch(z), |scratch| {
+                        let (sums, overlap) = (sums.data(), overlap.data());
+                        cpu.level().run(Pair {
+                            z,
+                            input,
+                            gradient,
+                            sums,
+                            overlap,
+                            b,
+                            h,
+                            keys,
+                            queries,
+                            into,
+                            scratch,
+                        });
                     });
-                });
+                }
             });
         }
     }
@@ -162,15 +166,16 @@ impl Kernel for Pair<'_> {
         let p = carve.take(BLOCK * STRIDE);
         let ds = carve.take(BLOCK * STRIDE);
         let query = Head::new(input.query, z.queries, z.heads, b, h);
-        let key = Head::new(input.key, z.keys, z.heads, b, h);
-        let value = Head::new(input.value, z.keys, z.heads, b, h);
+        let g = z.kv_head(h);
+        let key = Head::new(input.key, z.keys, z.kv_heads, b, g);
+        let value = Head::new(input.value, z.keys, z.kv_heads, b, g);
         let gradient = Head::new(self.gradient, z.queries, z.heads, b, h);
         let factor = (z.scale() * LOG2_E) as f32;
 
         for k0 in self.keys.clone().step_by(TILE) {
             let first = self.queries.start.max(k0.saturating_sub(offset));
             // Skip the tile if no query of the span sees it.
-            if first >= self.queries.end {
+            if first >= self.queries.end || k0 + TILE <= z.first_key(offset + first) {
                 continue;
             }
             let count = TILE.min(self.keys.end - k0).min(offset + self.queries.end - k0);
@@ -195,7 +200,10 @@ impl Kernel for Pair<'_> {
                     p.chunks_exact_mut(STRIDE).zip(ds.chunks_exact_mut(STRIDE)).enumerate().take(rows)
                 {
                     let at = (b * z.queries + i0 + i) * z.heads + h;
-                    let sees = seen.min(offset + i0 + i + 1 - k0);
+                    let position = offset + i0 + i;
+                    let sees = seen.min(position + 1 - k0);
+                    let before = z.first_key(position).saturating_sub(k0).min(sees);
+                    p[..before].fill(f32::NEG_INFINITY);
                     let sum = self.sums[at] * LOG2_E as f32;
                     slopes(s, &mut p[..columns], &mut ds[..columns], sees, sum, self.overlap[at]);
                 }
@@ -207,14 +215,14 @@ impl Kernel for Pair<'_> {
                 gemm(s, [rows, wk, seen], Band::Full, a, Block::panels(k, TILE), c, Epilogue::Set);
                 for (i, dq) in dq.chunks_exact(wk).enumerate().take(rows) {
                     let at = (b * z.queries + i0 + i) * z.heads + h;
-                    // SAFETY: no other task of the wave writes these queries of head h.
+                    // SAFETY: no other task of the wave writes these queries of head h, which reads key head g.
                     let to = unsafe { self.into.query.part(at * z.dk, z.dk) };
                     simd::add_scaled(s, to, z.scale() as f32, dq);
                 }
             }
             for (j, (dk, dv)) in dk.chunks_exact(wk).zip(dv.chunks_exact(wv)).enumerate().take(count) {
-                let at = (b * z.keys + k0 + j) * z.heads + h;
-                // SAFETY: no other task of the wave writes these keys of head h.
+                let at = (b * z.keys + k0 + j) * z.kv_heads + g;
+                // SAFETY: no other task of the wave writes these keys of key head g.
                 let (key, value) =
                     unsafe { (self.into.key.part(at * z.dk, z.dk), self.into.value.part(at * z.dv, z.dv)) };
                 // The queries were scaled by d^-½ log2 e; multiplying by ln 2 leaves the factor d^-½.

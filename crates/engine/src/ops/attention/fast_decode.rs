@@ -12,10 +12,13 @@ use crate::cpu::{Carve, Cpu, Shared, with_scratch};
 use crate::simd::{self, Band, Block, BlockMut, Epilogue, Kernel, LANES, Simd, Strided, gemm};
 
 pub(super) fn run(cpu: &Cpu, z: Sizes, input: Inputs<'_>, out: &Shared<'_>, sums: Option<&Shared<'_>>) {
-    let groups = (2 * cpu.threads()).div_ceil(z.batch.max(1)).min(z.heads);
+    // A task has whole groups of heads that read the same keys.
+    let groups = (2 * cpu.threads()).div_ceil(z.batch.max(1)).min(z.kv_heads);
+    let sharing = z.heads / z.kv_heads;
     let task = |t: usize| {
         let (b, group) = (t / groups, t % groups);
-        let heads = group * z.heads / groups..(group + 1) * z.heads / groups;
+        let start = |group: usize| group * z.kv_heads / groups * sharing;
+        let heads = start(group)..start(group + 1);
         with_scratch(Decode::scratch(z, heads.len()), |scratch| {
             cpu.level().run(Decode { z, input, b, heads, out, sums, scratch });
         });
@@ -70,22 +73,30 @@ impl Kernel for Decode<'_> {
         o.fill(0.0);
         largest.fill(f32::NEG_INFINITY);
         total.fill(0.0);
-        for k0 in (0..z.keys).step_by(TILE) {
+        let begin = z.first_key(z.keys - 1);
+        let sharing = z.heads / z.kv_heads;
+        for k0 in (begin / TILE * TILE..z.keys).step_by(TILE) {
             let count = TILE.min(z.keys - k0);
             for (r, h) in heads.clone().enumerate() {
-                let (key, first_key) = input.key.head(z.heads, b, h, k0);
-                let (value, first_value) = input.value.head(z.heads, b, h, k0);
+                let g = z.kv_head(h);
+                let (value, first_value) = input.value.head(z.kv_heads, b, g, k0);
                 let o = &mut o[r * wide..(r + 1) * wide];
                 let scores = &mut scores[..count.next_multiple_of(PANEL)];
-                key.pack_transposed(s, first_key, count, kt);
+                if h % sharing == 0 {
+                    let (key, first_key) = input.key.head(z.kv_heads, b, g, k0);
+                    key.pack_transposed(s, first_key, count, kt);
+                }
                 row_product(s, &q[r * dk..(r + 1) * dk], Block::panels(kt, dk), scores, Epilogue::Set);
+                scores[..begin.saturating_sub(k0)].fill(f32::NEG_INFINITY);
                 scores[count..].fill(f32::NEG_INFINITY);
                 let decay = weights(s, scores, &mut largest[r], &mut total[r]);
                 simd::scale(s, o, decay);
                 let v = if wide == z.dv {
                     Block::rows(&value.data[first_value * value.stride..], value.stride)
                 } else {
-                    value.pack_panels(first_value, count, packed);
+                    if h % sharing == 0 {
+                        value.pack_panels(first_value, count, packed);
+                    }
                     Block::panels(packed, TILE)
                 };
                 row_product(s, &scores[..count], v, o, Epilogue::Add);

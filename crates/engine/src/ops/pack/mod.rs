@@ -8,8 +8,12 @@
 //! weights, embeddings and losses, all without gradients.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::array::Array;
 use crate::cpu::{Cpu, Shared};
+use crate::device::Device;
 use crate::error::{Result, bad_shape, bad_value};
 use crate::op::Op;
 use crate::precision::{Precision, from_bf16, to_bf16, to_int8};
@@ -76,6 +80,38 @@ impl Tensor {
     }
 }
 
+/// Bytes that several weights share, such as a mapped file.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+impl Tensor {
+    /// A weight in bf16 whose numbers stay where they are, in a range of `bytes`. `None` if the device cannot read them
+    /// there: if it is not the CPU, if the machine is big-endian, or if the range is not aligned.
+    pub fn from_bf16(
+        bytes: SharedBytes,
+        range: Range<usize>,
+        shape: &[usize],
+        device: &Device,
+    ) -> Result<Option<Tensor>> {
+        let &[rows, width] = shape else {
+            return bad_shape("from_bf16", "weight", shape, "two dimensions [rows, width]");
+        };
+        let Some(own) = (*bytes).as_ref().get(range.clone()) else {
+            return bad_value("from_bf16", format!("bytes {range:?} are past the end"));
+        };
+        if own.len() != 2 * rows * width {
+            let message = format!("{} bytes for {rows} rows of {width} numbers", own.len());
+            return bad_value("from_bf16", message);
+        }
+        let aligned = own.as_ptr().cast::<u16>().is_aligned();
+        if device.backend::<Cpu>().is_none() || cfg!(target_endian = "big") || !aligned {
+            return Ok(None);
+        }
+        let words = Words::Shared(bytes, range.start);
+        let packed = PackedWeight { shape: [rows, width], precision: Precision::Bf16, words };
+        Ok(Some(Tensor::new(Data::Packed(packed), device)))
+    }
+}
+
 /// Elements of a weight in storage format.
 #[derive(Clone, Copy)]
 pub(crate) enum RawWeight<'a> {
@@ -107,8 +143,16 @@ pub(crate) const BLOCK: usize = 32;
 pub struct PackedWeight {
     shape: [usize; 2],
     precision: Precision,
-    /// Storage: f32 values; bf16 codes, two per word; or f32 scales followed by int8 codes, four per word.
-    words: Array<f32>,
+    words: Words,
+}
+
+/// Where the numbers of a packed weight are.
+#[derive(Clone)]
+enum Words {
+    /// f32 values; bf16 codes, two per word; or f32 scales followed by int8 codes, four per word.
+    Own(Array<f32>),
+    /// bf16 codes in shared bytes, from an aligned place.
+    Shared(SharedBytes, usize),
 }
 
 impl std::fmt::Debug for PackedWeight {
@@ -136,7 +180,17 @@ impl PackedWeight {
     /// Elements in storage format.
     pub(crate) fn raw(&self) -> RawWeight<'_> {
         let [rows, width] = self.shape;
-        let (len, words) = (rows * width, self.words.data());
+        let len = rows * width;
+        let words = match &self.words {
+            Words::Own(words) => words.data(),
+            Words::Shared(bytes, start) => {
+                let bytes = &(**bytes).as_ref()[*start..][..2 * len];
+                assert!(bytes.as_ptr().cast::<u16>().is_aligned());
+                // SAFETY: the memory holds `len` codes, it is aligned, and every bit pattern is a valid code.
+                let codes = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), len) };
+                return RawWeight::Bf16(codes);
+            }
+        };
         match self.precision {
             Precision::F32 => RawWeight::F32(words),
             Precision::Bf16 => {
@@ -208,7 +262,7 @@ pub(crate) fn pack(cpu: &Cpu, op: Pack, shape: [usize; 2]) -> Result<Tensor> {
             return Ok(op.weight.like(Data::Packed(PackedWeight {
                 shape,
                 precision,
-                words: weight.clone(),
+                words: Words::Own(weight.clone()),
             })));
         }
         Precision::Bf16 => (0, (rows * width).div_ceil(2)),
@@ -245,7 +299,7 @@ pub(crate) fn pack(cpu: &Cpu, op: Pack, shape: [usize; 2]) -> Result<Tensor> {
             }
         }
     });
-    Ok(op.weight.like(Data::Packed(PackedWeight { shape, precision, words })))
+    Ok(op.weight.like(Data::Packed(PackedWeight { shape, precision, words: Words::Own(words) })))
 }
 
 pub(crate) fn unpack(cpu: &Cpu, op: Unpack, (): ()) -> Result<Tensor> {

@@ -25,12 +25,12 @@ pub(crate) fn backward(cpu: &Cpu, op: RotaryBackward, sizes: Sizes) -> Result<Te
 
 #[allow(unsafe_code)]
 fn turn(cpu: &Cpu, sizes: Sizes, x: &Array<f32>, rotary: Rotary, direction: f64) -> Array<f32> {
-    let Sizes { tokens, head } = sizes;
+    let Sizes { tokens, head, turned } = sizes;
     let mut y = cpu.uninit(x.shape());
     if x.is_empty() {
         return y;
     }
-    let table = table(cpu, tokens, head, rotary, direction);
+    let table = table(cpu, tokens, turned, rotary, direction);
     let width = rotary.heads * head;
     let out = Shared::new(y.data_mut());
     cpu.for_rows(cpu.row_parts(x.len() / width, width), |_, range| {
@@ -38,19 +38,20 @@ fn turn(cpu: &Cpu, sizes: Sizes, x: &Array<f32>, rotary: Rotary, direction: f64)
         // SAFETY: parts are disjoint row ranges.
         let y = unsafe { out.part(start, len) };
         let x = &x.data()[start..start + len];
-        cpu.level().run(Turn { width, head, first: range.start % tokens, table: table.data(), x, y });
+        let (first, table) = (range.start % tokens, table.data());
+        cpu.level().run(Turn { width, head, turned, first, table, x, y });
     });
     y
 }
 
-/// Table [T, d]: the cosines of a position's d/2 angles, followed by their sines.
+/// Table [T, r]: the cosines of a position's r/2 angles, followed by their sines.
 #[allow(unsafe_code)]
-fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) -> Array<f32> {
-    let half = head / 2;
-    let frequencies: Vec<f64> = (0..half).map(|i| direction * rotary.frequency(i, head)).collect();
+fn table(cpu: &Cpu, tokens: usize, turned: usize, rotary: Rotary, direction: f64) -> Array<f32> {
+    let half = turned / 2;
+    let frequencies: Vec<f64> = rotary.frequencies.list(turned).iter().map(|f| direction * f).collect();
     let unit = |position: usize| frequencies.iter().map(move |f| (position as f64 * f).sin_cos());
     let fine: Vec<(f64, f64)> = (0..SPAN).flat_map(unit).collect();
-    let mut table = cpu.uninit(&[tokens, head]);
+    let mut table = cpu.uninit(&[tokens, turned]);
     let out = Shared::new(table.data_mut());
     let first_span = rotary.offset / SPAN;
     let spans = (rotary.offset + tokens).div_ceil(SPAN) - first_span;
@@ -59,8 +60,8 @@ fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) 
         let coarse: Vec<(f64, f64)> = unit(base).collect();
         let positions = base.max(rotary.offset)..(base + SPAN).min(rotary.offset + tokens);
         // SAFETY: spans are disjoint ranges of positions.
-        let rows = unsafe { out.part((positions.start - rotary.offset) * head, positions.len() * head) };
-        for (row, p) in rows.chunks_exact_mut(head).zip(positions) {
+        let rows = unsafe { out.part((positions.start - rotary.offset) * turned, positions.len() * turned) };
+        for (row, p) in rows.chunks_exact_mut(turned).zip(positions) {
             let fine = &fine[(p - base) * half..][..half];
             let (cos, sin) = row.split_at_mut(half);
             for i in 0..half {
@@ -76,6 +77,7 @@ fn table(cpu: &Cpu, tokens: usize, head: usize, rotary: Rotary, direction: f64) 
 struct Turn<'a> {
     width: usize,
     head: usize,
+    turned: usize,
     /// Table row of the first row of x.
     first: usize,
     table: &'a [f32],
@@ -87,14 +89,15 @@ impl Kernel for Turn<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (head, half) = (self.head, self.head / 2);
+        let (head, turned, half) = (self.head, self.turned, self.turned / 2);
         let whole = half / LANES * LANES;
-        let mut angles = self.table.chunks_exact(head).cycle().skip(self.first);
+        let mut angles = self.table.chunks_exact(turned).cycle().skip(self.first);
         for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
             let Some(angle) = angles.next() else { return };
             let (cos, sin) = angle.split_at(half);
             for (x, y) in x.chunks_exact(head).zip(y.chunks_exact_mut(head)) {
-                let ((x1, x2), (y1, y2)) = (x.split_at(half), y.split_at_mut(half));
+                y[turned..].copy_from_slice(&x[turned..]);
+                let ((x1, x2), (y1, y2)) = (x[..turned].split_at(half), y[..turned].split_at_mut(half));
                 let mut i = 0;
                 while i < whole {
                     let (c, n) = (s.load(&cos[i..]), s.load(&sin[i..]));

@@ -1,10 +1,12 @@
-//! Rotary position embedding; element i of a head is paired with element i + d/2.
+//! Rotary position embedding; element i of a head is paired with element i + r/2.
 //!
 //! ```text
-//! x [B, T, H·d], d even;  token t is at position p = offset + t;  pair i < d/2 of each head is (x[i], x[i + d/2])
-//! a = p · theta^(−2i/d)
-//! y[i]       = x[i] cos a − x[i + d/2] sin a
-//! y[i + d/2] = x[i + d/2] cos a + x[i] sin a
+//! x [B, T, H·d];  token t is at position p = offset + t;  the first r elements of each head turn, r even and d unless
+//! said otherwise;  pair i < r/2 is (x[i], x[i + r/2])
+//! a = p f_i,   f_i = theta^(−2i/r), or a scaled form of it
+//! y[i]       = x[i] cos a − x[i + r/2] sin a
+//! y[i + r/2] = x[i + r/2] cos a + x[i] sin a
+//! y[j]       = x[j] from j = r on
 //!
 //! dx is dy rotated by −a.
 //! ```
@@ -38,16 +40,74 @@ pub struct RotaryBackward {
 pub struct Rotary {
     /// Number of heads; all are rotated alike.
     pub heads: usize,
-    /// Base of the geometric progression of frequencies.
-    pub theta: f64,
     /// Position of the first token.
     pub offset: usize,
+    /// The angles.
+    pub frequencies: Frequencies,
+}
+
+/// The angle by which each pair turns from one position to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Frequencies {
+    /// Base of the geometric progression.
+    pub theta: f64,
+    /// r, the elements of a head that turn; `None` for all.
+    pub turned: Option<usize>,
+    /// How the frequencies of a model are changed for longer texts.
+    pub scaling: Scaling,
+}
+
+/// Changes of the frequencies, under the names that checkpoints have for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Scaling {
+    /// None.
+    #[default]
+    Default,
+    /// f / factor.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// With n = original · f / 2π, the turns of a pair in the original length: f / factor for n below `low`, f for n
+    /// above `high`, and in between their mean with weights that change linearly with n.
+    Llama3 {
+        /// The factor.
+        factor: f64,
+        /// Fewer turns than this: the frequency is divided.
+        low: f64,
+        /// More turns than this: it stays.
+        high: f64,
+        /// The length, in tokens, for which the model was trained first.
+        original: f64,
+    },
 }
 
 impl Rotary {
-    /// Angle per position of pair `i` of a head of width `head`.
-    pub(crate) fn frequency(&self, i: usize, head: usize) -> f64 {
-        self.theta.powf(-((2 * i) as f64) / head as f64)
+    /// Whole heads, and frequencies as they are.
+    pub fn new(heads: usize, theta: f64, offset: usize) -> Self {
+        Self { heads, offset, frequencies: Frequencies { theta, turned: None, scaling: Scaling::Default } }
+    }
+}
+
+impl Frequencies {
+    /// Angle per position of each pair of a head with `turned` elements that turn.
+    pub fn list(&self, turned: usize) -> Vec<f64> {
+        let plain = |i: usize| self.theta.powf(-((2 * i) as f64) / turned as f64);
+        (0..turned / 2).map(|i| self.scaling.apply(plain(i))).collect()
+    }
+}
+
+impl Scaling {
+    fn apply(self, f: f64) -> f64 {
+        match self {
+            Self::Default => f,
+            Self::Linear { factor } => f / factor,
+            Self::Llama3 { factor, low, high, original } => {
+                let turns = original * f / std::f64::consts::TAU;
+                let share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                (1.0 - share) * f / factor + share * f
+            }
+        }
     }
 }
 
@@ -58,15 +118,23 @@ pub struct Sizes {
     pub tokens: usize,
     /// Width d of a head.
     pub head: usize,
+    /// r, its elements that turn.
+    pub turned: usize,
 }
 
 fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Result<Sizes> {
-    let Rotary { heads, theta, offset } = *rotary;
+    let Rotary { heads, offset, frequencies: Frequencies { theta, turned, .. } } = *rotary;
     let &[_, tokens, width] = x else {
         return bad_shape("rotary", argument, x, "three dimensions [B, T, H·d]");
     };
-    if heads == 0 || width == 0 || !width.is_multiple_of(2 * heads) {
-        let expected = format!("a last dimension of {heads} heads, each of the same even width");
+    if heads == 0 || width == 0 || !width.is_multiple_of(heads) {
+        let expected = format!("a last dimension of {heads} heads, each of the same width");
+        return bad_shape("rotary", argument, x, expected);
+    }
+    let head = width / heads;
+    let turned = turned.unwrap_or(head);
+    if turned == 0 || turned > head || !turned.is_multiple_of(2) {
+        let expected = format!("heads of which {turned} elements can turn, an even number of at least 2");
         return bad_shape("rotary", argument, x, expected);
     }
     if !(theta.is_finite() && theta > 0.0) {
@@ -76,7 +144,7 @@ fn check(argument: &'static str, x: &[usize], rotary: &Rotary) -> Result<Sizes> 
     if offset.checked_add(tokens).is_none_or(|end| end > 1 << 53) {
         return bad_value("rotary", format!("offset {offset} with {tokens} tokens is beyond position 2^53"));
     }
-    Ok(Sizes { tokens, head: width / heads })
+    Ok(Sizes { tokens, head, turned })
 }
 
 impl Op for RotaryForward {
@@ -104,7 +172,7 @@ impl Op for RotaryBackward {
 }
 
 impl Tensor {
-    /// Rotates each pair of each head of x [B, T, H·d] by an angle proportional to the token's position.
+    /// Rotates pairs of each head of x [B, T, H·d] by angles proportional to the token's position.
     pub fn rotary(&self, rotary: Rotary) -> Result<Tensor> {
         let y = RotaryForward { x: self.clone(), rotary }.run()?;
         Ok(record_one(&[self], y, move |gradient| Ok(vec![Some(RotaryBackward { gradient, rotary }.run()?)])))

@@ -14,14 +14,15 @@ pub(crate) fn backward(_: &Reference, op: RotaryBackward, sizes: Sizes) -> Resul
     Ok(turn(&op.gradient, sizes, op.rotary, -1.0))
 }
 
-fn turn(x: &Tensor, Sizes { tokens, head }: Sizes, rotary: Rotary, direction: f64) -> Tensor {
-    let half = head / 2;
+fn turn(x: &Tensor, Sizes { tokens, head, turned }: Sizes, rotary: Rotary, direction: f64) -> Tensor {
+    let half = turned / 2;
+    let frequencies = rotary.frequencies.list(turned);
     let mut y = x.f64().data().to_vec();
     for (row, y) in y.chunks_exact_mut(rotary.heads * head).enumerate() {
         let position = (rotary.offset + row % tokens) as f64;
         for y in y.chunks_exact_mut(head) {
             for i in 0..half {
-                let angle = direction * position * rotary.frequency(i, head);
+                let angle = direction * position * frequencies[i];
                 let (sin, cos) = (angle.sin(), angle.cos());
                 let (x1, x2) = (y[i], y[i + half]);
                 y[i] = x1 * cos - x2 * sin;

@@ -1,7 +1,8 @@
 // P_ij = e^(S_ij − L_i),  dV = Pᵀ dO,  dS = P ∘ (dO Vᵀ − D),  dK = d^-½ dSᵀ Q
 //
-// Shapes as in kernel.wgsl, D from backward_query.wgsl. A workgroup owns ROWS keys of one batch entry and head, and reads
-// the queries that see them in tiles of 64, so that each sum over queries is in order and in one place. Tiles are
+// Shapes as in kernel.wgsl, D from backward_query.wgsl. A workgroup owns ROWS keys of one batch entry and key head, and
+// reads the queries that see them, of one query head after the other, in tiles of 64, so that each sum over queries is in
+// order and in one place. Tiles are
 // transposed: rows are keys, columns are queries.
 
 //!include group
@@ -17,6 +18,9 @@ struct Call {
     e: u32,
     // Where L starts in the buffer of the output.
     sums: u32,
+    // G, and the number of keys that a query sees at most.
+    kv_heads: u32,
+    window: u32,
 }
 var<immediate> call: Call;
 
@@ -32,11 +36,12 @@ var<immediate> call: Call;
 
 var<private> batch: u32;
 var<private> head: u32;
+var<private> kv_head: u32;
 var<private> query0: u32;
 var<private> key0: u32;
 
 fn place(row: u32) -> u32 {
-    return (batch * call.keys + key0 + row) * call.heads + head;
+    return (batch * call.keys + key0 + row) * call.kv_heads + kv_head;
 }
 
 fn query_place(row: u32) -> u32 {
@@ -75,8 +80,8 @@ fn backward_key(
     }
     let at = thread(local);
     key0 = group % call.key_tiles * ROWS;
-    head = group / call.key_tiles % call.heads;
-    batch = group / call.key_tiles / call.heads;
+    kv_head = group / call.key_tiles % call.kv_heads;
+    batch = group / call.key_tiles / call.kv_heads;
     let rows = min(ROWS, call.keys - key0);
 
     var dk: array<f32, R * COLUMNS>;
@@ -87,44 +92,49 @@ fn backward_key(
     }
     let offset = call.keys - call.queries;
     // The first query that sees one of the keys, rounded down to a tile.
+    var first = 0u;
     if key0 > offset {
-        query0 = (key0 - offset) / OTHERS * OTHERS;
+        first = (key0 - offset) / OTHERS * OTHERS;
     }
-    for (; query0 < call.queries; query0 += OTHERS) {
-        let count = min(OTHERS, call.queries - query0);
-        var p: array<f32, R * C>;
-        products(at, 0u, call.d, &p);
-        // The barriers of `products` lie between this and the last reads of the tile.
-        for (var c = 0u; c < C; c++) {
-            let column = at.tx + TX * c;
-            var l = 0.0;
-            if column < count {
-                l = out[call.sums + query_place(column)];
-            }
-            for (var r = 0u; r < R; r++) {
-                let row = at.ty + TY * r;
-                var weight = 0.0;
-                if column < count && row < rows && key0 + row <= offset + query0 + column {
-                    weight = exp(p[r * C + c] - l);
+    let sharing = call.heads / call.kv_heads;
+    for (head = kv_head * sharing; head < (kv_head + 1u) * sharing; head++) {
+        for (query0 = first; query0 < call.queries; query0 += OTHERS) {
+            let count = min(OTHERS, call.queries - query0);
+            var p: array<f32, R * C>;
+            products(at, 0u, call.d, &p);
+            // The barriers of `products` lie between this and the last reads of the tile.
+            for (var c = 0u; c < C; c++) {
+                let column = at.tx + TX * c;
+                var l = 0.0;
+                if column < count {
+                    l = out[call.sums + query_place(column)];
                 }
-                p[r * C + c] = weight;
-                tile[row * TILE_STRIDE + column] = weight;
+                for (var r = 0u; r < R; r++) {
+                    let row = at.ty + TY * r;
+                    var weight = 0.0;
+                    let position = offset + query0 + column;
+                    if column < count && row < rows && key0 + row <= position && position - (key0 + row) < call.window {
+                        weight = exp(p[r * C + c] - l);
+                    }
+                    p[r * C + c] = weight;
+                    tile[row * TILE_STRIDE + column] = weight;
+                }
             }
+            add_products(at, 1u, call.e, count, &dv);
+            var ds: array<f32, R * C>;
+            products(at, 1u, call.e, &ds);
+            for (var c = 0u; c < C; c++) {
+                let column = at.tx + TX * c;
+                var delta = 0.0;
+                if column < count {
+                    delta = deltas[query_place(column)];
+                }
+                for (var r = 0u; r < R; r++) {
+                    tile[(at.ty + TY * r) * TILE_STRIDE + column] = p[r * C + c] * (ds[r * C + c] - delta);
+                }
+            }
+            add_products(at, 0u, call.d, count, &dk);
         }
-        add_products(at, 1u, call.e, count, &dv);
-        var ds: array<f32, R * C>;
-        products(at, 1u, call.e, &ds);
-        for (var c = 0u; c < C; c++) {
-            let column = at.tx + TX * c;
-            var delta = 0.0;
-            if column < count {
-                delta = deltas[query_place(column)];
-            }
-            for (var r = 0u; r < R; r++) {
-                tile[(at.ty + TY * r) * TILE_STRIDE + column] = p[r * C + c] * (ds[r * C + c] - delta);
-            }
-        }
-        add_products(at, 0u, call.d, count, &dk);
     }
     for (var r = 0u; r < R; r++) {
         let row = at.ty + TY * r;

@@ -15,6 +15,9 @@ struct Call {
     scale: f32,
     d: u32,
     e: u32,
+    // G, and the number of keys that a query sees at most.
+    kv_heads: u32,
+    window: u32,
 }
 var<immediate> call: Call;
 
@@ -55,7 +58,7 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
     if t >= call.keys {
         return 0.0;
     }
-    let at = (batch * call.keys + t) * call.heads + head;
+    let at = (batch * call.keys + t) * call.kv_heads + head / (call.heads / call.kv_heads);
     if which == 0u {
         return key[at * call.d + column];
     }
@@ -110,7 +113,8 @@ fn backward_query(
             for (var c = 0u; c < C; c++) {
                 let column = at.tx + TX * c;
                 var ds = 0.0;
-                if key0 + column <= call.keys - call.queries + query0 + row && row < rows {
+                let position = call.keys - call.queries + query0 + row;
+                if key0 + column <= position && position - (key0 + column) < call.window && row < rows {
                     ds = exp(s[r * C + c] - log_sum[row]) * (dp[r * C + c] - delta[row]);
                 }
                 tile[row * TILE_STRIDE + column] = ds;

@@ -1,4 +1,4 @@
-// Keys and values of a forward call in up to four blocks of a cache, [1, BLOCK_TOKENS, H·d] and [1, BLOCK_TOKENS, H·e];
+// Keys and values of a forward call in up to four blocks of a cache, [1, BLOCK_TOKENS, G·d] and [1, BLOCK_TOKENS, G·e];
 // the last may be shorter. No tile crosses blocks.
 @group(0) @binding(0) var<storage, read> query: array<f32>;
 @group(0) @binding(1) var<storage, read> key_0: array<f32>;
@@ -16,7 +16,7 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
     if t >= call.keys {
         return 0.0;
     }
-    let at = t % BLOCK_TOKENS * call.heads + head;
+    let at = t % BLOCK_TOKENS * call.kv_heads + head / (call.heads / call.kv_heads);
     let block = key0 / BLOCK_TOKENS;
     if which == 0u {
         let i = at * call.d + column;

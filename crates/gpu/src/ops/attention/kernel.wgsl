@@ -1,7 +1,7 @@
 // S = d^-½ Q Kᵀ,  L_i = ln Σ_j e^S_ij,  O_i = Σ_j e^(S_ij − L_i) V_j,  over the keys j ≤ Tk − Tq + i
 //
-// Q [B, Tq, H·d], K [B, Tk, H·d], V [B, Tk, H·e], O [B, Tq, H·e]. The buffer of O continues with m [B, Tq, H] and
-// l [B, Tq, H]. A workgroup owns ROWS queries of one batch entry and head, and reads the keys it sees in tiles of 64,
+// Q [B, Tq, H·d], K [B, Tk, G·d], V [B, Tk, G·e], O [B, Tq, H·e]; head h reads key head h / (H / G), and with a window
+// w only the keys j > Tk − Tq + i − w. The buffer of O continues with m [B, Tq, H] and l [B, Tq, H]. A workgroup owns ROWS queries of one batch entry and head, and reads the keys it sees in tiles of 64,
 // so that the scores never leave the chip. Per tile, with the largest score so far m, the sum l and the output o:
 //
 //   m' = max(m, max_j S_ij),  P_ij = e^(S_ij − m'),  l' = l e^(m − m') + Σ_j P_ij,  o' = o e^(m − m') + Σ_j P_ij V_j
@@ -30,6 +30,9 @@ struct Call {
     scale: f32,
     d: u32,
     e: u32,
+    // G, and the number of keys that a query sees at most.
+    kv_heads: u32,
+    window: u32,
 }
 var<immediate> call: Call;
 
@@ -114,7 +117,8 @@ fn forward(
             for (var c = 0u; c < C; c++) {
                 let column = at.tx + TX * c;
                 let seen = key0 + column < call.keys
-                    && call.start + key0 + column <= call.offset + query0 + row;
+                    && call.start + key0 + column <= call.offset + query0 + row
+                    && call.offset + query0 + row - (call.start + key0 + column) < call.window;
                 tile[row * TILE_STRIDE + column] = select(LOWEST, s[r * C + c], seen);
             }
         }

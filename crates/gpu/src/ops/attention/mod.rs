@@ -93,7 +93,7 @@ fn key_kernel(z: &Sizes) -> Kernel {
 pub(crate) fn kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for (dk, dv) in [(8, 12), (64, 64), (128, 128), (256, 200)] {
-        let z = Sizes { batch: 1, queries: 64, keys: 64, heads: 1, dk, dv };
+        let z = Sizes { batch: 1, queries: 64, keys: 64, heads: 1, kv_heads: 1, window: usize::MAX, dk, dv };
         for rows in [1, tile_rows(&z)] {
             kernels.extend([whole_kernel(&z, rows), blocks_kernel(&z, rows)]);
         }
@@ -109,6 +109,11 @@ struct Part {
     keys: usize,
     first: bool,
     last: bool,
+}
+
+/// The window as the kernels take it.
+fn window(z: &Sizes) -> u32 {
+    u32::try_from(z.window).unwrap_or(u32::MAX)
 }
 
 fn dispatch(
@@ -134,6 +139,8 @@ fn dispatch(
         (z.scale() as f32).to_bits(),
         z.dk as u32,
         z.dv as u32,
+        z.kv_heads as u32,
+        window(z),
     ];
     gpu.run(kernel, tensors, &numbers, gpu.list(groups))
 }
@@ -184,20 +191,21 @@ pub(crate) fn backward(gpu: &Gpu, op: AttentionBackward, z: Sizes) -> Result<Att
         (gpu.empty(query.shape())?, gpu.empty(key.shape())?, gpu.empty(value.shape())?);
     let deltas = gpu.empty(&[z.batch, z.queries, z.heads])?;
     let rows = tile_rows(&z);
-    let numbers = |tiles: usize| {
-        let groups = z.batch * z.heads * tiles;
-        let sums = z.batch * z.queries * z.heads * z.dv;
-        let numbers = [groups, tiles, z.queries, z.keys, z.heads, 0, z.dk, z.dv, sums];
-        let mut numbers = numbers.map(|number| number as u32);
+    let numbers = |heads: usize, tiles: usize, sums: &[usize]| {
+        let groups = z.batch * heads * tiles;
+        let numbers = [groups, tiles, z.queries, z.keys, z.heads, 0, z.dk, z.dv];
+        let numbers = numbers.iter().chain(sums).chain(&[z.kv_heads]).map(|&number| number as u32);
+        let mut numbers: Vec<u32> = numbers.chain([window(&z)]).collect();
         numbers[5] = (z.scale() as f32).to_bits();
         (numbers, gpu.list(groups))
     };
-    let (numbers_query, groups) = numbers(z.queries.div_ceil(rows));
+    let (of_queries, groups) = numbers(z.heads, z.queries.div_ceil(rows), &[]);
     let tensors = [query, key, value, out, gradient, &deltas, &d_query];
-    gpu.run(&query_kernel(&z), &tensors, &numbers_query[..8], groups)?;
-    let (numbers_key, groups) = numbers(z.keys.div_ceil(rows));
+    gpu.run(&query_kernel(&z), &tensors, &of_queries, groups)?;
+    let sums = z.batch * z.queries * z.heads * z.dv;
+    let (of_keys, groups) = numbers(z.kv_heads, z.keys.div_ceil(rows), &[sums]);
     let tensors = [query, key, value, out, gradient, &deltas, &d_key, &d_value];
-    gpu.run(&key_kernel(&z), &tensors, &numbers_key, groups)?;
+    gpu.run(&key_kernel(&z), &tensors, &of_keys, groups)?;
     let [query, key, value] = [d_query, d_key, d_value].map(|d| op.gradient.like(d));
     Ok(Attention { query, key, value })
 }

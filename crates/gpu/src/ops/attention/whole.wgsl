@@ -1,4 +1,4 @@
-// Keys and values of a forward call in one tensor each, [B, Tk, H·d] and [B, Tk, H·e].
+// Keys and values of a forward call in one tensor each, [B, Tk, G·d] and [B, Tk, G·e].
 @group(0) @binding(0) var<storage, read> query: array<f32>;
 @group(0) @binding(1) var<storage, read> key: array<f32>;
 @group(0) @binding(2) var<storage, read> value: array<f32>;
@@ -9,7 +9,7 @@ fn other(which: u32, row: u32, column: u32) -> f32 {
     if t >= call.keys {
         return 0.0;
     }
-    let at = (batch * call.keys + t) * call.heads + head;
+    let at = (batch * call.keys + t) * call.kv_heads + head / (call.heads / call.kv_heads);
     if which == 0u {
         return key[at * call.d + column];
     }

@@ -1,14 +1,16 @@
-// y[i] = x[i] cos a − x[i + d/2] sin a,  y[i + d/2] = x[i + d/2] cos a + x[i] sin a,  a = p theta^(−2i/d)
+// y[i] = x[i] cos a − x[i + r/2] sin a,  y[i + r/2] = x[i + r/2] cos a + x[i] sin a,  a = p f_i;  y[j] = x[j], j ≥ r
 //
 // x, y [B, T, H·d]; token t is at position p = offset + t. Devices compute sines of large angles badly, so the host
 // gives, from f64, e^(ia) of every 64th position (`coarse` rows of table) and of the distances 0 to 63 (the rows after
-// them); e^(ia) of a position is the product of two. Each row holds d/2 cosines, then d/2 sines. The backward pass turns
-// by −a (`direction` is −1). A workgroup owns 256 pairs, an invocation one: nothing is shared.
+// them); e^(ia) of a position is the product of two. Each row holds r/2 cosines, then r/2 sines. The backward pass turns
+// by −a (`direction` is −1). A workgroup owns 256 items, an invocation one:
+// a pair, or an element that does not turn. Nothing is shared.
 
 //!include group
 
 struct Call {
-    pairs: u32,
+    // Items of all heads.
+    all: u32,
     tokens: u32,
     heads: u32,
     half: u32,
@@ -18,6 +20,8 @@ struct Call {
     coarse: u32,
     first_distance: u32,
     direction: f32,
+    // Items of a head: r/2 pairs, then d − r elements.
+    items: u32,
 }
 var<immediate> call: Call;
 
@@ -32,12 +36,16 @@ fn turn(
     @builtin(local_invocation_index) local: u32,
 ) {
     let n = group_index(workgroup, groups) * 256u + local;
-    if n >= call.pairs {
+    if n >= call.all {
         return;
     }
-    let i = n % call.half;
-    let row = n / call.half;
-    let at = row * 2u * call.half + i;
+    let i = n % call.items;
+    let row = n / call.items;
+    let at = row * (call.items + call.half) + i;
+    if i >= call.half {
+        y[at + call.half] = x[at + call.half];
+        return;
+    }
     let p = call.first + row / call.heads % call.tokens;
     let one = p / 64u * 2u * call.half + i;
     let two = (call.coarse + p % 64u - call.first_distance) * 2u * call.half + i;

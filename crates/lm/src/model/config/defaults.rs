@@ -6,6 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::dialect::Dialect;
 use crate::config::Document;
 use crate::error::Result;
 
@@ -25,10 +26,22 @@ pub(super) fn is_attention(model_type: &str) -> bool {
 }
 
 /// Fills in the defaults of keys missing from a `config.json`.
-pub(super) fn fill(document: &mut Document) -> Result<()> {
+pub(super) fn fill(document: &mut Document, dialect: Dialect) -> Result<()> {
+    if dialect != Dialect::Own {
+        return Ok(()); // its own defaults are there already
+    }
     let model_type = document.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string();
     read_rope(document, is_attention(&model_type))?;
-    let defaults = of_class(&model_type);
+    if !is_attention(&model_type) {
+        // In Python, null counts as false.
+        for key in ["use_gate", "use_short_conv"] {
+            if document.has(key) && document.get(key).is_none() {
+                document.set(key, false.into());
+            }
+        }
+    }
+    let hybrid_of_fla = model_type == "hybrid" && document.is_renamed("layers");
+    let defaults = of_class(if hybrid_of_fla { GATED_DELTANET } else { &model_type });
     let with_default = !defaults.is_empty();
     for (key, value) in defaults {
         // A null is not replaced: only for `tie_word_embeddings` does it stand for the default.

@@ -4,6 +4,7 @@
 //! that are known not to affect the computation are preserved.
 
 mod defaults;
+mod dialect;
 mod foreign;
 
 use std::sync::OnceLock;
@@ -11,6 +12,7 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use self::dialect::Dialect;
 use super::mixer::MixerConfig;
 use crate::anchors::{MemoryConfig, Policy};
 use crate::config::{self, Contradiction, Document, Example, Source, keys_of, presets};
@@ -69,6 +71,11 @@ impl ModelConfig {
     /// flash-linear-attention; a key that may affect the computation is rejected unless its value describes this
     /// computation.
     pub fn from_json(text: &str, origin: &str) -> Result<Self> {
+        Self::from_any_json(text, origin).map(|(config, _)| config)
+    }
+
+    /// Reads the `config.json` of a checkpoint, and says how its tensors are called.
+    pub(crate) fn from_any_json(text: &str, origin: &str) -> Result<(Self, Dialect)> {
         let refuse = |message: String| Error::file(origin.as_ref(), message);
         let keys = match serde_json::from_str(text) {
             Ok(Value::Object(keys)) => keys,
@@ -76,7 +83,8 @@ impl ModelConfig {
             Err(error) => return Err(refuse(format!("is not JSON: {error}"))),
         };
         let mut document = Document::new(origin, keys).with_examples(Self::examples);
-        defaults::fill(&mut document)?;
+        let dialect = dialect::translate(&mut document)?;
+        defaults::fill(&mut document, dialect)?;
         let mut model = Self::read(&mut document)?;
         let own = model.mixer.policy();
         if own.is_some() {
@@ -85,7 +93,7 @@ impl ModelConfig {
         foreign::check(&document, model.mixer.model_type())?;
         model.contradiction().map_err(|(key, message)| document.error(key, message))?;
         model.other = document.unknown().map(|(key, value)| (key.clone(), value.clone())).collect();
-        Ok(model)
+        Ok((model, dialect))
     }
 
     /// Takes the keys of `[model]` from a document; whatever remains is unknown.
@@ -100,7 +108,9 @@ impl ModelConfig {
                 .unwrap_or_else(|| Err(unknown_model_type(document, &model_type)))
         };
         // Read again with the defaults filled in, so that an omitted key equals the same key written out.
-        let filled = mixer(document)?.write();
+        let mut filled = mixer(document)?.write();
+        // A stack of several mixers depends on it.
+        filled.insert("num_hidden_layers".into(), common.num_hidden_layers.into());
         let mixer = mixer(&mut Document::new(document.origin(), filled))?;
         Ok(Self {
             vocab_size: common.vocab_size,

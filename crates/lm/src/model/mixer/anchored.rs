@@ -351,7 +351,7 @@ impl Reader<'_> {
             None => None,
         };
         if let Some(kept) = kept {
-            kept.retain(row.anchors, self.layer.count)?;
+            kept.retain(row.anchors, self.layer.anchored)?;
         }
         Ok(history)
     }
@@ -469,7 +469,7 @@ pub(super) fn memory_bytes(
         }
         _ => 0,
     };
-    let kept = policy.kept_after(tokens, anchor * layer.count);
+    let kept = policy.kept_after(tokens, anchor * layer.anchored);
     base.live_bytes(tokens) + placement * base.state_bytes() + kept * anchor
 }
 
@@ -482,7 +482,7 @@ pub(super) fn rollback_bytes(
     policy: &Policy,
 ) -> usize {
     let anchor = anchor_bytes(base, routing_dim, policy.storage);
-    policy.kept_after(tokens, anchor * layer.count) * base.tail_bytes()
+    policy.kept_after(tokens, anchor * layer.anchored) * base.tail_bytes()
 }
 
 /// Size of one anchor in one layer, in bytes.

@@ -4,7 +4,12 @@
 //! q, k, v = SiLU(conv(W x));   α = exp(−exp(A_log) softplus(W_a x + dt_bias));   β = σ(W_b x)
 //! S ← α S + β k (v − α Sᵀk)ᵀ;   o = Sᵀ q      with q, k of length 1 and q scaled by d_k^-½
 //! y = W_o (rms_norm(o) ∘ SiLU(W_g x))
+//! with `output_gate_activation = "sigmoid"` σ(W_g x), with `use_gate = false` no gate; with `use_short_conv = false`
+//! SiLU(W x) without the convolution
 //! ```
+//! In a stack where other layers have anchors, this layer's part of the anchor stream reads the state at its boundary:
+//! o_m = S_mᵀ q_m with q_m = SiLU(W_q u_m), as in a layer of MARCH.
+//!
 //! Memory: the state at the last multiple of the chunk length, the recurrence's inputs since then, and the last inputs
 //! of the three convolutions (their tails).
 
@@ -12,18 +17,19 @@ use std::sync::Arc;
 
 use march_engine::Tensor;
 use march_engine::ops::gated_delta::{CHUNK_TOKENS, GatedDelta, GatedDeltaOptions};
-use march_engine::ops::rms_norm::gated_rms_norm_each;
+use march_engine::ops::rms_norm::{gated_rms_norm_each, rms_norm_each};
 use march_engine::ops::short_conv::{ShortConv, short_conv_each};
+use march_engine::ops::state_read::StateRead;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Contradiction, Layer, Mixer, MixerSpec, Streams};
 use crate::anchors::Policy;
-use crate::config::keys_of;
+use crate::config::{Document, keys_of};
 use crate::error::Result;
 use crate::memory::{LayerReader, LayerWriter, Memory};
-use crate::model::pass::slice_rows;
-use crate::model::{Builder, Init, Parameter, Pass, Projection, Row};
+use crate::model::pass::{repeat_rows, slice_rows};
+use crate::model::{Builder, Init, MixerOutput, Parameter, Pass, Projection, Row};
 
 /// Configuration of Gated DeltaNet, and of the recurrence in the mixers that build on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,6 +48,31 @@ pub struct GatedDeltaNetConfig {
     /// Whether write strengths go up to 2, which allows negative eigenvalues.
     #[serde(default)]
     pub allow_neg_eigval: bool,
+    /// Whether the readout has a gate.
+    #[serde(default = "yes")]
+    pub use_gate: bool,
+    /// The gate's activation.
+    #[serde(default)]
+    pub output_gate_activation: Gate,
+    /// Whether queries, keys and values have convolutions.
+    #[serde(default = "yes")]
+    pub use_short_conv: bool,
+}
+
+/// The activation of the readout's gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Gate {
+    /// x σ(x)
+    #[default]
+    #[serde(alias = "silu")]
+    Swish,
+    /// σ(x)
+    Sigmoid,
+}
+
+pub(super) fn yes() -> bool {
+    true
 }
 
 impl GatedDeltaNetConfig {
@@ -59,8 +90,23 @@ impl GatedDeltaNetConfig {
 impl MixerSpec for GatedDeltaNetConfig {
     const MODEL_TYPE: &'static str = "gated_deltanet";
 
+    fn read(document: &mut Document) -> Result<Self> {
+        document.keys()
+    }
+
+    /// The last three keys are written only if they have other values than the defaults.
     fn write(&self) -> Map<String, Value> {
-        keys_of(&Self { num_v_heads: Some(self.value_heads()), ..self.clone() })
+        let mut keys = keys_of(&Self { num_v_heads: Some(self.value_heads()), ..self.clone() });
+        for (key, usual) in [
+            ("use_gate", Value::Bool(true)),
+            ("output_gate_activation", Value::String("swish".into())),
+            ("use_short_conv", Value::Bool(true)),
+        ] {
+            if keys.get(key) == Some(&usual) {
+                keys.remove(key);
+            }
+        }
+        keys
     }
 
     fn check(&self, _: usize) -> std::result::Result<(), Contradiction> {
@@ -106,10 +152,12 @@ pub(super) struct GatedDeltaNet {
     v_proj: Projection,
     a_proj: Projection,
     b_proj: Projection,
-    pub g_proj: Projection,
+    /// W_g; `None` for no gate.
+    pub g_proj: Option<Projection>,
+    gate: Gate,
     pub o_proj: Projection,
-    /// Convolutions of q, k and v.
-    conv1d: [Parameter; 3],
+    /// Convolutions of q, k and v; `None` for none.
+    conv1d: Option<[Parameter; 3]>,
     pub a_log: Parameter,
     pub dt_bias: Parameter,
     o_norm: Parameter,
@@ -315,24 +363,28 @@ impl GatedDeltaNet {
         let (key_dim, value_dim) = (keys.head_dim, keys.value_dim());
         let (key_width, value_width) = (key_heads * key_dim, value_heads * value_dim);
         let mut conv = |name: &str, width| builder.add(name, &[width, 1, keys.conv_size], Init::Normal);
-        let conv1d = [
-            conv("q_conv1d.weight", key_width),
-            conv("k_conv1d.weight", key_width),
-            conv("v_conv1d.weight", value_width),
-        ];
+        let conv1d = keys.use_short_conv.then(|| {
+            [
+                conv("q_conv1d.weight", key_width),
+                conv("k_conv1d.weight", key_width),
+                conv("v_conv1d.weight", value_width),
+            ]
+        });
         Self {
             key_heads,
             value_heads,
             key_dim,
             value_dim,
             allow_neg_eigval: keys.allow_neg_eigval,
-            conv_size: keys.conv_size,
+            // Without convolutions a token sees only itself, and the tails are empty.
+            conv_size: if keys.use_short_conv { keys.conv_size } else { 1 },
+            gate: keys.output_gate_activation,
             q_proj: builder.linear("q_proj", key_width, hidden_size),
             k_proj: builder.linear("k_proj", key_width, hidden_size),
             v_proj: builder.linear("v_proj", value_width, hidden_size),
             a_proj: builder.linear("a_proj", value_heads, hidden_size),
             b_proj: builder.linear("b_proj", value_heads, hidden_size),
-            g_proj: builder.linear("g_proj", value_width, hidden_size),
+            g_proj: keys.use_gate.then(|| builder.linear("g_proj", value_width, hidden_size)),
             o_proj: builder.linear("o_proj", hidden_size, value_width),
             conv1d,
             a_log: builder.add("A_log", &[value_heads], Init::DecayRate),
@@ -369,8 +421,13 @@ impl GatedDeltaNet {
         [q, k, v]: [&Tensor; 3],
         tails: Option<&[Tensor; 3]>,
     ) -> Result<([Tensor; 3], [Tensor; 3])> {
+        let Some(conv1d) = self.conv1d else {
+            let [y_q, y_k, y_v] = [q, k, v].map(Tensor::silu);
+            let [q, k, v] = [q, k, v].map(|x| x.slice(1, 0..0));
+            return Ok(([y_q?, y_k?, y_v?], [q?, k?, v?]));
+        };
         let conv = |x, i: usize| {
-            let (weight, tail) = (pass.weight(self.conv1d[i]), tails.map(|tails| &tails[i]));
+            let (weight, tail) = (pass.weight(conv1d[i]), tails.map(|tails| &tails[i]));
             ShortConv { x, weight, tail }
         };
         let [q, k, v] = short_conv_each([conv(q, 0), conv(k, 1), conv(v, 2)])?;
@@ -413,10 +470,34 @@ impl GatedDeltaNet {
         rule.run(inputs, row, memory)
     }
 
-    /// rms_norm(o) ∘ SiLU(g) of each stream, which W_o multiplies.
-    pub fn gated(&self, pass: &Pass, readouts: &[&Tensor], gates: &[&Tensor]) -> Result<Streams> {
-        let y = gated_rms_norm_each(readouts, gates, pass.weight(self.o_norm), pass.norm_eps())?;
-        Ok(Streams::of(y))
+    /// rms_norm(o) ∘ SiLU(g) of each stream, which W_o multiplies; with the other gates as configured.
+    pub fn gated(&self, pass: &Pass, readouts: &[&Tensor], gates: &[Option<&Tensor>]) -> Result<Streams> {
+        let (norm, eps) = (pass.weight(self.o_norm), pass.norm_eps());
+        let Some(gates) = gates.iter().copied().collect::<Option<Vec<_>>>() else {
+            return Ok(Streams::of(rms_norm_each(readouts, norm, eps)?));
+        };
+        if self.gate == Gate::Swish {
+            return Ok(Streams::of(gated_rms_norm_each(readouts, &gates, norm, eps)?));
+        }
+        let normed = rms_norm_each(readouts, norm, eps)?;
+        let gated = normed.iter().zip(gates).map(|(y, gate)| Ok((y * &gate.sigmoid()?)?));
+        Ok(Streams::of(gated.collect::<Result<_>>()?))
+    }
+
+    /// The readouts of text and anchors after norm and gate: o_m = A_mᵀ q_m with q_m = SiLU(W_q u_m). `own` is W_q u_m
+    /// and W_g u_m.
+    pub fn gated_with_anchors(
+        &self,
+        pass: &Pass,
+        (readout, gate): (&Tensor, Option<&Tensor>),
+        own: (Tensor, Option<Tensor>),
+        states: &Tensor,
+    ) -> Result<Streams> {
+        let (query, anchor_gate) = own;
+        let query = repeat_rows(&query.silu()?, pass.new_anchors())?;
+        let own_readout = StateRead { query: &query, states }.state_read(self.key_heads)?;
+        let anchor_gate = anchor_gate.map(|gate| repeat_rows(&gate, pass.new_anchors())).transpose()?;
+        self.gated(pass, &[readout, &own_readout], &[gate, anchor_gate.as_ref()])
     }
 
     /// Operations for kᵀS, the update of S and Sᵀq: two for each number of S.
@@ -454,13 +535,20 @@ impl Mixer for GatedDeltaNet {
 
     fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
         let ([q, k, v, a, b], gate) = pass.project(&input.text, (self.projections(), self.g_proj))?;
+        let own = input.anchors.as_ref().map(|u| pass.project(u, (self.q_proj, self.g_proj))).transpose()?;
         let mixed = pass.each_row([q, k, v, a, b], memory, |[q, k, v, a, b], row, memory| {
             let mut memory: Option<&mut DeltaMemory> = memory;
             let [q, k, v] = self.convolve(pass, [&q, &k, &v], memory.as_deref_mut())?;
             let recurrence = memory.map(|memory| &mut memory.recurrence);
-            Ok(self.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?.readout)
+            let out = self.recur(pass, [&q, &k, &v, &a, &b], row, recurrence)?;
+            Ok(MixerOutput { readout: out.readout, states: own.is_some().then_some(out.boundary_states) })
         })?;
-        self.gated(pass, &[&mixed.readout], &[&gate])
+        match (own, &mixed.states) {
+            (Some(own), Some(states)) => {
+                self.gated_with_anchors(pass, (&mixed.readout, gate.as_ref()), own, states)
+            }
+            _ => self.gated(pass, &[&mixed.readout], &[gate.as_ref()]),
+        }
     }
 
     fn work(&self, tokens: usize, _: &Policy) -> f64 {

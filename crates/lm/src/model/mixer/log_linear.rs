@@ -40,8 +40,11 @@ pub struct LevelConfig {
 
 impl MixerSpec for LogLinearConfig {
     const MODEL_TYPE: &'static str = "log_linear_gated_deltanet";
+
     /// One token reads the levels one by one; a chunk of tokens adds them up in another order.
-    const SAME_BITS_IN_ANY_CALLS: bool = false;
+    fn has_same_bits_in_any_calls(&self) -> bool {
+        false
+    }
 
     fn read(document: &mut Document) -> Result<Self> {
         Ok(Self { base: document.keys()?, levels: document.keys()? })
@@ -145,6 +148,10 @@ impl Mixer for LogLinear {
         self.base.o_proj
     }
 
+    fn passes_anchors(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams> {
         let base = &self.base;
         let layers = (self.l_proj, base.projections(), base.g_proj);
@@ -180,7 +187,7 @@ impl Mixer for LogLinear {
             }
             Ok(readout)
         })?;
-        base.gated(pass, &[&mixed.readout], &[&gate])
+        base.gated(pass, &[&mixed.readout], &[gate.as_ref()])
     }
 
     /// Operations for the update of one state, and one read per level.

@@ -10,7 +10,6 @@
 //! uniform; top-K there takes the newest. Nothing reads the anchor stream after the keys of the last layer. Memory:
 //! that of Gated DeltaNet, and for each kept anchor its state, its routing key and the convolution tails.
 
-use march_engine::ops::state_read::StateRead;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -66,7 +65,10 @@ fn one() -> f64 {
 
 impl MixerSpec for MarchConfig {
     const MODEL_TYPE: &'static str = "march";
-    const ANCHOR_STREAM: bool = true;
+
+    fn has_anchor_stream(&self) -> bool {
+        true
+    }
 
     fn read(document: &mut Document) -> Result<Self> {
         Ok(Self { base: document.keys()?, routing: document.keys()? })
@@ -180,7 +182,7 @@ impl Mixer for March {
         let layers = (base.projections(), self.routing_query_proj, self.null_proj, base.g_proj);
         let (inputs, routing_query, null_score, gate) = pass.project(&input.text, layers)?;
         // Anchors: κ_m = W_κ u_m and, unless nothing reads the anchors after this layer, W_q u_m and the gate.
-        let own = (!self.layer.last()).then_some([base.q_proj, base.g_proj]);
+        let own = (!self.layer.ends_anchors).then_some((base.q_proj, base.g_proj));
         let anchors = input.anchors.as_ref().map(|u| pass.project(u, (self.routing_key_proj, own)));
         let (keys, own) = anchors.transpose()?.unzip();
         let keys = keys.map(|keys| repeat_rows(&keys, pass.new_anchors())).transpose()?;
@@ -202,14 +204,12 @@ impl Mixer for March {
                 Ok(MixerOutput { readout, states: Some(out.boundary_states) })
             })?;
 
-        let (Some([query, anchor_gate]), Some(states)) = (own.flatten(), &mixed.states) else {
-            return base.gated(pass, &[&mixed.readout], &[&gate]);
-        };
-        // o_m = A_mᵀ q_m with q_m = SiLU(W_q u_m).
-        let query = repeat_rows(&query.silu()?, pass.new_anchors())?;
-        let own_readout = StateRead { query: &query, states }.state_read(base.key_heads)?;
-        let anchor_gate = repeat_rows(&anchor_gate, pass.new_anchors())?;
-        base.gated(pass, &[&mixed.readout, &own_readout], &[&gate, &anchor_gate])
+        match (own.flatten(), &mixed.states) {
+            (Some(own), Some(states)) => {
+                base.gated_with_anchors(pass, (&mixed.readout, gate.as_ref()), own, states)
+            }
+            _ => base.gated(pass, &[&mixed.readout], &[gate.as_ref()]),
+        }
     }
 
     /// Operations of the recurrence, and of reading anchors.
@@ -236,8 +236,7 @@ impl March {
             base: &self.base,
             layer: self.layer,
             routing_scale: self.routing_scale,
-            // In the first layer all anchors still have the same embedding.
-            equal_scores: self.layer.first(),
+            equal_scores: self.layer.equal_anchors,
             want_mass: false,
         }
     }

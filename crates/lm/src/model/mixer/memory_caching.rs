@@ -267,7 +267,7 @@ impl Mixer for MemoryCaching {
             let current = (&current - &(&current * &closed)?)?;
             Ok((&current.reshape(&[batch, tokens, heads * base.value_dim])? + &history.readout)?)
         })?;
-        base.gated(pass, &[&mixed.readout], &[&gate])
+        base.gated(pass, &[&mixed.readout], &[gate.as_ref()])
     }
 
     /// Operations of the recurrence, of the running mean, and of reading closed segments.

@@ -7,6 +7,7 @@ pub(super) mod adaptive;
 mod anchored;
 pub mod attention;
 pub mod gated_delta_net;
+pub mod hybrid;
 pub mod log_linear;
 pub mod march;
 pub mod memory_caching;
@@ -14,13 +15,11 @@ pub mod memory_caching;
 use std::any::Any;
 
 use march_engine::Tensor;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::anchors::{Policy, Storage};
 pub use crate::config::Contradiction;
-use crate::config::{Document, keys_of};
+use crate::config::Document;
 use crate::error::Result;
 use crate::memory::Memory;
 use crate::model::{Builder, Pass, Projection};
@@ -32,17 +31,23 @@ pub struct Layer {
     pub index: usize,
     /// The number of layers in the model.
     pub count: usize,
+    /// The number of layers that keep anchors, if the model has any.
+    pub anchored: usize,
+    /// Whether all anchors are still equal when they arrive: no layer before this one reads their states.
+    pub equal_anchors: bool,
+    /// Whether nothing reads the anchor stream after this layer's routing keys.
+    pub ends_anchors: bool,
 }
 
 impl Layer {
+    /// A layer of a stack whose layers all have the same mixer.
+    pub fn of(index: usize, count: usize) -> Self {
+        Self { index, count, anchored: count, equal_anchors: index == 0, ends_anchors: index + 1 == count }
+    }
+
     /// Whether this is the first layer.
     pub fn first(self) -> bool {
         self.index == 0
-    }
-
-    /// Whether this is the last layer.
-    pub fn last(self) -> bool {
-        self.index + 1 == self.count
     }
 }
 
@@ -89,6 +94,11 @@ pub trait Mixer: Any + Send + Sync {
     /// which the call continues; if it is empty, the call starts from the beginning and keeps nothing.
     fn forward(&self, pass: &Pass, input: &Streams, memory: &mut [&mut dyn Memory]) -> Result<Streams>;
 
+    /// Whether the anchor stream goes past this mixer unchanged, because the mixer has no state that an anchor could read.
+    fn passes_anchors(&self) -> bool {
+        false
+    }
+
     /// Floating-point operations of a forward pass over one text of `tokens` tokens from its beginning, counting the
     /// products along the text: everything except the mixer's linear layers.
     fn work(&self, tokens: usize, policy: &Policy) -> f64;
@@ -125,27 +135,31 @@ impl Extension {
 }
 
 /// The keys of a mixer in `config.json` and `[model]`, and the mixer that they describe.
-pub trait MixerSpec: Serialize + DeserializeOwned {
+pub trait MixerSpec: Sized {
     /// The value of `model_type`.
     const MODEL_TYPE: &'static str;
     /// Whether anchors run through the layers as a second stream, which starts with the learned `anchor_embedding`.
-    const ANCHOR_STREAM: bool = false;
+    fn has_anchor_stream(&self) -> bool {
+        false
+    }
     /// Whether a text has the same bits however it is divided into calls. Otherwise that holds only for calls that end
     /// at multiples of 64 tokens.
-    const SAME_BITS_IN_ANY_CALLS: bool = true;
-    /// Takes the mixer's keys from a document; by default the fields are the keys.
-    fn read(document: &mut Document) -> Result<Self> {
-        document.keys()
+    fn has_same_bits_in_any_calls(&self) -> bool {
+        true
     }
+    /// Takes the mixer's keys from a document.
+    fn read(document: &mut Document) -> Result<Self>;
     /// Returns the keys and their values, with defaults filled in.
-    fn write(&self) -> Map<String, Value> {
-        keys_of(self)
-    }
+    fn write(&self) -> Map<String, Value>;
     /// Rejects invalid values.
     fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction>;
     /// The anchor policy that a checkpoint of this kind was trained with; `None` for a mixer without anchors.
     fn policy(&self) -> Option<Policy> {
         None
+    }
+    /// Whether anchors can be placed where the first layer's state moves most.
+    fn places_adaptively(&self) -> bool {
+        self.policy().is_some()
     }
     /// What the mixer adds to another one; `None` if it extends none.
     fn extension(&self) -> Option<Extension> {
@@ -201,6 +215,11 @@ macro_rules! mixers {
                 match self { $(Self::$variant(keys) => keys.policy(),)* }
             }
 
+            /// Whether anchors can be placed where the first layer's state moves most.
+            pub fn places_adaptively(&self) -> bool {
+                match self { $(Self::$variant(keys) => keys.places_adaptively(),)* }
+            }
+
             /// What the mixer adds to another one; `None` if it extends none.
             pub fn extension(&self) -> Option<Extension> {
                 match self { $(Self::$variant(keys) => keys.extension(),)* }
@@ -213,12 +232,12 @@ macro_rules! mixers {
 
             /// Whether anchors run through the layers as a second stream.
             pub fn has_anchor_stream(&self) -> bool {
-                match self { $(Self::$variant(_) => <$keys>::ANCHOR_STREAM,)* }
+                match self { $(Self::$variant(keys) => keys.has_anchor_stream(),)* }
             }
 
             /// Whether a text has the same bits however it is divided into calls.
             pub fn has_same_bits_in_any_calls(&self) -> bool {
-                match self { $(Self::$variant(_) => <$keys>::SAME_BITS_IN_ANY_CALLS,)* }
+                match self { $(Self::$variant(keys) => keys.has_same_bits_in_any_calls(),)* }
             }
 
             /// Lays out the parameters of one layer and creates its mixer.
@@ -245,4 +264,17 @@ mixers! {
     March(march::MarchConfig),
     /// The gated delta rule with cached segments.
     MemoryCaching(memory_caching::MemoryCachingConfig),
+    /// A mixer for each layer.
+    Hybrid(hybrid::HybridConfig),
+}
+
+impl MixerConfig {
+    /// The configuration of the attention layers, if there are any.
+    pub fn attention(&self) -> Option<&attention::AttentionConfig> {
+        match self {
+            Self::Attention(config) => Some(config),
+            Self::Hybrid(stack) => stack.mixers.iter().find_map(Self::attention),
+            _ => None,
+        }
+    }
 }
