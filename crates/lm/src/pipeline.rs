@@ -47,8 +47,9 @@ struct Loaded {
 pub struct OpenOptions {
     /// The device that runs the model; by default the CPU with all its cores.
     pub device: Option<Device>,
-    /// Precision of the weights.
-    pub weights: Precision,
+    /// Precision of the weights; by default as they are stored: bf16 if the checkpoint's matrices are in bf16, which then
+    /// stay in the file, else f32.
+    pub weights: Option<Precision>,
     /// `bytes`, or the path of a `tokenizer.json`; by default the checkpoint's.
     pub tokenizer: Option<String>,
 }
@@ -67,6 +68,8 @@ impl Pipeline {
         let tokenizer =
             Tokenizer::of_checkpoint(&folder, checkpoint.config().vocab_size, tokenizer.as_deref())?;
         let device = device.map_or_else(inference_cpu, Ok)?;
+        let stored = if checkpoint.is_bf16() { Precision::Bf16 } else { Precision::F32 };
+        let weights = weights.unwrap_or(stored);
         let (model, parameters) = Model::load_in(&device, &checkpoint, weights)?;
         let policy = model.policy();
         let inference = Inference::new(&model, &parameters);
@@ -111,6 +114,11 @@ impl Pipeline {
     /// The device that runs the model.
     pub fn device(&self) -> &Device {
         self.loaded.inference.device()
+    }
+
+    /// Precision of the weights.
+    pub fn weights(&self) -> Precision {
+        self.loaded.weights
     }
 
     /// The tokenizer.

@@ -11,7 +11,7 @@ use crate::config::{self, Document, SECTIONS, Section, Sections, Source, keys_of
 use crate::data::DataConfig;
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
-use crate::train::TrainConfig;
+use crate::train::{Only, TrainConfig};
 
 /// A complete configuration file.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +47,16 @@ impl Config {
         Self::read(&source.origin, sections)
     }
 
+    /// A configuration with another model: `[data]` and `[train]` are those of a preset or file. Settings apply to both.
+    pub fn with_model(name_or_path: &str, model: &ModelConfig, settings: &[String]) -> Result<Self> {
+        let base = Self::load(name_or_path)?;
+        let own = ModelConfig { other: Map::new(), ..model.clone() };
+        let text = Self { model: own, ..base }.to_toml();
+        let mut sections = Source::text(text, name_or_path, None).sections(ModelConfig::examples)?;
+        settings::apply(&mut sections, settings)?;
+        Self::read(name_or_path, sections)
+    }
+
     /// Reads a configuration from the text of a TOML file. `origin` names it in errors. A path in `extends` is relative
     /// to `folder`; without a folder, `extends` can only name a preset.
     pub fn from_toml(text: &str, origin: &str, folder: Option<&Path>) -> Result<Self> {
@@ -63,7 +73,7 @@ impl Config {
             ("model", self.model.keys()),
             ("memory", self.model.memory.keys()),
             ("data", keys_of(&self.data)),
-            ("train", keys_of(&self.train)),
+            ("train", self.train.keys()),
         ];
         let table: BTreeMap<_, _> =
             sections.into_iter().map(|(name, keys)| (name, without_null(keys))).collect();
@@ -106,12 +116,15 @@ impl Config {
         let train: TrainConfig = section.keys()?;
         refuse_unknown(&section, "train", model_type)?;
         train.check(data.sequence_length).map_err(|(key, message)| section.error(key, message))?;
-        if train.routing_rate != 1.0 && model.mixer.extension().is_none() {
-            let message = format!(
-                "is {}, but a model of type `{model_type}` has no routing; remove it",
-                train.routing_rate
-            );
-            return Err(section.error("routing_rate", message));
+        let routing = [
+            ("routing_rate", train.routing_rate != 1.0, train.routing_rate.to_string()),
+            ("only", train.only == Only::Routing, "\"routing\"".to_string()),
+        ];
+        if let Some((key, _, value)) = routing.into_iter().find(|(_, set, _)| *set)
+            && model.mixer.extension().is_none()
+        {
+            let message = format!("is {value}, but a model of type `{model_type}` has no routing; remove it");
+            return Err(section.error(key, message));
         }
         Ok(Self { model, data, train })
     }

@@ -206,7 +206,7 @@ impl EvalArgs {
         let (model, policy) = (opened.model(), opened.policy());
         let model_type = model.config().mixer.model_type();
         let name = self.model.model.display().to_string();
-        let weights = self.model.weights.to_string();
+        let weights = opened.weights().to_string();
         let parameters = model.parameter_count();
         let mut report = Report::new(name, model_type, parameters, weights, policy.clone(), self.decode);
         say!("{}: {model_type}, {} parameters", report.model, thousands(parameters));

@@ -172,7 +172,7 @@ impl SuiteArgs {
             args.model.display().to_string(),
             model_type,
             model.parameter_count(),
-            args.weights.to_string(),
+            opened.weights().to_string(),
             policy.clone(),
             tokenizer.name(),
         );

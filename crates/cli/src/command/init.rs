@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 use march_lm::Config;
-use march_lm::checkpoint::{SHARD_BYTES, save};
+use march_lm::checkpoint::{NewFolder, SHARD_BYTES};
+use march_lm::engine::Precision;
 use march_lm::model::Model;
 
 use crate::display::out::say;
@@ -24,6 +26,9 @@ pub struct Init {
     /// The checkpoint folder to create; it must not exist yet
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
+    /// Precision of the matrices in the file: f32 or bf16
+    #[arg(long, value_name = "f32|bf16", default_value_t)]
+    weights: Precision,
     /// Seed of the random numbers
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -37,18 +42,25 @@ impl Init {
         let count = model.parameter_count();
         let mut progress = Progress::new("writing", "weights", count);
         let mut done = 0;
-        save(&self.output, &config, model.layout(), SHARD_BYTES, |i| {
+        if self.weights == Precision::Int8 {
+            bail!(
+                "--weights int8: a checkpoint is in f32 or bf16; `--weights int8` of other commands rounds it"
+            );
+        }
+        let new = NewFolder::create(&self.output)?;
+        new.model(&config, model.layout(), SHARD_BYTES, self.weights, |i| {
             let values = model.initial(i, self.seed);
             done += values.len();
             progress.at(done);
             Ok(values)
         })?;
+        new.finish()?;
         let time = progress.finish();
         say!(
             "{}: {} parameters, {}, in {:.1} s",
             self.output.display(),
             thousands(count),
-            bytes(4 * count),
+            bytes(model.parameter_bytes(self.weights)),
             time.as_secs_f64()
         );
         Ok(())

@@ -4,7 +4,7 @@ use clap::Args;
 use march_lm::Config;
 use march_lm::engine::{CpuOptions, Device};
 use march_lm::model::{Model, Settings};
-use march_lm::train::StepMemory;
+use march_lm::train::{Only, StepMemory};
 use serde_json::{Value, json};
 
 use crate::display::out::say;
@@ -62,7 +62,7 @@ impl InspectTraining {
         let forward = model.work(length, &policy) / length as f64;
         let seconds = self.days * 86_400.0;
         let settings = Settings { policy, ..Default::default() };
-        let memory = StepMemory::measure(&cpu, &config, &settings, length)?;
+        let memory = StepMemory::measure(&cpu, &config, &settings, length, Only::All)?;
         // Nothing for more processes than a step has sequences.
         let share = |&processes: &usize| {
             let sequences = (processes <= rows).then(|| rows.div_ceil(processes))?;

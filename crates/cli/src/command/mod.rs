@@ -34,4 +34,5 @@ pub mod reproduce_efficiency;
 pub mod serve;
 pub mod train;
 pub mod train_text;
+pub mod upcycle;
 pub mod writing;

@@ -32,9 +32,10 @@ pub struct ModelArgs {
     tokenizer: Option<String>,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Precision of the weights: f32, bf16, or int8 with one scale per row
-    #[arg(long, default_value_t)]
-    pub weights: Precision,
+    /// Precision of the weights: f32, bf16, or int8 with one scale per row [default: as they are stored: bf16 if the
+    /// checkpoint is in bf16, else f32]
+    #[arg(long, value_name = "f32|bf16|int8")]
+    pub weights: Option<Precision>,
     #[command(flatten)]
     policy: PolicyArgs,
 }

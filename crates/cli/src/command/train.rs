@@ -1,17 +1,18 @@
 //! `march train`: trains a model, in a run folder that preserves all work.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::bail;
 use clap::Args;
 use march_lm::Config;
+use march_lm::checkpoint::Checkpoint;
 use march_lm::engine::{Cpu, Device, Products};
 use march_lm::model::{Model, Settings};
 use march_lm::run::{Event, Run, RunOptions, Session};
 use march_lm::train::ranks::{Ranks, SingleProcess};
-use march_lm::train::{MemoryPlan, Recompute, StepMemory, machine_memory};
+use march_lm::train::{MemoryPlan, Recompute, StepMemory, machine_memory, training_bytes};
 
 use super::open::newest;
 use super::train_text::{NewFolders, Request};
@@ -30,6 +31,7 @@ use crate::{interrupt, job, machine, number};
   march train --resume runs/gdn --dashboard
   march train --resume runs/gdn --steps 2000
   march train tiny/march --init-from runs/gdn
+  march train --init-from models/upcycled --data texts --only routing
 
 Without [data], the model is trained on a built-in book. A text is encoded with the tokenizer of the configuration,
 which is bytes in the tiny presets, into RUN/data, and its last tenth is held out for validation. Ctrl-C saves a checkpoint of the last finished step,
@@ -58,13 +60,17 @@ pub struct Train {
     #[arg(long, value_name = "RUN")]
     resume: Option<PathBuf>,
     /// Start with the weights of this checkpoint, or of the newest checkpoint of this run; a Gated DeltaNet can continue
-    /// as MARCH of the same sizes
+    /// as MARCH of the same sizes. Without a configuration, the model is that of the checkpoint
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     init_from: Option<PathBuf>,
     /// When a Gated DeltaNet continues as MARCH: the initial bias of the null route, instead of model.null_bias_init
     /// [default: 5 + ln of the number of anchors that the last token of a sequence sees]
     #[arg(long, value_name = "X", requires = "init_from")]
     upcycle_null_bias: Option<f64>,
+    /// Train only the parameters that routing adds to the recurrence: the others stay as they are and take no memory for
+    /// gradients; same as `--set train.only=routing`
+    #[arg(long, value_name = "routing", value_parser = ["routing"], conflicts_with = "resume")]
+    only: Option<String>,
     /// Stop after this step and save, as if interrupted
     #[arg(long, value_name = "STEP", value_parser = number::whole::<u64>)]
     stop_at: Option<u64>,
@@ -96,6 +102,7 @@ impl Train {
         };
         let mut settings = self.settings.clone();
         settings.extend(self.steps.map(|steps| format!("train.steps={steps}")));
+        settings.extend(self.only.iter().map(|only| format!("train.only={only}")));
         let init_from = self.init_from.as_deref().map(newest);
         let options = RunOptions {
             init_from,
@@ -118,7 +125,10 @@ impl Train {
             }
             (None, config) => {
                 let request = Request::new(config.as_deref(), self.data.as_deref(), &settings)?;
-                let mut config = Config::load_with(&request.config, &settings)?;
+                let mut config = match (config, &options.init_from) {
+                    (None, Some(from)) => continued(&request.config, from, &settings)?,
+                    _ => Config::load_with(&request.config, &settings)?,
+                };
                 let folder = self.run.clone().unwrap_or_else(|| free_folder(&request.name));
                 // Check before a folder is created that would have to be removed.
                 let rows = config.train.tokens_per_step / config.data.sequence_length;
@@ -189,15 +199,31 @@ pub fn free_folder(config: &str) -> PathBuf {
     std::iter::once(first).chain(numbered).find(|path| !path.exists()).unwrap_or_default()
 }
 
+/// The configuration for a checkpoint's own model, on a text that is given on the command line.
+fn continued(preset: &str, from: &Path, settings: &[String]) -> anyhow::Result<Config> {
+    let checkpoint = Checkpoint::open(from)?;
+    let only = settings.iter().any(|setting| setting.replace([' ', '"'], "") == "train.only=routing");
+    // Small steps for weights that are good already; new ones may learn faster.
+    let rate = if only { 1e-3 } else { 1e-4 };
+    let mut all = vec![format!("train.learning_rate={rate}"), "train.micro_batch=1".into()];
+    let tokenizer = from.join("tokenizer.json");
+    if tokenizer.is_file() {
+        all.push(format!("data.tokenizer={}", serde_json::to_string(&tokenizer.to_string_lossy())?));
+    }
+    all.extend(settings.iter().cloned());
+    Ok(Config::with_model(preset, checkpoint.config(), &all)?)
+}
+
 /// Rejects a step that takes more memory than the machine has, because the system would kill the process. Does not
 /// reject a configuration that will be rejected for another reason.
 fn refuse_beyond_machine(cpu: &Device, config: &Config, rows: usize, processes: usize) -> anyhow::Result<()> {
     let Some([machine, _]) = machine_memory() else { return Ok(()) };
-    if Model::new(&config.model).parameter_count() > machine / 16 {
+    if training_bytes(&Model::new(&config.model), config.train.only) > machine {
         return Ok(());
     }
     let settings = Settings { policy: config.model.policy().unwrap_or_default(), ..Default::default() };
-    let measured = StepMemory::measure(cpu, &config.model, &settings, config.data.sequence_length);
+    let (length, only) = (config.data.sequence_length, config.train.only);
+    let measured = StepMemory::measure(cpu, &config.model, &settings, length, only);
     let Ok(memory) = measured.map(|memory| memory.of(rows, processes)) else { return Ok(()) };
     let off = config.train.recompute == Recompute::Off;
     let needed = memory.parameters.saturating_add(if off { memory.activations } else { memory.recomputed });

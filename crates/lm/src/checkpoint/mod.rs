@@ -247,10 +247,13 @@ impl Checkpoint {
         }
     }
 
-    /// Whether all matrices of the model are stored in bf16.
+    /// Whether most of the model is stored in bf16.
     pub fn is_bf16(&self) -> bool {
-        let mut large = self.tensors.values().filter(|(_, entry)| entry.shape.len() == 2).peekable();
-        large.peek().is_some() && large.all(|(_, entry)| entry.dtype == Dtype::BF16)
+        let bytes = |half: bool| -> usize {
+            let of = self.tensors.values().filter(|(_, entry)| (entry.dtype == Dtype::BF16) == half);
+            of.map(|(_, entry)| entry.range.len()).sum()
+        };
+        bytes(true) > bytes(false)
     }
 
     /// Reads individual numbers of a tensor, given their indices.

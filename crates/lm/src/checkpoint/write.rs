@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use march_engine::{Precision, to_bf16};
 use serde_json::{Map, Value, json};
 
 use super::checksums::{CHECKSUMS_FILE, ChecksumWriter, Checksums, FileSum};
@@ -28,7 +29,7 @@ pub fn save(
     mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
 ) -> Result<()> {
     let new = NewFolder::create(folder)?;
-    new.model(config, parameters, shard_bytes, &mut tensor)?;
+    new.model(config, parameters, shard_bytes, Precision::F32, &mut tensor)?;
     new.finish()
 }
 
@@ -48,23 +49,24 @@ impl NewFolder {
         Ok(Self { partial: Partial::create(folder)?, folder: folder.into(), sums: RefCell::default() })
     }
 
-    /// Writes a model: `config.json` and the tensors. `tensor(i)` returns the numbers of `parameters[i]`.
+    /// Writes a model: `config.json` and the tensors. `tensor(i)` returns the numbers of `parameters[i]`. Matrices can be
+    /// written in bf16; the other tensors are small, and in f32.
     pub fn model(
         &self,
         config: &ModelConfig,
         parameters: &[ParameterSpec],
         shard_bytes: usize,
+        weights: Precision,
         mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
     ) -> Result<()> {
-        let bytes = count_bytes(&self.folder, parameters)?;
+        let bytes = count_bytes(&self.folder, parameters, weights)?;
         let shards = cut(&bytes, shard_bytes);
         self.file(CONFIG_FILE, config.to_json().as_bytes())?;
         let mut weight_map = Map::new();
         for (number, shard) in shards.iter().enumerate() {
             let name = file_name(number, shards.len());
-            self.write_tensors(&name, &parameters[shard.clone()], &bytes[shard.clone()], |i| {
-                tensor(shard.start + i)
-            })?;
+            let own = (&parameters[shard.clone()], &bytes[shard.clone()]);
+            self.write_tensors(&name, own, weights, |i| tensor(shard.start + i))?;
             for parameter in &parameters[shard.clone()] {
                 weight_map.insert(parameter.name.clone(), Value::from(name.as_str()));
             }
@@ -84,8 +86,8 @@ impl NewFolder {
         parameters: &[ParameterSpec],
         tensor: impl FnMut(usize) -> Result<Vec<f32>>,
     ) -> Result<()> {
-        let bytes = count_bytes(&self.folder, parameters)?;
-        self.write_tensors(name, parameters, &bytes, tensor)
+        let bytes = count_bytes(&self.folder, parameters, Precision::F32)?;
+        self.write_tensors(name, (parameters, &bytes), Precision::F32, tensor)
     }
 
     /// Writes one file.
@@ -119,17 +121,17 @@ impl NewFolder {
     fn write_tensors(
         &self,
         name: &str,
-        parameters: &[ParameterSpec],
-        bytes: &[usize],
+        (parameters, bytes): (&[ParameterSpec], &[usize]),
+        weights: Precision,
         mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
     ) -> Result<()> {
-        let header = tensors_header(parameters, bytes);
+        let header = tensors_header(parameters, bytes, weights);
         self.write(name, |path, file| {
             file.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path, "write"))?;
             file.write_all(&header).map_err(Error::io(path, "write"))?;
             for (i, parameter) in parameters.iter().enumerate() {
                 let numbers = tensor(i)?;
-                let expected = bytes[i] / size_of::<f32>();
+                let expected = parameter.count();
                 if numbers.len() != expected {
                     let message = format!(
                         "tensor `{}` of shape {:?} has {expected} numbers, but {} were given",
@@ -139,7 +141,11 @@ impl NewFolder {
                     );
                     return Err(Error::file(path, message));
                 }
-                file.write_all(&file_bytes(&numbers)).map_err(Error::io(path, "write"))?;
+                match is_half(parameter, weights) {
+                    true => write_bf16(file, &numbers),
+                    false => file.write_all(&file_bytes(&numbers)),
+                }
+                .map_err(Error::io(path, "write"))?;
             }
             Ok(())
         })
@@ -163,16 +169,32 @@ fn refuse_existing(folder: &Path) -> Result<()> {
     }
 }
 
+/// Whether a parameter is written in bf16.
+fn is_half(parameter: &ParameterSpec, weights: Precision) -> bool {
+    weights == Precision::Bf16 && parameter.is_matrix()
+}
+
+/// Writes numbers in bf16, rounded to the nearest.
+fn write_bf16(file: &mut impl Write, numbers: &[f32]) -> io::Result<()> {
+    for part in numbers.chunks(1 << 16) {
+        let bytes: Vec<u8> = part.iter().flat_map(|&number| to_bf16(number).to_le_bytes()).collect();
+        file.write_all(&bytes)?;
+    }
+    Ok(())
+}
+
 /// Size of each parameter, in bytes. Rejects duplicate names.
-fn count_bytes(folder: &Path, parameters: &[ParameterSpec]) -> Result<Vec<usize>> {
+fn count_bytes(folder: &Path, parameters: &[ParameterSpec], weights: Precision) -> Result<Vec<usize>> {
     let mut names = BTreeSet::new();
     let mut total = 0usize;
     let mut bytes = Vec::with_capacity(parameters.len());
-    for ParameterSpec { name, shape, .. } in parameters {
+    for parameter in parameters {
+        let ParameterSpec { name, shape, .. } = parameter;
+        let width = if is_half(parameter, weights) { size_of::<u16>() } else { size_of::<f32>() };
         if !names.insert(name) {
             return Err(Error::file(folder, format!("tensor `{name}` would be written twice")));
         }
-        let size = shape.iter().try_fold(size_of::<f32>(), |bytes, &size| bytes.checked_mul(size));
+        let size = shape.iter().try_fold(width, |bytes, &size| bytes.checked_mul(size));
         match size.and_then(|size| Some((size, total.checked_add(size)?))) {
             Some((size, sum)) => {
                 bytes.push(size);
@@ -208,14 +230,15 @@ fn file_name(number: usize, count: usize) -> String {
 }
 
 /// The header of a safetensors file; `bytes` has the size of each parameter.
-fn tensors_header(parameters: &[ParameterSpec], bytes: &[usize]) -> Vec<u8> {
+fn tensors_header(parameters: &[ParameterSpec], bytes: &[usize], weights: Precision) -> Vec<u8> {
     let mut header = Map::new();
     // The value that Hugging Face tools expect: numbers in the layout of PyTorch.
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut start = 0;
     for (parameter, bytes) in parameters.iter().zip(bytes) {
         let end = start + bytes;
-        let entry = json!({ "dtype": "F32", "shape": parameter.shape, "data_offsets": [start, end] });
+        let dtype = if is_half(parameter, weights) { "BF16" } else { "F32" };
+        let entry = json!({ "dtype": dtype, "shape": parameter.shape, "data_offsets": [start, end] });
         header.insert(parameter.name.clone(), entry);
         start = end;
     }

@@ -241,6 +241,15 @@ impl Model {
         parameters.iter().enumerate().map(|(key, tensor)| tape.parameter(key, tensor)).collect()
     }
 
+    /// Puts only some of the parameters on a tape: the others are constants, for which no gradient is computed.
+    pub fn bind_some(&self, tape: &Tape, parameters: &[Tensor], trained: &[bool]) -> Weights {
+        let bind = |(key, (tensor, trained)): (usize, (&Tensor, &bool))| match trained {
+            true => tape.parameter(key, tensor),
+            false => tensor.clone(),
+        };
+        parameters.iter().zip(trained).enumerate().map(bind).collect()
+    }
+
     /// Creates the bank of an empty text.
     pub fn bank(&self, policy: Policy) -> Result<StateBank> {
         self.check_policy(&policy)?;

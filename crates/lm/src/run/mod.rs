@@ -17,6 +17,7 @@ mod metrics;
 mod record;
 mod start;
 mod training;
+mod upcycle;
 
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,7 @@ pub use environment::Session;
 use folder::{CONFIG_FILE, Folder};
 pub use metrics::{Lines, read_metrics};
 use record::Record;
+pub use upcycle::Upcycle;
 
 use crate::anchors::Retention;
 use crate::checkpoint::verify_folder;
@@ -35,7 +37,9 @@ use crate::model::{Model, Settings};
 use crate::recipe::Config;
 use crate::tokenizer::Tokenizer;
 use crate::train::ranks::Ranks;
-use crate::train::{MemoryPlan, Progress, Recompute, StepReport, Trainer, Validation, machine_memory};
+use crate::train::{
+    MemoryPlan, Progress, Recompute, StepReport, Trainer, Validation, machine_memory, training_bytes,
+};
 
 /// The name that errors use for a complete configuration, built from a file, a preset and settings.
 const CONFIGURATION: &str = "configuration";
@@ -129,14 +133,15 @@ impl Run {
             return Err(Error::config(CONFIGURATION, "vocab_size", message));
         }
         if let Some([memory, _]) = machine_memory() {
-            let count = Model::new(model).parameter_count();
-            // Weights, gradients and two moments.
-            if count > memory / 16 {
+            let needed = training_bytes(&Model::new(model), train.only);
+            if needed > memory {
+                let gib = |bytes: usize| bytes as f64 / 2f64.powi(30);
                 let message = format!(
-                    "the model has {count} parameters; with gradients and moments they take {:.0} GiB, and the machine \
-                     has {:.0} GiB of memory",
-                    count as f64 * 16.0 / 2f64.powi(30),
-                    memory as f64 / 2f64.powi(30)
+                    "the model has {} parameters; with the gradients and moments of those that are trained they take \
+                     {:.0} GiB, and the machine has {:.0} GiB of memory",
+                    Model::new(model).parameter_count(),
+                    gib(needed),
+                    gib(memory)
                 );
                 return Err(Error::Request(message));
             }

@@ -14,7 +14,7 @@ use crate::recipe::Config;
 
 /// How far above the logarithm of the number of visible anchors the null's bias starts, in nats. With normal routing
 /// scores near 0, the anchors together then take e^-5, about 0.7 %, of the weight of a sequence's last token.
-const MARGIN: f64 = 5.0;
+pub(super) const MARGIN: f64 = 5.0;
 
 /// Prepares a configuration for the weights of a checkpoint: if they are those of a model that the configured one
 /// extends, the additions start such that the new model computes nearly what the old one did. `bias` is the value that

@@ -1,8 +1,9 @@
 //! `[train]`: how a model is trained.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::config::{Contradiction, within};
+use crate::config::{Contradiction, keys_of, within};
 use crate::data::LONGEST_SEQUENCE;
 
 /// Larger values are mistakes: no machine has the memory or the time.
@@ -51,6 +52,17 @@ impl Recompute {
     }
 }
 
+/// Which parameters are trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Only {
+    /// All of them.
+    #[default]
+    All,
+    /// Those that routing adds to the recurrence. The others have no gradients and no moments, and stay as they are.
+    Routing,
+}
+
 /// `[train]`: how a model is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -73,6 +85,8 @@ pub struct TrainConfig {
     pub final_rate: f64,
     /// Factor on the rate of the parameters that routing adds to the recurrence.
     pub routing_rate: f64,
+    /// Which parameters are trained: `all`, or `routing`.
+    pub only: Only,
     /// β₁ and β₂ of AdamW.
     pub betas: [f64; 2],
     /// Added to the root of AdamW's second moment.
@@ -113,6 +127,7 @@ impl Default for TrainConfig {
             decay: 0.2,
             final_rate: 0.0,
             routing_rate: 1.0,
+            only: Only::All,
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 0.1,
@@ -179,6 +194,16 @@ impl TrainConfig {
             return Err(("betas", format!("has {beta}; each must be at least 0 and below 1")));
         }
         Ok(())
+    }
+
+    /// The keys and their values. `only` is left out if it is `all`, so that a configuration is written as by earlier
+    /// versions.
+    pub(crate) fn keys(&self) -> Map<String, Value> {
+        let mut keys = keys_of(self);
+        if self.only == Only::All {
+            keys.remove("only");
+        }
+        keys
     }
 
     /// The learning rate of a step, counted from 0.

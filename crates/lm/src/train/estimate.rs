@@ -2,7 +2,7 @@
 
 use march_engine::{Device, Tape, Tensor};
 
-use super::Trainer;
+use super::{Only, Trainer, trained};
 use crate::error::Result;
 use crate::model::{Batch, Model, ModelConfig, Settings};
 
@@ -16,10 +16,18 @@ pub fn machine_memory() -> Option<[usize; 2]> {
     Some([field("MemTotal:")?, field("MemAvailable:")?])
 }
 
+/// Bytes of a model's weights, and of the gradients and both moments of those that are trained.
+pub fn training_bytes(model: &Model, only: Only) -> usize {
+    let specs = model.layout().iter().zip(trained(model, only));
+    let numbers: usize = specs.map(|(spec, trained)| spec.count() * if trained { 4 } else { 1 }).sum();
+    size_of::<f32>() * numbers
+}
+
 /// The memory that a step takes in bytes, estimated before the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepMemory {
-    /// Weights, gradients and both moments; with several processes also the send and receive buffers.
+    /// Weights; gradients and both moments of those that are trained; with several processes also the buffers that these
+    /// gradients are sent from and received in.
     pub parameters: usize,
     /// What the backward pass needs for the tokens of one call.
     pub activations: usize,
@@ -35,6 +43,7 @@ impl StepMemory {
         config: &ModelConfig,
         settings: &Settings,
         sequence_length: usize,
+        only: Only,
     ) -> Result<Self> {
         // Long enough for several anchors.
         let short = sequence_length.min(512.max(4 * settings.policy.interval.unwrap_or(0)));
@@ -47,23 +56,25 @@ impl StepMemory {
             let settings = Settings { recompute, ..settings.clone() };
             let before = cpu.live_bytes();
             let tape = Tape::new();
-            let weights = model.bind(&tape, &parameters);
+            let weights = model.bind_some(&tape, &parameters, &trained(&model, only));
             let _hidden = model.forward(&weights, Batch::one(&vec![0; short]), &settings, None)?;
             Ok(cpu.live_bytes().saturating_sub(before))
         };
-        // The first and the last layer differ from those in between.
+        // The first and the last layer differ from those in between; in a stack of several mixers, a pattern repeats.
+        let period = config.mixer.period();
+        let few = period.max(2);
         let all = |recompute: bool| -> Result<usize> {
-            let bytes = if layers <= 3 {
+            let bytes = if layers <= few + period {
                 kept(layers, recompute)?
             } else {
-                let (two, three) = (kept(2, recompute)?, kept(3, recompute)?);
-                two + (layers - 2) * three.saturating_sub(two)
+                let (some, more) = (kept(few, recompute)?, kept(few + period, recompute)?);
+                some + (layers - few) * more.saturating_sub(some) / period
             };
             Ok((bytes as f64 / short as f64 * sequence_length as f64) as usize)
         };
         let whole = all(false)?;
         Ok(Self {
-            parameters: 4 * size_of::<f32>() * Model::new(config).parameter_count(),
+            parameters: training_bytes(&Model::new(config), only),
             // The gradients of one block are added.
             activations: whole + whole / layers,
             recomputed: all(true)? + 2 * whole / layers,
@@ -98,7 +109,8 @@ impl Trainer {
     /// resolved; until then recomputation is off. Call it before the first step.
     pub fn plan_memory(&mut self, cpu: &Device, available: Option<usize>) -> Result<MemoryPlan> {
         let sequence_length = self.config.tokens_per_step / self.rows;
-        let measured = StepMemory::measure(cpu, self.model.config(), &self.settings, sequence_length)?;
+        let measured =
+            StepMemory::measure(cpu, self.model.config(), &self.settings, sequence_length, self.config.only)?;
         let step = measured.of(self.rows_at_once(), self.rank().1);
         let recompute = self.config.recompute.resolve(step.parameters + step.activations, available);
         self.settings.recompute = recompute;

@@ -21,8 +21,8 @@ use crate::error::{Error, Result};
 use crate::model::{Batch, Model, Parameters, Settings, Weights};
 use ranks::{Overlap, Ranks, SingleProcess};
 
-pub use config::{Recompute, Schedule, TrainConfig};
-pub use estimate::{MemoryPlan, StepMemory, machine_memory};
+pub use config::{Only, Recompute, Schedule, TrainConfig};
+pub use estimate::{MemoryPlan, StepMemory, machine_memory, training_bytes};
 pub use optimizer::Optimizer;
 pub use state::Progress;
 
@@ -54,6 +54,8 @@ pub struct Validation {
 pub struct Trainer {
     model: Model,
     parameters: Parameters,
+    /// Which of the parameters are trained.
+    trained: Vec<bool>,
     optimizer: Optimizer,
     settings: Settings,
     config: TrainConfig,
@@ -73,11 +75,13 @@ impl Trainer {
         config: TrainConfig,
         sequence_length: usize,
     ) -> Result<Self> {
-        let optimizer = Optimizer::new(&parameters)?;
+        let trained = trained(&model, config.only);
+        let optimizer = Optimizer::new(&parameters, &trained)?;
         let rows = config.tokens_per_step / sequence_length;
         Ok(Self {
             model,
             parameters,
+            trained,
             optimizer,
             settings,
             config,
@@ -129,6 +133,12 @@ impl Trainer {
     /// The model's parameters.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    /// Number of parameters that are trained.
+    pub fn trained_count(&self) -> usize {
+        let specs = self.model.layout().iter().zip(&self.trained);
+        specs.filter(|(_, trained)| **trained).map(|(spec, _)| spec.count()).sum()
     }
 
     /// Number of completed steps.
@@ -219,7 +229,7 @@ impl Trainer {
         ready: &mut dyn FnMut(usize, &mut [Option<Tensor>]),
     ) -> Result<f64> {
         let tape = Tape::new();
-        let weights = self.model.bind(&tape, &self.parameters);
+        let weights = self.model.bind_some(&tape, &self.parameters, &self.trained);
         let hidden = self.model.forward(&weights, batch, &self.settings, None)?;
         let loss = self.model.loss(&weights, &hidden, targets, Some(expected))?;
         drop((weights, hidden));
@@ -259,7 +269,7 @@ impl Trainer {
             })?;
             Ok(())
         };
-        let (mut sums, overlap) = ranks.sum_during(self.model.parameter_count(), &mut backward)?;
+        let (mut sums, overlap) = ranks.sum_during(self.trained_count(), &mut backward)?;
         for key in order {
             let spec = &self.model.layout()[key];
             let (own, rest) = sums.split_at(spec.count());
@@ -357,6 +367,13 @@ impl Trainer {
         let [nats, right, counted] = sums;
         Ok(Some(Validation { loss: nats / counted, accuracy: right / counted }))
     }
+}
+
+/// Which parameters of a model are trained.
+fn trained(model: &Model, only: Only) -> Vec<bool> {
+    let routing = model.config().mixer.extension();
+    let adds = |name: &str| routing.as_ref().is_some_and(|routing| routing.adds(name));
+    model.layout().iter().map(|spec| only == Only::All || adds(&spec.name)).collect()
 }
 
 /// How many targets count.

@@ -7,21 +7,22 @@ use super::TrainConfig;
 use crate::error::Result;
 use crate::model::Model;
 
-/// The moments of all parameters.
+/// The moments of the parameters that are trained.
 pub struct Optimizer {
-    pub(super) first: Vec<Tensor>,
-    pub(super) second: Vec<Tensor>,
+    pub(super) first: Vec<Option<Tensor>>,
+    pub(super) second: Vec<Option<Tensor>>,
 }
 
 impl Optimizer {
-    /// Creates moments of zero.
-    pub fn new(parameters: &[Tensor]) -> Result<Self> {
-        let moments = || parameters.iter().map(zeros).collect::<Result<Vec<_>>>();
+    /// Creates moments of zero for the parameters that are `trained`.
+    pub fn new(parameters: &[Tensor], trained: &[bool]) -> Result<Self> {
+        let moment = |(parameter, trained): (&Tensor, &bool)| trained.then(|| zeros(parameter)).transpose();
+        let moments = || parameters.iter().zip(trained).map(moment).collect::<Result<Vec<_>>>();
         Ok(Self { first: moments()?, second: moments()? })
     }
 
-    /// Updates all parameters, given the learning rate, the gradient's squared norm and the step's number from 1. A
-    /// parameter that no gradient reached is updated with a zero gradient.
+    /// Updates all parameters that have moments, given the learning rate, the gradient's squared norm and the step's number
+    /// from 1. A parameter that no gradient reached is updated with a zero gradient.
     pub(super) fn update(
         &mut self,
         model: &Model,
@@ -33,6 +34,9 @@ impl Optimizer {
         let clip = clip_factor(squared_norm, config.clip_norm);
         let routing = model.config().mixer.extension();
         for (i, spec) in model.layout().iter().enumerate() {
+            let (Some(first_moment), Some(second_moment)) = (&mut self.first[i], &mut self.second[i]) else {
+                continue;
+            };
             let routes = routing.as_ref().is_some_and(|routing| routing.adds(&spec.name));
             let learning_rate = if routes { rate * config.routing_rate } else { rate };
             let gradient = match &gradients[i] {
@@ -47,11 +51,7 @@ impl Optimizer {
                 clip,
                 step,
             };
-            let state = AdamW {
-                parameter: &mut parameters[i],
-                first_moment: &mut self.first[i],
-                second_moment: &mut self.second[i],
-            };
+            let state = AdamW { parameter: &mut parameters[i], first_moment, second_moment };
             adamw::update(state, &gradient, &settings)?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! A trainer on disk: everything needed to resume, in one checkpoint folder.
 //!
-//! Besides the model's own files there are `optimizer.safetensors`, with both moments of every parameter
+//! Besides the model's own files there are `optimizer.safetensors`, with both moments of every parameter that is trained
 //! (`first.<name>`, `second.<name>`), and `progress.json`. Nothing in them depends on the clock or the machine. The
 //! checkpoint of step 0, which holds the initial weights of a run that starts from another checkpoint, has no moments:
 //! they are zero.
@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use march_engine::Tensor;
+use march_engine::{Precision, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::{Optimizer, Trainer};
@@ -42,13 +42,12 @@ pub struct Progress {
     pub pending: bool,
 }
 
-/// The layout of both moments of every parameter.
-fn moments(layout: &[ParameterSpec]) -> Vec<ParameterSpec> {
+/// The layout of both moments of every parameter that is trained.
+fn moments(layout: &[ParameterSpec], trained: &[bool]) -> Vec<ParameterSpec> {
     let of = |moment: &str| {
         let moment = moment.to_string();
-        layout
-            .iter()
-            .map(move |spec| ParameterSpec { name: format!("{moment}.{}", spec.name), ..spec.clone() })
+        let specs = layout.iter().zip(trained).filter(|(_, trained)| **trained);
+        specs.map(move |(spec, _)| ParameterSpec { name: format!("{moment}.{}", spec.name), ..spec.clone() })
     };
     of("first").chain(of("second")).collect()
 }
@@ -57,16 +56,14 @@ impl Trainer {
     /// Writes a new checkpoint folder. `progress.step` is replaced by the trainer's step.
     pub fn save(&self, folder: &Path, progress: &Progress, tokenizer: Option<&[u8]>) -> Result<()> {
         let layout = self.model.layout();
-        let moments = moments(layout);
+        let moments = moments(layout, &self.trained);
         let new = NewFolder::create(folder)?;
-        new.model(self.model.config(), layout, SHARD_BYTES, |i| Ok(self.parameters[i].to_f32()))?;
+        let numbers = |i: usize| Ok(self.parameters[i].to_f32());
+        new.model(self.model.config(), layout, SHARD_BYTES, Precision::F32, numbers)?;
         if self.step > 0 {
-            new.tensors(OPTIMIZER_FILE, &moments, |i| {
-                let count = layout.len();
-                let moment =
-                    if i < count { &self.optimizer.first[i] } else { &self.optimizer.second[i - count] };
-                Ok(moment.to_f32())
-            })?;
+            let both: Vec<&Tensor> =
+                self.optimizer.first.iter().chain(&self.optimizer.second).flatten().collect();
+            new.tensors(OPTIMIZER_FILE, &moments, |i| Ok(both[i].to_f32()))?;
         }
         if let Some(tokenizer) = tokenizer {
             new.file(TOKENIZER_FILE, tokenizer)?;
@@ -103,18 +100,20 @@ impl Trainer {
         }
         let (_, parameters) = Model::load(self.device(), &checkpoint)?;
         let optimizer = match progress.step {
-            0 => Optimizer::new(&parameters)?,
+            0 => Optimizer::new(&parameters, &self.trained)?,
             _ => {
-                let specs = moments(self.model.layout());
+                let specs = moments(self.model.layout(), &self.trained);
                 let file = checkpoint.open_beside(folder, OPTIMIZER_FILE)?;
                 file.check(&specs)?;
-                let mut first = Vec::with_capacity(specs.len());
+                let mut both = Vec::with_capacity(specs.len());
                 file.read_all(&specs, |i, numbers| {
-                    first.push(Tensor::from_slice(numbers, &specs[i].shape, self.device())?);
+                    both.push(Tensor::from_slice(numbers, &specs[i].shape, self.device())?);
                     Ok(())
                 })?;
-                let second = first.split_off(self.model.layout().len());
-                Optimizer { first, second }
+                let mut both = both.into_iter();
+                let mut next =
+                    || self.trained.iter().map(|&trained| if trained { both.next() } else { None }).collect();
+                Optimizer { first: next(), second: next() }
             }
         };
         self.optimizer = optimizer;

@@ -176,13 +176,15 @@ fn anchored(anchors: &TextOrList<usize>, kinds: &[Kind]) -> std::result::Result<
     Ok(chosen)
 }
 
+/// The number of items after which a list repeats.
+fn period<T: PartialEq>(list: &[T]) -> usize {
+    let fits = |length: &usize| list[*length..].iter().zip(list).all(|(a, b)| a == b);
+    (1..list.len()).find(fits).unwrap_or(list.len())
+}
+
 /// The shortest pattern that gives these names when it repeats.
 fn pattern(names: &[&str]) -> String {
-    let repeats =
-        |length: usize| names.iter().zip(names.iter().cycle().skip(length)).take(names.len() - length);
-    let fits = |length: &usize| repeats(*length).all(|(a, b)| a == b);
-    let length = (1..names.len()).find(fits).unwrap_or(names.len());
-    let parts = names[..length].chunk_by(|a, b| a == b);
+    let parts = names[..period(names)].chunk_by(|a, b| a == b);
     parts.map(|part| format!("{} {}", part.len(), part[0])).collect::<Vec<_>>().join(", ")
 }
 
@@ -210,24 +212,33 @@ impl HybridConfig {
         }
     }
 
-    /// The stack with these layers of Gated DeltaNet as layers of MARCH.
+    /// A model's mixers with some of its layers of Gated DeltaNet as layers of MARCH: `layers` is a text as for the key
+    /// `anchors`, or numbers with commas between them. Also returns the numbers of these layers.
     pub(crate) fn with_anchors(
-        &self,
-        layers: &[usize],
+        mixer: &MixerConfig,
+        count: usize,
+        layers: &str,
         routing: &RoutingConfig,
-    ) -> std::result::Result<MixerConfig, String> {
-        let mut mixers = self.mixers.clone();
-        for &layer in layers {
-            match mixers.get_mut(layer) {
-                Some(mixer @ MixerConfig::GatedDeltaNet(_)) => {
-                    if let MixerConfig::GatedDeltaNet(base) = mixer.clone() {
-                        *mixer = MixerConfig::March(MarchConfig { base, routing: routing.clone() });
-                    }
-                }
-                _ => return Err(format!("layer {layer} is not a layer of Gated DeltaNet")),
+    ) -> std::result::Result<(MixerConfig, Vec<usize>), String> {
+        let mut mixers = match mixer {
+            MixerConfig::Hybrid(stack) => stack.mixers.clone(),
+            single => vec![single.clone(); count],
+        };
+        if mixers.iter().any(|mixer| mixer.policy().is_some()) {
+            return Err("the model has anchors already; other policies are chosen when it is used".into());
+        }
+        let numbers: Option<Vec<usize>> =
+            layers.split(',').map(|number| number.trim().parse().ok()).collect();
+        let wanted = numbers.map_or_else(|| TextOrList::Text(layers.into()), TextOrList::List);
+        let kinds: Vec<Kind> = mixers.iter().map(Kind::of).collect();
+        let layers = anchored(&wanted, &kinds)?;
+        for &layer in &layers {
+            if let MixerConfig::GatedDeltaNet(base) = &mixers[layer] {
+                mixers[layer] =
+                    MixerConfig::March(MarchConfig { base: base.clone(), routing: routing.clone() });
             }
         }
-        Ok(Self::new(mixers))
+        Ok((Self::new(mixers), layers))
     }
 
     /// The layers with anchors.
@@ -342,6 +353,10 @@ impl MixerSpec for HybridConfig {
     /// All layers with anchors have the same.
     fn policy(&self) -> Option<Policy> {
         self.mixers.iter().find_map(MixerConfig::policy)
+    }
+
+    fn period(&self) -> usize {
+        period(&self.mixers).max(1)
     }
 
     fn places_adaptively(&self) -> bool {

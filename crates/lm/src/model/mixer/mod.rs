@@ -157,6 +157,10 @@ pub trait MixerSpec: Sized {
     fn policy(&self) -> Option<Policy> {
         None
     }
+    /// The number of layers after which the mixers repeat.
+    fn period(&self) -> usize {
+        1
+    }
     /// Whether anchors can be placed where the first layer's state moves most.
     fn places_adaptively(&self) -> bool {
         self.policy().is_some()
@@ -213,6 +217,11 @@ macro_rules! mixers {
             /// The anchor policy that the model was trained with; `None` for a mixer without anchors.
             pub fn policy(&self) -> Option<Policy> {
                 match self { $(Self::$variant(keys) => keys.policy(),)* }
+            }
+
+            /// The number of layers after which the mixers repeat.
+            pub fn period(&self) -> usize {
+                match self { $(Self::$variant(keys) => keys.period(),)* }
             }
 
             /// Whether anchors can be placed where the first layer's state moves most.
