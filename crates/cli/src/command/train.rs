@@ -118,6 +118,7 @@ impl Train {
                 lines::show(event);
             }
         };
+        let mut measured = None;
         let mut run = match (&self.resume, &self.config) {
             (Some(folder), _) => {
                 gpu::self_test(&device)?;
@@ -134,7 +135,7 @@ impl Train {
                 let rows = config.train.tokens_per_step / config.data.sequence_length;
                 let rows = ranks.share(rows).len().min(config.train.micro_batch);
                 if device == cpu {
-                    refuse_beyond_machine(&cpu, &config, rows, ranks.count())?;
+                    measured = refuse_beyond_machine(&cpu, &config, rows, ranks.count())?;
                 }
                 gpu::self_test(&device)?;
                 let fresh = request.prepare(&mut config, &folder, &settings, &mut *ranks)?;
@@ -143,7 +144,7 @@ impl Train {
                 run
             }
         };
-        let plan = run.plan_memory(&cpu, available_memory(&device))?;
+        let plan = run.plan_memory(&cpu, measured, available_memory(&device))?;
         introduce(&run, &plan, &device, threads);
         let session = machine::session(&device, threads, run.trainer().step(), run.trainer().rank().1);
         if speaks && let Err(error) = session.record(run.folder()) {
@@ -216,19 +217,26 @@ fn continued(preset: &str, from: &Path, settings: &[String]) -> anyhow::Result<C
 
 /// Rejects a step that takes more memory than the machine has, because the system would kill the process. Does not
 /// reject a configuration that will be rejected for another reason.
-fn refuse_beyond_machine(cpu: &Device, config: &Config, rows: usize, processes: usize) -> anyhow::Result<()> {
-    let Some([machine, _]) = machine_memory() else { return Ok(()) };
+/// Returns what was measured.
+fn refuse_beyond_machine(
+    cpu: &Device,
+    config: &Config,
+    rows: usize,
+    processes: usize,
+) -> anyhow::Result<Option<StepMemory>> {
+    let Some([machine, _]) = machine_memory() else { return Ok(None) };
     if training_bytes(&Model::new(&config.model), config.train.only) > machine {
-        return Ok(());
+        return Ok(None);
     }
     let settings = Settings { policy: config.model.policy().unwrap_or_default(), ..Default::default() };
     let (length, only) = (config.data.sequence_length, config.train.only);
     let measured = StepMemory::measure(cpu, &config.model, &settings, length, only);
-    let Ok(memory) = measured.map(|memory| memory.of(rows, processes)) else { return Ok(()) };
+    let Ok(measured) = measured else { return Ok(None) };
+    let memory = measured.of(rows, processes);
     let off = config.train.recompute == Recompute::Off;
     let needed = memory.parameters.saturating_add(if off { memory.activations } else { memory.recomputed });
     if needed <= machine {
-        return Ok(());
+        return Ok(Some(measured));
     }
     let advice = match (memory.parameters > machine, off) {
         (true, _) => "use a smaller model",

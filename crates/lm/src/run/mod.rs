@@ -38,7 +38,8 @@ use crate::recipe::Config;
 use crate::tokenizer::Tokenizer;
 use crate::train::ranks::Ranks;
 use crate::train::{
-    MemoryPlan, Progress, Recompute, StepReport, Trainer, Validation, machine_memory, training_bytes,
+    MemoryPlan, Progress, Recompute, StepMemory, StepReport, Trainer, Validation, machine_memory,
+    training_bytes,
 };
 
 /// The name that errors use for a complete configuration, built from a file, a preset and settings.
@@ -355,8 +356,13 @@ impl Run {
     }
 
     /// Decides how the run uses the memory of its device; see [`Trainer::plan_memory`].
-    pub fn plan_memory(&mut self, cpu: &Device, available: Option<usize>) -> Result<MemoryPlan> {
-        self.trainer.plan_memory(cpu, available)
+    pub fn plan_memory(
+        &mut self,
+        cpu: &Device,
+        measured: Option<StepMemory>,
+        available: Option<usize>,
+    ) -> Result<MemoryPlan> {
+        self.trainer.plan_memory(cpu, measured, available)
     }
 
     /// The lowest validation loss so far and its step.

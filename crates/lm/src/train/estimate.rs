@@ -1,6 +1,6 @@
 //! Estimates of the memory and the work of a training step.
 
-use march_engine::{Device, Tape, Tensor};
+use march_engine::{Cpu, CpuOptions, Device, Tape, Tensor};
 
 use super::{Only, Trainer, trained};
 use crate::error::Result;
@@ -37,7 +37,8 @@ pub struct StepMemory {
 
 impl StepMemory {
     /// Runs the model forward on a short text with a few of its layers, and scales what it keeps to all layers of a
-    /// single process that computes one sequence at a time. `cpu` must count its bytes.
+    /// single process that computes one sequence at a time. This happens on a device of its own, with as many threads as
+    /// `cpu`, so that its buffers are returned to the system.
     pub fn measure(
         cpu: &Device,
         config: &ModelConfig,
@@ -45,8 +46,10 @@ impl StepMemory {
         sequence_length: usize,
         only: Only,
     ) -> Result<Self> {
-        // Long enough for several anchors.
-        let short = sequence_length.min(512.max(4 * settings.policy.interval.unwrap_or(0)));
+        let threads = cpu.backend::<Cpu>().map_or(0, Cpu::threads);
+        let cpu = &Device::cpu(CpuOptions { threads, ..CpuOptions::default() })?;
+        // Long enough for several anchors, unless they are far apart and therefore few.
+        let short = sequence_length.min((4 * settings.policy.interval.unwrap_or(0)).clamp(512, 1024));
         let layers = config.num_hidden_layers;
         let kept = |layers: usize, recompute: bool| -> Result<usize> {
             let config = ModelConfig { num_hidden_layers: layers, ..config.clone() };
@@ -104,13 +107,18 @@ pub struct MemoryPlan {
 }
 
 impl Trainer {
-    /// Estimates the memory of a step by measuring on `cpu`, and turns recomputation on or off according to `recompute`
+    /// Estimates the memory of a step by measuring on a processor like `cpu`, unless it was `measured` before, and turns recomputation on or off according to `recompute`
     /// in `[train]` and the bytes that are available to the trainer's device, if known. This is where `auto` is
     /// resolved; until then recomputation is off. Call it before the first step.
-    pub fn plan_memory(&mut self, cpu: &Device, available: Option<usize>) -> Result<MemoryPlan> {
-        let sequence_length = self.config.tokens_per_step / self.rows;
-        let measured =
-            StepMemory::measure(cpu, self.model.config(), &self.settings, sequence_length, self.config.only)?;
+    pub fn plan_memory(
+        &mut self,
+        cpu: &Device,
+        measured: Option<StepMemory>,
+        available: Option<usize>,
+    ) -> Result<MemoryPlan> {
+        let (length, only) = (self.config.tokens_per_step / self.rows, self.config.only);
+        let measure = || StepMemory::measure(cpu, self.model.config(), &self.settings, length, only);
+        let measured = measured.map_or_else(measure, Ok)?;
         let step = measured.of(self.rows_at_once(), self.rank().1);
         let recompute = self.config.recompute.resolve(step.parameters + step.activations, available);
         self.settings.recompute = recompute;

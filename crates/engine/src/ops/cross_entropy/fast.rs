@@ -21,10 +21,13 @@ use crate::tensor::Tensor;
 const BLOCK: usize = 4 * 1024 * 1024;
 /// Maximum number of tokens per block: the inner dimension of dLᵀ x, which is fastest at about this size.
 const TOKENS: usize = 256;
+/// Minimum number of tokens per block. Each block reads all weights, which for a large vocabulary do not fit into any
+/// cache; then it matters more that they are read seldom than that the logits stay in cache.
+const LEAST_TOKENS: usize = 128;
 
 /// Number of tokens per block: as many as fit, the same for all blocks except the last.
 fn block_tokens(sizes: &Sizes) -> usize {
-    let most = (BLOCK / sizes.vocabulary.max(1)).clamp(1, TOKENS);
+    let most = (BLOCK / sizes.vocabulary.max(1)).clamp(LEAST_TOKENS, TOKENS);
     let blocks = sizes.counted.len().div_ceil(most).max(1);
     sizes.counted.len().div_ceil(blocks).max(1)
 }

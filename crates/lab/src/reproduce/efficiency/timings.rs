@@ -135,7 +135,7 @@ impl EfficiencyPlan {
         };
         let mut trainer = Trainer::new(model, parameters, settings, config, length)?;
         // Recomputes activations where the memory is short.
-        trainer.plan_memory(device, machine_memory().map(|[_, available]| available))?;
+        trainer.plan_memory(device, None, machine_memory().map(|[_, available]| available))?;
         device.trim();
         self.best(|| trainer.advance(&mut loader).map(drop))
     }
