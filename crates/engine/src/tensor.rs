@@ -168,6 +168,18 @@ impl Tensor {
         }
     }
 
+    /// A number that is equal for two tensors that share their elements, as clones do, as long as both exist.
+    pub fn identity(&self) -> usize {
+        match &self.data {
+            Data::F32(array) => array.data().as_ptr().addr(),
+            Data::F64(array) => array.data().as_ptr().addr(),
+            Data::Packed(weight) => weight.address(),
+            Data::Rounded(weight) => weight.numbers().data().as_ptr().addr(),
+            Data::Stored(states) => Arc::as_ptr(states).addr(),
+            Data::Foreign(data) => Arc::as_ptr(data).addr(),
+        }
+    }
+
     /// The device that holds the elements.
     pub fn device(&self) -> &Device {
         &self.device

@@ -38,6 +38,8 @@ pub struct Tokenizer {
     kind: Kind,
     name: String,
     hash: String,
+    /// Further ids that end a text, as the checkpoint says.
+    ends: Vec<u32>,
     /// A text that it can encode, for the error about words that it cannot.
     example: Option<&'static str>,
 }
@@ -59,6 +61,28 @@ struct File {
     cut: Option<Cut>,
     /// The fast path for the most common kind of file.
     byte_level: Option<ByteLevel>,
+}
+
+/// The ids at which a checkpoint's texts end: `eos_token_id` of its `generation_config.json`, a number or a list.
+fn ends(folder: &Path) -> Result<Vec<u32>> {
+    let path = folder.join("generation_config.json");
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(&path).map_err(Error::io(&path, "read"))?;
+    let config: Value = serde_json::from_str(&text).map_err(|error| {
+        Error::file(&path, format!("is not JSON: {error}; correct it, or remove the file"))
+    })?;
+    let list = match &config["eos_token_id"] {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(list) => list.clone(),
+        one => vec![one.clone()],
+    };
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    list.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(|| {
+        let found = &config["eos_token_id"];
+        Error::file(&path, format!("has `eos_token_id` {found}; it must be an id or a list of ids"))
+    })
 }
 
 impl Tokenizer {
@@ -116,7 +140,9 @@ impl Tokenizer {
             );
             return Err(Error::file(folder, message));
         }
-        Ok(tokenizer)
+        // A tokenizer that was named instead may have other ids.
+        let ends = if named.is_none() { ends(folder)? } else { Vec::new() };
+        Ok(Self { ends, ..tokenizer })
     }
 
     /// The built-in tokenizer: ids 0..=255 are the bytes, 256 is the end of text.
@@ -125,6 +151,7 @@ impl Tokenizer {
             kind: Kind::Bytes,
             name: BYTES.into(),
             hash: sha256(b"march: the tokenizer of bytes, version 1"),
+            ends: Vec::new(),
             example: None,
         }
     }
@@ -207,7 +234,13 @@ impl Tokenizer {
         let (cut, byte_level) = (Cut::of(&value), ByteLevel::of(&value, &inner));
         let hash = sha256(&json);
         let file = File { inner, json, vocabulary, end_of_text, cut, byte_level };
-        Ok(Self { kind: Kind::File(Arc::new(file)), name: name.into(), hash, example: None })
+        Ok(Self {
+            kind: Kind::File(Arc::new(file)),
+            name: name.into(),
+            hash,
+            ends: Vec::new(),
+            example: None,
+        })
     }
 
     /// `bytes`, or the file name without its folder.
@@ -230,6 +263,11 @@ impl Tokenizer {
             Kind::Bytes => Some(BYTE_END_OF_TEXT),
             Kind::File(file) => file.end_of_text,
         }
+    }
+
+    /// Whether a token ends a text: the end of text, or one that the checkpoint's `generation_config.json` names.
+    pub fn is_end(&self, id: u32) -> bool {
+        self.end_of_text() == Some(id) || self.ends.contains(&id)
     }
 
     /// The ids of a text, with no beginning or end added. If the text contains the spelling of a token that the file

@@ -7,6 +7,7 @@ use march_lm::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::job::{Event, FinishedChoice, ScoredToken};
+use crate::parts::{Part, Splitter};
 use crate::request::ParsedRequest;
 
 /// Which interface the answer is for.
@@ -67,9 +68,10 @@ impl Head {
 }
 
 /// Why a text ended, in OpenAI's words.
-fn finish_reason(ended: Option<StopReason>) -> Value {
+fn finish_reason(ended: Option<StopReason>, calls: bool) -> Value {
     match ended {
         Some(StopReason::MaxTokens) => "length".into(),
+        Some(_) if calls => "tool_calls".into(),
         Some(_) => "stop".into(),
         None => Value::Null,
     }
@@ -135,6 +137,53 @@ struct Choice {
     characters: usize,
     tokens: Tokens,
     ended: Option<StopReason>,
+    /// Divides the text of a chat into its parts; these follow.
+    splitter: Splitter,
+    reasoning: String,
+    content: String,
+    calls: Vec<Value>,
+}
+
+impl Choice {
+    /// Notes new text. Returns what it adds to a stream.
+    fn add(&mut self, id: &str, text: &str, ended: Option<StopReason>) -> Map<String, Value> {
+        self.text += text;
+        let mut parts = self.splitter.push(text);
+        if ended.is_some() {
+            parts.extend(self.splitter.finish());
+        }
+        let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
+        for part in parts {
+            match part {
+                Part::Reasoning(text) => reasoning += &text,
+                Part::Content(text) => content += &text,
+                Part::Call(name, arguments) => {
+                    let index = self.calls.len();
+                    let call = json!({
+                        "id": format!("call-{}-{index}", id.rsplit('-').next().unwrap_or_default()),
+                        "type": "function", "function": { "name": name, "arguments": arguments },
+                    });
+                    let mut part = call.clone();
+                    part["index"] = index.into();
+                    calls.push(part);
+                    self.calls.push(call);
+                }
+            }
+        }
+        self.reasoning += &reasoning;
+        self.content += &content;
+        let mut delta = Map::new();
+        if !reasoning.is_empty() {
+            delta.insert("reasoning_content".into(), reasoning.into());
+        }
+        if !calls.is_empty() {
+            delta.insert("tool_calls".into(), calls.into());
+        }
+        if !content.is_empty() || delta.is_empty() {
+            delta.insert("content".into(), content.into());
+        }
+        delta
+    }
 }
 
 /// Puts an answer together from the events of its jobs.
@@ -192,11 +241,11 @@ impl<'a> Answer<'a> {
                 }
                 choice.characters += text.chars().count();
                 choice.ended = ended;
-                choice.text += &text;
+                let delta = choice.add(&self.head.id, &text, ended);
                 if !self.request.stream {
                     return Ok(Vec::new());
                 }
-                Ok(vec![self.part(index, &text, &new, ended)])
+                Ok(vec![self.part(index, &text, delta, &new, ended)])
             }
             Event::Finished(finished) => {
                 self.finished = Some(finished);
@@ -208,8 +257,16 @@ impl<'a> Answer<'a> {
 
     /// A choice whose prompt was read.
     fn begin(&self, prompt: usize, scores: &[ScoredToken]) -> march_lm::Result<Choice> {
-        let mut choice =
-            Choice { text: String::new(), characters: 0, tokens: Tokens::default(), ended: None };
+        let mut choice = Choice {
+            text: String::new(),
+            characters: 0,
+            tokens: Tokens::default(),
+            ended: None,
+            splitter: Splitter::new(self.request.form),
+            reasoning: String::new(),
+            content: String::new(),
+            calls: Vec::new(),
+        };
         if !self.request.echo {
             return Ok(choice);
         }
@@ -247,7 +304,7 @@ impl<'a> Answer<'a> {
                 let choice = self.choices.get(&index)?;
                 // A prompt that is only read ends with itself.
                 let ended = self.request.choices.is_empty().then_some(StopReason::MaxTokens);
-                Some(self.part(index, &choice.text, &choice.tokens, ended))
+                Some(self.part(index, &choice.text, Map::new(), &choice.tokens, ended))
             }
             Form::Completion => None,
         }
@@ -259,14 +316,22 @@ impl<'a> Answer<'a> {
     }
 
     /// A part of a stream.
-    fn part(&self, index: usize, text: &str, tokens: &Tokens, ended: Option<StopReason>) -> Value {
-        let (logprobs, finish_reason) = (self.logprobs(tokens), finish_reason(ended));
+    fn part(
+        &self,
+        index: usize,
+        text: &str,
+        delta: Map<String, Value>,
+        tokens: &Tokens,
+        ended: Option<StopReason>,
+    ) -> Value {
+        let calls = self.choices.get(&index).is_some_and(|choice| !choice.calls.is_empty());
+        let (logprobs, finish_reason) = (self.logprobs(tokens), finish_reason(ended, calls));
         let choice = match self.head.form {
             Form::Completion => {
                 json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason })
             }
             Form::Chat => json!({
-                "index": index, "delta": { "content": text }, "logprobs": logprobs, "finish_reason": finish_reason,
+                "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason,
             }),
         };
         self.head.with(vec![choice], true)
@@ -303,15 +368,25 @@ impl<'a> Answer<'a> {
     pub fn whole(&self) -> Value {
         let choices = self.choices.iter().map(|(index, choice)| {
             let ended = choice.ended.or(Some(StopReason::MaxTokens));
-            let (logprobs, reason) = (self.logprobs(&choice.tokens), finish_reason(ended));
+            let calls = !choice.calls.is_empty();
+            let (logprobs, reason) = (self.logprobs(&choice.tokens), finish_reason(ended, calls));
             match self.head.form {
                 Form::Completion => {
                     json!({ "index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": reason })
                 }
-                Form::Chat => json!({
-                    "index": index, "message": { "role": "assistant", "content": choice.text, "refusal": null },
-                    "logprobs": logprobs, "finish_reason": reason,
-                }),
+                Form::Chat => {
+                    let mut message = json!({ "role": "assistant", "content": choice.content, "refusal": null });
+                    if !choice.reasoning.is_empty() {
+                        message["reasoning_content"] = choice.reasoning.as_str().into();
+                    }
+                    if calls {
+                        message["tool_calls"] = choice.calls.clone().into();
+                        if choice.content.is_empty() {
+                            message["content"] = Value::Null;
+                        }
+                    }
+                    json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": reason })
+                }
             }
         });
         let mut whole = self.head.with(choices.collect(), false);

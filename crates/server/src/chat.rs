@@ -5,21 +5,34 @@ use std::path::Path;
 
 use march_lm::disk::built_in;
 use march_lm::tokenizer::Tokenizer;
-use minijinja::{Environment, UndefinedBehavior, context};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, UndefinedBehavior};
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 
 use crate::body::{self, ListError};
 use crate::error::ApiError;
+use crate::parts::ReplyForm;
 use crate::record::{Message, Record};
 
 /// How a conversation is written.
 pub struct Template {
     /// The model's template, in the Jinja language.
     own: Option<Environment<'static>>,
-    end_of_text: String,
+    /// The spelling of the tokens at the beginning and the end of a text.
+    bos: String,
+    eos: String,
     text: Option<String>,
+}
+
+/// What a request asks of the template besides the messages.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// Descriptions of tools.
+    pub tools: Option<Value>,
+    /// Further values for the template, such as `enable_thinking`.
+    pub more: Map<String, Value>,
 }
 
 const NAME: &str = "chat";
@@ -28,7 +41,7 @@ impl Template {
     /// The template of a checkpoint folder: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; if
     /// there is none, a plain one. Fails with a message if the template is not valid.
     pub fn of_folder(folder: &Path, tokenizer: &Tokenizer) -> Result<Self, String> {
-        let text = find(folder)?;
+        let (text, named) = find(folder)?;
         let end_of_text = match tokenizer.end_of_text() {
             Some(id) => tokenizer.decode(&[id]).map_err(|error| error.to_string())?,
             None => String::new(),
@@ -38,6 +51,12 @@ impl Template {
             Some(text) => {
                 let mut environment = Environment::new();
                 environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+                // As transformers sets up its templates.
+                let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+                environment.set_syntax(syntax.map_err(|error| error.to_string())?);
+                environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+                environment.add_filter("tojson", to_json);
+                environment.add_function("strftime_now", |form: String| strftime(&form));
                 environment.add_function(
                     "raise_exception",
                     |message: String| -> Result<String, minijinja::Error> {
@@ -50,7 +69,13 @@ impl Template {
                 Some(environment)
             }
         };
-        Ok(Self { own, end_of_text, text })
+        let spelled = |name: &str| match &named[name] {
+            Value::String(text) => Some(text.clone()),
+            Value::Object(token) => token.get("content").and_then(Value::as_str).map(String::from),
+            _ => None,
+        };
+        let (bos, eos) = (spelled("bos_token"), spelled("eos_token"));
+        Ok(Self { own, bos: bos.unwrap_or_default(), eos: eos.unwrap_or(end_of_text), text })
     }
 
     /// The model's own template, if it has one.
@@ -65,27 +90,62 @@ impl Template {
 
     /// The prompt that asks for the next message.
     pub fn render(&self, messages: &[Message]) -> Result<String, String> {
-        let Some(environment) = &self.own else { return Ok(plain(messages)) };
-        let list: Vec<minijinja::Value> = messages
-            .iter()
-            .map(|Message { role, content }| context! { role => role, content => content })
-            .collect();
-        let values = context! {
-            messages => list, add_generation_prompt => true, eos_token => self.end_of_text.clone(), bos_token => "",
+        self.render_with(messages, &Asked::default())
+    }
+
+    /// The prompt that asks for the next message, with tools and other values.
+    pub fn render_with(&self, messages: &[Message], asked: &Asked) -> Result<String, String> {
+        self.written(messages, asked, true)
+    }
+
+    /// How a conversation begins that has these messages, if the template can write them.
+    pub fn begun(&self, messages: &[Message], asked: &Asked) -> Option<String> {
+        self.written(messages, asked, false).ok()
+    }
+
+    /// Whether the template has a form for calls of tools that is known here.
+    pub fn has_calls(&self) -> bool {
+        self.text.as_ref().is_some_and(|text| text.contains("<tool_call>"))
+    }
+
+    /// The parts that the answer to a prompt has.
+    pub fn reply_form(&self, prompt: &str, asked: &Asked) -> ReplyForm {
+        let reasons = self.text.as_ref().is_some_and(|text| text.contains("<think>"));
+        ReplyForm {
+            reasons,
+            begins_with_reasoning: reasons && prompt.trim_end().ends_with("<think>"),
+            calls: asked.tools.is_some(),
+        }
+    }
+
+    fn written(&self, messages: &[Message], asked: &Asked, asks: bool) -> Result<String, String> {
+        let Some(environment) = &self.own else {
+            let text = plain(messages);
+            return Ok(if asks { text } else { text.trim_end_matches("Assistant:").into() });
         };
+        let mut values = asked.more.clone();
+        values.insert("messages".into(), messages.iter().map(for_template).collect());
+        values.insert("add_generation_prompt".into(), asks.into());
+        values.insert("bos_token".into(), self.bos.as_str().into());
+        values.insert("eos_token".into(), self.eos.as_str().into());
+        if let Some(tools) = &asked.tools {
+            values.insert("tools".into(), tools.clone());
+        }
+        let values: minijinja::Value =
+            serde_json::from_value(Value::Object(values)).map_err(|error| error.to_string())?;
         let rendered = environment.get_template(NAME).and_then(|template| template.render(values));
         rendered.map_err(|error| format!("the model's chat template refused the messages: {error}"))
     }
 
     /// What follows the text of a conversation when new messages are added; or, if the template writes the conversation
     /// in another way than it was, the whole new prompt.
-    pub fn continued(&self, record: &Record, new: &[Message]) -> Result<Continuation, String> {
+    pub fn continued(&self, record: &Record, new: &[Message], asked: &Asked) -> Result<Continuation, String> {
         if self.own.is_none() {
             return Ok(Continuation::After(plain(new)));
         }
         let mut messages = record.messages();
         messages.extend_from_slice(new);
-        let whole = self.render(&messages)?;
+        let whole = self.render_with(&messages, asked)?;
         Ok(match whole.strip_prefix(&record.text) {
             Some(rest) => Continuation::After(rest.into()),
             None => Continuation::Instead(whole),
@@ -101,8 +161,96 @@ pub enum Continuation {
     Instead(String),
 }
 
-/// The text of a folder's template.
-fn find(folder: &Path) -> Result<Option<String>, String> {
+/// A message as templates read it. The arguments of calls, which clients write as text, become values.
+fn for_template(message: &Message) -> Value {
+    let mut value = json!(message);
+    let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        let parsed = call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str(text).ok());
+        if let Some(arguments @ Value::Object(_)) = parsed {
+            call["function"]["arguments"] = arguments;
+        }
+    }
+    value
+}
+
+/// JSON as Python writes it, which is what models were trained on: a space after each comma and colon, and no escapes for
+/// HTML.
+fn to_json(
+    value: minijinja::Value,
+    options: minijinja::value::Kwargs,
+) -> Result<minijinja::Value, minijinja::Error> {
+    let wrong = |error: serde_json::Error| {
+        minijinja::Error::new(minijinja::ErrorKind::BadSerialization, error.to_string())
+    };
+    let indent: Option<usize> = options.get("indent")?;
+    let value = serde_json::to_value(&value).map_err(wrong)?;
+    let text = match indent {
+        None => python_json(&value),
+        Some(width) => {
+            let spaces = " ".repeat(width);
+            let form = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
+            let mut bytes = Vec::new();
+            serde::Serialize::serialize(
+                &value,
+                &mut serde_json::Serializer::with_formatter(&mut bytes, form),
+            )
+            .map_err(wrong)?;
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+    };
+    Ok(minijinja::Value::from_safe_string(text))
+}
+
+fn python_json(value: &Value) -> String {
+    match value {
+        Value::Array(list) => format!("[{}]", list.iter().map(python_json).collect::<Vec<_>>().join(", ")),
+        Value::Object(map) => {
+            let entry = |(key, value): (&String, &Value)| format!("{}: {}", json!(key), python_json(value));
+            format!("{{{}}}", map.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The date, for templates that begin with it: of the fields of Python's `strftime` those that they use.
+fn strftime(form: &str) -> String {
+    const MONTHS: [&str; 12] = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ];
+    let days = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs()) as i64
+        / 86_400;
+    // The civil calendar of days since 1970, in years that begin with March.
+    let shifted = days + 719_468;
+    let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let (date, month) = (of_year - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = year + era * 400 + i64::from(month <= 2);
+    let name = MONTHS[(month - 1) as usize];
+    form.replace("%Y", &year.to_string())
+        .replace("%m", &format!("{month:02}"))
+        .replace("%d", &format!("{date:02}"))
+        .replace("%B", name)
+        .replace("%b", &name[..3])
+}
+
+/// The text of a folder's template, and its `tokenizer_config.json`.
+fn find(folder: &Path) -> Result<(Option<String>, Value), String> {
     let read = |name: &str| {
         if let Some(bytes) = built_in(folder, name) {
             return Ok(Some(String::from_utf8_lossy(bytes).into_owned()));
@@ -115,14 +263,17 @@ fn find(folder: &Path) -> Result<Option<String>, String> {
             false => Ok(None),
         }
     };
-    if let Some(text) = read("chat_template.jinja")? {
-        return Ok(Some(text));
-    }
-    let Some(text) = read("tokenizer_config.json")? else { return Ok(None) };
-    let config: Value = serde_json::from_str(&text).map_err(|error| {
-        format!("{}: is not JSON: {error}", folder.join("tokenizer_config.json").display())
-    })?;
-    Ok(config["chat_template"].as_str().map(Into::into))
+    let config = match read("tokenizer_config.json")? {
+        None => Value::Null,
+        Some(text) => serde_json::from_str(&text).map_err(|error| {
+            format!("{}: is not JSON: {error}", folder.join("tokenizer_config.json").display())
+        })?,
+    };
+    let text = match read("chat_template.jinja")? {
+        Some(text) => Some(text),
+        None => config["chat_template"].as_str().map(Into::into),
+    };
+    Ok((text, config))
 }
 
 /// The most messages of a request, and the most parts of a message.
@@ -150,6 +301,12 @@ struct RawMessage<'a> {
     role: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     content: Option<&'a RawValue>,
+    #[serde(default)]
+    reasoning_content: Option<String>,
+    #[serde(default)]
+    tool_calls: Option<Value>,
+    #[serde(default)]
+    tool_call_id: Option<String>,
 }
 
 /// A part of a message's content.
@@ -164,11 +321,16 @@ struct Part<'a> {
 impl RawMessage<'_> {
     fn message(self) -> Result<Message, String> {
         let role = self.role.ok_or("a message has no `role`")?;
-        if !["system", "developer", "user", "assistant"].contains(&&*role) {
+        if !["system", "developer", "user", "assistant", "tool"].contains(&&*role) {
             let role: String = role.chars().take(60).collect();
-            return Err(format!("the role `{role}` is not supported; use system, user or assistant"));
+            return Err(format!("the role `{role}` is not supported; use system, user, assistant or tool"));
         }
-        let text = self.content.map(RawValue::get).ok_or("a message has no `content`")?;
+        let calls = self.tool_calls.filter(|calls| calls.as_array().is_some_and(|list| !list.is_empty()));
+        let text = match self.content.map(RawValue::get).filter(|text| *text != "null") {
+            Some(text) => text,
+            None if calls.is_some() => "\"\"",
+            None => return Err("a message has no `content`".into()),
+        };
         let content = match text.starts_with('"') {
             true => serde_json::from_str(text).map_err(|error| error.to_string())?,
             false => {
@@ -178,14 +340,19 @@ impl RawMessage<'_> {
                 texts.collect::<Option<Vec<_>>>().ok_or(not_text)?.concat()
             }
         };
-        Ok(Message { role: role.into_owned(), content })
+        Ok(Message {
+            reasoning_content: self.reasoning_content,
+            tool_calls: calls,
+            tool_call_id: self.tool_call_id,
+            ..Message::new(&role, content)
+        })
     }
 }
 
 /// The form of `march chat`.
 fn plain(messages: &[Message]) -> String {
     let mut text = String::new();
-    for Message { role, content } in messages {
+    for Message { role, content, .. } in messages {
         match role.as_str() {
             "user" => text.extend(["\nUser: ", content]),
             // An answer usually begins with the space.
@@ -220,9 +387,12 @@ mod tests {
         let text = rendered(&template, messages).unwrap();
         assert_eq!(text, "Be brief.\nUser: Hi\nAssistant: Hello\nUser: Bye\nAssistant:");
         assert_eq!(template.stop().as_deref(), Some("\nUser:"));
-        for wrong in
-            [json!([]), json!("Hi"), json!([{ "role": "tool", "content": "x" }]), json!([{ "role": "user" }])]
-        {
+        for wrong in [
+            json!([]),
+            json!("Hi"),
+            json!([{ "role": "robot", "content": "x" }]),
+            json!([{ "role": "user" }]),
+        ] {
             rendered(&template, wrong).unwrap_err();
         }
     }

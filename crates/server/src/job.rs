@@ -17,6 +17,8 @@ use crate::prefix::CachedPrefix;
 pub struct Job {
     /// The prompt; at least one token.
     pub prompt: Vec<u32>,
+    /// Numbers of tokens after which a message ends: later prompts may depart there.
+    pub ends: Vec<usize>,
     /// The memory policy.
     pub policy: Policy,
     /// A text that begins like the prompt, if the client continues a conversation.

@@ -4,7 +4,8 @@
 //! requests (`job`, `choice`) in one step, and continues from the states of earlier texts that begin alike (`prefix`).
 //! `request` reads what a client asks for (`body`) and refuses by name what is not supported; `respond` gives it to the model,
 //! and `answer` writes what the client gets. Conversations that a client continues by name are kept by `sessions`, on
-//! disk by `record`; `recall` says what an answer read of them; `page` is a chat in the browser.
+//! disk by `record`; `recall` says what an answer read of them; `page` is a chat in the browser. `chat` writes prompts by the model's template, and `parts` tells reasoning and calls of tools
+//! in an answer from its content.
 
 mod access;
 mod answer;
@@ -17,6 +18,7 @@ mod http;
 mod job;
 mod metrics;
 mod page;
+mod parts;
 mod prefix;
 mod recall;
 mod record;

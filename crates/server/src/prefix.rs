@@ -1,11 +1,19 @@
 //! States of earlier texts, from which a prompt that begins alike continues.
 //!
-//! An entry is a text with all of its tokens. A prompt that begins with the whole of an entry continues from it; one
-//! that shares only a part continues from the last anchor in that part, if the model keeps anchors and can be rolled
-//! back to it exactly. A model without anchors cannot be rolled back; the place where two texts part is therefore
-//! reported, so that the state there is kept for the next.
+//! An entry is a text with all of its tokens. A prompt that begins with the whole of an entry continues from it. One that
+//! shares only a part continues
+//!
+//! - from the last shared token, if every layer keeps each token apart (attention),
+//! - else from the last anchor in that part, if the model keeps anchors and can be rolled back to it exactly,
+//! - else from the longest entry that is a beginning of it. A recurrent layer forgets its earlier states, so while a prompt
+//!   is read its state is kept at places where later prompts are likely to depart: at the ends of messages, where this
+//!   prompt departed from an earlier one, and at a spacing ([`PrefixCache::spacing`]).
 //!
 //! What continues from an entry has the bits of a prompt that is read from its beginning.
+//!
+//! Entries of one text share most of their tensors, such as keys and values. Each tensor is counted once.
+
+use std::collections::HashMap;
 
 use march_lm::anchors::{Placement, Policy, Retention, Storage};
 use march_lm::generate::{GRID, Text};
@@ -13,6 +21,12 @@ use march_lm::memory::Rollback;
 
 /// A prefix that is shorter is read again: that is faster than to look for it.
 const SHORTEST: usize = 16;
+
+/// The smallest distance between states that are kept only because of their distance.
+const LEAST_SPACING: usize = 512;
+
+/// By how many later uses an entry that is kept for its distance alone counts as older.
+const LESS_WORTH: u64 = 32;
 
 /// A text with all of its tokens.
 #[derive(Clone)]
@@ -23,19 +37,38 @@ pub struct CachedPrefix {
     pub text: Text,
 }
 
+/// Why a state is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A text ends here, or a message of it, or another text departed here.
+    End,
+    /// The last state is far away.
+    Distance,
+}
+
 struct Entry {
     prefix: CachedPrefix,
-    bytes: usize,
+    reason: Reason,
+    /// Its tensors by identity, with their bytes.
+    parts: Vec<(usize, usize)>,
     /// When it was last used.
     used: u64,
 }
 
-/// The entries, the least recently used of which is dropped when there are too many bytes. Entries that share states
-/// are counted as if they did not.
+impl Entry {
+    /// What only this entry has: the tokens, and the logits after them.
+    fn own_bytes(&self) -> usize {
+        size_of_val(&self.prefix.ids[..]) + self.prefix.text.logit_bytes()
+    }
+}
+
+/// The entries, the least recently used of which are dropped when there are too many bytes.
 pub struct PrefixCache {
     entries: Vec<Entry>,
     limit: usize,
     bytes: usize,
+    /// How many entries have a tensor.
+    owners: HashMap<usize, usize>,
     clock: u64,
 }
 
@@ -52,12 +85,20 @@ pub struct PrefixMatch {
 impl PrefixCache {
     /// An empty cache of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self { entries: Vec::new(), limit, bytes: 0, clock: 0 }
+        Self { entries: Vec::new(), limit, bytes: 0, owners: HashMap::new(), clock: 0 }
     }
 
     /// Bytes of all entries.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The distance between kept states of a prompt of `tokens` tokens, each of which takes `state` bytes: such that they
+    /// take at most half of the cache. `None` if the prompt is shorter than that.
+    pub fn spacing(&self, tokens: usize, state: usize) -> Option<usize> {
+        let most = (self.limit / 2).checked_div(state)?;
+        let spacing = tokens.checked_div(most)?.max(LEAST_SPACING).next_multiple_of(GRID);
+        Some(spacing).filter(|&spacing| spacing < tokens)
     }
 
     /// The longest beginning of a prompt that the cache has.
@@ -81,7 +122,12 @@ impl PrefixCache {
         };
         self.clock += 1;
         entry.used = self.clock;
-        match entry.prefix.at(tokens) {
+        let found = entry.prefix.at(tokens);
+        // Earlier states of the same text are in use as well.
+        let clock = self.clock;
+        let beginnings = self.entries.iter_mut().filter(|entry| prompt.starts_with(&entry.prefix.ids));
+        beginnings.for_each(|entry| entry.used = clock);
+        match found {
             Some(text) => PrefixMatch { text: Some(text), tokens, branch },
             None => {
                 let branch = Some(shared / GRID * GRID).filter(|&at| at > 0 && at < prompt.len());
@@ -91,9 +137,8 @@ impl PrefixCache {
     }
 
     /// Keeps a text whose tokens are `ids`.
-    pub fn keep(&mut self, ids: &[u32], text: &Text) {
-        let bytes = text.bank().bytes() + size_of_val(ids);
-        if bytes > self.limit || ids.len() < SHORTEST || text.tokens() != ids.len() {
+    pub fn keep(&mut self, ids: &[u32], text: &Text, reason: Reason) {
+        if ids.len() < SHORTEST || text.tokens() != ids.len() {
             return;
         }
         self.clock += 1;
@@ -102,16 +147,53 @@ impl PrefixCache {
             |entry: &&mut Entry| entry.prefix.ids == ids && entry.prefix.text.bank().policy() == policy;
         if let Some(entry) = self.entries.iter_mut().find(same) {
             entry.used = self.clock;
+            if reason == Reason::End {
+                entry.reason = reason;
+                // It may have been kept without the logits after it.
+                if text.can_continue() && !entry.prefix.text.can_continue() {
+                    self.bytes -= entry.own_bytes();
+                    entry.prefix.text = text.clone();
+                    self.bytes += entry.own_bytes();
+                }
+            }
             return;
         }
-        while self.bytes + bytes > self.limit {
-            let oldest = (0..self.entries.len()).min_by_key(|&i| self.entries[i].used);
-            let Some(oldest) = oldest else { break };
-            self.bytes -= self.entries.swap_remove(oldest).bytes;
-        }
-        self.bytes += bytes;
         let prefix = CachedPrefix { ids: ids.to_vec(), text: text.clone() };
-        self.entries.push(Entry { prefix, bytes, used: self.clock });
+        let entry = Entry { parts: text.bank().parts().collect(), prefix, reason, used: self.clock };
+        if text.bank().bytes() + entry.own_bytes() > self.limit {
+            return;
+        }
+        self.bytes += entry.own_bytes();
+        for &(part, bytes) in &entry.parts {
+            let owners = self.owners.entry(part).or_default();
+            *owners += 1;
+            if *owners == 1 {
+                self.bytes += bytes;
+            }
+        }
+        self.entries.push(entry);
+        while self.bytes > self.limit {
+            let worth = |entry: &Entry| match entry.reason {
+                Reason::End => entry.used + LESS_WORTH,
+                Reason::Distance => entry.used,
+            };
+            let Some(least) = (0..self.entries.len()).min_by_key(|&i| worth(&self.entries[i])) else { break };
+            self.drop_entry(least);
+        }
+    }
+
+    fn drop_entry(&mut self, number: usize) {
+        let entry = self.entries.swap_remove(number);
+        self.bytes -= entry.own_bytes();
+        for (part, bytes) in entry.parts {
+            if let Some(owners) = self.owners.get_mut(&part) {
+                *owners -= 1;
+                if *owners == 0 {
+                    self.owners.remove(&part);
+                    self.bytes -= bytes;
+                }
+            }
+        }
     }
 }
 
@@ -135,6 +217,9 @@ impl CachedPrefix {
         }
         let timeline = bank.timeline();
         let before = common.min(prompt - 1);
+        if bank.can_truncate() {
+            return before.min(timeline.position);
+        }
         timeline.kept.iter().rev().map(|anchor| anchor.position).find(|&at| at <= before).unwrap_or(0)
     }
 
@@ -144,6 +229,9 @@ impl CachedPrefix {
             return Some(self.text.clone());
         }
         let mut bank = self.text.bank().clone();
+        if bank.truncate(tokens).ok()? {
+            return Some(Text::new(bank).with_recent(&self.ids[..tokens]));
+        }
         match bank.rollback_to(tokens) {
             Ok((anchor, Rollback::Exact)) if anchor.position == tokens => {
                 Some(Text::new(bank).with_recent(&self.ids[..tokens]))

@@ -40,6 +40,22 @@ pub struct Message {
     pub role: String,
     /// What is said.
     pub content: String,
+    /// What was thought before it, if the client says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Calls of tools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<serde_json::Value>,
+    /// For what a tool says: the call that it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+}
+
+impl Message {
+    /// A message of text alone.
+    pub fn new(role: &str, content: String) -> Self {
+        Self { role: role.into(), content, reasoning_content: None, tool_calls: None, tool_call_id: None }
+    }
 }
 
 /// How a conversation is written.
@@ -112,7 +128,7 @@ impl Record {
     /// All that was said, in order.
     pub fn messages(&self) -> Vec<Message> {
         let all = self.turns.iter().flat_map(|turn| {
-            let answer = Message { role: "assistant".into(), content: turn.answer.clone() };
+            let answer = Message::new("assistant", turn.answer.clone());
             turn.messages.iter().cloned().chain([answer])
         });
         all.collect()

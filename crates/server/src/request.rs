@@ -11,8 +11,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::body::{self, Keys, ListError};
-use crate::chat::{self, Continuation, Template};
+use crate::chat::{self, Asked, Continuation, Template};
 use crate::error::ApiError;
+use crate::parts::ReplyForm;
 use crate::record::{Kind, Message};
 use crate::sessions::{NewTurn, OpenSession, SessionRequest, Sessions};
 
@@ -43,9 +44,9 @@ fn has_no_effect(key: &str, value: &Value) -> Option<bool> {
     Some(match key {
         "presence_penalty" | "frequency_penalty" => zero(),
         "best_of" => one(),
-        "logit_bias" | "tools" | "functions" => empty(),
+        "logit_bias" | "functions" => empty(),
         "suffix" => value.as_str() == Some(""),
-        "tool_choice" | "function_call" => value.as_str() == Some("none"),
+        "function_call" => value.as_str() == Some("none"),
         "parallel_tool_calls" => true,
         "response_format" => value["type"] == "text",
         _ => return None,
@@ -59,6 +60,10 @@ pub struct ParsedRequest {
     pub model: Option<String>,
     /// The prompts.
     pub prompts: Vec<Vec<u32>>,
+    /// The parts that the answers of a chat have.
+    pub form: ReplyForm,
+    /// Of the prompt of a chat, the numbers of tokens after which a message ends.
+    pub ends: Vec<usize>,
     /// The sampling of each choice of a prompt; empty if no token is wanted.
     pub choices: Vec<Sampling>,
     /// When a text ends.
@@ -189,6 +194,40 @@ fn common(
     })
 }
 
+/// What a request asks of the chat template.
+fn asked(keys: &mut Keys<'_>, template: &Template) -> Result<Asked> {
+    let tools = keys.take("tools")?.filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
+    let choice = keys.take("tool_choice")?;
+    if !matches!(choice.as_ref().map(|choice| choice.as_str()), None | Some(Some("auto" | "none"))) {
+        let message = "`tool_choice` can be \"auto\" or \"none\"; an answer cannot be forced to be a call";
+        return Err(ApiError::key("tool_choice", message));
+    }
+    let tools = tools.filter(|_| choice.as_ref().and_then(Value::as_str) != Some("none"));
+    if let Some(tools) = &tools {
+        let list = tools.as_array().filter(|list| {
+            list.iter().all(|tool| tool["type"] == "function" && tool["function"]["name"].is_string())
+        });
+        if list.is_none() {
+            let message =
+                "`tools` must be a list of objects with `type` \"function\" and a `function` with a `name`";
+            return Err(ApiError::key("tools", message));
+        }
+        if !template.has_calls() {
+            let message = "the model's chat template has no form for tools that the server knows, which is \
+                           `<tool_call>`; leave `tools` out";
+            return Err(ApiError::key("tools", message));
+        }
+    }
+    let more = match keys.take("chat_template_kwargs")? {
+        None => Map::new(),
+        Some(Value::Object(more)) => more,
+        Some(_) => {
+            return Err(ApiError::key("chat_template_kwargs", "`chat_template_kwargs` must be an object"));
+        }
+    };
+    Ok(Asked { tools, more })
+}
+
 /// The prompts of a request.
 fn prompts(text: Option<&str>, context: &Context<'_>) -> Result<Vec<Vec<u32>>> {
     let text = text.ok_or_else(|| ApiError::key("prompt", "`prompt` is missing"))?;
@@ -266,6 +305,26 @@ impl Context<'_> {
         self.tokenizer.encode(text).map_err(|error| ApiError::key(key, error.to_string()))
     }
 
+    /// Where a later chat may depart from this one: before the last message and before the one that it answers, and after
+    /// the first. These are the numbers of tokens that the prompt shares with the prompts of fewer messages.
+    fn ends(&self, messages: &[Message], asked: &Asked, ids: &[u32]) -> Vec<usize> {
+        /// A shorter prompt is read again.
+        const SHORT: usize = 64;
+        if ids.len() < SHORT {
+            return Vec::new();
+        }
+        let count = messages.len();
+        let mut counts = vec![1, count.saturating_sub(2), count - 1, count];
+        counts.retain(|&count| count > 0);
+        counts.dedup();
+        let shared = |count: usize| {
+            let text = self.template.begun(&messages[..count], asked)?;
+            let beginning = self.tokenizer.encode(&text).ok()?;
+            Some(beginning.iter().zip(ids).take_while(|(a, b)| a == b).count())
+        };
+        counts.into_iter().filter_map(shared).filter(|&at| at > 0 && at < ids.len()).collect()
+    }
+
     /// Opens the conversation that a request continues, if it names one.
     fn conversation(&self, keys: &mut Keys<'_>, kind: Kind) -> Result<Option<OpenSession>> {
         let Some(id) = keys.string("session")? else { return Ok(None) };
@@ -312,7 +371,7 @@ impl ParsedRequest {
             let turn = NewTurn {
                 kind: Kind::Text,
                 text: format!("{}{said}", open.record.text),
-                messages: vec![Message { role: "user".into(), content: said }],
+                messages: vec![Message::new("user", said)],
                 rewritten: false,
             };
             prompt.splice(..0, open.record.ids.iter().copied());
@@ -326,15 +385,20 @@ impl ParsedRequest {
         let mut keys = Keys::of_body(body)?;
         let open = context.conversation(&mut keys, Kind::Chat)?;
         let messages = chat::messages(keys.raw("messages"))?;
+        let asked = asked(&mut keys, context.template)?;
         let refused = |message: String| ApiError::key("messages", message);
+        let form;
         let (ids, conversation) = match open {
             None => {
-                let prompt = context.template.render(&messages).map_err(refused)?;
+                let prompt = context.template.render_with(&messages, &asked).map_err(refused)?;
+                form = context.template.reply_form(&prompt, &asked);
                 (context.encode(&prompt, "messages")?, None)
             }
             Some(open) => {
-                let next = context.template.continued(&open.record, &messages).map_err(refused)?;
+                let next = context.template.continued(&open.record, &messages, &asked).map_err(refused)?;
                 let record = &open.record;
+                let (Continuation::After(text) | Continuation::Instead(text)) = &next;
+                form = context.template.reply_form(text, &asked);
                 let (ids, text, rewritten) = match next {
                     Continuation::After(rest) => {
                         let new = context.encode(&rest, "messages")?;
@@ -342,7 +406,7 @@ impl ParsedRequest {
                     }
                     Continuation::Instead(whole) => (context.encode(&whole, "messages")?, whole, true),
                 };
-                (ids, Some((open, NewTurn { kind: Kind::Chat, messages, text, rewritten })))
+                (ids, Some((open, NewTurn { kind: Kind::Chat, messages: messages.clone(), text, rewritten })))
             }
         };
         let top = keys.whole("top_logprobs", Some((MOST_TOP, "")))?;
@@ -364,7 +428,9 @@ impl ParsedRequest {
             common(&mut keys, most.or(old).unwrap_or(left.clamp(1, CHAT_TOKENS)), context, open)?;
         common.limits.stop.extend(context.template.stop());
         end(keys)?;
-        Self::new(vec![ids], common, false, logprobs, conversation, context)
+        let ends = context.ends(&messages, &asked, &ids);
+        let request = Self::new(vec![ids], common, false, logprobs, conversation, context)?;
+        Ok(Self { ends, form, ..request })
     }
 
     fn new(
@@ -388,6 +454,8 @@ impl ParsedRequest {
         Ok(Self {
             model,
             prompts,
+            form: ReplyForm::default(),
+            ends: Vec::new(),
             choices,
             limits,
             echo,

@@ -61,6 +61,7 @@ async fn respond(app: Arc<App>, body: Body, form: Form) -> Result<Response, ApiE
     let (sender, mut receiver) = unbounded_channel();
     let jobs = request.prompts.iter().enumerate().map(|(number, prompt)| Job {
         prompt: prompt.clone(),
+        ends: request.ends.clone(),
         policy: request.policy.clone(),
         prefix: prefix.take(),
         choices: request.choices.clone(),

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use march_lm::Pipeline;
+use march_lm::anchors::{Placement, Policy, Retention, Storage};
 use march_lm::generate::{GRID, Inference, Sampling, Session, Text};
 use march_lm::memory::{BankTag, StateBank};
 use march_lm::model::{Part, TraceCell};
@@ -20,7 +21,7 @@ use march_lm::{Error, Result};
 use crate::choice::Choice;
 use crate::job::{Event, Failure, Job, Jobs, NextJob, ScoredToken};
 use crate::metrics::Metrics;
-use crate::prefix::{PrefixCache, PrefixMatch};
+use crate::prefix::{PrefixCache, PrefixMatch, Reason};
 use crate::slices::Slices;
 
 /// A model that is ready to run, and what identifies it in files.
@@ -101,9 +102,9 @@ struct ActiveJob {
 enum State {
     /// The prompt is being read to score its tokens: the bank, and how many tokens it has read.
     Scoring(Box<StateBank>, usize),
-    /// The prompt is being read. The session has been given the first `pushed` tokens of it, up to a place whose state
-    /// is kept, or all.
-    Reading(Box<Session>, usize),
+    /// The prompt is being read. The session has been given its tokens up to the first of these places; the state is kept
+    /// at each, and the last is the end.
+    Reading(Box<Session>, VecDeque<(usize, Reason)>),
     /// Texts are being written.
     Writing(Vec<Choice>),
 }
@@ -207,13 +208,52 @@ impl Scheduler<'_> {
         self.metrics.cached_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
         let mut session = Box::new(Session::new(text, Sampling::greedy())?);
         session.set_trace(job.recall.then(TraceCell::default));
-        // Another text shares the prompt up to here: keep the state, so that the next such prompt starts from it. A
-        // model whose bits depend on where calls end can only continue from the grid.
-        let last = job.prompt.len() - 1;
-        let grid = (!self.any_calls).then_some(last / GRID * GRID);
-        let pushed = branch.or(grid).filter(|&at| at > tokens).unwrap_or(job.prompt.len());
-        session.push(&job.prompt[tokens..pushed]);
-        Ok((tokens, State::Reading(session, pushed)))
+        let places = self.places(job, tokens, branch, session.text().bank().can_truncate());
+        session.push(&job.prompt[tokens..places[0].0]);
+        Ok((tokens, State::Reading(session, places)))
+    }
+
+    /// Where the state of a prompt is kept while it is read from token `begin` on; the end comes last.
+    fn places(
+        &self,
+        job: &Job,
+        begin: usize,
+        branch: Option<usize>,
+        truncates: bool,
+    ) -> VecDeque<(usize, Reason)> {
+        let end = job.prompt.len();
+        let mut places = vec![(end, Reason::End)];
+        // Another text shares the prompt up to here: the next such prompt starts from it.
+        places.extend(branch.map(|at| (at, Reason::End)));
+        // Attention continues from any token.
+        if !truncates {
+            places.extend(job.ends.iter().map(|&at| (at, Reason::End)));
+            let spacing = self.cache.spacing(end, self.state_bytes(&job.policy));
+            let at = spacing.into_iter().flat_map(|spacing| (spacing..end).step_by(spacing));
+            places.extend(at.map(|at| (at, Reason::Distance)));
+        }
+        // A model whose bits depend on where calls end can only continue from the grid.
+        if !self.any_calls {
+            places.push(((end - 1) / GRID * GRID, Reason::End));
+            places.retain(|&(at, _)| at == end || at.is_multiple_of(GRID));
+        }
+        // The end stays, even if all is known.
+        places.retain(|&(at, _)| at == end || at > begin && at < end);
+        places.sort_by_key(|&(at, reason)| (at, reason == Reason::Distance));
+        places.dedup_by_key(|&mut (at, _)| at);
+        places.into()
+    }
+
+    /// Bytes of a kept state, without what grows with every token; 0 if a model goes back to its anchors instead.
+    fn state_bytes(&self, policy: &Policy) -> usize {
+        let exact = (Storage::F32, Placement::Periodic, Retention::All);
+        if policy.interval.is_some() && (policy.storage, policy.placement, policy.retention) == exact {
+            return 0;
+        }
+        let model = self.loaded.model();
+        // Both are on the grid, where no chunk is open.
+        let [once, twice] = [16 * GRID, 32 * GRID].map(|tokens| model.memory_bytes(tokens, policy));
+        (2 * once).saturating_sub(twice)
     }
 
     fn drop_cancelled(&mut self) {
@@ -316,16 +356,20 @@ impl Scheduler<'_> {
                 session.set_trace(active.job.recall.then(TraceCell::default));
                 // Scoring ends its calls elsewhere than reading does: before the last token.
                 active.exact = self.any_calls;
-                State::Reading(session, active.job.prompt.len())
+                State::Reading(session, [(active.job.prompt.len(), Reason::End)].into())
             }
-            State::Reading(mut session, pushed) if session.is_ready() => {
+            State::Reading(mut session, mut places) if session.is_ready() => {
                 let prompt = &active.job.prompt;
-                if active.exact && (self.any_calls || pushed.is_multiple_of(GRID)) {
-                    self.cache.keep(&prompt[..pushed], session.text());
+                let (read, reason) = places.pop_front().unwrap_or((prompt.len(), Reason::End));
+                if active.exact && (self.any_calls || read.is_multiple_of(GRID)) {
+                    match read == prompt.len() {
+                        true => self.cache.keep(prompt, session.text(), reason),
+                        false => self.cache.keep(&prompt[..read], &session.text().without_logits(), reason),
+                    }
                 }
-                if pushed < prompt.len() {
-                    session.push(&prompt[pushed..]);
-                    State::Reading(session, prompt.len())
+                if let Some(&(next, _)) = places.front() {
+                    session.push(&prompt[read..next]);
+                    State::Reading(session, places)
                 } else {
                     let scores = std::mem::take(&mut active.scores);
                     active.job.events.add(Event::PromptRead { cached: active.cached, scores });
@@ -346,7 +390,7 @@ impl Scheduler<'_> {
             let choice = choices.swap_remove(i);
             let prefix = choice.prefix(&job.prompt);
             if self.any_calls {
-                self.cache.keep(&prefix.ids, &prefix.text);
+                self.cache.keep(&prefix.ids, &prefix.text, Reason::End);
             }
             if job.whole || job.recall {
                 let finished = Box::new(choice.finish(prefix, self.any_calls));

@@ -222,7 +222,7 @@ impl Conversation<'_> {
             Form::Prefixes { user, assistant } => return Ok(format!("{user}{content}{assistant}")),
             Form::Template(template) => template,
         };
-        self.said.messages.push(Message { role: role.into(), content: content.into() });
+        self.said.messages.push(Message::new(role, content.into()));
         let whole = template.render(&self.said.messages).map_err(Error::Request)?;
         let rest = match whole.strip_prefix(&self.said.text) {
             Some(rest) => rest.to_string(),
@@ -251,7 +251,7 @@ impl Conversation<'_> {
         let written = self.generator.write(self.opened.tokenizer(), &self.limits, &mut show_and_keep)?;
         let _ = show("\n");
         self.said.text += &answer;
-        self.said.messages.push(Message { role: "assistant".into(), content: answer });
+        self.said.messages.push(Message::new("assistant", answer));
         Ok(Some(written.ended))
     }
 

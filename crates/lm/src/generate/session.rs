@@ -59,6 +59,16 @@ impl Text {
         self.logits.is_some() || !self.unread.is_empty()
     }
 
+    /// Bytes of the logits after the text, if it has them.
+    pub fn logit_bytes(&self) -> usize {
+        self.logits.as_ref().map_or(0, |logits| size_of_val(&logits[..]))
+    }
+
+    /// The same text without the logits after it: another token has to be read before one can be sampled.
+    pub fn without_logits(&self) -> Self {
+        Self { logits: None, ..self.clone() }
+    }
+
     /// Number of tokens in the text.
     pub fn tokens(&self) -> usize {
         self.bank.timeline().position + self.unread.len()
@@ -265,7 +275,7 @@ impl Session {
         let token = self.draw()?;
         let Some(writing) = &mut self.writing else { unreachable!("it was there above") };
         writing.tokens += 1;
-        if tokenizer.end_of_text() == Some(token) {
+        if tokenizer.is_end(token) {
             return self.end(tokenizer, Some(token), StopReason::EndOfText);
         }
         let (text, stopped) = writing.stops.push(&writing.stream.push(tokenizer, token)?);

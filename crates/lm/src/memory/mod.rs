@@ -30,8 +30,23 @@ pub trait Memory: Any + Send + Sync {
     /// them.
     fn fork(&self) -> Box<dyn Memory>;
 
+    /// Everything that is kept. Forks share tensors until one side appends to them.
+    fn tensors(&self) -> Vec<&Tensor>;
+
     /// Size of everything that is kept, in bytes.
-    fn bytes(&self) -> usize;
+    fn bytes(&self) -> usize {
+        self.tensors().into_iter().map(Tensor::bytes).sum()
+    }
+
+    /// Whether each token is kept apart, so that [`Memory::truncate`] can forget some.
+    fn can_truncate(&self) -> bool {
+        false
+    }
+
+    /// Forgets all but the first tokens of the text, if [`Memory::can_truncate`].
+    fn truncate(&mut self, _tokens: usize) -> Result<()> {
+        Err(Error::Request("this layer does not keep each token apart".into()))
+    }
 
     /// Lists the tensors that a file must hold.
     fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()>;
@@ -174,6 +189,33 @@ impl StateBank {
     /// control: it shows whether tokens profit from the anchors that they choose, or would from any.
     pub fn permute_keys(&mut self, order: &mut dyn FnMut(usize) -> Vec<u32>) -> Result<()> {
         self.layers.iter_mut().try_for_each(|layer| layer.permute_keys(order))
+    }
+
+    /// Everything that is kept, with an identity that is equal for the same tensor in another bank, and its bytes.
+    pub fn parts(&self) -> impl Iterator<Item = (usize, usize)> {
+        let tensors = self.layers.iter().flat_map(|layer| layer.tensors());
+        tensors.map(|tensor| (tensor.identity(), tensor.bytes()))
+    }
+
+    /// Whether every layer keeps each token apart, as attention does, so that [`StateBank::truncate`] is possible.
+    pub fn can_truncate(&self) -> bool {
+        self.policy.interval.is_none() && self.layers.iter().all(|layer| layer.can_truncate())
+    }
+
+    /// Forgets all but the first tokens of the text. If that is not possible, nothing changes and the result is false.
+    pub fn truncate(&mut self, tokens: usize) -> Result<bool> {
+        if !self.can_truncate() || tokens > self.timeline.position {
+            return Ok(false);
+        }
+        self.layers.iter_mut().try_for_each(|layer| layer.truncate(tokens))?;
+        self.timeline.position = tokens;
+        Ok(true)
+    }
+
+    /// Bytes of the layers that do not keep each token apart.
+    pub fn state_bytes(&self) -> usize {
+        let states = self.layers.iter().filter(|layer| !layer.can_truncate());
+        states.map(|layer| layer.bytes()).sum()
     }
 
     /// Size of everything that is kept, in bytes.

@@ -311,10 +311,26 @@ async function undo(number) {
 
 const ROLES = { user: "You", assistant: "Assistant", system: "System", developer: "Developer" };
 
+/** The reasoning and the rest of an answer, whose reasoning may have begun in the prompt. */
+function divided(text) {
+  const end = text.indexOf("</think>");
+  if (end < 0) return ["", text];
+  return [text.slice(0, end).replace("<think>", "").trim(), text.slice(end + "</think>".length)];
+}
+
+/** Reasoning, folded away; hidden while there is none. */
+function thoughts(text) {
+  const body = make("div", { className: "thought", dir: "auto" }, text);
+  const view = make("details", { className: "thoughts" }, make("summary", {}, "Reasoning"), body);
+  view.hidden = text === "";
+  return view;
+}
+
 function message(role, text) {
-  const body = make("div", { className: "text", dir: "auto" }, role === "assistant" ? text.trimStart() : text);
+  const [thought, said] = role === "assistant" ? divided(text) : ["", text];
+  const body = make("div", { className: "text", dir: "auto" }, role === "assistant" ? said.trimStart() : said);
   return make("div", { className: `message ${role === "user" ? "user" : "answer"}` },
-    make("h3", { className: "role" }, ROLES[role] ?? role), body);
+    make("h3", { className: "role" }, ROLES[role] ?? role), ...(role === "assistant" ? [thoughts(thought)] : []), body);
 }
 
 function turnItem(turn, index) {
@@ -343,6 +359,7 @@ function numbers(turn, extra) {
   const facts = [];
   if (extra) facts.push(counted(extra.tokens, "token"));
   if (extra?.rate) facts.push(`${extra.rate} tokens/s`);
+  if (extra?.cached > 0) facts.push(`${counted(extra.prompt - extra.cached, "token")} of the prompt read, ${extra.cached} known`);
   if (extra?.reason === "length") facts.push("ended at max tokens");
   if (turn.tokens !== undefined) {
     facts.push(`conversation ${counted(turn.tokens, "token")}`, `memory ${inBytes(turn.bytes)}`);
@@ -367,7 +384,8 @@ async function send() {
   const first = session === null;
   const item = turnItem(turn, turns.length);
   item.classList.add("running");
-  const answer = item.querySelector(".answer .text");
+  const answer = item.querySelector(".answer > .text");
+  const thinking = item.querySelector(".answer > .thoughts");
   const line = item.querySelector(".numbers");
   line.textContent = "Waiting for the first token …";
   // Screen readers read the answer once it is whole.
@@ -384,6 +402,8 @@ async function send() {
       const follows = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 80;
       turn.answer += added;
       answer.firstChild.data = turn.answer.trimStart();
+      thinking.hidden = !turn.reasoning;
+      thinking.lastChild.firstChild.data = turn.reasoning ?? "";
       line.textContent = counted(tokens, "token") + (rate ? ` · ${rate} tokens/s` : "");
       if (follows) scroll.scrollTop = scroll.scrollHeight;
     });
@@ -463,6 +483,7 @@ async function ask(turn, signal, wrote) {
       if (!choice || choice.delta?.role) continue;
       if (tokens++ === 0) began = performance.now();
       reason = choice.finish_reason ?? reason;
+      if (choice.delta?.reasoning_content) turn.reasoning = (turn.reasoning ?? "") + choice.delta.reasoning_content;
       wrote(choice.delta?.content ?? choice.text ?? "", tokens, rate());
     }
   } catch (error) {
@@ -476,6 +497,7 @@ async function ask(turn, signal, wrote) {
   return {
     turn: march.turn, policy: march.memory.policy, recall: march.recall, reason, rate: last.rate,
     tokens: last.usage?.completion_tokens ?? tokens,
+    prompt: last.usage?.prompt_tokens, cached: last.usage?.prompt_tokens_details?.cached_tokens,
   };
 }
 
@@ -502,7 +524,7 @@ const mean = (list) => list.reduce((sum, value) => sum + (value ?? 0), 0) / Math
 /** Where in the messages on the page the parts of the text before an answer are: a range each, or null. A tokenizer may
     leave words out, so each word of a part is looked for after the one before it. */
 function rangesOf(anchors) {
-  const nodes = [...document.querySelectorAll("#turns .message .text")].map((body) => body.firstChild).filter(Boolean);
+  const nodes = [...document.querySelectorAll("#turns .message > .text")].map((body) => body.firstChild).filter(Boolean);
   const near = 400; // a word that does not come soon is not on the page, such as the name of a role
   let [node, at] = [0, 0];
   const next = (word) => {

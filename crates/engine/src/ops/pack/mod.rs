@@ -177,6 +177,15 @@ impl PackedWeight {
         self.precision.bytes(self.shape[0], self.shape[1])
     }
 
+    /// Where the numbers are.
+    pub(crate) fn address(&self) -> usize {
+        match self.raw() {
+            RawWeight::F32(numbers) => numbers.as_ptr().addr(),
+            RawWeight::Bf16(codes) => codes.as_ptr().addr(),
+            RawWeight::Int8 { codes, .. } => codes.as_ptr().addr(),
+        }
+    }
+
     /// Elements in storage format.
     pub(crate) fn raw(&self) -> RawWeight<'_> {
         let [rows, width] = self.shape;

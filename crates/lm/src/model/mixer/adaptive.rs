@@ -34,8 +34,9 @@ pub(super) struct PlacementState {
 const PLACEMENT: [&str; 2] = ["placement_state", "placement_anchor"];
 
 impl PlacementState {
-    pub fn bytes(&self) -> usize {
-        self.state.iter().chain(&self.anchor).map(Tensor::bytes).sum()
+    /// Everything that is kept.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.state.iter().chain(&self.anchor)
     }
 
     pub fn save<'a>(&'a self, file: &mut LayerWriter<'a>) {

@@ -40,8 +40,9 @@ impl Memory for AnchoredMemory {
         Box::new(self.clone())
     }
 
-    fn bytes(&self) -> usize {
-        self.base.bytes() + self.placement.bytes() + self.anchors.bytes()
+    fn tensors(&self) -> Vec<&Tensor> {
+        let before = self.base.tensors().into_iter().chain(self.placement.tensors());
+        before.chain(self.anchors.tensors()).collect()
     }
 
     fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {
@@ -202,8 +203,12 @@ impl Anchors {
 
     /// Size of states, keys and tails, in bytes.
     pub fn bytes(&self) -> usize {
-        let stored = self.states.iter().chain(self.tails.iter().flatten());
-        stored.chain(&self.routing_keys).map(Tensor::bytes).sum()
+        self.tensors().map(Tensor::bytes).sum()
+    }
+
+    /// States, keys and tails.
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.states.iter().chain(self.tails.iter().flatten()).chain(&self.routing_keys)
     }
 
     /// Drops the anchors that the plan does not keep; with a budget, the layer decides by itself.

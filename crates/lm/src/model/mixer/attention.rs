@@ -348,9 +348,25 @@ impl Memory for KeyValueCache {
         Box::new(self.clone())
     }
 
-    fn bytes(&self) -> usize {
-        let blocks = self.blocks.iter().map(|block| block.key.bytes() + block.value.bytes());
-        blocks.chain(self.tails.iter().flatten().map(Tensor::bytes)).sum()
+    fn tensors(&self) -> Vec<&Tensor> {
+        let blocks = self.blocks.iter().flat_map(|block| [&block.key, &block.value]);
+        blocks.chain(self.tails.iter().flatten()).collect()
+    }
+
+    /// The inputs of convolutions before the last tokens are not kept.
+    fn can_truncate(&self) -> bool {
+        self.tails.is_none()
+    }
+
+    fn truncate(&mut self, tokens: usize) -> Result<()> {
+        let (whole, rest) = (tokens / BLOCK_TOKENS, tokens % BLOCK_TOKENS);
+        self.blocks.truncate(whole + usize::from(rest > 0));
+        if let Some(last) = self.blocks.get_mut(whole) {
+            for tensor in [&mut last.key, &mut last.value] {
+                *tensor = tensor.slice(1, 0..rest)?;
+            }
+        }
+        Ok(())
     }
 
     fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {
@@ -372,18 +388,12 @@ impl Memory for KeyValueCache {
     }
 
     fn rollback(&mut self, anchor: Anchor, _: usize) -> Result<Storage> {
-        if self.tails.is_some() {
+        if !self.can_truncate() {
             let message =
-                "an attention layer with convolutions cannot be rolled back: it does not keep their inputs";
+                "an attention layer with convolutions cannot be rolled back: their inputs are not kept";
             return Err(Error::Request(message.into()));
         }
-        let (whole, rest) = (anchor.position / BLOCK_TOKENS, anchor.position % BLOCK_TOKENS);
-        self.blocks.truncate(whole + usize::from(rest > 0));
-        if let Some(last) = self.blocks.get_mut(whole) {
-            for tensor in [&mut last.key, &mut last.value] {
-                *tensor = tensor.slice(1, 0..rest)?;
-            }
-        }
+        self.truncate(anchor.position)?;
         Ok(Storage::F32)
     }
 }

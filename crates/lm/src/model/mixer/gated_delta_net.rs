@@ -187,8 +187,8 @@ impl Memory for DeltaMemory {
         Box::new(self.clone())
     }
 
-    fn bytes(&self) -> usize {
-        self.recurrence.bytes() + self.tails.iter().flatten().map(Tensor::bytes).sum::<usize>()
+    fn tensors(&self) -> Vec<&Tensor> {
+        self.recurrence.tensors().chain(self.tails.iter().flatten()).collect()
     }
 
     fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {
@@ -250,8 +250,9 @@ impl Recurrence {
         }
     }
 
-    pub fn bytes(&self) -> usize {
-        self.state.iter().chain(self.open.iter().flatten()).map(Tensor::bytes).sum()
+    /// Everything that is kept.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.state.iter().chain(self.open.iter().flatten())
     }
 
     /// Lists the tensors for a file, with a prefix for their names.

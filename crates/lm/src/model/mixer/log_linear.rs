@@ -117,8 +117,8 @@ impl Memory for LevelMemory {
         Box::new(self.clone())
     }
 
-    fn bytes(&self) -> usize {
-        self.levels.as_ref().map_or(0, Tensor::bytes) + self.base.bytes()
+    fn tensors(&self) -> Vec<&Tensor> {
+        self.levels.iter().chain(self.base.tensors()).collect()
     }
 
     fn save<'a>(&'a self, file: &mut LayerWriter<'a>) -> Result<()> {

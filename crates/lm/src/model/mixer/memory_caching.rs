@@ -129,8 +129,8 @@ impl Memory for SegmentMemory {
         Box::new(self.clone())
     }
 
-    fn bytes(&self) -> usize {
-        self.anchored.bytes() + self.mean.bytes()
+    fn tensors(&self) -> Vec<&Tensor> {
+        self.anchored.tensors().into_iter().chain(self.mean.tensors()).collect()
     }
 
     fn rollback_bytes(&self) -> usize {
