@@ -63,7 +63,6 @@ pages! {
     results_efficiency "docs/results/efficiency.md",
     results_frontier "docs/results/frontier.md",
     results_interval "docs/results/interval.md",
-    results_language "docs/results/language.md",
     results_length "docs/results/length.md",
     results_placement "docs/results/placement.md",
     results_recall "docs/results/recall.md",

@@ -63,23 +63,24 @@ quick! {
     efficiency "efficiency",
 }
 
-/// Given texts are cut, mixed and trained on; a run that exists is not repeated, and its numbers stay.
+/// A quick run makes a corpus of the built-in book; a run that exists is not repeated, and its numbers stay.
 #[test]
-fn language_on_given_texts() {
+fn text_on_the_built_in_book() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    let line = "It was the best of times, it was the worst of times, it was the age of wisdom.\n";
-    std::fs::write(folder.join("a.txt"), line.repeat(700)).unwrap();
-    std::fs::write(folder.join("b.txt"), line.to_uppercase().repeat(300)).unwrap();
-    let arguments = ["language", "--size", "quick", "--text", "a.txt", "--text", "b.txt"];
+    let arguments = ["text", "--size", "quick", "--seeds", "1"];
     let first = ok(folder, &arguments);
-    check(folder, "language");
+    check(folder, "text");
     let second = ok(folder, &arguments);
-    let results = |text: &str| text[text.find("\nbook:").unwrap()..].to_string();
+    let results = |text: &str| text[text.find("\ncrates:").unwrap()..].to_string();
     assert_eq!(results(&first), results(&second));
     assert!(first.contains("[  1/") && !second.contains("[  1/"), "{second}");
-    let refused = refused(folder, &["recall", "--size", "quick", "--text", "a.txt"]);
-    assert!(refused.contains("--text is for `language`"), "{refused}");
+    let refused_here = refused(folder, &["recall", "--size", "quick", "--corpus", "here"]);
+    assert!(refused_here.contains("--corpus is for `text`"), "{refused_here}");
+    let missing = refused(folder, &["text"]);
+    assert!(missing.contains("march data corpus"), "{missing}");
+    let shapes = refused(folder, &["recall", "--size", "paper-shapes"]);
+    assert!(shapes.contains("for `efficiency`"), "{shapes}");
 }
 
 /// A damaged file of measurements is named, not used.
@@ -108,7 +109,7 @@ fn plans_and_the_paper_start_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let list = ok(folder, &[]);
-    for name in ALL.iter().chain(&["language"]) {
+    for name in ALL.iter().chain(&["text"]) {
         assert!(list.contains(name), "{list}");
         let paper = ok(folder, &[name, "--size", "paper"]);
         assert!(paper.contains("Nothing is started"), "{paper}");

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use march_lab::reproduce::efficiency::{Arm, CoreShape, EfficiencyPlan, Kind, Timing};
+use march_lab::reproduce::efficiency::{Arm, CoreShape, EfficiencyPlan, Kind, Timing, composed};
 
 fn tiny() -> EfficiencyPlan {
     EfficiencyPlan { lengths: vec![128, 256], core_seconds: 0.0, threads: 1, ..EfficiencyPlan::quick() }
@@ -16,7 +16,7 @@ fn a_quick_plan_measures_every_arm() {
         watched.push(timing.clone());
         ControlFlow::Continue(())
     };
-    let all = plan.run(&mut watch).unwrap();
+    let all = plan.run(Vec::new(), &mut watch).unwrap();
     assert_eq!(all, watched);
     let found: Vec<_> = all.iter().map(|t| (t.length, t.kind, t.arm.as_str())).collect();
     let mut expected = Vec::new();
@@ -35,10 +35,48 @@ fn a_quick_plan_measures_every_arm() {
     assert!(plan.estimate_seconds() > 0.0 && plan.estimate_peer_seconds() > 0.0);
 }
 
+/// A run that was stopped goes on where it was, and steps of all layers follow from the parts.
+#[test]
+fn steps_are_composed_of_parts_that_resume() {
+    let plan = EfficiencyPlan { threads: 1, core_seconds: 0.0, ..EfficiencyPlan::quick_shapes() };
+    let mut count = 0;
+    let mut stop = |_: &Timing| {
+        count += 1;
+        if count == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let some = plan.run(Vec::new(), &mut stop).unwrap();
+    assert_eq!(some.len(), 5);
+    let all = plan.run(some.clone(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(all[..5], some[..], "what is known is not measured again");
+    assert_eq!(all.len(), 4 * (2 + plan.lengths.len()));
+    assert_eq!(all.iter().filter(|timing| timing.kind == Kind::TwoLayers).count(), 4);
+
+    // Made-up times per token: 3 outside of layers, a layer of 10 with a core of 1 at 256 tokens and of 8 at 1,024.
+    let timing = |kind, length: usize, seconds: f64| Timing {
+        arm: "GDN".into(),
+        kind,
+        length,
+        seconds: seconds * length as f64,
+        tokens_per_second: 1.0 / seconds,
+        flop: 1.0,
+        repeats: 1,
+    };
+    let parts = [
+        timing(Kind::OneLayer, 256, 13.0),
+        timing(Kind::TwoLayers, 256, 23.0),
+        timing(Kind::Core, 256, 1.0),
+        timing(Kind::Core, 1024, 8.0),
+    ];
+    let step = composed(&parts, "GDN", 1024).unwrap();
+    assert!((step - (3.0 + 21.0 * 17.0)).abs() < 1e-9, "{step}");
+    assert_eq!(composed(&parts, "GDN", 512), None);
+    assert_eq!(composed(&parts[1..], "GDN", 1024), None);
+}
+
 #[test]
 fn what_would_take_too_long_is_skipped() {
     let plan = EfficiencyPlan { limit_seconds: 0.0, ..tiny() };
-    let all = plan.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    let all = plan.run(Vec::new(), &mut |_| ControlFlow::Continue(())).unwrap();
     for timing in &all {
         // The first length is measured: nothing predicts it.
         assert_eq!(timing.is_skipped(), timing.length > 128, "{timing:?}");
@@ -52,8 +90,9 @@ fn what_would_take_too_long_is_skipped() {
 #[test]
 fn breaking_keeps_what_was_measured() {
     let plan = EfficiencyPlan { arms: vec![Arm::TopFour, Arm::Gdn], end_to_end: false, ..tiny() };
-    let all =
-        plan.run(&mut |t| if t.arm == "GDN" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    let all = plan.run(Vec::new(), &mut |t| {
+        if t.arm == "GDN" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     let arms: Vec<_> = all.unwrap().into_iter().map(|t| t.arm).collect();
     assert_eq!(arms, ["MARCH top-4", "GDN"]);
 }
@@ -61,7 +100,7 @@ fn breaking_keeps_what_was_measured() {
 #[test]
 fn plans_that_cannot_be_measured_are_refused() {
     let refused = |plan: EfficiencyPlan| {
-        plan.run(&mut |_| ControlFlow::Continue(())).map(drop).unwrap_err().to_string()
+        plan.run(Vec::new(), &mut |_| ControlFlow::Continue(())).map(drop).unwrap_err().to_string()
     };
     assert!(refused(EfficiencyPlan { lengths: vec![], ..tiny() }).contains("no sequence length"));
     assert!(refused(EfficiencyPlan { lengths: vec![100], ..tiny() }).contains("multiple of 64"));

@@ -19,6 +19,7 @@ fn made_up(values: impl Fn(&str) -> Vec<f64>) -> Results {
                 rollback_bytes: (name == "MARCH").then_some(1024),
                 flop_per_token: 1e6,
                 positions: Vec::new(),
+                groups: Vec::new(),
             });
             Outcome { parameters: 1, measured: measured.collect(), ..Outcome::default() }
         };

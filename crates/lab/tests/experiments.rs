@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use march_lab::reproduce::{EFFICIENCY, Experiment, Job, Mean, Plan, Scale, Size, names};
+use march_lab::corpus;
+use march_lab::reproduce::{Corpus, EFFICIENCY, Experiment, Job, Mean, Plan, Scale, Size, names};
 use march_lm::model::Model;
 
 #[test]
@@ -14,8 +15,22 @@ fn every_file_is_an_experiment() {
     }
 }
 
+/// The plan of an experiment; a corpus that it needs is the built-in book, with a vocabulary of 320.
 fn plan(name: &str, size: Size) -> Plan {
-    Plan::new(Experiment::open(name).unwrap(), Scale::new(size)).unwrap()
+    let (experiment, mut scale) = (Experiment::open(name).unwrap(), Scale::new(size));
+    let folder = tempfile::tempdir().unwrap();
+    if experiment.uses_corpus() {
+        corpus::build_tiny(folder.path()).unwrap();
+        scale.corpus = Some(Corpus::open(folder.path()).unwrap());
+    }
+    Plan::new(experiment, scale).unwrap()
+}
+
+/// Parameters of a model with the vocabulary that its experiment has. That of a corpus is 4,096.
+fn parameters(plan: &Plan, job: &Job) -> usize {
+    let model = &job.stages.last().unwrap().model;
+    let more = if plan.experiment.uses_corpus() { 4096 - model.vocab_size } else { 0 };
+    Model::new(model).parameter_count() + more * model.hidden_size
 }
 
 /// Every experiment can be planned, and its arms have the same number of parameters within 2 %.
@@ -30,8 +45,7 @@ fn arms_have_equally_many_parameters() {
                 .filter(|entry| entry.course == *course)
                 .map(|entry| {
                     let job = plan.job(entry, entry.rates[0], 1).unwrap();
-                    let model = Model::new(&job.stages.last().unwrap().model);
-                    (entry.arm.clone(), model.parameter_count())
+                    (entry.arm.clone(), parameters(&plan, &job))
                 })
                 .collect();
             let most = counts.iter().map(|count| count.1).max().unwrap() as f64;

@@ -15,7 +15,7 @@ use march_lab::reproduce::{
 use march_lm::Config;
 use march_lm::model::Model;
 
-use super::reproduce_efficiency;
+use super::reproduce_efficiency::{self, Shapes};
 use crate::display::lines::duration;
 use crate::display::out::{note, say};
 use crate::display::{figure, thousands};
@@ -40,8 +40,9 @@ pub struct Reproduce {
     /// The experiment, or a file like those of configs/reproduce; without one, all are listed
     #[arg(value_name = "EXPERIMENT|FILE.toml")]
     experiment: Option<String>,
-    /// `quick`: a few steps, to see that it works; `laptop`: up to half an hour on two cores; `paper`: print the
-    /// commands and the cost of the paper's own experiment, and start nothing
+    /// `quick`: a few steps, to see that it works; `laptop`: up to an hour on two cores; `paper`: print the commands and
+    /// the cost of the paper's own experiment, and start nothing; `paper-shapes`, for `efficiency`: the operations at
+    /// the paper's width, which takes more than an hour
     #[arg(long, value_name = "SIZE", default_value = "laptop")]
     size: ExperimentSize,
     /// Seeds per result [default: 5; quick: 2]
@@ -65,6 +66,7 @@ pub struct Reproduce {
 enum ExperimentSize {
     Quick,
     Laptop,
+    PaperShapes,
     Paper,
 }
 
@@ -75,13 +77,20 @@ impl Reproduce {
         if self.size == ExperimentSize::Paper {
             return paper(&name);
         }
-        let size = if self.size == ExperimentSize::Quick { Size::Quick } else { Size::Laptop };
+        let (size, shapes) = match self.size {
+            ExperimentSize::Quick => (Size::Quick, Shapes::Quick),
+            ExperimentSize::PaperShapes => (Size::Laptop, Shapes::Paper),
+            _ => (Size::Laptop, Shapes::Laptop),
+        };
         let output = self.output.clone().unwrap_or_else(|| match size {
             Size::Quick => "runs/reproduce-quick".into(),
             Size::Laptop => "runs/reproduce".into(),
         });
         if name == EFFICIENCY {
-            return reproduce_efficiency::run(size, &output, self.plan);
+            return reproduce_efficiency::run(shapes, &output, self.plan);
+        }
+        if shapes == Shapes::Paper {
+            bail!("--size paper-shapes is for `{EFFICIENCY}`; {name} has the sizes quick, laptop and paper");
         }
         let mut scale = Scale::new(size);
         scale.seeds = self.seeds.unwrap_or(scale.seeds);

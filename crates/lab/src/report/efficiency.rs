@@ -3,7 +3,7 @@
 use super::evidence::{Cell, Figure, Page, Plot, Point, Scale, Section, Series, SeriesStyle, Table};
 use super::heat::short;
 use super::text::thousands;
-use crate::reproduce::efficiency::{Kind, Timing};
+use crate::reproduce::efficiency::{Kind, Timing, composed};
 
 /// A claim of the paper's figure on training efficiency, as a ratio of two times.
 struct Target {
@@ -52,12 +52,16 @@ const TARGETS: [Target; 4] = [
 ];
 
 impl Target {
-    /// The time of the slower arm over that of the faster one; `None` if one of them was not measured.
+    /// The time of the slower arm over that of the faster one; `None` if one of them was not measured. A training step
+    /// that was not measured as a whole is composed of its parts, for both arms.
     fn ratio(&self, timings: &[Timing]) -> Option<f64> {
-        let of = |arm| find(timings, arm, self.kind, self.length);
+        let arms = [self.slower, self.faster];
         // Steps may differ in their number of tokens.
-        let time = |timing: &Timing| 1.0 / timing.tokens_per_second;
-        of(self.slower).zip(of(self.faster)).map(|(slow, fast)| time(slow) / time(fast))
+        let whole =
+            |arm| find(timings, arm, self.kind, self.length).map(|timing| 1.0 / timing.tokens_per_second);
+        let parts = |arm| composed(timings, arm, self.length).filter(|_| self.kind == Kind::EndToEnd);
+        let ratio = |times: [Option<f64>; 2]| Some(times[0]? / times[1]?);
+        ratio(arms.map(whole)).or_else(|| ratio(arms.map(parts)))
     }
 }
 
@@ -96,14 +100,16 @@ pub fn page(timings: &[Timing], facts: Vec<(String, String)>, notes: &[String]) 
     summary.extend(verdict(timings));
     let results = Section {
         heading: "Results".into(),
-        tables: vec![table(timings, Kind::Core), table(timings, Kind::EndToEnd)],
+        tables: tables(timings),
         figures: vec![figure(timings)],
         ..Section::default()
     };
     let claims = Section {
         heading: "The paper's claims".into(),
         text: vec![
-            "From the same run. The ratio is the time of the first over the time of the second.".into(),
+            "From the same run. The ratio is the time of the first over the time of the second. Where no whole training \
+             step was measured, it is computed as in the table above."
+                .into(),
         ],
         tables: vec![claims(timings)],
         ..Section::default()
@@ -138,6 +144,36 @@ fn find<'a>(timings: &'a [Timing], arm: &str, kind: Kind, length: usize) -> Opti
     own.find(|timing| timing.length == length && !timing.is_skipped())
 }
 
+/// A table for each kind that was measured, and one for what follows from them.
+fn tables(timings: &[Timing]) -> Vec<Table> {
+    let kinds = [Kind::Core, Kind::EndToEnd, Kind::OneLayer, Kind::TwoLayers];
+    let mut tables = kinds.map(|kind| table(timings, kind)).to_vec();
+    tables.push(composed_table(timings));
+    // A page always has the first two.
+    let mut number = 0;
+    tables.retain(|table| {
+        number += 1;
+        number <= 2 && timings.iter().all(|timing| timing.kind != Kind::OneLayer) || !table.rows.is_empty()
+    });
+    tables
+}
+
+/// Training steps of all layers, computed from their parts.
+fn composed_table(timings: &[Timing]) -> Table {
+    let (arms, lengths) = axes(timings, Kind::Core);
+    let mut columns = vec!["model".to_string()];
+    columns.extend(lengths.iter().map(|&length| short(length)));
+    let rows = arms.iter().map(|arm| {
+        let speeds = lengths.iter().map(|&length| composed(timings, arm, length));
+        let cells = speeds.map(|seconds| Cell::of(seconds.map_or("–".into(), |s| format!("{:.1}", 1.0 / s))));
+        std::iter::once(Cell::of(*arm)).chain(cells).collect::<Vec<_>>()
+    });
+    let rows = rows.filter(|row| row[1..].iter().any(|cell| cell.text != "–")).collect();
+    let caption = "Training of all 21 layers, tokens per second, computed: two layers − one layer, with the core of that \
+                   length in place of the core of the measured step, times 21, plus what is outside of layers";
+    Table { caption: caption.into(), columns, rows }
+}
+
 fn table(timings: &[Timing], kind: Kind) -> Table {
     let (arms, lengths) = axes(timings, kind);
     let mut columns = vec!["model".to_string()];
@@ -148,6 +184,7 @@ fn table(timings: &[Timing], kind: Kind) -> Table {
             let shown = |timing: &Timing| match kind {
                 Kind::Core => format!("{:.1}", 1e3 * timing.seconds),
                 Kind::EndToEnd => thousands(timing.tokens_per_second),
+                Kind::OneLayer | Kind::TwoLayers => format!("{:.1}", timing.tokens_per_second),
             };
             match find(timings, arm, kind, length) {
                 Some(timing) => Cell {
@@ -168,23 +205,23 @@ fn table(timings: &[Timing], kind: Kind) -> Table {
             "The sequence-mixing operation alone, forward and backward, milliseconds (lower is better)"
         }
         Kind::EndToEnd => "Training end to end, tokens per second (higher is better)",
+        Kind::OneLayer => "Training a model with one layer, tokens per second",
+        Kind::TwoLayers => "Training a model with two layers, tokens per second",
     };
     Table { caption: caption.into(), columns, rows: rows.collect() }
 }
 
 fn figure(timings: &[Timing]) -> Figure {
-    let plot = |kind: Kind, title: &str, label: &str, value: fn(&Timing) -> f64| {
+    let plot = |kind: Kind, title: &str, label: &str, value: &dyn Fn(&Timing) -> Option<f64>| {
         let (arms, lengths) = axes(timings, kind);
         let series = arms.iter().map(|arm| Series {
             name: arm.to_string(),
             points: lengths
                 .iter()
                 .filter_map(|&length| find(timings, arm, kind, length))
-                .map(|timing| Point {
-                    x: timing.length as f64,
-                    y: value(timing),
-                    low: f64::NAN,
-                    high: f64::NAN,
+                .filter_map(|timing| {
+                    let y = value(timing)?;
+                    Some(Point { x: timing.length as f64, y, low: f64::NAN, high: f64::NAN })
                 })
                 .collect(),
             style: if arm.starts_with("PyTorch") { SeriesStyle::Dashed } else { SeriesStyle::Line },
@@ -197,14 +234,23 @@ fn figure(timings: &[Timing]) -> Figure {
             levels: Vec::new(),
         }
     };
+    let measured = timings.iter().any(|timing| timing.kind == Kind::EndToEnd);
+    let training = match measured {
+        true => {
+            plot(Kind::EndToEnd, "Training", "tokens per second", &|timing| Some(timing.tokens_per_second))
+        }
+        false => plot(Kind::Core, "Training, computed", "tokens per second", &|timing| {
+            composed(timings, &timing.arm, timing.length).map(|seconds| 1.0 / seconds)
+        }),
+    };
     Figure {
         name: "efficiency".into(),
         title: "Training cost by length of the text".into(),
         line: "Left: training end to end, tokens per second. Right: the sequence-mixing operation, forward and backward."
             .into(),
         charts: vec![
-            plot(Kind::EndToEnd, "Training", "tokens per second", |timing| timing.tokens_per_second),
-            plot(Kind::Core, "Core, forward and backward", "milliseconds", |timing| 1e3 * timing.seconds),
+            training,
+            plot(Kind::Core, "Core, forward and backward", "milliseconds", &|timing| Some(1e3 * timing.seconds)),
         ],
     }
 }

@@ -194,8 +194,8 @@ pub(crate) fn backward(gpu: &Gpu, op: AttentionBackward, z: Sizes) -> Result<Att
     let numbers = |heads: usize, tiles: usize, sums: &[usize]| {
         let groups = z.batch * heads * tiles;
         let numbers = [groups, tiles, z.queries, z.keys, z.heads, 0, z.dk, z.dv];
-        let numbers = numbers.iter().chain(sums).chain(&[z.kv_heads]).map(|&number| number as u32);
-        let mut numbers: Vec<u32> = numbers.chain([window(&z)]).collect();
+        let numbers = numbers.into_iter().chain(sums.iter().copied()).chain([z.kv_heads]);
+        let mut numbers: Vec<u32> = numbers.map(|number| number as u32).chain([window(&z)]).collect();
         numbers[5] = (z.scale() as f32).to_bits();
         (numbers, gpu.list(groups))
     };

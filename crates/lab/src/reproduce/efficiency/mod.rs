@@ -7,6 +7,10 @@
 //!   sequence. For MARCH that is the gated delta rule with its boundary states, the anchor reader, and the sum of both.
 //! - [`Kind::EndToEnd`]: steps of [`Trainer`](march_lm::train::Trainer) on random tokens: forward, backward and update.
 //!
+//! At the paper's width a training step at 128K tokens does not fit into the memory and the patience that two cores
+//! have. [`Kind::OneLayer`] and [`Kind::TwoLayers`] are steps of short sequences, from which [`composed`] computes the
+//! time of a step of all layers at any length whose core was measured.
+//!
 //! All arms are measured at one length before the next length begins, so that what else the machine does affects all
 //! arms alike. [`peers`] measures the core of attention and of GDN in PyTorch at the same shapes.
 //!
@@ -14,8 +18,8 @@
 //! GDN of 6 heads with d_k 192 and d_v 384), which would take hours at 128K tokens on two cores. The plan's width D is
 //! 128 with the paper's proportions: GDN has d_k 0.75 D and d_v 1.5 D over all heads, here two. The interval of 512
 //! tokens is the paper's, and so is the number of anchors at every length. States shrink with D² but attention's keys
-//! and values with D, so that attention costs more, in proportion, than in the paper; [`EfficiencyPlan::paper`] has the
-//! paper's own shapes for the core.
+//! and values with D, so that attention costs more, in proportion, than in the paper; [`EfficiencyPlan::paper_shapes`]
+//! has the paper's own shapes.
 
 mod peers;
 mod timings;
@@ -89,6 +93,8 @@ pub struct EfficiencyPlan {
     pub core: CoreShape,
     /// Whether to measure training steps too.
     pub end_to_end: bool,
+    /// Tokens of the sequence of [`Kind::OneLayer`] and [`Kind::TwoLayers`]; 0 measures neither.
+    pub layer_tokens: usize,
     /// Sizes of the models.
     pub model: ModelShape,
     /// A measurement whose single run would take longer, as predicted from the length before, is skipped.
@@ -107,6 +113,22 @@ pub enum Kind {
     Core,
     /// A training step.
     EndToEnd,
+    /// A training step of a model with one layer.
+    OneLayer,
+    /// A training step of a model with two layers.
+    TwoLayers,
+}
+
+impl Kind {
+    /// Number of layers of a model with `all` of them; `None` for the operation alone.
+    fn layers(self, all: usize) -> Option<usize> {
+        match self {
+            Self::Core => None,
+            Self::EndToEnd => Some(all),
+            Self::OneLayer => Some(1),
+            Self::TwoLayers => Some(2),
+        }
+    }
 }
 
 /// One point of the figure.
@@ -224,6 +246,7 @@ impl EfficiencyPlan {
                 attention_head_dim: 64,
             },
             end_to_end: true,
+            layer_tokens: 0,
             model: ModelShape { layers: 2, feed_forward: 352, vocabulary: 256, tokens_per_step: 16_384 },
             limit_seconds: 400.0,
             peer_limit_seconds: 90.0,
@@ -231,9 +254,10 @@ impl EfficiencyPlan {
         }
     }
 
-    /// The core at the paper's shapes. At 128K tokens attention takes about half an hour on two cores, so that it is
-    /// skipped there.
-    pub fn paper() -> Self {
+    /// The core at the paper's shapes up to 128K tokens, and steps of one and of two layers of the paper's models, from
+    /// which [`composed`] computes steps of all 21. Nothing is skipped: the core of attention at 128K tokens takes a
+    /// quarter of an hour or more on two cores.
+    pub fn paper_shapes() -> Self {
         Self {
             core: CoreShape {
                 heads: 6,
@@ -245,33 +269,62 @@ impl EfficiencyPlan {
                 attention_head_dim: 96,
             },
             end_to_end: false,
-            limit_seconds: 600.0,
-            peer_limit_seconds: 600.0,
+            layer_tokens: 4096,
+            model: ModelShape { layers: 21, feed_forward: 4096, vocabulary: 32_000, tokens_per_step: 4096 },
+            limit_seconds: f64::MAX,
             ..Self::laptop()
         }
     }
 
-    /// Measures all arms at all lengths. `watch` is called after each measurement; when it breaks, the result holds
-    /// what was measured until then.
-    pub fn run(&self, watch: &mut dyn FnMut(&Timing) -> ControlFlow<()>) -> Result<Vec<Timing>> {
+    /// What `march reproduce efficiency --size paper-shapes` measures, in tiny.
+    pub fn quick_shapes() -> Self {
+        let quick = Self::quick();
+        Self { end_to_end: false, layer_tokens: 256, limit_seconds: f64::MAX, ..quick }
+    }
+
+    /// Measures all arms at all lengths, but for what is `known` from a run that was stopped; those come first in the
+    /// result. `watch` is called after each measurement; when it breaks, the result holds what was measured until then.
+    pub fn run(
+        &self,
+        known: Vec<Timing>,
+        watch: &mut dyn FnMut(&Timing) -> ControlFlow<()>,
+    ) -> Result<Vec<Timing>> {
         self.check()?;
         let device = Device::cpu(CpuOptions { threads: self.threads, ..Default::default() })?;
-        let mut all: Vec<Timing> = Vec::new();
-        for &length in &self.lengths {
-            for &kind in self.kinds() {
-                for &arm in &self.arms {
-                    let timing = self.measure(&device, arm, kind, length, &all)?;
-                    // Buffers of this length are of no use to the next arm.
-                    device.trim();
-                    let flow = watch(&timing);
-                    all.push(timing);
-                    if flow.is_break() {
-                        return Ok(all);
-                    }
-                }
+        let mut all = known;
+        for (arm, kind, length) in self.measurements() {
+            let same =
+                |timing: &&Timing| timing.arm == arm.name() && (timing.kind, timing.length) == (kind, length);
+            if all.iter().any(|timing| same(&timing)) {
+                continue;
+            }
+            let timing = self.measure(&device, arm, kind, length, &all)?;
+            // Buffers of this length are of no use to the next arm.
+            device.trim();
+            let flow = watch(&timing);
+            all.push(timing);
+            if flow.is_break() {
+                return Ok(all);
             }
         }
         Ok(all)
+    }
+
+    /// What is measured, in order.
+    fn measurements(&self) -> Vec<(Arm, Kind, usize)> {
+        let mut all = Vec::new();
+        let mut add = |kind, length| all.extend(self.arms.iter().map(|&arm| (arm, kind, length)));
+        if self.layer_tokens > 0 {
+            add(Kind::OneLayer, self.layer_tokens);
+            add(Kind::TwoLayers, self.layer_tokens);
+        }
+        for &length in &self.lengths {
+            add(Kind::Core, length);
+            if self.end_to_end {
+                add(Kind::EndToEnd, length);
+            }
+        }
+        all
     }
 
     /// One measurement, or its prediction from those `before` where that exceeds the limit.
@@ -286,48 +339,42 @@ impl EfficiencyPlan {
         let flop = self.flop(arm, kind, length)?;
         let last = before.iter().rev().find(|timing| timing.arm == arm.name() && timing.kind == kind);
         let predicted = last.map_or(0.0, |last| last.seconds / last.flop * flop);
-        let (rows, time) = match kind {
-            Kind::Core => (1, Self::core_time as fn(&Self, &Device, Arm, usize) -> Result<(f64, usize)>),
-            Kind::EndToEnd => (self.rows(length), Self::step_time as _),
+        let rows = kind.layers(1).map_or(1, |_| self.rows(length));
+        let found = match kind.layers(self.model.layers) {
+            _ if predicted > self.limit_seconds => (predicted, 0),
+            None => self.core_time(device, arm, length)?,
+            Some(layers) => self.step_time(device, arm, layers, length)?,
         };
-        let slow = predicted > self.limit_seconds;
-        let found = if slow { (predicted, 0) } else { time(self, device, arm, length)? };
         Ok(Timing::new(arm.name(), kind, [length, rows * length], flop, found))
     }
 
     /// Seconds that [`EfficiencyPlan::run`] takes, from the work and the speed of an ordinary machine.
     pub fn estimate_seconds(&self) -> f64 {
-        let all = self.arms.iter().flat_map(|&arm| self.kinds().iter().map(move |&kind| (arm, kind)));
-        all.map(|(arm, kind)| {
+        let time = |(arm, kind, length): (Arm, Kind, usize)| {
             let rate = match (arm, kind) {
+                (_, Kind::OneLayer | Kind::TwoLayers) => RATES[2],
                 (Arm::Attention, _) => RATES[0],
                 (_, Kind::Core) => RATES[1],
                 (_, Kind::EndToEnd) => RATES[2],
             };
-            self.estimate(arm, kind, rate, self.limit_seconds)
-        })
-        .sum()
-    }
-
-    /// What is measured.
-    fn kinds(&self) -> &'static [Kind] {
-        if self.end_to_end { &[Kind::Core, Kind::EndToEnd] } else { &[Kind::Core] }
+            self.estimate(arm, kind, length, rate, self.limit_seconds)
+        };
+        self.measurements().into_iter().map(time).sum()
     }
 
     /// Seconds that [`peers`] takes, in the same way.
     pub fn estimate_peer_seconds(&self) -> f64 {
-        let of = |arm, rate| self.estimate(arm, Kind::Core, rate, self.peer_limit_seconds);
-        of(Arm::Attention, RATES[0]) + of(Arm::Gdn, RATES[3])
+        let peers = [(Arm::Attention, RATES[0]), (Arm::Gdn, RATES[3])];
+        let all = peers.iter().flat_map(|&peer| self.lengths.iter().map(move |&length| (peer, length)));
+        let limit = self.peer_limit_seconds;
+        all.map(|((arm, rate), length)| self.estimate(arm, Kind::Core, length, rate, limit)).sum()
     }
 
-    fn estimate(&self, arm: Arm, kind: Kind, rate: f64, limit: f64) -> f64 {
-        let threads = self.thread_count();
-        let run = |&length: &usize| self.flop(arm, kind, length).unwrap_or(0.0) / (rate * threads as f64);
-        let of_runs = |seconds: f64| {
-            let repeats = (1..).find(|&repeats| self.enough(repeats, repeats as f64 * seconds));
-            if seconds > limit { 0.0 } else { repeats.map_or(0.0, |n| n as f64 * seconds) }
-        };
-        self.lengths.iter().map(run).map(of_runs).sum()
+    fn estimate(&self, arm: Arm, kind: Kind, length: usize, rate: f64, limit: f64) -> f64 {
+        let flop = self.flop(arm, kind, length).unwrap_or(0.0);
+        let seconds = flop / (rate * self.thread_count() as f64);
+        let repeats = (1..).find(|&repeats| self.enough(repeats, repeats as f64 * seconds));
+        if seconds > limit { 0.0 } else { repeats.map_or(0.0, |n| n as f64 * seconds) }
     }
 
     /// Whether a measurement has been repeated often enough: for [`EfficiencyPlan::core_seconds`], and at least twice,
@@ -400,8 +447,8 @@ impl EfficiencyPlan {
     /// Operations of a run. They are those of the products: of attention three and a half times the forward pass,
     /// because its backward pass computes the weights again; else three times.
     pub fn flop(&self, arm: Arm, kind: Kind, length: usize) -> Result<f64> {
-        if kind == Kind::EndToEnd {
-            let config = self.model_config(arm)?;
+        if let Some(layers) = kind.layers(self.model.layers) {
+            let config = self.model_config(arm, layers)?;
             let model = Model::new(&config);
             let forward = model.work(length, &config.policy().unwrap_or_default());
             return Ok(3.0 * forward * self.rows(length) as f64);
@@ -445,4 +492,27 @@ impl EfficiencyPlan {
         let plan = ReadPlan::from_boundaries(length, std::slice::from_ref(&boundaries));
         (boundaries, plan)
     }
+}
+
+/// Seconds per token of a training step of the paper's 21 layers at a length whose core was measured, computed from
+/// that core and from steps of one and of two layers; `None` if one of them was not measured.
+///
+/// ```text
+/// layer = two layers − one layer;   outside = one layer − layer        per token, both at layer_tokens
+/// step(T) = outside + layers · (layer − core(layer_tokens) + core(T))
+/// ```
+/// All but the core costs the same for each token at any length.
+pub fn composed(timings: &[Timing], arm: &str, length: usize) -> Option<f64> {
+    let layers = EfficiencyPlan::paper_shapes().model.layers as f64;
+    let of = |kind: Kind, length: Option<usize>| {
+        let mut own = timings.iter().filter(|timing| timing.arm == arm && timing.kind == kind);
+        own.find(|timing| length.is_none_or(|length| timing.length == length) && !timing.is_skipped())
+    };
+    let per_token = |timing: &Timing| 1.0 / timing.tokens_per_second;
+    let (one, two) = (of(Kind::OneLayer, None)?, of(Kind::TwoLayers, None)?);
+    let layer = per_token(two) - per_token(one);
+    let outside = per_token(one) - layer;
+    let short = per_token(of(Kind::Core, Some(one.length))?);
+    let core = per_token(of(Kind::Core, Some(length))?);
+    Some(outside + layers * (layer - short + core))
 }

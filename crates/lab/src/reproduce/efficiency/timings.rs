@@ -115,14 +115,20 @@ impl EfficiencyPlan {
         })
     }
 
-    /// The time of a training step.
-    pub(super) fn step_time(&self, device: &Device, arm: Arm, length: usize) -> Result<(f64, usize)> {
+    /// The time of a training step of a model with so many layers.
+    pub(super) fn step_time(
+        &self,
+        device: &Device,
+        arm: Arm,
+        layers: usize,
+        length: usize,
+    ) -> Result<(f64, usize)> {
         let rows = self.rows(length);
         let random = &mut Random(length as u64);
         let tokens =
             (0..=rows * length).map(|_| (random.next() % self.model.vocabulary as u64) as u32).collect();
         let mut loader = Loader::new(Box::new(TextSource::new(tokens, length)?), None)?;
-        let model = Model::new(&self.model_config(arm)?);
+        let model = Model::new(&self.model_config(arm, layers)?);
         let parameters = model.init(device, 1)?;
         let settings = Settings { policy: model.policy(), ..Default::default() };
         let config = TrainConfig {
@@ -140,13 +146,13 @@ impl EfficiencyPlan {
         self.best(|| trainer.advance(&mut loader).map(drop))
     }
 
-    /// The model of an arm.
-    pub(super) fn model_config(&self, arm: Arm) -> Result<ModelConfig> {
+    /// The model of an arm, with so many layers.
+    pub(super) fn model_config(&self, arm: Arm, layers: usize) -> Result<ModelConfig> {
         let core = &self.core;
         let mut keys = serde_json::json!({
             "vocab_size": self.model.vocabulary,
             "hidden_size": core.attention_heads * core.attention_head_dim,
-            "num_hidden_layers": self.model.layers,
+            "num_hidden_layers": layers,
             "intermediate_size": self.model.feed_forward,
             "norm_eps": 1e-6,
             "tie_word_embeddings": false,
