@@ -56,6 +56,7 @@ pages! {
     generate "docs/generate.md",
     gpu "docs/gpu.md",
     memory "docs/memory.md",
+    models "docs/models.md",
     reliability "docs/reliability.md",
     results "docs/results/README.md",
     results_capacity "docs/results/capacity.md",

@@ -127,6 +127,7 @@ fn attention(own: &str, gated: Option<(usize, usize)>) -> (&str, Rows) {
         ("g_proj.weight", Some((heads, width))) => {
             ("q_proj.weight", of_each(heads, 2 * width, width..2 * width))
         }
+        ("g_proj.bias", Some((heads, width))) => ("q_proj.bias", of_each(heads, 2 * width, width..2 * width)),
         _ => (own, None),
     }
 }
