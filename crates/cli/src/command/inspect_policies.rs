@@ -23,6 +23,7 @@ use crate::{interrupt, number};
   march inspect policies --model models/tiny-march
   march inspect policies --model models/tiny-march --text book.txt --lengths 1024,4096 \\
     --policy '' --policy 'top-k=4 storage=int8' --policy 'interval=128 retention=budget:8MB placement=adaptive:32'
+  march inspect policies --model models/march --beside models/gdn --text book.txt
 
 The last tokens of the text are read, as many as the longest length. The loss, in nats per token, is the mean
 over the last quarter of them; the change is relative to the first row. Reading is timed without logits, and
@@ -40,9 +41,14 @@ pub struct InspectPolicies {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::whole::<usize>)]
     decode: usize,
     /// Changes to the checkpoint's own policy: any of interval=N, top-k=K|dense, retention=RULE, placement=RULE and
-    /// storage=TYPE; may be repeated [default: a list that shows each setting alone and some together]
+    /// storage=TYPE; or `none` for no anchors at all; may be repeated [default: a list that shows each setting alone and
+    /// some together, and no anchors]
     #[arg(long, value_name = "SETTINGS")]
     policy: Vec<String>,
+    /// Further models with the same tokenizer, each a row with its own policy: whether anchors are worth their bytes is
+    /// seen beside a model without them; may be repeated
+    #[arg(long, value_name = "DIR")]
+    beside: Vec<PathBuf>,
     /// Print the table in Markdown
     #[arg(long)]
     markdown: bool,
@@ -60,9 +66,13 @@ impl InspectPolicies {
         let longest = self.lengths.last().copied().unwrap_or(0);
         let mut inputs = self.model.inputs();
         inputs.extend(self.text.as_deref());
+        inputs.extend(self.beside.iter().map(PathBuf::as_path));
         let output = Output::check_some(self.output.as_deref(), Kind::Policies, &inputs)?;
         let opened = self.model.open()?;
-        let policies = self.policies(&opened)?;
+        let beside = self.beside(&opened)?;
+        let own = self.policies(&opened)?.into_iter().map(|policy| (policy.to_string(), &opened, policy));
+        let others = beside.iter().map(|(name, other)| (name.clone(), other, other.policy().clone()));
+        let rows: Vec<Row<'_>> = own.chain(others).collect();
         let (text, name) = match &self.text {
             Some(path) => (open::text(path)?, path.display().to_string()),
             None => (data::builtin().to_string(), "the built-in book".to_string()),
@@ -79,7 +89,24 @@ impl InspectPolicies {
         if !self.markdown {
             say!("{}: the last {} tokens of {name}", self.model.model.display(), thousands(longest));
         }
-        self.measure(&opened, &policies, measure, &name, output.as_ref())
+        self.measure(&rows, measure, &name, output.as_ref())
+    }
+
+    /// The models of `--beside`, by name.
+    fn beside(&self, opened: &OpenedModel) -> anyhow::Result<Vec<(String, OpenedModel)>> {
+        let open = |folder: &PathBuf| {
+            let other = self.model.of(folder).open()?;
+            if other.tokenizer().hash() != opened.tokenizer().hash() {
+                bail!(
+                    "{}: has another tokenizer than {}; losses per token cannot be compared",
+                    folder.display(),
+                    self.model.model.display()
+                );
+            }
+            let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+            Ok((name, other))
+        };
+        self.beside.iter().map(open).collect()
     }
 
     /// The policies of the rows.
@@ -90,7 +117,7 @@ impl InspectPolicies {
         }
         let mut policies = Vec::with_capacity(self.policy.len());
         for settings in &self.policy {
-            let policy = own.with(settings)?;
+            let policy = if settings == "none" { without_anchors() } else { own.with(settings)? };
             opened.model().check_policy(&policy)?;
             policies.push(policy);
         }
@@ -99,26 +126,29 @@ impl InspectPolicies {
 
     fn measure(
         &self,
-        opened: &OpenedModel,
-        policies: &[Policy],
+        all: &[Row<'_>],
         measure: Measure<'_>,
         text: &str,
         output: Option<&Output>,
     ) -> anyhow::Result<()> {
         interrupt::listen("stopping")?;
-        let (model, parameters) = (opened.model(), opened.inference().parameters());
-        let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
+        let names: Vec<&str> = all.iter().map(|row| row.0.as_str()).collect();
         let table = Table::new(&self.lengths, &names, self.markdown);
         let tokens = measure.ids.len();
         table.head();
         // Warm up: the first calls of a process are slow, and no row should include that.
         let first = &measure.ids[..tokens.min(PIECE_TOKENS)];
         let warm = Measure { ids: first, lengths: &[], decode: 1 };
-        warm.run(model, parameters, &policies[0], &mut |_| ControlFlow::Continue(()))?;
-        let mut progress = Progress::new("measured", "tokens", tokens * policies.len());
-        let (mut rows, mut reference): (Vec<Value>, _) = (Vec::with_capacity(policies.len()), None);
-        for (i, (policy, name)) in policies.iter().zip(&names).enumerate() {
-            let measured = measure.run(model, parameters, policy, &mut |done| {
+        let run = |measure: &Measure<'_>, row: &Row<'_>, watch: &mut dyn FnMut(usize) -> ControlFlow<()>| {
+            let (_, opened, policy) = row;
+            measure.run(opened.model(), opened.inference().parameters(), policy, watch)
+        };
+        run(&warm, &all[0], &mut |_| ControlFlow::Continue(()))?;
+        let mut progress = Progress::new("measured", "tokens", tokens * all.len());
+        let (mut rows, mut reference): (Vec<Value>, _) = (Vec::with_capacity(all.len()), None);
+        for (i, row) in all.iter().enumerate() {
+            let (name, _, policy) = row;
+            let measured = run(&measure, row, &mut |done| {
                 progress.at(i * tokens + done);
                 if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
@@ -148,8 +178,16 @@ impl InspectPolicies {
     }
 }
 
-/// The policy of the checkpoint, each setting alone, and some together; without duplicates, and without those that
-/// contradict the checkpoint's own settings.
+/// A row of the table: its name, its model and its policy.
+type Row<'a> = (String, &'a OpenedModel, Policy);
+
+/// No anchors are kept or read.
+fn without_anchors() -> Policy {
+    Policy { interval: None, ..Policy::default() }
+}
+
+/// The policy of the checkpoint, each setting alone, and some together, and no anchors; without duplicates, and without
+/// those that contradict the checkpoint's own settings.
 fn built_in(opened: &OpenedModel, interval: usize) -> Vec<Policy> {
     let (own, model) = (opened.policy(), opened.model());
     let anchor = model.anchor_bytes(own);
@@ -167,7 +205,7 @@ fn built_in(opened: &OpenedModel, interval: usize) -> Vec<Policy> {
     settings.push("top-k=4 storage=int8".into());
     settings.push(format!("retention=budget:{small} top-k=4 storage=int8"));
     let mut policies: Vec<Policy> = Vec::new();
-    for policy in settings.iter().filter_map(|settings| own.with(settings).ok()) {
+    for policy in settings.iter().filter_map(|settings| own.with(settings).ok()).chain([without_anchors()]) {
         if !policies.contains(&policy) && model.check_policy(&policy).is_ok() {
             policies.push(policy);
         }
@@ -189,12 +227,12 @@ struct Table {
 }
 
 impl Table {
-    fn new(lengths: &[usize], names: &[String], markdown: bool) -> Self {
+    fn new(lengths: &[usize], names: &[&str], markdown: bool) -> Self {
         let mut columns = vec!["policy".to_string()];
         columns.extend(lengths.iter().map(|&length| format!("bytes after {}", thousands(length))));
         columns.extend(["loss", "change", "read/s", "decoded/s"].map(String::from));
         let mut widths: Vec<usize> = columns.iter().map(|column| column.len().max(8)).collect();
-        widths[0] = names.iter().map(String::len).fold(widths[0], usize::max);
+        widths[0] = names.iter().map(|name| name.len()).fold(widths[0], usize::max);
         Self { columns, widths, markdown }
     }
 

@@ -256,7 +256,8 @@ impl Plan {
         settings.push(format!("model.vocab_size={vocabulary}"));
         let mut config = Config::load_with(&arm.base, &settings)?;
         // The arms' presets have data of their own, which a course replaces as a whole.
-        let Some(length) = task.map(|task| task.length()).or(stage.length) else {
+        let given = stage.length.map(|length| self.scale.length(length));
+        let Some(length) = task.map(|task| task.length()).or(given) else {
             return Err(Error::Request(format!("course `{}`: a stage needs a `length`", entry.course)));
         };
         data.push(format!("data.sequence_length={length}"));
@@ -267,6 +268,9 @@ impl Plan {
         config.data = Config::load_with(TEXT_PRESET, &data)?.data;
         if let Some(Corpus { training, .. }) = corpus {
             (config.data.kind, config.data.path) = (DataKind::Shards, Some(training.display().to_string()));
+            if self.scale.size == Size::Quick {
+                config.data.validation_fraction = 0.3; // a sequence of the corpus that a quick run makes
+            }
         }
         let train = &mut config.train;
         train.steps = self.scale.samples(stage.steps);
