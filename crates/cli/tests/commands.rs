@@ -185,12 +185,7 @@ fn what_loading_refuses_is_not_shown() {
         ("gated_deltanet", "hidden_size", 64.into(), "has shape"),
         ("gated_deltanet", "num_hidden_layers", 4.into(), "missing"),
         ("gated_deltanet", "tie_word_embeddings", true.into(), "`lm_head.weight`"),
-        (
-            "gated_deltanet",
-            "output_gate_activation",
-            "sigmoid".into(),
-            "`output_gate_activation` is \"sigmoid\"",
-        ),
+        ("gated_deltanet", "output_gate_activation", "relu".into(), "output_gate_activation"),
         ("transformer", "attnres_block_size", 4.into(), "`attnres_block_size` is 4"),
         ("march", "null_route", false.into(), "null_proj"),
     ] {
@@ -423,8 +418,12 @@ fn policies_are_compared() {
     let found: serde_json::Value = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
     let rows = found["rows"].as_array().unwrap();
     let printed = |report: &str, name: &str| report.lines().filter(|line| line.starts_with(name)).count();
-    assert_eq!((rows.len(), printed(&report, "interval=")), (16, 16), "{report}");
-    for row in rows {
+    assert_eq!(
+        (rows.len(), printed(&report, "interval="), printed(&report, "no anchors")),
+        (17, 16, 1),
+        "{report}"
+    );
+    for row in &rows[..16] {
         let measured = &row["measured"];
         let bytes: Vec<u64> = (0..2).map(|i| measured["bank_bytes"][i].as_u64().unwrap()).collect();
         assert!(bytes[0] > 0 && (bytes[1] > bytes[0] || row["settings"]["interval"] == 512), "{row}");
@@ -453,8 +452,12 @@ fn policies_are_compared() {
         let errors = refused(&own(flags));
         assert!(errors.contains(part), "{errors}");
     }
-    let (model, text) = (path("gdn"), path("text.txt"));
+    let (march, model, text) = (model, path("gdn"), path("text.txt"));
     ok(&["init", "--config", "tiny/gdn", "--output", &model]);
+    let flags = ["--lengths", "40", "--decode", "0", "--policy", "", "--policy", "none", "--beside", &model];
+    let report = ok(&[&["inspect", "policies", "--model", &march], &flags[..]].concat());
+    let printed_rows = ["interval=64", "no anchors", "gdn "].map(|name| printed(&report, name));
+    assert_eq!(printed_rows, [1; 3], "{report}");
     std::fs::write(&text, "One checkpoint, any memory policy.").unwrap();
     let flags = ["inspect", "policies", "--model", &model, "--text", &text, "--lengths"];
     let report = ok(&[&flags[..], &["34"]].concat());

@@ -141,7 +141,15 @@ impl Subject<'_> {
         let shards = Shards::open(&training.with_file_name(part))?;
         let count = self.scale.samples(conditions.evaluation.samples) as usize;
         if let Some(distance) = conditions.evaluation.copy {
-            let copies = copies(&shards, self.tokenizer, self.scale.length(distance), count)?;
+            let distance = self.scale.length(distance);
+            let copies = copies(&shards, self.tokenizer, distance, count)?;
+            if copies.is_empty() {
+                return Err(Error::Request(format!(
+                    "the texts of `{part}` have no function of 48 to 160 tokens beside a document of more than {} \
+                     tokens, so that copies at a distance of {distance} cannot be measured; use a larger corpus",
+                    2 * distance + 64
+                )));
+            }
             return self.repetitions(&copies, conditions);
         }
         let length = self.scale.length(conditions.evaluation.length.unwrap_or(4096));
