@@ -193,8 +193,8 @@ pub(crate) fn backward(gpu: &Gpu, op: AttentionBackward, z: Sizes) -> Result<Att
     let rows = tile_rows(&z);
     let numbers = |heads: usize, tiles: usize, sums: &[usize]| {
         let groups = z.batch * heads * tiles;
-        let numbers = [groups, tiles, z.queries, z.keys, z.heads, 0, z.dk, z.dv];
-        let numbers = numbers.iter().chain(sums).chain(&[z.kv_heads]).map(|&number| number as u32);
+        let (numbers, kv_heads) = ([groups, tiles, z.queries, z.keys, z.heads, 0, z.dk, z.dv], [z.kv_heads]);
+        let numbers = numbers.iter().chain(sums).chain(&kv_heads).map(|&number| number as u32);
         let mut numbers: Vec<u32> = numbers.chain([window(&z)]).collect();
         numbers[5] = (z.scale() as f32).to_bits();
         (numbers, gpu.list(groups))
