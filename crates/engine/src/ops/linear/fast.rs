@@ -113,7 +113,7 @@ fn invariant(cpu: &Cpu, x: &[f32], jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) 
         return;
     }
     let codes = jobs.iter().any(|(_, weight, _)| matches!(weight, RawWeight::Blocks(_)));
-    let tiles = if codes { rounded::tiles(rows, cpu.path().tile_rows()) } else { Vec::new() };
+    let tiles = if codes { rounded::tiles(rows, cpu.path().tile_rows(rows)) } else { Vec::new() };
     let room = if codes { Rounded::scratch(rows, inner) } else { 0 };
     with_scratch(room, |scratch| {
         let rounded = Rounded::new(&tiles, inner, scratch);

@@ -289,8 +289,15 @@ struct Piece {
     from: usize,
     to: usize,
     last: bool,
-    /// Whether what follows in memory is read next.
-    ahead: bool,
+    fetch: Fetch,
+}
+
+/// What is prefetched for each block: bytes `from..to` of the one that is `distance` bytes away.
+#[derive(Clone, Copy, Default)]
+struct Fetch {
+    distance: usize,
+    from: usize,
+    to: usize,
 }
 
 impl Call<'_> {
@@ -298,15 +305,20 @@ impl Call<'_> {
     fn run<S: Wide, F: Format>(&self, s: S, format: F, groups: Range<usize>, scratch: &mut [f32]) {
         let tiles = self.x.tiles();
         let blocks = self.x.blocks();
-        let step = if S::TWO && self.x.largest() > 2 { 2 } else { 1 };
+        let step = if S::TWO && tiles.len() > 1 { 2 } else { 1 };
         let group = self.weight.bits.group(self.weight.width);
         let place = |g: usize| self.weight.bytes[g * group..].as_ptr();
         let mut carve = Carve(scratch);
         if tiles.len() <= FEW {
+            // A single tile reads memory as it goes. Of several, each fetches a part of what the next groups need.
+            let distance = if tiles.len() > 1 { step * group } else { AHEAD };
+            let lines = F::CODES / 64;
             for g in groups.clone().step_by(step) {
                 let other = (g + 1).min(groups.end - 1);
                 for (t, tile) in tiles.iter().enumerate() {
-                    let piece = Piece { from: 0, to: blocks, last: true, ahead: t == 0 };
+                    let lines = lines * t / tiles.len()..lines * (t + 1) / tiles.len();
+                    let fetch = Fetch { distance, from: 64 * lines.start, to: 64 * lines.end };
+                    let piece = Piece { from: 0, to: blocks, last: true, fetch };
                     self.tile(s, format, tile.clone(), [g, other], [place(g), place(other)], piece, &mut []);
                 }
             }
@@ -324,7 +336,7 @@ impl Call<'_> {
                 // At least one piece, so that empty rows give zeros.
                 for from in (0..blocks.max(1)).step_by(PIECE * SUPER) {
                     let to = (from + PIECE * SUPER).min(blocks);
-                    let piece = Piece { from, to, last: to == blocks, ahead: false };
+                    let piece = Piece { from, to, last: to == blocks, fetch: Fetch::default() };
                     let skip = from / SUPER * F::SUPER;
                     let at = [place(g).wrapping_add(skip), place(other).wrapping_add(skip)];
                     if F::MINS {
@@ -370,16 +382,22 @@ impl Call<'_> {
         sums: &mut [f32],
     ) {
         let ([group, _], [place, _], r) = (groups, at, rows.start);
+        let two = S::TWO && self.x.tiles().len() > 1;
+        // Tiles of two groups have three rows at least: see `tiles`.
         match rows.len() {
-            _ if rows.len() > S::ROWS => unreachable!("tiles are made for this instruction set"),
             1 => self.multiply::<S, F, 1, 1>(s, format, r, [group], [place], piece, sums),
             2 => self.multiply::<S, F, 2, 1>(s, format, r, [group], [place], piece, sums),
-            3 if S::TWO => self.multiply::<S, F, 3, 2>(s, format, r, groups, at, piece, sums),
-            4 if S::TWO => self.multiply::<S, F, 4, 2>(s, format, r, groups, at, piece, sums),
-            5 if S::TWO => self.multiply::<S, F, 5, 2>(s, format, r, groups, at, piece, sums),
-            6 if S::TWO => self.multiply::<S, F, 6, 2>(s, format, r, groups, at, piece, sums),
+            3 if two => self.multiply::<S, F, 3, 2>(s, format, r, groups, at, piece, sums),
+            4 if two => self.multiply::<S, F, 4, 2>(s, format, r, groups, at, piece, sums),
+            5 if two => self.multiply::<S, F, 5, 2>(s, format, r, groups, at, piece, sums),
+            6 if two => self.multiply::<S, F, 6, 2>(s, format, r, groups, at, piece, sums),
             3 => self.multiply::<S, F, 3, 1>(s, format, r, [group], [place], piece, sums),
-            _ => self.multiply::<S, F, 4, 1>(s, format, r, [group], [place], piece, sums),
+            4 => self.multiply::<S, F, 4, 1>(s, format, r, [group], [place], piece, sums),
+            5 if S::ALL >= 5 => self.multiply::<S, F, 5, 1>(s, format, r, [group], [place], piece, sums),
+            6 if S::ALL >= 6 => self.multiply::<S, F, 6, 1>(s, format, r, [group], [place], piece, sums),
+            7 if S::ALL >= 7 => self.multiply::<S, F, 7, 1>(s, format, r, [group], [place], piece, sums),
+            8 if S::ALL >= 8 => self.multiply::<S, F, 8, 1>(s, format, r, [group], [place], piece, sums),
+            rows => unreachable!("a tile of {rows} rows"),
         }
     }
 
@@ -417,9 +435,9 @@ impl Call<'_> {
                 at[j] = at[j].wrapping_add(F::FACTORS);
             }
             for b in 0..count {
-                for j in 0..if piece.ahead { N } else { 0 } {
-                    for line in (0..F::CODES).step_by(64) {
-                        s.prefetch(at[j].wrapping_add(AHEAD + line));
+                for line in (piece.fetch.from..piece.fetch.to).step_by(64) {
+                    for j in 0..N {
+                        s.prefetch(at[j].wrapping_add(piece.fetch.distance + line));
                     }
                 }
                 let k = (from + b) * M;

@@ -13,6 +13,9 @@ use crate::cpu::{Carve, Shared};
 use crate::ops::pack::blocks::{COLUMNS, STEP};
 use crate::simd::wide::{WIDE, Wide, WideKernel};
 
+/// Steps in a block.
+const STEPS: usize = COLUMNS / STEP;
+
 /// Rows of x in tiles.
 pub(super) struct Rounded<'a> {
     width: usize,
@@ -117,45 +120,40 @@ impl WideKernel for Fill<'_> {
                         &padded
                     }
                 };
-                let (scale, rounded) = round(s, block);
-                let sum: i32 = rounded.iter().sum();
+                let (scale, sum, rounded) = round(s, block);
                 let k = b * m + i;
                 scales[k] = scale;
                 offsets[k] = f32::from_bits((-128 * sum).cast_unsigned());
                 sums[k] = scale * sum as f32;
-                for (step, four) in rounded.as_chunks::<STEP>().0.iter().enumerate() {
-                    let four = four.map(|code| code as u8);
-                    codes[(b * COLUMNS / STEP + step) * m + i] = f32::from_bits(u32::from_ne_bytes(four));
+                let to = &mut codes[b * STEPS * m..][..STEPS * m];
+                for (step, &four) in rounded.as_chunks::<STEP>().0.iter().enumerate() {
+                    to[step * m + i] = f32::from_bits(u32::from_ne_bytes(four));
                 }
             }
         }
     }
 }
 
-/// Rounds a block: its scale and its codes.
+/// Rounds a block: its scale, the sum of its codes, and its codes.
 #[inline(always)]
-fn round<S: Wide>(s: S, block: &[f32; COLUMNS]) -> (f32, [i32; COLUMNS]) {
-    let mut codes = [0; COLUMNS];
+fn round<S: Wide>(s: S, block: &[f32; COLUMNS]) -> (f32, i32, [u8; COLUMNS]) {
+    let (mut codes, zero) = ([0; COLUMNS], s.splat(0.0));
     // SAFETY: a block is two vectors.
     unsafe {
         let (a, b) = (s.load(block.as_ptr()), s.load(block.as_ptr().add(WIDE)));
-        let mut lanes = [[0.0; WIDE]; 2];
-        s.store(lanes[0].as_mut_ptr(), s.max_abs(a, s.max_abs(b, s.splat(0.0))));
-        // Zero, or NaN if a number is not finite.
-        let zero = s.splat(0.0);
-        s.store(lanes[1].as_mut_ptr(), s.add(s.mul(a, zero), s.mul(b, zero)));
-        let largest = lanes[0].iter().fold(0.0f32, |m, &v| if v > m { v } else { m });
-        if lanes[1].iter().any(|v| v.is_nan()) {
-            return (f32::NAN, codes);
+        // Zero times a number that is not finite is NaN.
+        if s.any_nan(s.add(s.mul(a, zero), s.mul(b, zero))) {
+            return (f32::NAN, 0, codes);
         }
-        let scale = largest / 127.0;
+        let scale = s.largest(s.max_abs(a, s.max_abs(b, zero))) / 127.0;
         // A block whose scale would be subnormal is rounded to zeros.
         if scale < f32::MIN_POSITIVE {
-            return (0.0, codes);
+            return (0.0, 0, codes);
         }
         let inverse = s.splat(1.0 / scale);
-        s.store_int(codes.as_mut_ptr(), s.to_int(s.mul(a, inverse)));
-        s.store_int(codes.as_mut_ptr().add(WIDE), s.to_int(s.mul(b, inverse)));
-        (scale, codes)
+        let (a, b) = (s.to_int(s.mul(a, inverse)), s.to_int(s.mul(b, inverse)));
+        s.store_bytes(codes.as_mut_ptr(), a);
+        s.store_bytes(codes.as_mut_ptr().add(WIDE), b);
+        (scale, s.total(s.add_int(a, b)), codes)
     }
 }

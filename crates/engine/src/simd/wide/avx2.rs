@@ -31,7 +31,7 @@ type I = [__m256i; 2];
 // SAFETY of all blocks below: an `Avx2` value is only created in `run` and `run_vnni`, on processors with the features;
 // pointer methods rely on their caller's guarantee.
 impl<const VNNI: bool> Wide for Avx2<VNNI> {
-    const ROWS: usize = if VNNI { 4 } else { 3 };
+    const ROWS: usize = if VNNI { 5 } else { 4 };
     const TWO: bool = false;
     type F = F;
     type I = I;
@@ -150,6 +150,52 @@ impl<const VNNI: bool> Wide for Avx2<VNNI> {
         unsafe {
             _mm256_storeu_si256(p.cast(), v[0]);
             _mm256_storeu_si256(p.add(8).cast(), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, v: I) {
+        // SAFETY: see above.
+        unsafe {
+            // Lanes 0-3, 8-11, 4-7, 12-15, each in its lowest byte.
+            let low = _mm256_set1_epi32(255);
+            let words = _mm256_packus_epi32(_mm256_and_si256(v[0], low), _mm256_and_si256(v[1], low));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let (first, second) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(p.cast(), _mm_packus_epi16(first, second));
+        }
+    }
+    #[inline(always)]
+    fn add_int(self, a: I, b: I) -> I {
+        // SAFETY: see above.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn total(self, a: I) -> i32 {
+        // SAFETY: see above.
+        unsafe {
+            let eight = _mm256_add_epi32(a[0], a[1]);
+            let four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self, a: F) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let eight = _mm256_max_ps(a[0], a[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    fn any_nan(self, a: F) -> bool {
+        // SAFETY: see above.
+        unsafe {
+            let [a, b] =
+                [_mm256_cmp_ps::<_CMP_UNORD_Q>(a[0], a[0]), _mm256_cmp_ps::<_CMP_UNORD_Q>(a[1], a[1])];
+            _mm256_movemask_ps(_mm256_or_ps(a, b)) != 0
         }
     }
     #[inline(always)]

@@ -20,6 +20,7 @@ pub(super) unsafe fn run<K: WideKernel>(kernel: K) -> K::Output {
 // methods rely on their caller's guarantee.
 impl Wide for Avx512 {
     const ROWS: usize = 6;
+    const ALL: usize = 8;
     const TWO: bool = true;
     type F = __m512;
     type I = __m512i;
@@ -117,6 +118,31 @@ impl Wide for Avx512 {
     unsafe fn store_int(self, p: *mut i32, v: __m512i) {
         // SAFETY: see above.
         unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, v: __m512i) {
+        // SAFETY: see above.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
+    fn add_int(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn total(self, a: __m512i) -> i32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_add_epi32(a) }
+    }
+    #[inline(always)]
+    fn largest(self, a: __m512) -> f32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+    #[inline(always)]
+    fn any_nan(self, a: __m512) -> bool {
+        // SAFETY: see above.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a) != 0 }
     }
     #[inline(always)]
     fn six<const SHIFT: i32>(self, a: __m512i) -> __m512i {

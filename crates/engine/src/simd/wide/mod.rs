@@ -70,17 +70,17 @@ impl Path {
         }
     }
 
-    /// Rows of x that a tile has at most.
-    pub(crate) fn tile_rows(self) -> usize {
-        struct Rows;
+    /// Rows of x that a tile has at most if there are so many.
+    pub(crate) fn tile_rows(self, rows: usize) -> usize {
+        struct Rows(usize);
         impl WideKernel for Rows {
             type Output = usize;
             #[inline(always)]
             fn run<S: Wide>(self, _: S) -> usize {
-                S::ROWS
+                if self.0 <= S::ALL { S::ALL } else { S::ROWS }
             }
         }
-        self.run(Rows)
+        self.run(Rows(rows))
     }
 
     /// Runs a kernel with these instructions, which the processor must have.
@@ -112,7 +112,9 @@ pub(crate) trait WideKernel {
 pub(crate) trait Wide: Copy + Send + Sync + 'static {
     /// Rows of x that a tile has at most: as many as leave room for the weights in registers.
     const ROWS: usize;
-    /// Whether a tile of three rows and more has two groups of rows of W.
+    /// Rows of x up to which there is only one tile.
+    const ALL: usize = Self::ROWS;
+    /// Whether tiles have two groups of rows of W if there are several tiles, each of three rows or more.
     const TWO: bool;
 
     /// Sixteen numbers.
@@ -163,6 +165,16 @@ pub(crate) trait Wide: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` must be valid for writes of 16 elements.
     unsafe fn store_int(self, p: *mut i32, v: Self::I);
+    /// Stores the lowest byte of every lane.
+    /// # Safety
+    /// `p` must be valid for writes of 16 bytes.
+    unsafe fn store_bytes(self, p: *mut u8, v: Self::I);
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The sum of the lanes.
+    fn total(self, a: Self::I) -> i32;
+    /// The largest lane, none of which is NaN.
+    fn largest(self, a: Self::F) -> f32;
+    fn any_nan(self, a: Self::F) -> bool;
     /// Six bits of every lane, from bit `SHIFT` on.
     fn six<const SHIFT: i32>(self, a: Self::I) -> Self::I;
     /// Two bits each of the top of three vectors: 2⁰, 2² and 2⁴ times what is above bit 30.

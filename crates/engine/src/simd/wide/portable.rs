@@ -103,6 +103,27 @@ impl Wide for Portable {
         unsafe { p.cast::<I>().write_unaligned(v) }
     }
     #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, v: I) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { p.cast::<[u8; 16]>().write_unaligned(each(|i| v[i] as u8)) }
+    }
+    #[inline(always)]
+    fn add_int(self, a: I, b: I) -> I {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn total(self, a: I) -> i32 {
+        a.iter().sum()
+    }
+    #[inline(always)]
+    fn largest(self, a: F) -> f32 {
+        a.iter().fold(a[0], |m, &v| if v > m { v } else { m })
+    }
+    #[inline(always)]
+    fn any_nan(self, a: F) -> bool {
+        a.iter().any(|v| v.is_nan())
+    }
+    #[inline(always)]
     fn six<const SHIFT: i32>(self, a: I) -> I {
         each(|i| a[i] >> SHIFT & 63)
     }
