@@ -10,6 +10,7 @@ use crate::device::{Backend, Device, Table};
 use crate::error::{Error, Result};
 use crate::ops::gated_delta;
 use crate::simd::Level;
+use crate::simd::wide::Path;
 use crate::team::{CacheAligned, Team};
 use crate::tensor::Data;
 
@@ -33,6 +34,9 @@ pub struct CpuOptions {
     pub portable: bool,
     /// How products with weight matrices are computed.
     pub products: Products,
+    /// Instruction set of products of integers, with weights in `q8` and `q4`; the fastest by default. The results do
+    /// not depend on it.
+    pub integers: Option<Path>,
 }
 
 /// The CPU in f32, with SIMD and threads. [`Device::cpu`] makes a device of it.
@@ -40,6 +44,7 @@ pub struct Cpu {
     team: Team,
     threads: usize,
     level: Level,
+    path: Path,
     buffers: Arc<Pool<f32>>,
     products: Products,
     table: Table,
@@ -115,8 +120,19 @@ impl Cpu {
             message: "kernels for processors without AVX2 are not part of this build; build it with `--features portable`"
                 .into(),
         })?;
+        let path = match options.integers {
+            Some(path) if !path.present() => {
+                return Err(Error::Value {
+                    operation: "Device::cpu",
+                    message: format!("this processor has no {} for products of integers", path.name()),
+                });
+            }
+            Some(path) => path,
+            None if options.portable => Path::Portable,
+            None => Path::detect(),
+        };
         let table = cpu_table::table();
-        Ok(Self { team, threads, level, buffers: Arc::default(), products: options.products, table })
+        Ok(Self { team, threads, level, path, buffers: Arc::default(), products: options.products, table })
     }
 
     /// Number of threads in use.
@@ -127,6 +143,11 @@ impl Cpu {
     /// Instruction set in use.
     pub fn level(&self) -> Level {
         self.level
+    }
+
+    /// Instruction set of products of integers.
+    pub fn path(&self) -> Path {
+        self.path
     }
 
     /// How products with weight matrices are computed.

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::{Result, bad_value};
 use crate::ops::anchor_read::StoredStates;
 use crate::ops::pack::{PackedWeight, RoundedWeight};
-use crate::precision::Precision;
+use crate::precision::{Precision, Storage};
 use crate::tape::Record;
 
 /// Number type of a tensor's elements.
@@ -23,6 +23,16 @@ pub enum DType {
     Bf16,
     /// One byte and one scale per row; for weights and stored states.
     Int8,
+    /// One byte and one scale per 32 elements; for weights.
+    Q8,
+    /// Four bits, and a scale and a minimum per 32 elements; for weights.
+    Q4,
+}
+
+impl From<Storage> for DType {
+    fn from(storage: Storage) -> Self {
+        Precision::from(storage).into()
+    }
 }
 
 impl From<Precision> for DType {
@@ -31,6 +41,8 @@ impl From<Precision> for DType {
             Precision::F32 => Self::F32,
             Precision::Bf16 => Self::Bf16,
             Precision::Int8 => Self::Int8,
+            Precision::Q8 => Self::Q8,
+            Precision::Q4 => Self::Q4,
         }
     }
 }
@@ -42,6 +54,8 @@ impl fmt::Display for DType {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Q8 => "q8",
+            Self::Q4 => "q4",
         })
     }
 }

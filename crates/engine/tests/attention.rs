@@ -108,7 +108,7 @@ fn pieces(random: &mut Random, case: &Case) {
     let all = tensors(&inputs(random, case, 1.5), &invariant(2));
     // With what a backward pass needs, as in training.
     let input = Attention { query: all[0].clone(), key: all[1].clone(), value: all[2].clone() };
-    let (whole, _) = AttentionForward { input, heads: case.heads, keep: true }.run().unwrap();
+    let (whole, _) = AttentionForward { input, options: case.heads.into(), keep: true }.run().unwrap();
     let whole = whole.to_f32();
     // The outputs of each batch entry, from calls with the queries between two cuts and the keys up to the second.
     let run = |cuts: &[usize]| {
@@ -194,7 +194,7 @@ fn refused(device: &Device) {
     let tensor = |shape: &[usize]| Tensor::full(shape, 1.0, device).unwrap();
     let attend = |q: &[usize], k: &[usize], v: &[usize], heads: usize| {
         let input = Attention { query: tensor(q), key: tensor(k), value: tensor(v) };
-        AttentionForward { input, heads, keep: true }.run()
+        AttentionForward { input, options: heads.into(), keep: true }.run()
     };
     assert!(attend(&[1, 2, 6], &[1, 3, 6], &[1, 3, 9], 3).is_ok());
     names(attend(&[2, 6], &[1, 3, 6], &[1, 3, 9], 3), "query");
@@ -221,7 +221,7 @@ fn refused(device: &Device) {
 fn backward(device: &Device, kept: Vec<Tensor>, gradient: &[usize]) -> Result<Attention<Tensor>> {
     let q = Tensor::full(&[1, 2, 6], 1.0, device)?;
     let input = Attention { query: q.clone(), key: q.clone(), value: q };
-    AttentionBackward { input, heads: 3, kept, gradient: Tensor::full(gradient, 1.0, device)? }.run()
+    AttentionBackward { input, options: 3.into(), kept, gradient: Tensor::full(gradient, 1.0, device)? }.run()
 }
 
 #[test]

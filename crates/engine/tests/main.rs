@@ -19,6 +19,7 @@ mod device;
 mod fused_layers;
 mod gated_delta;
 mod grids;
+mod integers;
 mod layers;
 mod lists;
 mod log_linear;

@@ -371,7 +371,7 @@ fn same_bits_on_any_number_of_threads() {
         Ok(vec![y.sum(1)?, y.mean(2)?])
     };
     let run = |threads, products| {
-        let cpu = Device::cpu(CpuOptions { threads, portable: false, products }).unwrap();
+        let cpu = Device::cpu(CpuOptions { threads, products, ..Default::default() }).unwrap();
         outcome(&cpu, &everything, &inputs).unwrap()
     };
     for products in [Products::Fastest, Products::BatchInvariant] {

@@ -5,6 +5,7 @@ use march_engine::{DType, Device, Op, Precision, Tape, Tensor};
 
 use crate::common::{self, Input, Random, all_devices, assert_close, cpu, cpus, describe, invariant};
 
+/// Precisions whose products are computed in f32; `integers.rs` is about the others.
 const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
 /// x Wᵀ + b, rows of W, W itself, and the loss of each row of x and of all, with W in a precision.
@@ -114,8 +115,8 @@ fn invariant_rows() {
 fn no_gradient_passes_a_packed_weight() {
     for device in all_devices() {
         let dense = Tensor::full(&[4, 4], 0.5, &device).unwrap();
-        for precision in [Precision::Bf16, Precision::Int8] {
-            let weight = dense.pack(precision).unwrap();
+        for precision in &Precision::ALL[1..] {
+            let weight = dense.pack(*precision).unwrap();
             let loss = |needs| {
                 let (x, weight, targets) = (dense.clone(), weight.clone(), vec![0; 4]);
                 LinearCrossEntropy { x, weight, targets, normaliser: None, needs }.run().err()
@@ -165,8 +166,8 @@ fn what_cannot_be_packed() {
 
 #[test]
 fn names() {
-    for precision in ALL {
+    for precision in Precision::ALL {
         assert_eq!(precision.to_string().parse(), Ok(precision));
     }
-    assert!("fp8".parse::<Precision>().unwrap_err().contains("`f32`, `bf16` or `int8`"));
+    assert!("fp8".parse::<Precision>().unwrap_err().contains("`f32`, `bf16`, `int8`, `q8` or `q4`"));
 }

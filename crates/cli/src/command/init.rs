@@ -42,9 +42,10 @@ impl Init {
         let count = model.parameter_count();
         let mut progress = Progress::new("writing", "weights", count);
         let mut done = 0;
-        if self.weights == Precision::Int8 {
+        if !matches!(self.weights, Precision::F32 | Precision::Bf16) {
+            let weights = self.weights;
             bail!(
-                "--weights int8: a checkpoint is in f32 or bf16; `--weights int8` of other commands rounds it"
+                "--weights {weights}: a checkpoint is in f32 or bf16; `--weights {weights}` of other commands rounds it"
             );
         }
         let new = NewFolder::create(&self.output)?;

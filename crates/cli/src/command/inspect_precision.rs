@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use march_lm::anchors::Policy;
+use march_lm::anchors::{Policy, Storage};
 use march_lm::checkpoint::Checkpoint;
 use march_lm::engine::{CpuOptions, Device, Precision, Products};
 use march_lm::generate::PIECE_TOKENS;
@@ -48,10 +48,8 @@ pub struct InspectPrecision {
 
 /// Parses a flag's value.
 pub fn precision(text: &str) -> Result<Precision, String> {
-    text.parse().map_err(|_| "it must be `f32`, `bf16` or `int8`".to_string())
+    text.parse().map_err(|_| "it must be `f32`, `bf16`, `int8`, `q8` or `q4`".to_string())
 }
-
-const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
 /// The results of a model on a text.
 struct PrecisionResult {
@@ -81,7 +79,7 @@ impl InspectPrecision {
         let device = Device::cpu(options).context("the engine could not start; try `--threads 1`")?;
         say!("{}: {} tokens of {}", self.model.display(), thousands(ids.len()), self.text.display());
         let mut table = Table::new("weights");
-        for weights in ALL {
+        for weights in Precision::ALL {
             let (model, parameters) = Model::load_in(&device, &checkpoint, weights)?;
             device.trim();
             let policy = self.policy.over(model.policy());
@@ -98,9 +96,9 @@ impl InspectPrecision {
         }
         say!();
         let (mut table, parameters) = (Table::new("anchors"), parameters.into());
-        for storage in ALL {
+        for storage in Storage::ALL {
             let result = evaluate(&model, &parameters, &ids, Policy { storage, ..policy.clone() })?;
-            table.row(storage, result.bank_bytes, result);
+            table.row(storage.into(), result.bank_bytes, result);
         }
         Ok(())
     }
@@ -146,10 +144,11 @@ struct Table {
 impl Table {
     fn new(what: &str) -> Self {
         say!(
-            "{what:<8} {:>10} {:>10} {:>11} {:>20} {:>15} {:>10}",
+            "{what:<8} {:>10} {:>10} {:>11} {:>11} {:>20} {:>15} {:>10}",
             "bytes",
             "loss",
             "change",
+            "perplexity",
             "largest logit error",
             "largest logit",
             "tokens/s"
@@ -161,11 +160,12 @@ impl Table {
         let exact = self.exact.as_ref().unwrap_or(&result);
         let pairs = result.logits.iter().zip(&exact.logits);
         say!(
-            "{:<8} {:>10} {:>10.5} {:>+11.5} {:>20.5} {:>15.3} {:>10.0}",
+            "{:<8} {:>10} {:>10.5} {:>+11.5} {:>11.4} {:>20.5} {:>15.3} {:>10.0}",
             precision.to_string(),
             bytes(size),
             result.loss,
             result.loss - exact.loss,
+            result.loss.exp(),
             pairs.fold(0.0f32, |m, (a, b)| m.max((a - b).abs())),
             exact.logits.iter().fold(0.0f32, |m, v| m.max(v.abs())),
             result.tokens_per_second

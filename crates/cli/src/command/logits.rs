@@ -45,8 +45,8 @@ pub struct Logits {
     /// Also write which anchors each token read
     #[arg(long)]
     trace: bool,
-    /// Precision of the weights: f32, bf16, or int8 with one scale per row
-    #[arg(long, value_name = "f32|bf16|int8", default_value = "f32", value_parser = precision)]
+    /// Precision of the weights: f32, bf16, int8 with one scale per row, or q8 and q4 with one per 32 numbers of a row
+    #[arg(long, value_name = "f32|bf16|int8|q8|q4", default_value = "f32", value_parser = precision)]
     weights: Precision,
     #[command(flatten)]
     device: DeviceArgs,

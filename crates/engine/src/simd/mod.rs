@@ -15,6 +15,7 @@ mod portable;
 mod rows;
 #[cfg(all(target_arch = "x86_64", any(test, feature = "portable")))]
 mod sse2;
+pub(crate) mod wide;
 
 pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, put, transpose};
 pub(crate) use math::{exp, sigmoid, softplus};

@@ -12,7 +12,7 @@ use march_engine::ops::gated_delta::GatedDeltaOptions;
 use march_engine::ops::log_linear::LogLinearOptions;
 use march_engine::ops::matmul::Transpose;
 use march_engine::ops::rotary::Rotary;
-use march_engine::{Precision, Result, Tensor};
+use march_engine::{Precision, Result, Storage, Tensor};
 
 use super::programs::{
     Input, Program, anchor_read, attention, gated_delta, linear, log_linear, one, plain, read_of, short_conv,
@@ -281,7 +281,7 @@ fn readers() -> Vec<(&'static str, Vec<Case>)> {
     let chosen = [1, 3]
         .map(|k| case(format!("top {k}"), anchor_read(read_options(Some(k))), read_inputs(&mut r, 1.0)));
     let mut stored = Vec::new();
-    for storage in [Precision::F32, Precision::Bf16, Precision::Int8] {
+    for storage in Storage::ALL {
         for top_k in [None, Some(2)] {
             let options = read_options(top_k);
             let program = plain(move |v| {

@@ -1,11 +1,13 @@
 //! Loading models from checkpoint folders. These methods of the model are here because the model itself does not use
 //! files.
 
+use std::sync::{Mutex, PoisonError};
+
 use march_engine::{Device, Precision, Tensor};
 
 use super::Checkpoint;
 use crate::error::Result;
-use crate::model::{Model, Parameters, rounded};
+use crate::model::{Model, ParameterSpec, Parameters, rounded, unpackable};
 
 impl Model {
     /// Loads a model and its parameters from a checkpoint.
@@ -33,6 +35,14 @@ impl Model {
                 parameters.push(mapped);
                 return Ok(());
             }
+            if let [rows, width] = spec.shape[..]
+                && weights != Precision::F32
+                && spec.is_matrix()
+            {
+                parameters.push(packed(device, checkpoint, spec, [rows, width], weights)?);
+                checkpoint.release(spec);
+                return Ok(());
+            }
             let numbers = checkpoint.tensor(spec)?;
             parameters.push(rounded(spec, Tensor::from_slice(&numbers, &spec.shape, device)?, weights)?);
             drop(numbers);
@@ -46,5 +56,28 @@ impl Model {
     /// The fingerprint of a checkpoint of this model, equal to [`Model::fingerprint`], without loading its numbers.
     pub fn checkpoint_fingerprint(&self, checkpoint: &Checkpoint) -> Result<String> {
         self.fingerprint_of(|i, places| checkpoint.sample(&self.layout()[i], places))
+    }
+}
+
+/// Packs a matrix while it is read, so that it is never in memory in f32 as a whole.
+fn packed(
+    device: &Device,
+    checkpoint: &Checkpoint,
+    spec: &ParameterSpec,
+    shape: [usize; 2],
+    weights: Precision,
+) -> Result<Tensor> {
+    let read = checkpoint.reader(spec)?;
+    let failed = Mutex::new(None);
+    let row = |r: usize, to: &mut [f32]| {
+        if let Err(error) = read(r * shape[1], to) {
+            to.fill(0.0);
+            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    };
+    let packed = Tensor::pack_rows(shape, weights, device, &row);
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => packed.map_err(|error| unpackable(spec, &error)),
     }
 }

@@ -232,6 +232,34 @@ impl Checkpoint {
         Ok(numbers)
     }
 
+    /// A function that reads numbers of a tensor as f32, from an index on, so that the tensor need not be in memory as a
+    /// whole.
+    pub(crate) fn reader(
+        &self,
+        parameter: &ParameterSpec,
+    ) -> Result<impl Fn(usize, &mut [f32]) -> Result<()> + Sync + '_> {
+        let (file, entry, source) = self.find(parameter)?;
+        let ranges = source.ranges();
+        Ok(move |mut at: usize, mut to: &mut [f32]| {
+            for range in &ranges {
+                if at >= range.len() {
+                    at -= range.len();
+                    continue;
+                }
+                let count = to.len().min(range.len() - at);
+                let (now, later) = std::mem::take(&mut to).split_at_mut(count);
+                let first = range.start + at;
+                now.copy_from_slice(&file.numbers(&source.name, entry, first..first + count)?);
+                now.iter_mut().for_each(|number| *number += source.shift);
+                (to, at) = (later, 0);
+                if to.is_empty() {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
     /// The bytes of a tensor in the file, if it holds exactly the parameter's numbers in bf16, in one piece.
     pub(crate) fn bf16_bytes(
         &self,

@@ -536,5 +536,10 @@ pub(crate) fn rounded(spec: &ParameterSpec, tensor: Tensor, weights: Precision) 
     if weights == Precision::F32 || !spec.is_matrix() {
         return Ok(tensor);
     }
-    tensor.pack(weights).map_err(|error| Error::Request(format!("`{}`: {error}", spec.name)))
+    tensor.pack(weights).map_err(|error| unpackable(spec, &error))
+}
+
+/// The error of a parameter that a precision cannot hold.
+pub(crate) fn unpackable(spec: &ParameterSpec, error: &march_engine::Error) -> Error {
+    Error::Request(format!("`{}`: {error}", spec.name))
 }

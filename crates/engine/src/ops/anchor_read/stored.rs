@@ -18,7 +18,7 @@ use crate::simd::{self, LANES, Simd};
 use crate::tensor::{self, Tensor};
 
 /// Precision of stored anchor states; int8 has one scale for each row of d_v elements.
-pub use crate::precision::Precision as Storage;
+pub use crate::precision::Storage;
 
 /// Converts anchor states to storage precision.
 pub struct StoreStates {

@@ -37,6 +37,7 @@ pub(crate) fn forward(cpu: &Cpu, op: Embedding, shape: Vec<usize>) -> Result<Ten
                         *y = f32::from(codes[place(i, width)]) * scale;
                     }
                 }
+                RawWeight::Blocks(blocks) => blocks.row(id as usize, y),
             }
         }
     });

@@ -5,11 +5,14 @@
 //! rows.
 
 use super::dots::{COLUMNS, Dots};
+use super::integer::Tiles;
+use super::rounded::{self, Fill, Rounded};
 use super::{LinearList, LinearListBackward, LinearListGradients, Sizes, backward_each};
 use crate::array::Array;
 use crate::cpu::{Cpu, Products, Shared, with_scratch};
 use crate::error::Result;
 use crate::ops::accumulate::fast::add_to;
+use crate::ops::pack::blocks::GROUP;
 use crate::ops::pack::{self, RawWeight};
 use crate::product::{Accum, Matrix, product};
 use crate::tensor::Tensor;
@@ -109,11 +112,33 @@ fn invariant(cpu: &Cpu, x: &[f32], jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) 
     if rows == 0 {
         return;
     }
+    let codes = jobs.iter().any(|(_, weight, _)| matches!(weight, RawWeight::Blocks(_)));
+    let tiles = if codes { rounded::tiles(rows, cpu.path().tile_rows(rows)) } else { Vec::new() };
+    let room = if codes { Rounded::scratch(rows, inner) } else { 0 };
+    with_scratch(room, |scratch| {
+        let rounded = Rounded::new(&tiles, inner, scratch);
+        if codes {
+            let fill = |i: usize| cpu.path().run(Fill { x, to: &rounded, tile: tiles[i].clone() });
+            if rows * inner < SMALL {
+                (0..tiles.len()).for_each(fill)
+            } else {
+                cpu.parallel(tiles.len(), fill)
+            }
+        }
+        distribute(cpu, x, &rounded, jobs);
+    });
+}
+
+/// Distributes the rows of all W over threads.
+fn distribute(cpu: &Cpu, x: &[f32], rounded: &Rounded<'_>, jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) {
+    let Sizes { rows, inner, .. } = jobs[0].0;
     let work = rows * inner;
     let outer: usize = jobs.iter().map(|(sizes, ..)| sizes.outer).sum();
+    // A multiple of the rows of W that are processed together.
+    let together = if rounded.rows() > 0 { 2 * GROUP } else { COLUMNS };
     // Each task takes some rows of W, so that all threads together read W once; tasks have a minimum size.
     let share = outer.div_ceil(cpu.threads() * 4);
-    let per_task = share.max(8 * 1024 / work.max(1)).next_multiple_of(COLUMNS).max(COLUMNS);
+    let per_task = share.max(8 * 1024 / work.max(1)).next_multiple_of(together).max(together);
     let run = |mut task: usize| {
         for &(sizes, weight, ref y) in jobs {
             let count = sizes.outer.div_ceil(per_task);
@@ -122,6 +147,12 @@ fn invariant(cpu: &Cpu, x: &[f32], jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) 
                 continue;
             }
             let columns = task * per_task..((task + 1) * per_task).min(sizes.outer);
+            if let RawWeight::Blocks(weight) = weight {
+                let groups = columns.start / GROUP..columns.end.div_ceil(GROUP);
+                return with_scratch(Tiles::scratch(rows, inner, weight.bits), |scratch| {
+                    cpu.path().run(Tiles { x: rounded, weight, y, groups, scratch });
+                });
+            }
             return with_scratch(Dots::scratch(sizes), |scratch| {
                 cpu.level().run(Dots { sizes, x, weight, y, columns, scratch });
             });

@@ -11,7 +11,9 @@
 
 mod dots;
 pub(crate) mod fast;
+mod integer;
 pub(crate) mod reference;
+mod rounded;
 mod source;
 
 use crate::error::{Result, bad_shape, bad_value, expect_lengths, expect_shape, no_gradient};

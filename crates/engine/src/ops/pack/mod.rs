@@ -1,24 +1,31 @@
 //! Weights in reduced precision, for inference.
 //!
 //! ```text
-//! pack:    [rows, width] in f32  →  bf16, or int8 with one scale per row
+//! pack:    [rows, width] in f32  →  bf16, int8 with one scale per row, or blocks of codes (q8, q4)
 //! unpack:  the values that it stands for, in f32
 //! ```
 //! A packed weight is a tensor of another number type. Only the operations that can read it accept it: products with
 //! weights, embeddings and losses, all without gradients.
 #![allow(unsafe_code)]
 
+pub(crate) mod blocks;
+mod quantise;
+
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::array::Array;
-use crate::cpu::{Cpu, Shared};
+use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::device::Device;
 use crate::error::{Result, bad_shape, bad_value};
 use crate::op::Op;
 use crate::precision::{Precision, from_bf16, to_bf16, to_int8};
 use crate::reference::Reference;
+use crate::simd::wide::Path;
 use crate::tensor::{Data, Tensor};
+use blocks::{Bits, Blocks, GROUP};
+use quantise::Quantise;
 
 /// Packs a weight.
 pub struct Pack {
@@ -80,6 +87,29 @@ impl Tensor {
     }
 }
 
+/// Reads the numbers of a row into a slice.
+pub type ReadRow<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
+
+impl Tensor {
+    /// [`Tensor::pack`] of a weight whose rows are read while it is packed, by all threads and each row once. On the CPU
+    /// the weight is never in memory as a whole in f32.
+    pub fn pack_rows(
+        shape: [usize; 2],
+        precision: Precision,
+        device: &Device,
+        read: ReadRow<'_>,
+    ) -> Result<Tensor> {
+        if let Some(cpu) = device.backend::<Cpu>() {
+            return Ok(Tensor::new(Data::Packed(pack_rows(cpu, shape, precision, read)?), device));
+        }
+        let mut numbers = vec![0.0; shape[0] * shape[1]];
+        for (r, row) in numbers.chunks_exact_mut(shape[1].max(1)).enumerate() {
+            read(r, row);
+        }
+        Tensor::from_slice(&numbers, &shape, device)?.pack(precision)
+    }
+}
+
 /// Bytes that several weights share, such as a mapped file.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
@@ -122,6 +152,8 @@ pub(crate) enum RawWeight<'a> {
         codes: &'a [i8],
         scales: &'a [f32],
     },
+    /// q8 or q4.
+    Blocks(Blocks<'a>),
 }
 
 /// Words reserved for the scales, so that the codes start on a cache line.
@@ -149,7 +181,7 @@ pub struct PackedWeight {
 /// Where the numbers of a packed weight are.
 #[derive(Clone)]
 enum Words {
-    /// f32 values; bf16 codes, two per word; or f32 scales followed by int8 codes, four per word.
+    /// f32 values; bf16 codes, two per word; f32 scales followed by int8 codes, four per word; or blocks.
     Own(Array<f32>),
     /// bf16 codes in shared bytes, from an aligned place.
     Shared(SharedBytes, usize),
@@ -183,6 +215,7 @@ impl PackedWeight {
             RawWeight::F32(numbers) => numbers.as_ptr().addr(),
             RawWeight::Bf16(codes) => codes.as_ptr().addr(),
             RawWeight::Int8 { codes, .. } => codes.as_ptr().addr(),
+            RawWeight::Blocks(blocks) => blocks.bytes.as_ptr().addr(),
         }
     }
 
@@ -214,6 +247,14 @@ impl PackedWeight {
                 let codes = unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), len) };
                 RawWeight::Int8 { codes, scales: &scales[..rows] }
             }
+            Precision::Q8 | Precision::Q4 => {
+                let bits = if self.precision == Precision::Q8 { Bits::Eight } else { Bits::Four };
+                let len = bits.bytes(rows, width);
+                assert!(words.len() * 4 >= len);
+                // SAFETY: the memory holds `len` bytes.
+                let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) };
+                RawWeight::Blocks(Blocks { bits, bytes, rows, width })
+            }
         }
     }
 
@@ -229,6 +270,12 @@ impl PackedWeight {
                     (0..row.len()).map(move |i| f32::from(row[place(i, row.len())]) * scale)
                 })
                 .collect(),
+            RawWeight::Blocks(blocks) => {
+                let mut numbers = vec![0.0; self.shape[0] * self.shape[1]];
+                let rows = numbers.chunks_exact_mut(self.shape[1].max(1));
+                rows.enumerate().for_each(|(r, row)| blocks.row(r, row));
+                numbers
+            }
         }
     }
 }
@@ -253,62 +300,120 @@ pub(crate) fn numbers(weight: &Tensor) -> &Array<f64> {
 
 /// Rejects numbers that the precision cannot represent; `numbers` are rows of `width`.
 pub fn check_packable<R: Copy + Into<f64>>(numbers: &[R], width: usize, precision: Precision) -> Result<()> {
-    if precision == Precision::Int8
-        && let Some(at) = numbers.iter().position(|&v| !v.into().is_finite())
-    {
-        let message = format!("row {} holds a number that is not finite, which int8 cannot hold", at / width);
-        return bad_value("pack", message);
+    match numbers.iter().position(|&v| !fits(v.into(), precision)) {
+        Some(at) => refuse(at / width, numbers[at].into(), precision),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+fn fits(number: f64, precision: Precision) -> bool {
+    match precision {
+        Precision::F32 | Precision::Bf16 => true,
+        Precision::Int8 => number.is_finite(),
+        Precision::Q8 | Precision::Q4 => number.abs() <= f64::from(blocks::LARGEST),
+    }
+}
+
+fn refuse<T>(row: usize, number: f64, precision: Precision) -> Result<T> {
+    let message = if number.is_finite() {
+        format!("row {row} holds {number:e}, but {precision} holds numbers up to {:e}", blocks::LARGEST)
+    } else {
+        format!("row {row} holds a number that is not finite, which {precision} cannot hold")
+    };
+    bad_value("pack", message)
 }
 
 /// Packs a weight, using all threads.
 pub(crate) fn pack(cpu: &Cpu, op: Pack, shape: [usize; 2]) -> Result<Tensor> {
-    let (weight, precision, [rows, width]) = (op.weight.f32(), op.precision, shape);
-    check_packable(weight.data(), width, precision)?;
+    let (weight, precision, width) = (op.weight.f32(), op.precision, shape[1]);
+    let packed = if precision == Precision::F32 {
+        PackedWeight { shape, precision, words: Words::Own(weight.clone()) }
+    } else {
+        pack_rows(cpu, shape, precision, &|r, row| row.copy_from_slice(&weight.data()[r * width..][..width]))?
+    };
+    Ok(op.weight.like(Data::Packed(packed)))
+}
+
+/// Packs the rows that `read` gives, using all threads.
+fn pack_rows(
+    cpu: &Cpu,
+    shape @ [rows, width]: [usize; 2],
+    precision: Precision,
+    read: ReadRow<'_>,
+) -> Result<PackedWeight> {
     let (scale_words, code_words) = match precision {
-        Precision::F32 => {
-            return Ok(op.weight.like(Data::Packed(PackedWeight {
-                shape,
-                precision,
-                words: Words::Own(weight.clone()),
-            })));
-        }
-        Precision::Bf16 => (0, (rows * width).div_ceil(2)),
         Precision::Int8 => (scale_room(rows), (rows * width).div_ceil(4)),
+        _ => (0, precision.bytes(rows, width).div_ceil(4)),
     };
     let mut words = cpu.uninit(&[scale_words + code_words]);
     let (scales, codes) = words.data_mut().split_at_mut(scale_words);
     let scales = Shared::new(scales);
-    let bytes = codes.len() * 4;
+    let len = codes.len() * 4;
     // SAFETY: the same memory as bytes, which have alignment 1 and no invalid bit patterns.
-    let codes =
-        Shared::new(unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), bytes) });
-    cpu.for_rows(cpu.row_parts(rows, width), |_, range| {
-        for r in range {
-            let row = &weight.data()[r * width..][..width];
-            match precision {
-                Precision::F32 => {}
-                Precision::Bf16 => {
-                    // SAFETY: each row has its own disjoint part.
-                    let to = unsafe { codes.part(2 * r * width, 2 * width) };
-                    for (to, &v) in to.chunks_exact_mut(2).zip(row) {
-                        to.copy_from_slice(&to_bf16(v).to_ne_bytes());
-                    }
+    let codes = Shared::new(unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), len) });
+    let bits = match precision {
+        Precision::Q8 => Some(Bits::Eight),
+        Precision::Q4 => Some(Bits::Four),
+        _ => None,
+    };
+    let together = if bits.is_some() { GROUP } else { 1 };
+    // The first row with a number that does not fit.
+    let wrong = AtomicUsize::new(usize::MAX);
+    cpu.for_rows(cpu.row_parts(rows.div_ceil(together), together * width), |_, range| {
+        with_scratch(together * width, |scratch| {
+            for g in range {
+                let first = g * together;
+                let count = (rows - first).min(together);
+                let numbers = &mut scratch[..count * width];
+                for i in 0..count {
+                    read(first + i, &mut numbers[i * width..][..width]);
                 }
-                Precision::Int8 => {
-                    // SAFETY: each row has its own disjoint part.
-                    let (to, scale) = unsafe { (codes.part(r * width, width), scales.part(r, 1)) };
-                    let mut codes = vec![0; width];
-                    scale[0] = to_int8(row, &mut codes);
-                    for (i, code) in codes.into_iter().enumerate() {
-                        to[place(i, width)] = code.cast_unsigned();
+                if let Some(at) = numbers.iter().position(|&v| !fits(v.into(), precision)) {
+                    wrong.fetch_min(first + at / width, Ordering::Relaxed);
+                    continue;
+                }
+                match (precision, bits) {
+                    (_, Some(bits)) => {
+                        let size = bits.group(width);
+                        // SAFETY: each group has its own disjoint part.
+                        let group = unsafe { codes.part(g * size, size) };
+                        cpu.path().run(Quantise { bits, width, rows: numbers, group });
+                    }
+                    (Precision::Int8, _) => {
+                        // SAFETY: each row has its own disjoint part.
+                        let (to, scale) = unsafe { (codes.part(g * width, width), scales.part(g, 1)) };
+                        let mut codes = vec![0; width];
+                        scale[0] = to_int8(numbers, &mut codes);
+                        for (i, code) in codes.into_iter().enumerate() {
+                            to[place(i, width)] = code.cast_unsigned();
+                        }
+                    }
+                    (Precision::Bf16, _) => {
+                        // SAFETY: each row has its own disjoint part.
+                        let to = unsafe { codes.part(2 * g * width, 2 * width) };
+                        for (to, &v) in to.chunks_exact_mut(2).zip(&*numbers) {
+                            to.copy_from_slice(&to_bf16(v).to_ne_bytes());
+                        }
+                    }
+                    _ => {
+                        // SAFETY: each row has its own disjoint part.
+                        let to = unsafe { codes.part(4 * g * width, 4 * width) };
+                        for (to, &v) in to.chunks_exact_mut(4).zip(&*numbers) {
+                            to.copy_from_slice(&v.to_ne_bytes());
+                        }
                     }
                 }
             }
-        }
+        });
     });
-    Ok(op.weight.like(Data::Packed(PackedWeight { shape, precision, words: Words::Own(words) })))
+    let row = wrong.into_inner();
+    if row < rows {
+        let mut numbers = vec![0.0; width];
+        read(row, &mut numbers);
+        let number = numbers.into_iter().find(|&v| !fits(v.into(), precision));
+        return refuse(row, number.map_or(f64::NAN, f64::from), precision);
+    }
+    Ok(PackedWeight { shape, precision, words: Words::Own(words) })
 }
 
 pub(crate) fn unpack(cpu: &Cpu, op: Unpack, (): ()) -> Result<Tensor> {
@@ -342,17 +447,19 @@ impl RoundedWeight {
     /// Rounds a weight to the given precision.
     fn new(weight: &Array<f64>, shape @ [rows, width]: [usize; 2], precision: Precision) -> Self {
         let mut data = Vec::with_capacity(rows * width);
-        for row in weight.data().chunks_exact(width.max(1)) {
-            let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
-            match precision {
-                Precision::F32 => data.extend(row.iter().map(|&v| f64::from(v))),
-                Precision::Bf16 => data.extend(row.iter().map(|&v| f64::from(from_bf16(to_bf16(v))))),
-                Precision::Int8 => {
-                    let mut codes = vec![0; width];
-                    let scale = to_int8(&row, &mut codes);
+        let lines: Vec<f32> = weight.data().iter().map(|&v| v as f32).collect();
+        match precision {
+            Precision::F32 => data.extend(lines.iter().map(|&v| f64::from(v))),
+            Precision::Bf16 => data.extend(lines.iter().map(|&v| f64::from(from_bf16(to_bf16(v))))),
+            Precision::Int8 => {
+                let mut codes = vec![0; width];
+                for row in lines.chunks_exact(width.max(1)) {
+                    let scale = to_int8(row, &mut codes);
                     data.extend(codes.iter().map(|&code| f64::from(code) * f64::from(scale)));
                 }
             }
+            Precision::Q8 => rounded_rows(&lines, width, Bits::Eight, &mut data),
+            Precision::Q4 => rounded_rows(&lines, width, Bits::Four, &mut data),
         }
         Self { shape, precision, numbers: Array::detached(data, &shape) }
     }
@@ -375,5 +482,20 @@ impl RoundedWeight {
     /// Rounded values, [rows, width].
     pub(crate) fn numbers(&self) -> &Array<f64> {
         &self.numbers
+    }
+}
+
+/// Appends the values that rows of `width` numbers have in blocks.
+fn rounded_rows(rows: &[f32], width: usize, bits: Bits, to: &mut Vec<f64>) {
+    let path = Path::detect();
+    let (mut group, mut row) = (vec![0; bits.group(width)], vec![0.0; width]);
+    for rows in rows.chunks(GROUP * width.max(1)) {
+        path.run(Quantise { bits, width, rows, group: &mut group });
+        let count = rows.len() / width.max(1);
+        let blocks = Blocks { bits, bytes: &group, rows: count, width };
+        for r in 0..count {
+            blocks.row(r, &mut row);
+            to.extend(row.iter().map(|&v| f64::from(v)));
+        }
     }
 }

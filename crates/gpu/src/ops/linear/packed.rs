@@ -38,6 +38,10 @@ pub(crate) fn unpack(gpu: &Gpu, op: Unpack, (): ()) -> Result<Tensor> {
 impl Packed {
     fn new(gpu: &Gpu, weight: &GpuArray, shape: [usize; 2], precision: Precision) -> Result<Self> {
         let [rows, width] = shape;
+        if matches!(precision, Precision::Q8 | Precision::Q4) {
+            let message = format!("this device has no weights in {precision}; use f32, bf16 or int8");
+            return Err(Error::Value { operation: "pack", message });
+        }
         if precision == Precision::F32 {
             return Ok(Self { shape, precision, words: weight.clone() });
         }
@@ -69,7 +73,8 @@ impl Packed {
         let (stride, format) = match self.precision {
             Precision::F32 => (width, 0),
             Precision::Bf16 => (width.div_ceil(2), 1),
-            Precision::Int8 => (width.div_ceil(4), 2),
+            // `new` makes no others.
+            Precision::Int8 | Precision::Q8 | Precision::Q4 => (width.div_ceil(4), 2),
         };
         Matrix { words: &self.words, rows, stride, format }
     }
