@@ -23,8 +23,8 @@ pub const RUNS: &str = "runs";
 /// The model, and how to run it.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used; `diary` is the model inside the
-    /// program [default: the newest run in runs/, or the demo's model, or `diary`]
+    /// A checkpoint folder, a GGUF file, or the folder of a run, whose newest checkpoint is used; `diary` is the model
+    /// inside the program [default: the newest run in runs/, or the demo's model, or `diary`]
     #[arg(long, value_name = "DIR", default_value = RUNS, hide_default_value = true)]
     pub model: PathBuf,
     /// `bytes`, or a `tokenizer.json` [default: the checkpoint folder's; bytes for a vocabulary of 256 or 257]
@@ -33,7 +33,7 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Precision of the weights: f32, bf16, or int8 with one scale per row [default: as they are stored: bf16 if the
-    /// checkpoint is in bf16, else f32]
+    /// checkpoint is in bf16 or fewer bits, else f32]
     #[arg(long, value_name = "f32|bf16|int8")]
     pub weights: Option<Precision>,
     #[command(flatten)]

@@ -1,11 +1,30 @@
 //! Loading models from checkpoint folders. These methods of the model are here because the model itself does not use
 //! files.
 
-use march_engine::{Device, Precision, Tensor};
+use std::sync::Arc;
+
+use march_engine::{Device, Precision, Tensor, to_bf16};
 
 use super::Checkpoint;
 use crate::error::Result;
-use crate::model::{Model, Parameters, rounded};
+use crate::model::{Model, ParameterSpec, Parameters, rounded};
+
+/// Numbers that are held in f32 at a time while a matrix is converted.
+const BLOCK: usize = 1 << 20;
+
+/// A matrix in bf16, converted block of rows by block of rows, so that it is never in memory in f32. `None` if the
+/// device cannot read it.
+fn bf16_by_rows(device: &Device, checkpoint: &Checkpoint, spec: &ParameterSpec) -> Result<Option<Tensor>> {
+    let (rows, width) = (spec.shape[0], spec.shape[1]);
+    let mut bytes = Vec::with_capacity(2 * rows * width);
+    let block = (BLOCK / width.max(1)).max(1);
+    for start in (0..rows).step_by(block) {
+        let numbers = checkpoint.rows(spec, start..rows.min(start + block))?;
+        bytes.extend(numbers.iter().flat_map(|number| to_bf16(*number).to_le_bytes()));
+    }
+    let all = 0..bytes.len();
+    Ok(Tensor::from_bf16(Arc::new(bytes), all, &spec.shape, device)?)
+}
 
 impl Model {
     /// Loads a model and its parameters from a checkpoint.
@@ -31,6 +50,15 @@ impl Model {
                 && let Some(mapped) = Tensor::from_bf16(bytes, range, &spec.shape, device)?
             {
                 parameters.push(mapped);
+                return Ok(());
+            }
+            if weights == Precision::Bf16
+                && spec.is_matrix()
+                && checkpoint.is_in_blocks(spec)
+                && let Some(packed) = bf16_by_rows(device, checkpoint, spec)?
+            {
+                parameters.push(packed);
+                checkpoint.release(spec);
                 return Ok(());
             }
             let numbers = checkpoint.tensor(spec)?;
