@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 use march_engine::{CpuOptions, Device, Precision, Products};
 
 use crate::anchors::{Anchor, Policy};
-use crate::checkpoint::{Checkpoint, newest};
+use crate::checkpoint::{ChatTemplate, Checkpoint, newest};
 use crate::error::Result;
 use crate::generate::{Generator, Inference, Limits, Sampling, Text};
 use crate::memory::{BankFile, BankTag, Rollback, StateBank};
@@ -48,14 +48,14 @@ pub struct OpenOptions {
     /// The device that runs the model; by default the CPU with all its cores.
     pub device: Option<Device>,
     /// Precision of the weights; by default as they are stored: bf16 if the checkpoint's matrices are in bf16, which then
-    /// stay in the file, else f32.
+    /// stay in the file, or in fewer bits, else f32.
     pub weights: Option<Precision>,
     /// `bytes`, or the path of a `tokenizer.json`; by default the checkpoint's.
     pub tokenizer: Option<String>,
 }
 
 impl Pipeline {
-    /// Opens a checkpoint folder, or the newest checkpoint of a run's folder.
+    /// Opens a checkpoint folder, a GGUF file, or the newest checkpoint of a run's folder.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(folder, OpenOptions::default())
     }
@@ -65,8 +65,7 @@ impl Pipeline {
         let OpenOptions { device, weights, tokenizer } = options;
         let folder = newest(folder.as_ref());
         let checkpoint = Checkpoint::open(&folder)?;
-        let tokenizer =
-            Tokenizer::of_checkpoint(&folder, checkpoint.config().vocab_size, tokenizer.as_deref())?;
+        let tokenizer = checkpoint.tokenizer(&folder, tokenizer.as_deref())?;
         let device = device.map_or_else(inference_cpu, Ok)?;
         let stored = if checkpoint.is_bf16() { Precision::Bf16 } else { Precision::F32 };
         let weights = weights.unwrap_or(stored);
@@ -124,6 +123,11 @@ impl Pipeline {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.loaded.tokenizer
+    }
+
+    /// The chat template in a GGUF file. That of a folder is in a file of its own.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
+        self.loaded.checkpoint.chat_template()
     }
 
     /// The policy of new banks.

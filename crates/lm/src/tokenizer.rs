@@ -14,9 +14,10 @@ use sha2::{Digest, Sha256};
 use tokenizers::models::ModelWrapper;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
-pub(crate) use self::byte_level::words;
 use self::byte_level::{ByteLevel, Cut};
+pub(crate) use self::byte_level::{LINE_END_LAST, words};
 pub use self::pieces::Pieces;
+pub(crate) use self::sum::compare as compare_sum;
 use crate::disk;
 use crate::error::{Error, Result};
 
@@ -130,19 +131,30 @@ impl Tokenizer {
                 return Err(Error::file(folder, message));
             }
         };
+        let tokenizer = tokenizer.fitting(folder, vocabulary)?;
+        // A tokenizer that was named instead may have other ids.
+        let ends = if named.is_none() { ends(folder)? } else { Vec::new() };
+        Ok(tokenizer.with_ends(ends))
+    }
+
+    /// This tokenizer, unless it needs more ids than a model at a path has.
+    pub(crate) fn fitting(self, model: &Path, vocabulary: usize) -> Result<Self> {
         // A byte model may lack the end of text.
-        let needed = if tokenizer.name == BYTES { BYTE_VOCABULARIES[0] } else { tokenizer.vocabulary() };
+        let needed = if self.name == BYTES { BYTE_VOCABULARIES[0] } else { self.vocabulary() };
         if needed > vocabulary {
             let message = format!(
                 "the model's vocabulary has {vocabulary} ids, but the tokenizer `{}` needs {needed}: \
                  it belongs to another model",
-                tokenizer.name
+                self.name
             );
-            return Err(Error::file(folder, message));
+            return Err(Error::file(model, message));
         }
-        // A tokenizer that was named instead may have other ids.
-        let ends = if named.is_none() { ends(folder)? } else { Vec::new() };
-        Ok(Self { ends, ..tokenizer })
+        Ok(self)
+    }
+
+    /// The same tokenizer with further ids that end a text.
+    pub(crate) fn with_ends(self, ends: Vec<u32>) -> Self {
+        Self { ends, ..self }
     }
 
     /// The built-in tokenizer: ids 0..=255 are the bytes, 256 is the end of text.

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
+use march_lm::Pipeline;
+use march_lm::checkpoint::ChatTemplate;
 use march_lm::disk::built_in;
 use march_lm::tokenizer::Tokenizer;
 use minijinja::syntax::SyntaxConfig;
@@ -57,6 +59,15 @@ const OTHER_CALLS: [(&str, &str); 9] = [
 const NAME: &str = "chat";
 
 impl Template {
+    /// The template of a model: that in its GGUF file, or else that of its folder. Fails with a message if the template
+    /// is not valid.
+    pub fn of_model(path: &Path, pipeline: &Pipeline) -> Result<Self, String> {
+        match pipeline.chat_template().map_err(|error| error.to_string())? {
+            Some(ChatTemplate { text, bos, eos }) => Self::new(path, Some(text), bos, eos),
+            None => Self::of_folder(path, pipeline.tokenizer()),
+        }
+    }
+
     /// The template of a checkpoint folder: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; if
     /// there is none, a plain one. Fails with a message if the template is not valid.
     pub fn of_folder(folder: &Path, tokenizer: &Tokenizer) -> Result<Self, String> {
@@ -65,6 +76,16 @@ impl Template {
             Some(id) => tokenizer.decode(&[id]).map_err(|error| error.to_string())?,
             None => String::new(),
         };
+        let spelled = |name: &str| match &named[name] {
+            Value::String(text) => Some(text.clone()),
+            Value::Object(token) => token.get("content").and_then(Value::as_str).map(String::from),
+            _ => None,
+        };
+        let (bos, eos) = (spelled("bos_token"), spelled("eos_token"));
+        Self::new(folder, text, bos.unwrap_or_default(), eos.unwrap_or(end_of_text))
+    }
+
+    fn new(path: &Path, text: Option<String>, bos: String, eos: String) -> Result<Self, String> {
         let own = match &text {
             None => None,
             Some(text) => {
@@ -83,18 +104,12 @@ impl Template {
                     },
                 );
                 environment.add_template_owned(NAME, text.clone()).map_err(|error| {
-                    format!("{}: the chat template is not valid: {error}", folder.display())
+                    format!("{}: the chat template is not valid: {error}", path.display())
                 })?;
                 Some(environment)
             }
         };
-        let spelled = |name: &str| match &named[name] {
-            Value::String(text) => Some(text.clone()),
-            Value::Object(token) => token.get("content").and_then(Value::as_str).map(String::from),
-            _ => None,
-        };
-        let (bos, eos) = (spelled("bos_token"), spelled("eos_token"));
-        Ok(Self { own, bos: bos.unwrap_or_default(), eos: eos.unwrap_or(end_of_text), text })
+        Ok(Self { own, bos, eos, text })
     }
 
     /// The model's own template, if it has one.

@@ -118,7 +118,7 @@ pub fn serve(
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), String> {
     let addr = options.addr;
-    let template = Template::of_folder(&options.folder, pipeline.tokenizer())?;
+    let template = Template::of_model(&options.folder, &pipeline)?;
     let tag = pipeline.tag().map_err(|error| error.to_string())?;
     let (loaded, metrics) = (Arc::new(LoadedModel { pipeline, tag }), Arc::new(Metrics::default()));
     let Options { sessions, name, scheduler, .. } = &options;

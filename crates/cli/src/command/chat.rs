@@ -105,7 +105,7 @@ impl Chat {
     /// How the turns of a model are written.
     fn form(&self, opened: &OpenedModel) -> anyhow::Result<Form> {
         let Self { user_prefix, assistant_prefix, .. } = self;
-        let template = Template::of_folder(&newest(&self.model.model), opened.tokenizer());
+        let template = Template::of_model(&newest(&self.model.model), &opened.pipeline);
         let template = template.map_err(|error| anyhow!(error))?;
         let or = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.into());
         Ok(match template.text() {

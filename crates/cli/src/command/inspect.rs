@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use march_lm::Config;
 use march_lm::anchors::{Placement, Policy};
-use march_lm::checkpoint::Checkpoint;
+use march_lm::checkpoint::{Checkpoint, is_gguf};
 use march_lm::model::{Model, ModelConfig, ParameterSpec};
 
 use super::inspect_bank::InspectBank;
@@ -132,7 +132,7 @@ fn share(part: usize, whole: usize) -> String {
 /// Reads the model of a preset, a TOML file or a checkpoint.
 fn read(name: &str) -> anyhow::Result<ModelConfig> {
     let path = Path::new(name);
-    if path.is_dir() && !Config::presets().any(|preset| preset == name) {
+    if (path.is_dir() || is_gguf(path)) && !Config::presets().any(|preset| preset == name) {
         // Rejects the same checkpoints as loading does.
         let checkpoint = Checkpoint::open(&newest(path))?;
         let config = checkpoint.config().clone();

@@ -10,7 +10,6 @@ use march_lm::checkpoint::Checkpoint;
 use march_lm::engine::{CpuOptions, Device, Precision, Products};
 use march_lm::generate::PIECE_TOKENS;
 use march_lm::model::{Batch, Model, Weights};
-use march_lm::tokenizer::Tokenizer;
 
 use super::open;
 use super::policy::PolicyArgs;
@@ -67,8 +66,7 @@ impl InspectPrecision {
         let checkpoint = Checkpoint::open(&folder)?;
         let model = Model::new(checkpoint.config());
         model.check_policy(&self.policy.over(model.policy()))?;
-        let vocabulary = model.config().vocab_size;
-        let tokenizer = Tokenizer::of_checkpoint(&folder, vocabulary, self.tokenizer.as_deref())?;
+        let tokenizer = checkpoint.tokenizer(&folder, self.tokenizer.as_deref())?;
         let mut ids = tokenizer.encode(&open::text(&self.text)?)?;
         ids.truncate(self.tokens);
         if ids.len() < 2 {

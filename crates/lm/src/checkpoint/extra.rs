@@ -4,9 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::names::is_left_out;
-use super::read::TensorFile;
+use super::read::{Stored, TensorFile};
 use super::{CONFIG_FILE, Checkpoint, first_names};
-use crate::disk::header::Entry;
 use crate::error::{Error, Result};
 use crate::model::Dialect;
 use crate::model::mixer::MixerConfig;
@@ -27,7 +26,9 @@ impl Checkpoint {
             let file = &self.files[*place];
             if name == HEAD && self.config.tie_word_embeddings && asked.contains(self.embeddings()) {
                 self.check_tied_head(file, entry)?;
-            } else if is_left_out(name, self.dialect) {
+            } else if is_left_out(name, self.dialect)
+                || self.gguf.as_ref().is_some_and(|own| own.leaves_out(name))
+            {
                 // Nothing of the language model needs it.
             } else if !self.is_known_table(name, file, entry)? {
                 extra.push(name.as_str());
@@ -37,11 +38,10 @@ impl Checkpoint {
             return Ok(());
         }
         let names = first_names(&extra);
+        let described = self.described();
         let what = match extra.len() {
-            1 => format!("tensor {names} is not part of the model that `{CONFIG_FILE}` describes"),
-            count => {
-                format!("{count} tensors are not part of the model that `{CONFIG_FILE}` describes: {names}")
-            }
+            1 => format!("tensor {names} is not part of the model that {described} describes"),
+            count => format!("{count} tensors are not part of the model that {described} describes: {names}"),
         };
         let cause = match &self.config.mixer {
             MixerConfig::March(config)
@@ -50,6 +50,7 @@ impl Checkpoint {
             {
                 "`null_route` is false there: set it to true if the model has a null route, else remove them"
             }
+            _ if self.gguf.is_some() => "without them another result may be computed: it cannot be loaded",
             _ => "without them another result may be computed: correct the configuration, or remove them",
         };
         Err(Error::file(&self.listing, format!("{what}; {cause}")))
@@ -65,7 +66,7 @@ impl Checkpoint {
     }
 
     /// Rejects an output head that differs from the embeddings although they are tied.
-    fn check_tied_head(&self, file: &TensorFile, head: &Entry) -> Result<()> {
+    fn check_tied_head(&self, file: &TensorFile, head: &Stored) -> Result<()> {
         /// How many numbers are compared at a time.
         const BLOCK: usize = 1 << 16;
         let name = self.embeddings();
@@ -95,7 +96,7 @@ impl Checkpoint {
     }
 
     /// Whether a tensor is the table of rotary wavelengths that the configuration implies.
-    fn is_known_table(&self, name: &str, file: &TensorFile, entry: &Entry) -> Result<bool> {
+    fn is_known_table(&self, name: &str, file: &TensorFile, entry: &Stored) -> Result<bool> {
         let Some(config) = self.config.mixer.attention() else { return Ok(false) };
         let turned = config.turned(self.config.hidden_size);
         let is_table = FREQUENCIES.iter().any(|end| name.ends_with(end)) && entry.shape == [turned / 2];

@@ -6,11 +6,14 @@
 //! - `tokenizer.json`, if the model has one
 //! - `checksums.json`: the size and checksum of every other file, if this program wrote the folder
 //!
+//! Or a single GGUF file, which has all of this ([`gguf`]).
+//!
 //! Tensors are read from the memory-mapped file; f32, bf16 and f16 are accepted, f32 is written. A folder is written
 //! next to its destination and then renamed, so that it is there completely or not at all.
 
 mod checksums;
 mod extra;
+mod gguf;
 mod load;
 mod names;
 mod read;
@@ -31,10 +34,11 @@ use crate::model::{Dialect, ModelConfig, ParameterSpec};
 
 use self::checksums::Checksums;
 pub use self::checksums::{CHECKSUMS_FILE, verify_folder};
-use self::names::Source;
-use self::read::TensorFile;
+pub use self::gguf::{ChatTemplate, is_gguf};
+use self::names::{Change, Source};
+use self::read::{Kind, Stored, TensorFile};
 pub use self::write::{NewFolder, save};
-use crate::disk::{Mapped, built_in, header::Entry, is_built_in, is_file_name};
+use crate::disk::{Mapped, built_in, is_built_in, is_file_name};
 
 /// Maximum bytes of tensors per file, unless a single tensor is larger.
 pub const SHARD_BYTES: usize = 5_000_000_000;
@@ -53,9 +57,11 @@ pub struct Checkpoint {
     listing: PathBuf,
     files: Vec<TensorFile>,
     /// For each tensor name, the index in `files` of the file that holds it, and its entry there.
-    tensors: BTreeMap<String, (usize, Entry)>,
+    tensors: BTreeMap<String, (usize, Stored)>,
     /// The recorded checksums of the folder's files, if it has a list.
     checksums: Option<Checksums>,
+    /// What a GGUF file has besides tensors.
+    gguf: Option<gguf::Contents>,
 }
 
 /// The part of `model.safetensors.index.json` that is read.
@@ -82,10 +88,14 @@ impl Checkpoint {
         if is_built_in(folder) {
             return Self::open_built_in(folder);
         }
+        if is_gguf(folder) {
+            return Self::open_gguf(folder);
+        }
         if !folder.is_dir() {
             let wrong = if folder.exists() { "is not a folder" } else { "does not exist" };
-            let message =
-                format!("{wrong}; a checkpoint is a folder with `{CONFIG_FILE}` and `{MODEL_FILE}`");
+            let message = format!(
+                "{wrong}; a checkpoint is a folder with `{CONFIG_FILE}` and `{MODEL_FILE}`, or a GGUF file"
+            );
             return Err(Error::file(folder, message));
         }
         let checksums = Checksums::read(folder)?;
@@ -104,7 +114,7 @@ impl Checkpoint {
             return Err(Error::file(folder, message));
         }
         let (files, tensors) = (Vec::new(), BTreeMap::new());
-        let mut checkpoint = Self { config, dialect, listing, files, tensors, checksums };
+        let mut checkpoint = Self { config, dialect, listing, files, tensors, checksums, gguf: None };
         if whole {
             checkpoint.add(TensorFile::open(&folder.join(MODEL_FILE))?)?;
         } else {
@@ -121,7 +131,7 @@ impl Checkpoint {
         let (config, dialect) = ModelConfig::from_any_json(&text, &path.display().to_string())?;
         let file = Mapped::fixed(&listing, tensors);
         let (files, tensors) = (Vec::new(), BTreeMap::new());
-        let mut checkpoint = Self { config, dialect, listing, files, tensors, checksums: None };
+        let mut checkpoint = Self { config, dialect, listing, files, tensors, checksums: None, gguf: None };
         checkpoint.add(TensorFile::of(file)?)?;
         Ok(checkpoint)
     }
@@ -136,6 +146,7 @@ impl Checkpoint {
             files: vec![],
             tensors: BTreeMap::new(),
             checksums: self.checksums.clone(),
+            gguf: None,
         };
         beside.add(TensorFile::open(&path)?)?;
         Ok(beside)
@@ -173,7 +184,7 @@ impl Checkpoint {
     }
 
     /// Adds an opened tensor file and returns its index in `files`.
-    fn add(&mut self, (file, entries): (TensorFile, Vec<(String, Entry)>)) -> Result<usize> {
+    fn add(&mut self, (file, entries): (TensorFile, Vec<(String, Stored)>)) -> Result<usize> {
         let place = self.files.len();
         self.files.push(file);
         for (name, entry) in entries {
@@ -212,11 +223,16 @@ impl Checkpoint {
         self.refuse_extra(&asked)
     }
 
-    /// Reads one tensor as f32: borrowed from the file if it holds aligned f32, otherwise converted from f32, bf16 or
-    /// f16.
+    /// Reads one tensor as f32: borrowed from the file if it holds aligned f32, otherwise converted.
     pub fn tensor(&self, parameter: &ParameterSpec) -> Result<Cow<'_, [f32]>> {
+        self.rows(parameter, 0..usize::MAX)
+    }
+
+    /// Reads some rows of one tensor as f32: borrowed from the file if it holds aligned f32, otherwise converted from
+    /// f32, bf16, f16 or blocks.
+    pub fn rows(&self, parameter: &ParameterSpec, rows: Range<usize>) -> Result<Cow<'_, [f32]>> {
         let (file, entry, source) = self.find(parameter)?;
-        let mut numbers = match &source.ranges()[..] {
+        let mut numbers = match &source.ranges_of(rows)[..] {
             [range] => file.numbers(&source.name, entry, range.clone())?,
             ranges => {
                 let mut all = Vec::with_capacity(ranges.iter().map(ExactSizeIterator::len).sum());
@@ -226,38 +242,15 @@ impl Checkpoint {
                 Cow::Owned(all)
             }
         };
-        if source.shift != 0.0 {
-            numbers.to_mut().iter_mut().for_each(|number| *number += source.shift);
+        if source.change != Change::NONE {
+            numbers.to_mut().iter_mut().for_each(|number| *number = source.change.apply(*number));
+            if !numbers.iter().all(|number| number.is_finite()) {
+                let message =
+                    format!("tensor `{}` has a number that is not below 0, as all there are", source.name);
+                return Err(Error::damaged(file.path(), message));
+            }
         }
         Ok(numbers)
-    }
-
-    /// A function that reads numbers of a tensor as f32, from an index on, so that the tensor need not be in memory as a
-    /// whole.
-    pub(crate) fn reader(
-        &self,
-        parameter: &ParameterSpec,
-    ) -> Result<impl Fn(usize, &mut [f32]) -> Result<()> + Sync + '_> {
-        let (file, entry, source) = self.find(parameter)?;
-        let ranges = source.ranges();
-        Ok(move |mut at: usize, mut to: &mut [f32]| {
-            for range in &ranges {
-                if at >= range.len() {
-                    at -= range.len();
-                    continue;
-                }
-                let count = to.len().min(range.len() - at);
-                let (now, later) = std::mem::take(&mut to).split_at_mut(count);
-                let first = range.start + at;
-                now.copy_from_slice(&file.numbers(&source.name, entry, first..first + count)?);
-                now.iter_mut().for_each(|number| *number += source.shift);
-                (to, at) = (later, 0);
-                if to.is_empty() {
-                    break;
-                }
-            }
-            Ok(())
-        })
     }
 
     /// The bytes of a tensor in the file, if it holds exactly the parameter's numbers in bf16, in one piece.
@@ -267,7 +260,7 @@ impl Checkpoint {
     ) -> Result<Option<(SharedBytes, Range<usize>)>> {
         let (file, entry, source) = self.find(parameter)?;
         match &source.ranges()[..] {
-            [range] if entry.dtype == Dtype::BF16 && source.shift == 0.0 => {
+            [range] if entry.kind == Kind::Plain(Dtype::BF16) && source.change == Change::NONE => {
                 let start = entry.range.start;
                 Ok(Some((file.shared(), start + 2 * range.start..start + 2 * range.end)))
             }
@@ -275,21 +268,21 @@ impl Checkpoint {
         }
     }
 
-    /// Whether most of the model is stored in bf16.
+    /// Whether most of the model is stored in bf16, or in fewer bits.
     pub fn is_bf16(&self) -> bool {
-        let bytes = |half: bool| -> usize {
-            let of = self.tensors.values().filter(|(_, entry)| (entry.dtype == Dtype::BF16) == half);
-            of.map(|(_, entry)| entry.range.len()).sum()
+        let small = |kind: Kind| matches!(kind, Kind::Plain(Dtype::BF16) | Kind::Blocks(_));
+        let numbers = |half: bool| -> usize {
+            let of = self.tensors.values().filter(|(_, entry)| small(entry.kind) == half);
+            of.map(|(_, entry)| entry.shape.iter().product::<usize>()).sum()
         };
-        bytes(true) > bytes(false)
+        numbers(true) > numbers(false)
     }
 
     /// Reads individual numbers of a tensor, given their indices.
     pub(crate) fn sample(&self, parameter: &ParameterSpec, places: &[usize]) -> Result<Vec<f32>> {
         let (file, entry, source) = self.find(parameter)?;
-        let there: Vec<usize> = places.iter().map(|&place| source.place(place)).collect();
-        let numbers = file.sample(&source.name, entry, &there)?;
-        Ok(numbers.into_iter().map(|number| number + source.shift).collect())
+        let numbers = file.sample(&source.name, entry, &source.places(places))?;
+        Ok(numbers.into_iter().map(|number| source.change.apply(number)).collect())
     }
 
     /// Releases the memory of a tensor that was read. It can be read again.
@@ -301,24 +294,39 @@ impl Checkpoint {
 
     /// Where a parameter is.
     fn source(&self, parameter: &ParameterSpec) -> Source {
-        Source::of(parameter, self.dialect, &self.config)
+        match &self.gguf {
+            None => Source::of(parameter, self.dialect, &self.config),
+            Some(own) => own.source(parameter, &self.config),
+        }
+    }
+
+    /// What describes the model, in messages.
+    fn described(&self) -> String {
+        if self.gguf.is_some() { "its metadata".into() } else { format!("`{CONFIG_FILE}`") }
     }
 
     /// Finds the file and entry of a parameter, and checks the tensor's shape and data type.
-    fn find(&self, parameter: &ParameterSpec) -> Result<(&TensorFile, &Entry, Source)> {
+    fn find(&self, parameter: &ParameterSpec) -> Result<(&TensorFile, &Stored, Source)> {
         let source = self.source(parameter);
         let Some((place, entry)) = self.tensors.get(&source.name) else {
             return Err(self.missing(&[&source.name], 1));
         };
         let file = &self.files[*place];
-        if entry.shape != source.shape {
+        // A GGUF file leaves out dimensions of 1.
+        let plain = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+        let same =
+            entry.shape == source.shape || self.gguf.is_some() && plain(&entry.shape) == plain(&source.shape);
+        if !same {
             let message = format!(
-                "tensor `{}` has shape {:?}, but `{CONFIG_FILE}` requires {:?}",
-                source.name, entry.shape, source.shape
+                "tensor `{}` has shape {:?}, but {} requires {:?}",
+                source.name,
+                entry.shape,
+                self.described(),
+                source.shape
             );
             return Err(Error::file(file.path(), message));
         }
-        file.check_dtype(&source.name, entry)?;
+        file.check_kind(&source.name, entry)?;
         Ok((file, entry, source))
     }
 
@@ -329,7 +337,7 @@ impl Checkpoint {
             1 => format!("tensor {named} is missing"),
             count => format!("{count} of {asked} tensors are missing: {named}"),
         };
-        let remedy = format!("it is incomplete, or of another model than `{CONFIG_FILE}` describes");
+        let remedy = format!("it is incomplete, or of another model than {} describes", self.described());
         Error::file(&self.listing, format!("{what}; {remedy}"))
     }
 }

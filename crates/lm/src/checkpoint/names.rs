@@ -26,19 +26,43 @@ pub(super) struct Source {
     pub shape: Vec<usize>,
     /// The parameter's rows there, in order; `None` for all of them.
     pub rows: Option<Vec<Range<usize>>>,
-    /// What is added to each number.
-    pub shift: f32,
+    /// The parameter's columns there, in order; `None` if they are the tensor's.
+    pub columns: Option<Vec<Range<usize>>>,
+    /// What is done to each number.
+    pub change: Change,
+}
+
+/// What is done to a number of a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Change {
+    Add(f32),
+    LogOfNegative,
+}
+
+impl Change {
+    pub const NONE: Self = Self::Add(0.0);
+
+    pub fn apply(self, number: f32) -> f32 {
+        match self {
+            Self::Add(shift) => number + shift,
+            Self::LogOfNegative => (-number).ln(),
+        }
+    }
 }
 
 impl Source {
     /// Where a parameter is in a checkpoint with this configuration.
     pub fn of(spec: &ParameterSpec, dialect: Dialect, config: &ModelConfig) -> Self {
-        let (name, shape) = (spec.name.clone(), spec.shape.clone());
-        let own = Self { name, shape, rows: None, shift: 0.0 };
         match dialect {
-            Dialect::Own => own,
-            _ => own.translated(dialect, config),
+            Dialect::Own => Self::own(spec),
+            _ => Self::own(spec).translated(dialect, config),
         }
+    }
+
+    /// The tensor that has the parameter's name and shape.
+    pub fn own(spec: &ParameterSpec) -> Self {
+        let (name, shape) = (spec.name.clone(), spec.shape.clone());
+        Self { name, shape, rows: None, columns: None, change: Change::NONE }
     }
 
     fn translated(mut self, dialect: Dialect, config: &ModelConfig) -> Self {
@@ -56,13 +80,10 @@ impl Source {
                 other => (other.to_string(), false),
             };
             self.name = name;
-            self.shift = if centred && is_norm { 1.0 } else { 0.0 };
+            self.change = Change::Add(if centred && is_norm { 1.0 } else { 0.0 });
             return self;
         };
-        let mixer = match &config.mixer {
-            MixerConfig::Hybrid(stack) => layer.parse().ok().and_then(|at: usize| stack.mixers.get(at)),
-            mixer => Some(mixer),
-        };
+        let mixer = mixer_of(config, layer);
         let (name, rows, is_norm) = match own {
             "attn_norm.weight" => ("input_layernorm.weight".to_string(), None, true),
             "mlp_norm.weight" => ("post_attention_layernorm.weight".to_string(), None, true),
@@ -82,7 +103,7 @@ impl Source {
             },
         };
         self.name = format!("{base}layers.{layer}.{name}");
-        self.shift = if centred && is_norm { 1.0 } else { 0.0 };
+        self.change = Change::Add(if centred && is_norm { 1.0 } else { 0.0 });
         if let Some((rows, all)) = rows {
             self.shape[0] = all;
             self.rows = Some(rows);
@@ -92,22 +113,54 @@ impl Source {
 
     /// The parameter's numbers in the tensor, as ranges of their indices.
     pub fn ranges(&self) -> Vec<Range<usize>> {
-        let width: usize = self.shape.iter().skip(1).product();
-        match &self.rows {
-            None => vec![0..self.shape.iter().product()],
-            Some(rows) => rows.iter().map(|rows| rows.start * width..rows.end * width).collect(),
-        }
+        self.ranges_of(0..usize::MAX)
     }
 
-    /// The index in the tensor of one of the parameter's numbers.
-    pub fn place(&self, mut at: usize) -> usize {
-        for range in self.ranges() {
-            if at < range.len() {
-                return range.start + at;
+    /// The numbers of some of the parameter's rows in the tensor, as ranges of their indices.
+    pub fn ranges_of(&self, wanted: Range<usize>) -> Vec<Range<usize>> {
+        let width: usize = self.shape.iter().skip(1).product();
+        let whole = 0..self.shape.first().copied().unwrap_or(1);
+        let mut before = 0;
+        let mut found = Vec::new();
+        for rows in self.rows.as_deref().unwrap_or(std::slice::from_ref(&whole)) {
+            let own = wanted.start.saturating_sub(before).min(rows.len())
+                ..wanted.end.saturating_sub(before).min(rows.len());
+            before += rows.len();
+            let own = rows.start + own.start..rows.start + own.end;
+            match &self.columns {
+                _ if own.is_empty() => {}
+                None => found.push(own.start * width..own.end * width),
+                Some(columns) => found.extend(own.flat_map(|row| {
+                    columns.iter().map(move |columns| row * width + columns.start..row * width + columns.end)
+                })),
             }
-            at -= range.len();
         }
-        usize::MAX
+        found
+    }
+
+    /// The indices in the tensor of some of the parameter's numbers.
+    pub fn places(&self, wanted: &[usize]) -> Vec<usize> {
+        let (ranges, mut before) = (self.ranges(), 0);
+        let starts: Vec<usize> = ranges
+            .iter()
+            .map(|range| {
+                before += range.len();
+                before - range.len()
+            })
+            .collect();
+        let place = |&at: &usize| {
+            let range = starts.partition_point(|start| *start <= at).saturating_sub(1);
+            ranges.get(range).map_or(usize::MAX, |range_of| range_of.start + at - starts[range])
+        };
+        wanted.iter().map(place).collect()
+    }
+}
+
+/// The mixer of a layer, whose number is in the name of a tensor.
+pub(super) fn mixer_of<'a>(config: &'a ModelConfig, layer: &str) -> Option<&'a MixerConfig> {
+    match &config.mixer {
+        MixerConfig::Hybrid(stack) => layer.parse().ok().and_then(|at: usize| stack.mixers.get(at)),
+        mixer => Some(mixer),
     }
 }
 
@@ -115,19 +168,23 @@ impl Source {
 type Rows = Option<(Vec<Range<usize>>, usize)>;
 
 /// The same rows of each of `count` equal parts of a tensor.
-fn of_each(count: usize, part: usize, rows: Range<usize>) -> Rows {
+pub(super) fn of_each(count: usize, part: usize, rows: Range<usize>) -> (Vec<Range<usize>>, usize) {
     let rows = (0..count).map(|n| n * part + rows.start..n * part + rows.end);
-    Some((rows.collect(), count * part))
+    (rows.collect(), count * part)
 }
 
 /// A tensor of attention; `gated` are heads and their width if each query's rows are followed by those of its gate.
 fn attention(own: &str, gated: Option<(usize, usize)>) -> (&str, Rows) {
     match (own, gated) {
-        ("q_proj.weight" | "q_proj.bias", Some((heads, width))) => (own, of_each(heads, 2 * width, 0..width)),
-        ("g_proj.weight", Some((heads, width))) => {
-            ("q_proj.weight", of_each(heads, 2 * width, width..2 * width))
+        ("q_proj.weight" | "q_proj.bias", Some((heads, width))) => {
+            (own, Some(of_each(heads, 2 * width, 0..width)))
         }
-        ("g_proj.bias", Some((heads, width))) => ("q_proj.bias", of_each(heads, 2 * width, width..2 * width)),
+        ("g_proj.weight", Some((heads, width))) => {
+            ("q_proj.weight", Some(of_each(heads, 2 * width, width..2 * width)))
+        }
+        ("g_proj.bias", Some((heads, width))) => {
+            ("q_proj.bias", Some(of_each(heads, 2 * width, width..2 * width)))
+        }
         _ => (own, None),
     }
 }
@@ -144,7 +201,7 @@ fn linear<'a>(own: &'a str, keys: &GatedDeltaNetConfig, dialect: Dialect) -> (&'
     // Rows of q, k, v and z of one key head after the other.
     let by_head = |i: usize| {
         let ends = [0, key, 2 * key, 2 * key + value, 2 * key + 2 * value];
-        of_each(heads, ends[4], ends[i]..ends[i + 1])
+        Some(of_each(heads, ends[4], ends[i]..ends[i + 1]))
     };
     let next = dialect == Dialect::Qwen3Next;
     match own {
@@ -157,8 +214,10 @@ fn linear<'a>(own: &'a str, keys: &GatedDeltaNetConfig, dialect: Dialect) -> (&'
         "k_proj.weight" if next => ("in_proj_qkvz.weight", by_head(1)),
         "v_proj.weight" if next => ("in_proj_qkvz.weight", by_head(2)),
         "g_proj.weight" if next => ("in_proj_qkvz.weight", by_head(3)),
-        "b_proj.weight" if next => ("in_proj_ba.weight", of_each(heads, 2 * sharing, 0..sharing)),
-        "a_proj.weight" if next => ("in_proj_ba.weight", of_each(heads, 2 * sharing, sharing..2 * sharing)),
+        "b_proj.weight" if next => ("in_proj_ba.weight", Some(of_each(heads, 2 * sharing, 0..sharing))),
+        "a_proj.weight" if next => {
+            ("in_proj_ba.weight", Some(of_each(heads, 2 * sharing, sharing..2 * sharing)))
+        }
         "q_proj.weight" => ("in_proj_qkv.weight", in_turn(0)),
         "k_proj.weight" => ("in_proj_qkv.weight", in_turn(1)),
         "v_proj.weight" => ("in_proj_qkv.weight", in_turn(2)),

@@ -1,6 +1,7 @@
-//! One memory-mapped safetensors file.
+//! One memory-mapped file of tensors, safetensors or GGUF.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +11,52 @@ use half::{bf16, f16};
 use march_engine::SharedBytes;
 use safetensors::Dtype;
 
+use super::gguf::blocks::{Blocks, LARGEST};
 use crate::disk::Mapped;
 use crate::disk::header::{Entry, read_header, wrong_dtype};
 use crate::error::{Error, Result};
+
+/// How the numbers of a tensor are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    Plain(Dtype),
+    /// In blocks with common scales.
+    Blocks(Blocks),
+}
+
+impl Kind {
+    /// The least part of a tensor that can be read alone: its numbers and its bytes.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            Self::Plain(dtype) => (1, dtype.bitsize().div_ceil(8)),
+            Self::Blocks(blocks) => blocks.size(),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(dtype) => write!(f, "{dtype}"),
+            Self::Blocks(blocks) => f.write_str(blocks.name()),
+        }
+    }
+}
+
+/// A tensor in a file.
+#[derive(Debug)]
+pub(super) struct Stored {
+    pub shape: Vec<usize>,
+    pub kind: Kind,
+    /// The byte range in the file.
+    pub range: Range<usize>,
+}
+
+impl From<Entry> for Stored {
+    fn from(entry: Entry) -> Self {
+        Self { shape: entry.shape, kind: Kind::Plain(entry.dtype), range: entry.range }
+    }
+}
 
 /// A memory-mapped file of tensors.
 #[derive(Debug)]
@@ -22,12 +66,17 @@ pub(super) struct TensorFile {
 
 impl TensorFile {
     /// Maps a file and reads its header.
-    pub fn open(path: &Path) -> Result<(Self, Vec<(String, Entry)>)> {
+    pub fn open(path: &Path) -> Result<(Self, Vec<(String, Stored)>)> {
         Self::of(Mapped::open(path).map_err(Error::io(path, "open"))?)
     }
 
-    /// Reads the header of a file. The tensors must be contiguous and fill it.
-    pub fn of(mapped: Mapped) -> Result<(Self, Vec<(String, Entry)>)> {
+    /// A file whose header was read.
+    pub fn new(mapped: Arc<Mapped>) -> Self {
+        Self { mapped }
+    }
+
+    /// Reads the header of a safetensors file. The tensors must be contiguous and fill it.
+    pub fn of(mapped: Mapped) -> Result<(Self, Vec<(String, Stored)>)> {
         let (path, bytes) = (mapped.path(), mapped.bytes());
         let header = read_header(bytes).map_err(|message| Error::damaged(path, message))?;
         if header.end < bytes.len() {
@@ -38,7 +87,8 @@ impl TensorFile {
             );
             return Err(Error::damaged(path, message));
         }
-        Ok((Self { mapped: Arc::new(mapped) }, header.tensors))
+        let tensors = header.tensors.into_iter().map(|(name, entry)| (name, entry.into()));
+        Ok((Self::new(Arc::new(mapped)), tensors.collect()))
     }
 
     /// The contents of the file.
@@ -57,9 +107,9 @@ impl TensorFile {
     }
 
     /// Rejects a tensor with an unsupported data type.
-    pub fn check_dtype(&self, name: &str, entry: &Entry) -> Result<()> {
-        match entry.dtype {
-            Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(()),
+    pub fn check_kind(&self, name: &str, entry: &Stored) -> Result<()> {
+        match entry.kind {
+            Kind::Plain(Dtype::F32 | Dtype::BF16 | Dtype::F16) | Kind::Blocks(_) => Ok(()),
             other => Err(Error::file(self.path(), wrong_dtype(name, &other.to_string()))),
         }
     }
@@ -70,16 +120,25 @@ impl TensorFile {
     }
 
     /// A range of the numbers of one tensor in the file.
-    pub fn numbers(&self, name: &str, entry: &Entry, numbers: Range<usize>) -> Result<Cow<'_, [f32]>> {
-        self.check_dtype(name, entry)?;
-        let width = if entry.dtype == Dtype::F32 { 4 } else { 2 };
-        let range = entry.range.start + width * numbers.start..entry.range.start + width * numbers.end;
+    pub fn numbers(&self, name: &str, entry: &Stored, numbers: Range<usize>) -> Result<Cow<'_, [f32]>> {
+        self.check_kind(name, entry)?;
+        let (count, width) = entry.kind.block();
+        let first = numbers.start / count;
+        let range = entry.range.start + width * first
+            ..entry.range.start + width * numbers.end.div_ceil(count).max(first);
         self.mapped.prepare(range.clone());
         let bytes = &self.mapped.bytes()[range.clone()];
-        Ok(match entry.dtype {
-            Dtype::BF16 => Cow::Owned(widen(bytes, bf16::from_le_bytes)),
-            Dtype::F16 => Cow::Owned(widen(bytes, f16::from_le_bytes)),
-            _ => match self.mapped.f32s(range) {
+        Ok(match entry.kind {
+            Kind::Blocks(blocks) => {
+                let mut decoded = vec![0.0; bytes.len() / width * count];
+                blocks.decode(bytes, &mut decoded);
+                decoded.truncate(numbers.end - first * count);
+                decoded.drain(..numbers.start - first * count);
+                Cow::Owned(decoded)
+            }
+            Kind::Plain(Dtype::BF16) => Cow::Owned(widen(bytes, bf16::from_le_bytes)),
+            Kind::Plain(Dtype::F16) => Cow::Owned(widen(bytes, f16::from_le_bytes)),
+            Kind::Plain(_) => match self.mapped.f32s(range) {
                 Some(numbers) => Cow::Borrowed(numbers),
                 None => {
                     Cow::Owned(bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect())
@@ -89,22 +148,32 @@ impl TensorFile {
     }
 
     /// Individual numbers of one tensor in the file, given their indices, which must be in range.
-    pub fn sample(&self, name: &str, entry: &Entry, places: &[usize]) -> Result<Vec<f32>> {
-        self.check_dtype(name, entry)?;
+    pub fn sample(&self, name: &str, entry: &Stored, places: &[usize]) -> Result<Vec<f32>> {
+        self.check_kind(name, entry)?;
         let bytes = &self.mapped.bytes()[entry.range.clone()];
         let two = |place: usize| [bytes[2 * place], bytes[2 * place + 1]];
+        let mut decoded = [0.0; LARGEST];
+        let mut last = usize::MAX;
         Ok(places
             .iter()
-            .map(|&place| match entry.dtype {
-                Dtype::BF16 => bf16::from_le_bytes(two(place)).to_f32(),
-                Dtype::F16 => f16::from_le_bytes(two(place)).to_f32(),
-                _ => f32::from_le_bytes(std::array::from_fn(|i| bytes[4 * place + i])),
+            .map(|&place| match entry.kind {
+                Kind::Blocks(blocks) => {
+                    let (count, width) = blocks.size();
+                    if place / count != last {
+                        last = place / count;
+                        blocks.decode(&bytes[last * width..][..width], &mut decoded[..count]);
+                    }
+                    decoded[place % count]
+                }
+                Kind::Plain(Dtype::BF16) => bf16::from_le_bytes(two(place)).to_f32(),
+                Kind::Plain(Dtype::F16) => f16::from_le_bytes(two(place)).to_f32(),
+                Kind::Plain(_) => f32::from_le_bytes(std::array::from_fn(|i| bytes[4 * place + i])),
             })
             .collect())
     }
 
     /// Releases the memory of one tensor in the file.
-    pub fn release(&self, entry: &Entry) {
+    pub fn release(&self, entry: &Stored) {
         self.mapped.release(entry.range.clone());
     }
 }

@@ -15,8 +15,7 @@ use safetensors::Dtype;
 
 use super::Checkpoint;
 use super::checksums::{BLOCK, file_checksum};
-use super::read::TensorFile;
-use crate::disk::header::Entry;
+use super::read::{Kind, Stored, TensorFile};
 use crate::error::{Error, Result};
 use crate::model::ParameterSpec;
 
@@ -85,7 +84,7 @@ impl Checkpoint {
     fn check_files(&self, copied: Option<&CopyProgress>) -> Result<()> {
         let mut done = 0;
         for (place, file) in self.files.iter().enumerate() {
-            let mut tensors: Vec<(&str, &Entry)> = self
+            let mut tensors: Vec<(&str, &Stored)> = self
                 .tensors
                 .iter()
                 .filter(|(_, (found, _))| *found == place)
@@ -150,8 +149,8 @@ fn keep_pace(copied: &CopyProgress, done: usize) {
 }
 
 /// Whether the numbers of a tensor that begin in the given part of its file are finite.
-fn is_finite(file: &TensorFile, entry: &Entry, start: usize, end: usize) -> bool {
-    let width = if entry.dtype == Dtype::F32 { 4 } else { 2 };
+fn is_finite(file: &TensorFile, entry: &Stored, start: usize, end: usize) -> bool {
+    let (_, width) = entry.kind.block();
     let at = |place: usize| {
         let inside = place.clamp(entry.range.start, entry.range.end) - entry.range.start;
         entry.range.start + inside.next_multiple_of(width)
@@ -159,14 +158,15 @@ fn is_finite(file: &TensorFile, entry: &Entry, start: usize, end: usize) -> bool
     let numbers = &file.bytes()[at(start)..at(end).min(entry.range.end)];
     // A number is not finite if all bits of its exponent are set. There is no early exit, so that the loop is
     // vectorised.
-    match entry.dtype {
-        Dtype::F32 => {
+    match entry.kind {
+        Kind::Blocks(blocks) => blocks.are_finite(numbers),
+        Kind::Plain(Dtype::F32) => {
             const EXPONENT: u32 = 0x7F80_0000;
             let any = |any, &number: &[u8; 4]| any | (u32::from_le_bytes(number) & EXPONENT == EXPONENT);
             !numbers.as_chunks().0.iter().fold(false, any)
         }
-        Dtype::BF16 | Dtype::F16 => {
-            let exponent: u16 = if entry.dtype == Dtype::F16 { 0x7C00 } else { 0x7F80 };
+        Kind::Plain(dtype @ (Dtype::BF16 | Dtype::F16)) => {
+            let exponent: u16 = if dtype == Dtype::F16 { 0x7C00 } else { 0x7F80 };
             let any = |any, &number: &[u8; 2]| any | (u16::from_le_bytes(number) & exponent == exponent);
             !numbers.as_chunks().0.iter().fold(false, any)
         }

@@ -22,7 +22,7 @@ pub(super) fn write(path: &Path, contents: &[u8]) -> Result<()> {
 
 /// Verifies a file's contents against the checksum next to it, if there is one. The file name in it is ignored, because
 /// both files may have been renamed.
-pub(super) fn compare(path: &Path, contents: &[u8]) -> Result<()> {
+pub(crate) fn compare(path: &Path, contents: &[u8]) -> Result<()> {
     let beside = beside(path);
     let Some(bytes) = disk::read_if_present(&beside)? else { return Ok(()) };
     let text = String::from_utf8(bytes).unwrap_or_default();
@@ -37,7 +37,7 @@ pub(super) fn compare(path: &Path, contents: &[u8]) -> Result<()> {
     if !sum.eq_ignore_ascii_case(&sha256(contents)) {
         let message = format!(
             "does not have the checksum in `{}`; restore it from a copy, or delete that file if you \
-             changed the tokenizer on purpose",
+             changed it on purpose",
             beside.display()
         );
         return Err(Error::damaged(path, message));
