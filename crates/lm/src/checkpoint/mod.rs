@@ -233,6 +233,7 @@ impl Checkpoint {
     pub fn rows(&self, parameter: &ParameterSpec, rows: Range<usize>) -> Result<Cow<'_, [f32]>> {
         let (file, entry, source) = self.find(parameter)?;
         let mut numbers = match &source.ranges_of(rows)[..] {
+            [] => file.numbers(&source.name, entry, 0..0)?,
             [range] => file.numbers(&source.name, entry, range.clone())?,
             ranges => {
                 let mut all = Vec::with_capacity(ranges.iter().map(ExactSizeIterator::len).sum());
