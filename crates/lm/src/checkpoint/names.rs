@@ -94,7 +94,7 @@ impl Source {
     pub fn ranges(&self) -> Vec<Range<usize>> {
         let width: usize = self.shape.iter().skip(1).product();
         match &self.rows {
-            None => vec![0..self.shape.iter().product()],
+            None => one(0..self.shape.iter().product()),
             Some(rows) => rows.iter().map(|rows| rows.start * width..rows.end * width).collect(),
         }
     }
@@ -113,6 +113,11 @@ impl Source {
 
 /// Rows of a tensor, and how many it has in all.
 type Rows = Option<(Vec<Range<usize>>, usize)>;
+
+/// A list of one range.
+fn one(range: Range<usize>) -> Vec<Range<usize>> {
+    std::iter::once(range).collect()
+}
 
 /// The same rows of each of `count` equal parts of a tensor.
 fn of_each(count: usize, part: usize, rows: Range<usize>) -> Rows {
@@ -139,7 +144,7 @@ fn linear<'a>(own: &'a str, keys: &GatedDeltaNetConfig, dialect: Dialect) -> (&'
     // Rows of q, k and v of all heads, one after the other.
     let in_turn = |i: usize| {
         let ends = [0, heads * key, 2 * heads * key, 2 * heads * key + heads * value];
-        Some((vec![ends[i]..ends[i + 1]], ends[3]))
+        Some((one(ends[i]..ends[i + 1]), ends[3]))
     };
     // Rows of q, k, v and z of one key head after the other.
     let by_head = |i: usize| {
