@@ -21,7 +21,7 @@ use march_engine::ops::log_linear::{LogLinear, LogLinearBackward, LogLinearForwa
 use march_engine::ops::rms_norm::{RmsNorm, RmsNormBackward};
 use march_engine::ops::short_conv::{ShortConv, ShortConvBackward};
 use march_engine::ops::swiglu::{SwiGlu, SwiGluBackward};
-use march_engine::{Cpu, CpuOptions, Data, Device, Machine, Op, Products, Tensor};
+use march_engine::{Cpu, CpuOptions, Data, Device, Machine, Op, Precision, Products, Tensor};
 
 /// Counts bytes in use and their peak, so that memory is measured and not guessed.
 struct Counting;
@@ -86,6 +86,7 @@ fn main() {
     println!("{:<44} {:>10} {:>12} {:>9}", "operation", "ms", "rate", "share");
     let mut bench = Bench { device, machine, only, quick, json, results: Vec::new(), seed: 1 };
     bench.linear();
+    bench.weights();
     bench.gated_delta();
     bench.log_linear();
     bench.anchor_read();
@@ -174,6 +175,24 @@ impl Bench {
         let share = rate / self.machine.copy_gbs;
         println!("{name:<44} {ms:>10.3} {rate:>7.1} GB/s {:>7.1} %", share * 100.0);
         self.results.push(serde_json::json!({ "name": name, "ms": ms, "gbs": rate, "share_of_copy": share }));
+    }
+
+    /// A line with the share of the read bandwidth.
+    fn reads(&mut self, name: &str, ms: f64, bytes: f64) {
+        let rate = bytes / ms / 1e6;
+        let share = rate / self.machine.read_gbs;
+        println!("{name:<44} {ms:>10.3} {rate:>7.1} GB/s {:>7.1} %", share * 100.0);
+        self.results.push(serde_json::json!({ "name": name, "ms": ms, "gbs": rate, "share_of_read": share }));
+    }
+
+    /// A line with the share of the peak of products of integers.
+    fn integers(&mut self, name: &str, ms: f64, operations: f64, peak: f64) {
+        let rate = operations / ms / 1e6;
+        println!("{name:<44} {ms:>10.3} {rate:>7.1} GO/s {:>7.1} %", rate / peak * 100.0);
+        let share = rate / peak;
+        self.results.push(
+            serde_json::json!({ "name": name, "ms": ms, "gops": rate, "share_of_integer_peak": share }),
+        );
     }
 
     /// A line with a plain ratio or size.
@@ -299,6 +318,47 @@ impl Bench {
         self.flops("  batch-invariant (inference)", ms, flops);
     }
 
+    /// Products with weights in all precisions: few rows read the weight from memory, many rows compute.
+    fn weights(&mut self) {
+        let cpu = cpu_of(&self.device);
+        let (path, peak) = (cpu.path(), cpu.path().peak_gops(cpu).unwrap_or(f64::NAN));
+        let integers = [Precision::Q8, Precision::Q4];
+        for (inner, outer, many) in [(1024, 131_072, false), (1024, 3584, true), (3584, 1024, true)] {
+            let rows: &[usize] = if many { &[512] } else { &[1, 8] };
+            let name = |rows: usize, precision| format!("linear {rows}x{inner}x{outer} in {precision}");
+            if !rows.iter().any(|&rows| Precision::ALL.iter().any(|&p| self.wants(&name(rows, p)))) {
+                continue;
+            }
+            let products = Products::BatchInvariant;
+            let threads = cpu_of(&self.device).threads();
+            let device = Device::cpu(CpuOptions { threads, products, ..Default::default() });
+            let device = device.expect("the machine's threads");
+            let numbers = self.random(&[outer, inner], 0.05).to_f32();
+            for precision in Precision::ALL {
+                let read = |r: usize, row: &mut [f32]| row.copy_from_slice(&numbers[r * inner..][..inner]);
+                let weight = Tensor::pack_rows([outer, inner], precision, &device, &read);
+                let weight = weight.expect("finite numbers");
+                for &rows in rows {
+                    let name = name(rows, precision);
+                    if !self.wants(&name) {
+                        continue;
+                    }
+                    let x = Tensor::new(self.random(&[rows, inner], 1.0).data().clone(), &device);
+                    let ms = self.time(|| x.linear(&weight));
+                    let operations = 2.0 * (rows * inner * outer) as f64;
+                    if many && integers.contains(&precision) {
+                        self.integers(&name, ms, operations, peak);
+                    } else if many {
+                        self.flops(&name, ms, operations);
+                    } else {
+                        self.reads(&name, ms, weight.bytes() as f64);
+                    }
+                }
+            }
+        }
+        self.note(&format!("  integer peak ({})", path.name()), peak, "GOP/s");
+    }
+
     fn log_linear(&mut self) {
         let (t, heads, d, levels) = (4096, 4, 64, 13);
         let name = format!("log_linear_delta forward+backward d={d}");
@@ -409,7 +469,7 @@ impl Bench {
         };
         let both = |input: &Attention<Tensor>, dout: &Tensor| {
             let (_, kept) = forward(input, true);
-            run(AttentionBackward { input: input.clone(), heads, kept, gradient: dout.clone() })
+            run(AttentionBackward { input: input.clone(), options: heads.into(), kept, gradient: dout.clone() })
         };
         let t = 4096;
         let (input, dout) = inputs(self, t);

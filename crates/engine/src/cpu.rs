@@ -34,6 +34,9 @@ pub struct CpuOptions {
     pub portable: bool,
     /// How products with weight matrices are computed.
     pub products: Products,
+    /// Instruction set of kernels; by default that of the environment variable `MARCH_SIMD`, `avx2` or `avx512`, or else
+    /// the best that the processor has. Products with weights have other roundings with another one.
+    pub level: Option<Level>,
     /// Instruction set of products of integers, with weights in `q8` and `q4`; the fastest by default. The results do
     /// not depend on it.
     pub integers: Option<Path>,
@@ -106,6 +109,22 @@ impl std::fmt::Debug for Cpu {
     }
 }
 
+/// The environment variable that chooses the instruction set.
+const SIMD: &str = "MARCH_SIMD";
+
+/// The instruction set that the environment variable names.
+fn forced(value: Option<&str>) -> Result<Option<Level>> {
+    match value {
+        None | Some("") => Ok(None),
+        Some("avx2") => Ok(Some(Level::Avx2)),
+        Some("avx512") => Ok(Some(Level::Avx512)),
+        Some(other) => Err(Error::Value {
+            operation: "Device::cpu",
+            message: format!("the environment variable {SIMD} is `{other}`; it must be `avx2` or `avx512`"),
+        }),
+    }
+}
+
 impl Cpu {
     fn new(options: CpuOptions) -> Result<Self> {
         let available = std::thread::available_parallelism().map_or(1, usize::from);
@@ -114,12 +133,23 @@ impl Cpu {
             operation: "Device::cpu",
             message: format!("{threads} threads could not be started: {e}"),
         })?;
-        let level = if options.portable { Level::portable() } else { Level::detect() };
+        let forced = forced(std::env::var(SIMD).ok().as_deref())?;
+        let level = match options.level.or(forced) {
+            _ if options.portable => Level::portable(),
+            Some(level) => Some(level),
+            None => Level::detect(),
+        };
         let level = level.ok_or_else(|| Error::Value {
             operation: "Device::cpu",
             message: "kernels for processors without AVX2 are not part of this build; build it with `--features portable`"
                 .into(),
         })?;
+        if !level.present() {
+            return Err(Error::Value {
+                operation: "Device::cpu",
+                message: format!("this processor has no {level:?}, which was asked for"),
+            });
+        }
         let path = match options.integers {
             Some(path) if !path.present() => {
                 return Err(Error::Value {
@@ -129,6 +159,11 @@ impl Cpu {
             }
             Some(path) => path,
             None if options.portable => Path::Portable,
+            // 256-bit vectors, with or without VNNI.
+            None if level == Level::Avx2 => {
+                let narrow = [Path::Vnni256, Path::Avx2].into_iter().find(|path| path.present());
+                narrow.unwrap_or(Path::Portable)
+            }
             None => Path::detect(),
         };
         let table = cpu_table::table();

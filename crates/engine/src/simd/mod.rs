@@ -1,12 +1,14 @@
 //! SIMD abstraction with eight f32 lanes; the instruction set is selected at run time. On x86-64 it is AVX2 with FMA;
 //! the feature `portable` adds SSE2 for older processors, which doubles the time to compile this crate. Elsewhere it is
-//! plain arrays, which the compiler can vectorise, for example to NEON.
+//! plain arrays, which the compiler can vectorise, for example to NEON. Products with weights also know AVX-512
+//! ([`Lanes`]), and products of integers have vectors of their own ([`wide`]).
 //!
 //! A kernel is written once, generic over [`Simd`], and marked `#[inline(always)]`; [`Level::run`] calls it through
 //! a function that is compiled for the detected features. Threading is done outside of kernels.
 
 mod avx2;
 mod gemm;
+mod lanes;
 mod math;
 mod panels;
 mod part;
@@ -18,6 +20,7 @@ mod sse2;
 pub(crate) mod wide;
 
 pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, put, transpose};
+pub(crate) use lanes::{Lanes, LanesKernel};
 pub(crate) use math::{exp, sigmoid, softplus};
 pub(crate) use panels::{add_rows, pack, padded, transpose_panels, unpack};
 pub(crate) use part::{load_or_part, silu, silu_and_slope, store_or_part};
@@ -35,6 +38,8 @@ pub(crate) const LANES: usize = 8;
 /// Instruction sets that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
+    /// 512-bit vectors for products with weights in f32 and bf16; otherwise as [`Level::Avx2`].
+    Avx512,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
     /// Any processor: SSE2 on x86-64, plain arrays elsewhere.
@@ -46,11 +51,27 @@ impl Level {
     /// Best level that this processor supports; `None` if it has no AVX2 and this crate was built without the feature
     /// `portable`.
     pub fn detect() -> Option<Self> {
+        let known = [Self::Avx512, Self::Avx2].into_iter().find(|level| level.present());
+        known.or_else(Self::portable)
+    }
+
+    /// Whether this processor has the instructions, and the system lets programs use them.
+    pub fn present(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            return Some(Self::Avx2);
+        {
+            use std::arch::is_x86_feature_detected as has;
+            let avx2 = has!("avx2") && has!("fma");
+            match self {
+                Self::Avx512 => avx2 && has!("avx512f"),
+                Self::Avx2 => avx2,
+                #[cfg(feature = "portable")]
+                Self::Portable => true,
+            }
         }
-        Self::portable()
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Portable
+        }
     }
 
     /// The level for any processor; `None` on x86-64 without the feature `portable`.
@@ -67,12 +88,24 @@ impl Level {
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Cpu` only holds `Avx2` after `detect` has confirmed AVX2 and FMA.
-            Self::Avx2 => unsafe { avx2::run(kernel) },
+            // SAFETY: `Cpu` only holds a level that is present.
+            Self::Avx512 | Self::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 => BASE.call(kernel),
+            Self::Avx512 | Self::Avx2 => BASE.call(kernel),
             #[cfg(any(not(target_arch = "x86_64"), feature = "portable"))]
             Self::Portable => BASE.call(kernel),
+        }
+    }
+
+    /// Runs a kernel with the widest vectors of this level.
+    #[inline]
+    #[allow(unsafe_code)]
+    pub(crate) fn run_lanes<K: LanesKernel>(self, kernel: K) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Cpu` only holds a level that is present.
+            Self::Avx512 => unsafe { lanes::run(kernel) },
+            level => level.run(lanes::Eight(kernel)),
         }
     }
 }

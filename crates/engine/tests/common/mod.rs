@@ -116,7 +116,15 @@ pub fn invariant(threads: usize) -> Device {
 
 /// The CPU in all its settings.
 pub fn cpus() -> Vec<Device> {
-    [cpu(1), cpu(2), invariant(2)].into_iter().chain(portable(1)).chain(portable(2)).collect()
+    let all = [cpu(1), cpu(2), invariant(2)].into_iter().chain(narrow(2));
+    all.chain(portable(1)).chain(portable(2)).collect()
+}
+
+/// The CPU for inference with 256-bit vectors, if the default has wider ones.
+pub fn narrow(threads: usize) -> Option<Device> {
+    let (products, level) = (Products::BatchInvariant, Some(Level::Avx2));
+    let wider = Level::detect() == Some(Level::Avx512);
+    wider.then(|| Device::cpu(CpuOptions { threads, products, level, ..Default::default() }).unwrap())
 }
 
 /// The CPU with its portable kernels, if they are part of this build.

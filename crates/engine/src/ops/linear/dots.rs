@@ -6,6 +6,8 @@
 //! ```text
 //! lane i of eight sums x_l w_l over l = i, i + 8, …;   then the lanes;   then the remaining l;   then · scale
 //! ```
+//! With AVX-512 there are sixteen lanes, except for int8, so that results differ between instruction sets.
+//!
 //! W is read from memory once, and what is multiplied together must come from a near cache:
 //!
 //! - Few rows: four rows of x at a time stay in the L1 cache while W streams past them, widened in registers. With
@@ -19,8 +21,8 @@ use std::ops::Range;
 use super::Sizes;
 use super::source::{Bf16, F32, Int8, Source};
 use crate::cpu::{Carve, Shared};
-use crate::ops::pack::{BLOCK, RawWeight};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::ops::pack::RawWeight;
+use crate::simd::{Kernel, Lanes, LanesKernel, Simd};
 
 /// Number of rows of W processed together.
 pub(super) const COLUMNS: usize = 8;
@@ -51,9 +53,14 @@ pub(super) struct Dots<'a> {
     pub scratch: &'a mut [f32],
 }
 
-/// Number of rows of x that fit in the L2 cache while W is streamed; a multiple of 3.
+/// A multiple of the rows of x in every tile.
+const MULTIPLE: usize = 6;
+/// Lanes of the widest vectors.
+const WIDEST: usize = 16;
+
+/// Number of rows of x that fit in the L2 cache while W is streamed.
 fn block_rows(inner: usize) -> usize {
-    (64 * 1024 / inner.max(1)).clamp(3, 512) / 3 * 3
+    (64 * 1024 / inner.max(1)).clamp(MULTIPLE, 512) / MULTIPLE * MULTIPLE
 }
 
 /// Number of rows of W in a group, for elements of which a cache line holds `line`.
@@ -65,38 +72,54 @@ impl Dots<'_> {
     pub(super) fn scratch(sizes: Sizes) -> usize {
         if sizes.rows <= FEW {
             // Bytes per element are at least one, so a group has at most this many rows of W.
-            let sums = group_columns(sizes.inner, 64) * PASS * LANES;
+            let sums = group_columns(sizes.inner, 64) * PASS * WIDEST;
             return if sizes.inner <= PIECE { 0 } else { sums };
         }
-        let block = block_rows(sizes.inner).min(sizes.rows.next_multiple_of(3));
-        COLUMNS * PANEL + block * COLUMNS * LANES
+        let block = block_rows(sizes.inner).min(sizes.rows.next_multiple_of(MULTIPLE));
+        COLUMNS * PANEL + block * COLUMNS * WIDEST
     }
 }
 
-impl Kernel for Dots<'_> {
-    type Output = ();
+/// Products with weights in f32 and bf16.
+impl LanesKernel for Dots<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Self { sizes, x, weight, y, columns, scratch } = self;
-        let Sizes { rows, inner, outer } = sizes;
+    fn run<S: Lanes>(self, s: S) {
+        let Sizes { rows, inner, outer } = self.sizes;
         // The unchecked reads below rely on this.
-        assert!(x.len() == rows * inner && columns.end <= outer);
-        let call = Call { sizes, x, y, columns };
-        match weight {
+        assert!(self.x.len() == rows * inner && self.columns.end <= outer);
+        let call = Call { sizes: self.sizes, x: self.x, y: self.y, columns: self.columns };
+        match self.weight {
             RawWeight::F32(w) => {
                 assert!(w.len() == outer * inner);
-                call.run(s, F32(w), scratch);
+                call.run(s, F32(w), self.scratch);
             }
             RawWeight::Bf16(w) => {
                 assert!(w.len() == outer * inner);
-                call.run(s, Bf16(w), scratch);
+                call.run(s, Bf16(w), self.scratch);
             }
-            RawWeight::Int8 { codes, scales } => {
-                assert!(codes.len() == outer * inner && scales.len() == outer);
-                call.run(s, Int8 { codes, scales }, scratch);
+            RawWeight::Int8 { .. } | RawWeight::Blocks(_) => {
+                unreachable!("such products are computed elsewhere")
             }
-            RawWeight::Blocks(_) => unreachable!("products in integers are computed elsewhere"),
         }
+    }
+}
+
+/// Products with weights in int8, whose codes are in an order for eight lanes.
+pub(super) struct Int8Dots<'a>(pub Dots<'a>);
+
+impl Kernel for Int8Dots<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Dots { sizes, x, weight, y, columns, scratch } = self.0;
+        let Sizes { rows, inner, outer } = sizes;
+        let RawWeight::Int8 { codes, scales } = weight else {
+            unreachable!("such products are computed elsewhere")
+        };
+        // The unchecked reads below rely on this.
+        assert!(x.len() == rows * inner && columns.end <= outer);
+        assert!(codes.len() == outer * inner && scales.len() == outer);
+        Call { sizes, x, y, columns }.run(s, Int8 { codes, scales }, scratch);
     }
 }
 
@@ -109,7 +132,7 @@ struct Call<'a> {
 
 impl Call<'_> {
     #[inline(always)]
-    fn run<S: Simd, W: Source>(self, s: S, w: W, scratch: &mut [f32]) {
+    fn run<S: Lanes, W: Source<S>>(self, s: S, w: W, scratch: &mut [f32]) {
         match self.sizes.rows {
             rows @ 0..=PASS if rows * self.sizes.inner <= PASS * PIECE => {
                 self.pass(s, w, 0, self.columns.clone(), 0..self.sizes.inner, Prefetch::InOrder, &mut []);
@@ -127,7 +150,7 @@ impl Call<'_> {
     ///   memory and multiplying overlap. Long rows are processed in pieces, so that those of x stay in the L1 cache;
     ///   `sums` holds the partial sums between pieces.
     #[inline(always)]
-    fn passes<S: Simd, W: Source>(&self, s: S, w: W, sums: &mut [f32]) {
+    fn passes<S: Lanes, W: Source<S>>(&self, s: S, w: W, sums: &mut [f32]) {
         let Sizes { rows, inner, .. } = self.sizes;
         let passes = rows.div_ceil(PASS);
         let near = rows * inner <= NEAR;
@@ -156,7 +179,7 @@ impl Call<'_> {
 
     /// Multiplies a piece of the rows of x from `r` on, four rows at most, by each row of W in `columns`.
     #[inline(always)]
-    fn pass<S: Simd, W: Source>(
+    fn pass<S: Lanes, W: Source<S>>(
         &self,
         s: S,
         w: W,
@@ -170,16 +193,18 @@ impl Call<'_> {
             0 => {}
             1 => self.stream::<S, W, 1, 4>(s, w, r, columns, piece, ahead, sums),
             2 => self.stream::<S, W, 2, 4>(s, w, r, columns, piece, ahead, sums),
-            3 if W::BY_EIGHT => self.stream::<S, W, 3, 3>(s, w, r, columns, piece, ahead, sums),
+            3 if S::LANES == WIDEST => self.stream::<S, W, 3, 4>(s, w, r, columns, piece, ahead, sums),
+            3 if W::ALONE => self.stream::<S, W, 3, 3>(s, w, r, columns, piece, ahead, sums),
             3 => self.stream::<S, W, 3, 2>(s, w, r, columns, piece, ahead, sums),
-            _ if W::BY_EIGHT => self.stream::<S, W, PASS, 3>(s, w, r, columns, piece, ahead, sums),
+            _ if S::LANES == WIDEST => self.stream::<S, W, PASS, 4>(s, w, r, columns, piece, ahead, sums),
+            _ if W::ALONE => self.stream::<S, W, PASS, 3>(s, w, r, columns, piece, ahead, sums),
             _ => self.stream::<S, W, PASS, 2>(s, w, r, columns, piece, ahead, sums),
         }
     }
 
     /// Multiplies a piece of M rows of x by each row of W in `columns` as it is read.
     #[inline(always)]
-    fn stream<S: Simd, W: Source, const M: usize, const N: usize>(
+    fn stream<S: Lanes, W: Source<S>, const M: usize, const N: usize>(
         &self,
         s: S,
         w: W,
@@ -191,23 +216,23 @@ impl Call<'_> {
     ) {
         let (mut c, mut sums) = (columns.start, sums);
         while c + N <= columns.end {
-            let (tile, rest) = sums.split_at_mut(sums.len().min(M * N * LANES));
+            let (tile, rest) = sums.split_at_mut(sums.len().min(M * N * S::LANES));
             self.stream_tile::<S, W, M, N>(s, w, r, c, piece.clone(), ahead, tile);
             (c, sums) = (c + N, rest);
         }
         if N == 3 && c + 2 == columns.end {
-            let (tile, _) = sums.split_at_mut(sums.len().min(M * 2 * LANES));
+            let (tile, _) = sums.split_at_mut(sums.len().min(M * 2 * S::LANES));
             return self.stream_tile::<S, W, M, 2>(s, w, r, c, piece, ahead, tile);
         }
         while c < columns.end {
-            let (tile, rest) = sums.split_at_mut(sums.len().min(M * LANES));
+            let (tile, rest) = sums.split_at_mut(sums.len().min(M * S::LANES));
             self.stream_tile::<S, W, M, 1>(s, w, r, c, piece.clone(), ahead, tile);
             (c, sums) = (c + 1, rest);
         }
     }
 
     #[inline(always)]
-    fn stream_tile<S: Simd, W: Source, const M: usize, const N: usize>(
+    fn stream_tile<S: Lanes, W: Source<S>, const M: usize, const N: usize>(
         &self,
         s: S,
         w: W,
@@ -229,43 +254,43 @@ impl Call<'_> {
         if piece.start > 0 {
             for i in 0..M {
                 for j in 0..N {
-                    acc[i][j] = s.load(&sums[(i * N + j) * LANES..]);
+                    acc[i][j] = s.load(&sums[(i * N + j) * S::LANES..]);
                 }
             }
         }
-        let whole = piece.end / LANES * LANES;
+        let whole = piece.end / S::LANES * S::LANES;
         let (mut l, mut wait) = (piece.start, 0);
         let mut next = match ahead {
             Prefetch::Nothing => 0,
             Prefetch::InOrder => at[0] + N * inner + AHEAD * W::LINE,
             Prefetch::NextGroup { distance, .. } => distance + l,
         };
-        while l + BLOCK <= whole {
+        while l + 4 * S::LANES <= whole {
             match ahead {
                 Prefetch::Nothing => {}
                 Prefetch::InOrder => {
-                    for line in (0..N * BLOCK).step_by(W::LINE) {
+                    for line in (0..N * 4 * S::LANES).step_by(W::LINE) {
                         w.prefetch(s, next + line);
                     }
-                    next += N * BLOCK;
+                    next += N * 4 * S::LANES;
                 }
                 Prefetch::NextGroup { every, .. } => {
                     if wait == 0 {
                         for j in 0..N {
-                            for line in (0..BLOCK).step_by(W::LINE) {
+                            for line in (0..4 * S::LANES).step_by(W::LINE) {
                                 w.prefetch(s, at[j] + next + line);
                             }
                         }
-                        next += BLOCK;
+                        next += 4 * S::LANES;
                         wait = every;
                     }
                     wait -= 1;
                 }
             }
-            // SAFETY: l + 32 ≤ inner, and rows c + j are within W, as checked by `run`.
+            // SAFETY: l plus four vectors ≤ inner, and rows c + j are within W, as checked by `run`.
             unsafe {
-                if W::BY_EIGHT && M > 2 {
-                    for v in (l..l + BLOCK).step_by(LANES) {
+                if W::ALONE && M > 2 {
+                    for v in (l..l + 4 * S::LANES).step_by(S::LANES) {
                         let mut ws = [s.splat(0.0); N];
                         for j in 0..N {
                             ws[j] = w.load(s, at[j] + v);
@@ -280,19 +305,19 @@ impl Call<'_> {
                 } else {
                     for j in 0..N {
                         let ws = w.block(s, at[j] + l);
-                        for v in 0..BLOCK / LANES {
+                        for v in 0..4 {
                             for i in 0..M {
-                                let xi = s.load_ptr(x[i].as_ptr().add(l + v * LANES));
+                                let xi = s.load_ptr(x[i].as_ptr().add(l + v * S::LANES));
                                 acc[i][j] = s.fma(xi, ws[v], acc[i][j]);
                             }
                         }
                     }
                 }
             }
-            l += BLOCK;
+            l += 4 * S::LANES;
         }
         while l < whole {
-            // SAFETY: l + 8 ≤ inner, and rows c + j are within W, as checked by `run`.
+            // SAFETY: l plus a vector ≤ inner, and rows c + j are within W, as checked by `run`.
             unsafe {
                 let mut xs = [s.splat(0.0); M];
                 for i in 0..M {
@@ -305,14 +330,14 @@ impl Call<'_> {
                     }
                 }
             }
-            l += LANES;
+            l += S::LANES;
         }
         if piece.end == inner {
             return self.finish(s, w, &acc, r, c);
         }
         for i in 0..M {
             for j in 0..N {
-                s.store(&mut sums[(i * N + j) * LANES..], acc[i][j]);
+                s.store(&mut sums[(i * N + j) * S::LANES..], acc[i][j]);
             }
         }
     }
@@ -320,12 +345,12 @@ impl Call<'_> {
     /// Multiplies blocks of rows of x by eight rows of W, one piece at a time. `sums` holds the partial sums
     /// between pieces.
     #[inline(always)]
-    fn blocks<S: Simd, W: Source>(&self, s: S, w: W, scratch: &mut [f32]) {
+    fn blocks<S: Lanes, W: Source<S>>(&self, s: S, w: W, scratch: &mut [f32]) {
         let Sizes { rows, inner, .. } = self.sizes;
         let mut carve = Carve(scratch);
         let panel = carve.take(COLUMNS * PANEL);
         let sums = std::mem::take(&mut carve.0);
-        let (block, whole) = (block_rows(inner), inner / LANES * LANES);
+        let (block, whole) = (block_rows(inner), inner / S::LANES * S::LANES);
         for r0 in (0..rows).step_by(block) {
             let r1 = (r0 + block).min(rows);
             for c in self.columns.clone().step_by(COLUMNS) {
@@ -335,31 +360,36 @@ impl Call<'_> {
                     let piece = Piece { from, to: (from + PANEL).min(whole), last: from + PANEL >= whole };
                     for j in 0..wide {
                         let mut l = from;
-                        while l + BLOCK <= piece.to {
+                        while l + 4 * S::LANES <= piece.to {
                             // Prefetch the next rows of W; they arrive while blocks of x are processed.
-                            for line in (0..BLOCK).step_by(W::LINE) {
+                            for line in (0..4 * S::LANES).step_by(W::LINE) {
                                 w.prefetch(s, (c + j + COLUMNS) * inner + l + line);
                             }
-                            // SAFETY: l + 32 ≤ inner, and row c + j is within W.
+                            // SAFETY: l plus four vectors ≤ inner, and row c + j is within W.
                             let block = unsafe { w.block(s, (c + j) * inner + l) };
-                            for v in 0..BLOCK / LANES {
-                                s.store(&mut panel[j * PANEL + l - from + v * LANES..], block[v]);
+                            for v in 0..4 {
+                                s.store(&mut panel[j * PANEL + l - from + v * S::LANES..], block[v]);
                             }
-                            l += BLOCK;
+                            l += 4 * S::LANES;
                         }
                         while l < piece.to {
-                            // SAFETY: l + 8 ≤ inner, and row c + j is within W.
+                            // SAFETY: l plus a vector ≤ inner, and row c + j is within W.
                             let v = unsafe { w.load(s, (c + j) * inner + l) };
                             s.store(&mut panel[j * PANEL + l - from..], v);
-                            l += LANES;
+                            l += S::LANES;
                         }
                     }
-                    for r in (r0..r1).step_by(3) {
-                        let sums = &mut sums[(r - r0) * COLUMNS * LANES..];
+                    for r in (r0..r1).step_by(S::ROWS) {
+                        let sums = &mut sums[(r - r0) * COLUMNS * S::LANES..];
                         match r1 - r {
                             1 => self.row_tiles::<S, W, 1>(s, w, &piece, panel, sums, r, c, wide),
                             2 => self.row_tiles::<S, W, 2>(s, w, &piece, panel, sums, r, c, wide),
-                            _ => self.row_tiles::<S, W, 3>(s, w, &piece, panel, sums, r, c, wide),
+                            n if S::ROWS == 3 || n == 3 => {
+                                self.row_tiles::<S, W, 3>(s, w, &piece, panel, sums, r, c, wide);
+                            }
+                            4 => self.row_tiles::<S, W, 4>(s, w, &piece, panel, sums, r, c, wide),
+                            5 => self.row_tiles::<S, W, 5>(s, w, &piece, panel, sums, r, c, wide),
+                            _ => self.row_tiles::<S, W, 6>(s, w, &piece, panel, sums, r, c, wide),
                         }
                     }
                 }
@@ -368,7 +398,7 @@ impl Call<'_> {
     }
 
     #[inline(always)]
-    fn row_tiles<S: Simd, W: Source, const M: usize>(
+    fn row_tiles<S: Lanes, W: Source<S>, const M: usize>(
         &self,
         s: S,
         w: W,
@@ -391,7 +421,7 @@ impl Call<'_> {
     }
 
     #[inline(always)]
-    fn piece_tile<S: Simd, W: Source, const M: usize, const N: usize>(
+    fn piece_tile<S: Lanes, W: Source<S>, const M: usize, const N: usize>(
         &self,
         s: S,
         w: W,
@@ -411,7 +441,7 @@ impl Call<'_> {
         for j in 0..N {
             p[j] = &panel[(j0 + j) * PANEL..][..len];
         }
-        let place = |i: usize, j: usize| (i * COLUMNS + j0 + j) * LANES;
+        let place = |i: usize, j: usize| (i * COLUMNS + j0 + j) * S::LANES;
         let mut acc = [[s.splat(0.0); N]; M];
         if piece.from > 0 {
             for i in 0..M {
@@ -435,7 +465,7 @@ impl Call<'_> {
                     }
                 }
             }
-            l += LANES;
+            l += S::LANES;
         }
         if piece.last {
             return self.finish(s, w, &acc, r, c + j0);
@@ -449,7 +479,7 @@ impl Call<'_> {
 
     /// Sums the lanes, adds the remaining elements of the rows and applies the scale.
     #[inline(always)]
-    fn finish<S: Simd, W: Source, const M: usize, const N: usize>(
+    fn finish<S: Lanes, W: Source<S>, const M: usize, const N: usize>(
         &self,
         s: S,
         w: W,
@@ -458,21 +488,21 @@ impl Call<'_> {
         c: usize,
     ) {
         let Sizes { inner, outer, .. } = self.sizes;
-        // At most twelve sums, eight at a time. With fewer vectors, the first fills the other places.
-        let mut sums = [0.0; 2 * LANES];
-        for from in (0..M * N).step_by(LANES) {
-            let mut eight = [acc[0][0]; LANES];
-            for k in from..(from + LANES).min(M * N) {
+        // At most 24 sums, eight at a time. With fewer vectors, the first fills the other places.
+        let mut sums = [0.0; 24];
+        for from in (0..M * N).step_by(8) {
+            let mut eight = [acc[0][0]; 8];
+            for k in from..(from + 8).min(M * N) {
                 eight[k - from] = acc[k / N][k % N];
             }
-            s.store(&mut sums[from..], s.sums(eight));
+            sums[from..from + 8].copy_from_slice(&s.sums(eight));
         }
         for i in 0..M {
             // SAFETY: row r + i, columns c..c + N belong to this task only.
             let out = unsafe { self.y.part((r + i) * outer + c, N) };
             for j in 0..N {
                 let mut sum = sums[i * N + j];
-                for l in inner / LANES * LANES..inner {
+                for l in inner / S::LANES * S::LANES..inner {
                     sum += self.x[(r + i) * inner + l] * w.get((c + j) * inner + l);
                 }
                 out[j] = w.scaled(sum, c + j);

@@ -4,7 +4,7 @@
 //! products in a fixed summation order ([`super::dots`]), so that the result for a row does not depend on the other
 //! rows.
 
-use super::dots::{COLUMNS, Dots};
+use super::dots::{COLUMNS, Dots, Int8Dots};
 use super::integer::Tiles;
 use super::rounded::{self, Fill, Rounded};
 use super::{LinearList, LinearListBackward, LinearListGradients, Sizes, backward_each};
@@ -154,7 +154,11 @@ fn distribute(cpu: &Cpu, x: &[f32], rounded: &Rounded<'_>, jobs: &[(Sizes, RawWe
                 });
             }
             return with_scratch(Dots::scratch(sizes), |scratch| {
-                cpu.level().run(Dots { sizes, x, weight, y, columns, scratch });
+                let dots = Dots { sizes, x, weight, y, columns, scratch };
+                match weight {
+                    RawWeight::Int8 { .. } => cpu.level().run(Int8Dots(dots)),
+                    _ => cpu.level().run_lanes(dots),
+                }
             });
         }
     };

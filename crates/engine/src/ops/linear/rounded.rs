@@ -68,10 +68,6 @@ impl<'a> Rounded<'a> {
     pub(super) fn tiles(&self) -> &[Range<usize>] {
         self.tiles
     }
-    /// Rows of the largest tile.
-    pub(super) fn largest(&self) -> usize {
-        self.tiles.iter().map(Range::len).max().unwrap_or(0)
-    }
     /// The tile that starts with row `r`.
     #[inline(always)]
     pub(super) fn tile(&self, r: usize) -> Tile {

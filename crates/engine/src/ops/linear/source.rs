@@ -2,31 +2,34 @@
 #![allow(unsafe_code)]
 
 use crate::precision::from_bf16;
-use crate::simd::Simd;
+use crate::simd::{Lanes, Simd};
 
 /// Access to the elements of W by their index in the whole matrix.
-pub(super) trait Source: Copy {
+pub(super) trait Source<S: Lanes>: Copy {
     /// Elements per cache line.
     const LINE: usize;
-    /// Whether eight elements are as cheap to load alone as in a block of 32. A tile then has three rows of W, whose
+    /// Whether a vector is as cheap to load alone as in a block of four. A tile then has several rows of W, whose
     /// elements stay in registers for four rows of x.
-    const BY_EIGHT: bool = true;
-    /// Loads eight elements, widened to f32.
+    const ALONE: bool = true;
+    /// Loads a vector of elements, widened to f32.
     /// # Safety
-    /// Elements `at..at + 8` must exist.
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V;
-    /// Loads 32 elements of one row, starting at a multiple of 32 within that row.
+    /// The elements from `at` on must exist.
+    unsafe fn load(self, s: S, at: usize) -> S::V;
+    /// Loads four vectors of one row, starting at a multiple of their length within that row.
     /// # Safety
-    /// Elements `at..at + 32` must exist.
+    /// The elements from `at` on must exist.
     #[inline(always)]
-    unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
+    unsafe fn block(self, s: S, at: usize) -> [S::V; 4] {
+        let n = S::LANES;
         // SAFETY: guaranteed by the caller.
-        unsafe { [self.load(s, at), self.load(s, at + 8), self.load(s, at + 16), self.load(s, at + 24)] }
+        unsafe {
+            [self.load(s, at), self.load(s, at + n), self.load(s, at + 2 * n), self.load(s, at + 3 * n)]
+        }
     }
     /// One element.
     fn get(self, at: usize) -> f32;
     /// Prefetches the cache line of an element, which need not exist.
-    fn prefetch<S: Simd>(self, s: S, at: usize);
+    fn prefetch(self, s: S, at: usize);
     /// Applies the scale of row `_row` of W to a sum.
     #[inline(always)]
     fn scaled(self, sum: f32, _row: usize) -> f32 {
@@ -51,10 +54,10 @@ pub(super) struct Int8<'a> {
     pub scales: &'a [f32],
 }
 
-impl Source for F32<'_> {
+impl<S: Lanes> Source<S> for F32<'_> {
     const LINE: usize = 16;
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
+    unsafe fn load(self, s: S, at: usize) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { s.load_ptr(self.0.as_ptr().add(at)) }
     }
@@ -63,15 +66,15 @@ impl Source for F32<'_> {
         self.0[at]
     }
     #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, at: usize) {
+    fn prefetch(self, s: S, at: usize) {
         s.prefetch(self.0.as_ptr().wrapping_add(at));
     }
 }
 
-impl Source for Bf16<'_> {
+impl<S: Lanes> Source<S> for Bf16<'_> {
     const LINE: usize = 32;
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
+    unsafe fn load(self, s: S, at: usize) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { s.load_bf16_ptr(self.0.as_ptr().add(at)) }
     }
@@ -80,21 +83,21 @@ impl Source for Bf16<'_> {
         from_bf16(self.0[at])
     }
     #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, at: usize) {
+    fn prefetch(self, s: S, at: usize) {
         s.prefetch(self.0.as_ptr().wrapping_add(at).cast());
     }
 }
 
-impl Source for Int8<'_> {
+impl<S: Simd> Source<S> for Int8<'_> {
     const LINE: usize = 64;
-    const BY_EIGHT: bool = false;
+    const ALONE: bool = false;
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, at: usize) -> S::V {
+    unsafe fn load(self, s: S, at: usize) -> <S as Simd>::V {
         // SAFETY: guaranteed by the caller.
-        unsafe { s.mul(s.load_i8_ptr(self.codes.as_ptr().add(at)), s.splat(UNIT)) }
+        unsafe { s.mul(s.load_i8_ptr(self.codes.as_ptr().add(at)), Simd::splat(s, UNIT)) }
     }
     #[inline(always)]
-    unsafe fn block<S: Simd>(self, s: S, at: usize) -> [S::V; 4] {
+    unsafe fn block(self, s: S, at: usize) -> [<S as Simd>::V; 4] {
         // SAFETY: guaranteed by the caller.
         unsafe { s.load_i8_quads(self.codes.as_ptr().add(at)) }
     }
@@ -103,8 +106,8 @@ impl Source for Int8<'_> {
         f32::from(self.codes[at]) * UNIT
     }
     #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, at: usize) {
-        s.prefetch(self.codes.as_ptr().wrapping_add(at).cast());
+    fn prefetch(self, s: S, at: usize) {
+        Simd::prefetch(s, self.codes.as_ptr().wrapping_add(at).cast());
     }
     #[inline(always)]
     fn scaled(self, sum: f32, row: usize) -> f32 {
