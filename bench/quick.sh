@@ -44,6 +44,7 @@ run "$python" bench/peers/eval.py "$work/tiny-gdn" "$work/requests.json" --quick
 run "$python" bench/peers/llama_gguf.py "$work/llama.gguf"
 run "$python" -c 'import gguf, sys; print(len(gguf.GGUFReader(sys.argv[1]).tensors), "tensors")' "$work/llama.gguf"
 run "$python" bench/serve.py --march "$march" --quick --json "$work/serve.json"
+run "$python" bench/conversation.py --march "$march" --quick --json "$work/conversation.json"
 
 # The page has the table that the script prints.
 printf '\n-- %s\n' "bench/gpu_roofline.py"

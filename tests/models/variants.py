@@ -153,6 +153,13 @@ def variants():
         Variant("qwen3_5 with mtp tensors", qwen3_5(), extra=MTP),
         Variant("qwen3_5 with an unknown tensor", qwen3_5(), refused=("extra.weight",), extra={"extra.weight": (4,)}),
         Variant("qwen3_5 hidden_act", qwen3_5(hidden_act="gelu"), refused=("hidden_act", "gelu")),
+        Variant("qwen3_5 output_gate_type", qwen3_5(), edit={"attn_output_gate": True, "output_gate_type": "swish"}),
+        Variant(
+            "qwen3_5 output_gate_type sigmoid",
+            qwen3_5(),
+            refused=("output_gate_type",),
+            edit={"output_gate_type": "sigmoid"},
+        ),
         Variant("qwen3_5 seeing", seeing()),
         Variant("qwen3_5 seeing, tied", seeing(inner=True, tie_word_embeddings=True)),
         Variant("qwen3_5 seeing, with mtp tensors", seeing(), extra=MTP),
@@ -185,6 +192,23 @@ def variants():
             llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
             edit={"rope_parameters": None, "rope_theta": 500.0},
         ),
+        Variant(
+            "llama with keys of SmolLM2",
+            llama(),
+            edit={"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+        ),
+        Variant(
+            "llama partial_rotary_factor",
+            llama(),
+            refused=("partial_rotary_factor",),
+            edit={"partial_rotary_factor": 0.5},
+        ),
+        Variant(
+            "llama rope in both forms",
+            llama(rope_parameters=rope("linear", factor=4.0)),
+            refused=("rope_scaling",),
+            edit={"rope_scaling": {"type": "linear", "factor": 2.0}},
+        ),
         Variant("llama rope yarn", llama(rope_parameters=rope("yarn", factor=4.0)), refused=("rope_type", "yarn")),
         Variant(
             "llama rope dynamic",
@@ -204,6 +228,17 @@ def variants():
             edit={"layer_types": None},
         ),
         Variant("qwen3 window 1", qwen3(use_sliding_window=True, sliding_window=1, max_window_layers=0)),
+        Variant(
+            "qwen3 window null",
+            qwen3(use_sliding_window=True, sliding_window=None, max_window_layers=0),
+            edit={"layer_types": None},
+        ),
+        Variant(
+            "qwen3 window in layer_types only",
+            qwen3(use_sliding_window=True, sliding_window=16, max_window_layers=0),
+            refused=("use_sliding_window",),
+            edit={"use_sliding_window": False},
+        ),
         Variant("qwen3 window not used", qwen3(use_sliding_window=False, sliding_window=16, max_window_layers=0)),
         Variant(
             "qwen3 mixed windows",

@@ -45,7 +45,14 @@ const SAID: [&str; 4] = [
 /// that reads the whole text anew.
 #[test]
 fn conversations_survive_a_kill() {
-    for preset in ["tiny/march", "tiny/gdn", "tiny/log-linear", "tiny/transformer", "tiny/memory-caching"] {
+    for preset in [
+        "tiny/march",
+        "tiny/gdn",
+        "tiny/log-linear",
+        "tiny/transformer",
+        "tiny/memory-caching",
+        "tiny/hybrid",
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let model = checkpoint(folder.path(), preset);
         let saved = folder.path().join("sessions");
@@ -71,6 +78,56 @@ fn conversations_survive_a_kill() {
         }
         let server = Server::start(&model, &flags);
         assert_eq!(history(&server, "talk"), history(&whole, "talk"), "{preset}");
+    }
+}
+
+/// The template drops the reasoning of earlier answers, so that the next turn departs before the last answer: a server that
+/// was killed reads no more than what is written in another way, and what is new.
+#[test]
+fn conversations_with_reasoning_survive_a_kill() {
+    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/tests/chat_template.jinja");
+    for preset in ["tiny/hybrid", "tiny/gdn", "tiny/transformer"] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = checkpoint(folder.path(), preset);
+        std::fs::copy(&template, model.join("chat_template.jinja")).unwrap();
+        let saved = folder.path().join("sessions");
+        let flags = ["--sessions", saved.to_str().unwrap()];
+        let cold = Server::start(&model, &["--cache-bytes", "0"]);
+        let (server, warm) = (Server::start(&model, &flags), Server::start(&model, &[]));
+        let mut messages = Vec::new();
+        for each in [&server, &cold] {
+            assert_eq!(put(each, "talk", &json!({})).0, 201);
+        }
+        drop(server);
+        for (turn, said) in SAID.into_iter().enumerate() {
+            // Dropping a server kills it.
+            let server = Server::start(&model, &flags);
+            let answer = say(&server, "talk", said, &json!({}));
+            let message = &answer["choices"][0]["message"];
+            // A model with random weights does not come to an end of what it thinks.
+            assert!(message["content"] == "" && message["reasoning_content"].is_string(), "{message}");
+            assert_eq!(
+                answer["choices"],
+                say(&cold, "talk", said, &json!({}))["choices"],
+                "{preset}, {turn}"
+            );
+            let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+            let (read, new) = (prompt - cached(&answer), said.len() as u64 + 110);
+            assert!(turn == 0 || read < new, "{preset}, turn {turn}: {read} tokens were read");
+            // A client that sends all messages gets the same, and it is read only once.
+            messages.push(json!({ "role": "user", "content": said }));
+            let body = json!({
+                "messages": messages, "max_tokens": 30, "seed": 7, "logprobs": true, "top_logprobs": 2,
+            });
+            let stateless = warm.post("/v1/chat/completions", &body).json();
+            assert_eq!(answer["choices"], stateless["choices"], "{preset}, turn {turn}, without a session");
+            let read = prompt - cached(&stateless);
+            assert!(
+                turn == 0 || read < new,
+                "{preset}, turn {turn}: {read} tokens were read without a session"
+            );
+            messages.push(json!({ "role": "assistant", "content": "" }));
+        }
     }
 }
 

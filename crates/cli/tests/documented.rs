@@ -57,6 +57,7 @@ pages! {
     gguf "docs/gguf.md",
     gpu "docs/gpu.md",
     memory "docs/memory.md",
+    models "docs/models.md",
     reliability "docs/reliability.md",
     results "docs/results/README.md",
     results_capacity "docs/results/capacity.md",

@@ -122,7 +122,14 @@ fn echoed_prompts_have_log_probabilities() {
 fn warm_answers_equal_cold_ones() {
     let folder = tempfile::tempdir().unwrap();
     let story: String = (0..60).map(|i| format!("Sentence {i} of the story. ")).collect();
-    for preset in ["tiny/march", "tiny/gdn", "tiny/log-linear", "tiny/transformer", "tiny/memory-caching"] {
+    for preset in [
+        "tiny/march",
+        "tiny/gdn",
+        "tiny/log-linear",
+        "tiny/transformer",
+        "tiny/memory-caching",
+        "tiny/hybrid",
+    ] {
         let model = checkpoint(folder.path(), preset);
         let (warm, cold) = (Server::start(&model, &[]), Server::start(&model, &["--cache-bytes", "0"]));
         let ask = |server: &Server, prompt: &str| {
@@ -166,7 +173,14 @@ fn answers_do_not_depend_on_what_was_asked_before() {
         ("session", json!({ "max_tokens": 3, "session": "s" })),
     ];
     let folder = tempfile::tempdir().unwrap();
-    for preset in ["tiny/log-linear", "tiny/march", "tiny/gdn", "tiny/transformer", "tiny/memory-caching"] {
+    for preset in [
+        "tiny/log-linear",
+        "tiny/march",
+        "tiny/gdn",
+        "tiny/transformer",
+        "tiny/memory-caching",
+        "tiny/hybrid",
+    ] {
         let model = checkpoint(folder.path(), preset);
         let (warm, cold) = (Server::start(&model, &[]), Server::start(&model, &["--cache-bytes", "0"]));
         let ask = |server: &Server, prompt: &[usize], (kind, changes): &(&str, Value)| {
@@ -347,9 +361,20 @@ fn wrong_requests_are_refused_by_name() {
         r#"{"prompt": "a", "user": "u", "presence_penalty": 0, "memory": "interval=8"}"#,
     );
     assert_eq!(status, 200);
-    let (status, param, _) =
-        ask("POST", "/v1/chat/completions", r#"{"messages": [{"role": "tool", "content": "x"}]}"#);
-    assert_eq!((status, param.as_str()), (400, "messages"));
+    for (body, key, said) in [
+        (r#"{"messages": [{"role": "robot", "content": "x"}]}"#, "messages", "`robot`"),
+        (r#"{"messages": [{"role": "tool", "content": "x"}]}"#, "messages", "no chat template"),
+        (r#"{"messages": [{"role": "assistant", "tool_calls": [1]}]}"#, "messages", "`tool_calls`"),
+        (
+            r#"{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f"}}]}"#,
+            "tools",
+            "chat template has no form",
+        ),
+    ] {
+        let (status, param, message) = ask("POST", "/v1/chat/completions", body);
+        assert_eq!((status, param.as_str()), (400, key), "{body}: {message}");
+        assert!(message.contains(said), "{body}: {message}");
+    }
 }
 
 /// Without a key, web pages of other origins, forms, and names that lead here without being the server's are refused.

@@ -284,6 +284,11 @@ impl<R: Real> Array<R> {
         self.len() == 0
     }
 
+    /// Bytes of the whole buffer, with its spare room.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.buffer.lines.as_ref().map_or(0, |lines| lines.bytes)
+    }
+
     /// Size of the last dimension (1 for a scalar).
     #[inline]
     pub(crate) fn width(&self) -> usize {

@@ -168,6 +168,15 @@ impl Tensor {
         }
     }
 
+    /// Bytes of memory that the elements take, with the spare room of a buffer that grows.
+    pub fn held_bytes(&self) -> usize {
+        match &self.data {
+            Data::F32(array) => array.held_bytes(),
+            Data::F64(array) => array.held_bytes(),
+            _ => self.bytes(),
+        }
+    }
+
     /// A number that is equal for two tensors that share their elements, as clones do, as long as both exist.
     pub fn identity(&self) -> usize {
         match &self.data {

@@ -103,7 +103,7 @@ fn configurations_are_those_of_config_json() {
     let qwen35 = of("qwen35.gguf");
     for (key, value) in [
         ("model_type", Value::from("hybrid")),
-        ("layers", ["gated_delta_net", "attention"].into_iter().collect()),
+        ("layers", "1 gated_delta_net, 1 attention".into()),
         ("num_heads", 2.into()),
         ("num_v_heads", 4.into()),
         ("head_dim", 8.into()),

@@ -1,5 +1,7 @@
 //! A trained Gated DeltaNet that continues as MARCH: it computes the same at first, and its routing learns.
 
+mod routing;
+
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;

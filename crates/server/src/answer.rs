@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::job::{Event, FinishedChoice, ScoredToken};
 use crate::parts::{Part, Splitter};
+use crate::record::Message;
 use crate::request::ParsedRequest;
 
 /// Which interface the answer is for.
@@ -145,7 +146,16 @@ struct Choice {
 }
 
 impl Choice {
-    /// Notes new text. Returns what it adds to a stream.
+    /// The answer's message.
+    fn message(&self) -> Message {
+        Message {
+            reasoning_content: Some(self.reasoning.clone()).filter(|text| !text.is_empty()),
+            tool_calls: (!self.calls.is_empty()).then(|| self.calls.clone().into()),
+            ..Message::new("assistant", self.content.clone())
+        }
+    }
+
+    /// Notes new text. Returns what it adds to a stream. Calls get ids that begin with `id`.
     fn add(&mut self, id: &str, text: &str, ended: Option<StopReason>) -> Map<String, Value> {
         self.text += text;
         let mut parts = self.splitter.push(text);
@@ -160,7 +170,7 @@ impl Choice {
                 Part::Call(name, arguments) => {
                     let index = self.calls.len();
                     let call = json!({
-                        "id": format!("call-{}-{index}", id.rsplit('-').next().unwrap_or_default()),
+                        "id": format!("{id}-{index}"),
                         "type": "function", "function": { "name": name, "arguments": arguments },
                     });
                     let mut part = call.clone();
@@ -241,7 +251,8 @@ impl<'a> Answer<'a> {
                 }
                 choice.characters += text.chars().count();
                 choice.ended = ended;
-                let delta = choice.add(&self.head.id, &text, ended);
+                let id = self.head.id.replacen("chatcmpl", "call", 1);
+                let delta = choice.add(&format!("{id}-{index}"), &text, ended);
                 if !self.request.stream {
                     return Ok(Vec::new());
                 }
@@ -262,7 +273,7 @@ impl<'a> Answer<'a> {
             characters: 0,
             tokens: Tokens::default(),
             ended: None,
-            splitter: Splitter::new(self.request.form),
+            splitter: Splitter::new(self.request.form.clone()),
             reasoning: String::new(),
             content: String::new(),
             calls: Vec::new(),
@@ -356,6 +367,12 @@ impl<'a> Answer<'a> {
         self.choices.get(&0).map_or("", |choice| &choice.text)
     }
 
+    /// The message of the first choice, if it has more parts than its content.
+    pub fn said(&self) -> Option<Message> {
+        let message = self.choices.get(&0)?.message();
+        Some(message).filter(|it| it.reasoning_content.is_some() || it.tool_calls.is_some())
+    }
+
     /// Whether every choice has ended.
     pub fn is_complete(&self) -> bool {
         let wanted = self.request.prompts.len() * self.per_prompt();
@@ -375,15 +392,10 @@ impl<'a> Answer<'a> {
                     json!({ "index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": reason })
                 }
                 Form::Chat => {
-                    let mut message = json!({ "role": "assistant", "content": choice.content, "refusal": null });
-                    if !choice.reasoning.is_empty() {
-                        message["reasoning_content"] = choice.reasoning.as_str().into();
-                    }
-                    if calls {
-                        message["tool_calls"] = choice.calls.clone().into();
-                        if choice.content.is_empty() {
-                            message["content"] = Value::Null;
-                        }
+                    let mut message = json!(choice.message());
+                    message["refusal"] = Value::Null;
+                    if calls && choice.content.is_empty() {
+                        message["content"] = Value::Null;
                     }
                     json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": reason })
                 }

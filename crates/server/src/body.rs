@@ -41,7 +41,12 @@ impl<'a> Keys<'a> {
 
     /// Takes a value that is not long.
     pub fn take(&mut self, key: &str) -> Result<Option<Value>> {
-        self.raw(key).map(|text| short(key, text)).transpose()
+        self.take_within(key, LONGEST_VALUE)
+    }
+
+    /// Takes a value of at most `most` bytes.
+    pub fn take_within(&mut self, key: &str, most: usize) -> Result<Option<Value>> {
+        self.raw(key).map(|text| short(key, text, most)).transpose()
     }
 
     /// Takes a finite number.
@@ -95,7 +100,7 @@ impl<'a> Keys<'a> {
     /// Refuses every key that is left and not `null`, except those that `is_allowed` accepts.
     pub fn end(self, mut is_allowed: impl FnMut(&str, &Value) -> Result<bool>) -> Result<()> {
         for (key, text) in self.0.into_iter().filter(|(_, text)| text.get() != "null") {
-            if !is_allowed(&key, &short(&key, text.get())?)? {
+            if !is_allowed(&key, &short(&key, text.get(), LONGEST_VALUE)?)? {
                 return Err(ApiError::key(&key, format!("`{key}` is not a key of this request")));
             }
         }
@@ -112,9 +117,9 @@ fn brief(value: &Value) -> String {
     }
 }
 
-fn short(key: &str, text: &str) -> Result<Value> {
-    if text.len() > LONGEST_VALUE {
-        let message = format!("`{key}` has {} bytes; at most {LONGEST_VALUE} are allowed", text.len());
+fn short(key: &str, text: &str, most: usize) -> Result<Value> {
+    if text.len() > most {
+        let message = format!("`{key}` has {} bytes; at most {most} are allowed", text.len());
         return Err(ApiError::key(key, message));
     }
     serde_json::from_str(text).map_err(|error| ApiError::key(key, format!("`{key}` is not JSON: {error}")))

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
 
 use march_lm::Pipeline;
 use march_lm::checkpoint::ChatTemplate;
@@ -9,7 +10,7 @@ use march_lm::disk::built_in;
 use march_lm::tokenizer::Tokenizer;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -29,13 +30,31 @@ pub struct Template {
 }
 
 /// What a request asks of the template besides the messages.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     /// Descriptions of tools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tools: Option<Value>,
     /// Further values for the template, such as `enable_thinking`.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub more: Map<String, Value>,
 }
+
+/// The values that the server itself gives to a template.
+pub const VALUES: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+
+/// How templates that are not of the Qwen kind write calls: a mark, and the name of the form.
+const OTHER_CALLS: [(&str, &str); 9] = [
+    ("[TOOL_CALLS]", "Mistral"),
+    ("<|python_tag|>", "Llama"),
+    ("<arg_key>", "GLM"),
+    ("<｜tool▁calls▁begin｜>", "DeepSeek"),
+    ("<|tool_calls_section_begin|>", "Kimi"),
+    ("<|channel|>", "gpt-oss"),
+    ("<start_function_call>", "Gemma"),
+    ("<minimax:tool_call>", "MiniMax"),
+    ("<|tool_call|>", "Granite or Phi"),
+];
 
 const NAME: &str = "chat";
 
@@ -118,28 +137,37 @@ impl Template {
         self.written(messages, asked, false).ok()
     }
 
-    /// Whether the template has a form for calls of tools that is known here.
-    pub fn has_calls(&self) -> bool {
-        self.text.as_ref().is_some_and(|text| text.contains("<tool_call>"))
+    /// Refuses tools, by the name of the template's form, unless calls are written in a form that [`crate::parts`] knows.
+    pub fn check_calls(&self) -> Result<(), String> {
+        let text = self.text.as_deref().unwrap_or_default();
+        let known =
+            "the forms of Qwen (`<tool_call>` with JSON, or with `<function=…>`) are read; leave `tools` out";
+        if let Some((mark, name)) = OTHER_CALLS.iter().find(|(mark, _)| text.contains(mark)) {
+            return Err(format!(
+                "the model's chat template writes calls as {name} does, with `{mark}`; {known}"
+            ));
+        }
+        match text.contains("<tool_call>") && ["arguments", "<function="].iter().any(|it| text.contains(it)) {
+            true => Ok(()),
+            false => Err(format!("the model's chat template has no form for calls of tools; {known}")),
+        }
     }
 
-    /// The parts that the answer to a prompt has.
-    pub fn reply_form(&self, prompt: &str, asked: &Asked) -> ReplyForm {
+    /// The parts that the answer to a prompt has, which calls some `tools`.
+    pub fn reply_form(&self, prompt: &str, tools: Option<&Value>) -> ReplyForm {
         let reasons = self.text.as_ref().is_some_and(|text| text.contains("<think>"));
-        ReplyForm {
-            reasons,
-            begins_with_reasoning: reasons && prompt.trim_end().ends_with("<think>"),
-            calls: asked.tools.is_some(),
-        }
+        let begins_with_reasoning = reasons && prompt.trim_end().ends_with("<think>");
+        ReplyForm { reasons, begins_with_reasoning, tools: tools.cloned().map(Arc::new) }
     }
 
     fn written(&self, messages: &[Message], asked: &Asked, asks: bool) -> Result<String, String> {
         let Some(environment) = &self.own else {
+            refuse_calls(messages)?;
             let text = plain(messages);
             return Ok(if asks { text } else { text.trim_end_matches("Assistant:").into() });
         };
         let mut values = asked.more.clone();
-        values.insert("messages".into(), messages.iter().map(for_template).collect());
+        values.insert("messages".into(), messages.iter().map(|message| self.for_template(message)).collect());
         values.insert("add_generation_prompt".into(), asks.into());
         values.insert("bos_token".into(), self.bos.as_str().into());
         values.insert("eos_token".into(), self.eos.as_str().into());
@@ -156,15 +184,38 @@ impl Template {
     /// in another way than it was, the whole new prompt.
     pub fn continued(&self, record: &Record, new: &[Message], asked: &Asked) -> Result<Continuation, String> {
         if self.own.is_none() {
+            refuse_calls(new)?;
             return Ok(Continuation::After(plain(new)));
         }
-        let mut messages = record.messages();
-        messages.extend_from_slice(new);
-        let whole = self.render_with(&messages, asked)?;
+        // As it was written, the conversation may be continued without reading it again.
+        let written = self.render_with(&[record.written(), new.to_vec()].concat(), asked);
+        if let Some(rest) = written.as_ref().ok().and_then(|whole| whole.strip_prefix(&record.text)) {
+            return Ok(Continuation::After(rest.into()));
+        }
+        let whole = self.render_with(&[record.messages(), new.to_vec()].concat(), asked)?;
         Ok(match whole.strip_prefix(&record.text) {
             Some(rest) => Continuation::After(rest.into()),
             None => Continuation::Instead(whole),
         })
+    }
+
+    /// A message as templates read it. The arguments of calls, which clients write as text, become values; a role that the
+    /// template does not know is that of the system.
+    fn for_template(&self, message: &Message) -> Value {
+        let mut value = json!(message);
+        let knows = |role| self.text.as_ref().is_some_and(|text| text.contains(role));
+        if message.role == "developer" && !knows("developer") {
+            value["role"] = "system".into();
+        }
+        let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
+        for call in calls.into_iter().flatten() {
+            let parsed =
+                call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str(text).ok());
+            if let Some(arguments @ Value::Object(_)) = parsed {
+                call["function"]["arguments"] = arguments;
+            }
+        }
+        value
     }
 }
 
@@ -174,19 +225,6 @@ pub enum Continuation {
     After(String),
     /// With this instead of its text.
     Instead(String),
-}
-
-/// A message as templates read it. The arguments of calls, which clients write as text, become values.
-fn for_template(message: &Message) -> Value {
-    let mut value = json!(message);
-    let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
-    for call in calls.into_iter().flatten() {
-        let parsed = call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str(text).ok());
-        if let Some(arguments @ Value::Object(_)) = parsed {
-            call["function"]["arguments"] = arguments;
-        }
-    }
-    value
 }
 
 /// JSON as Python writes it, which is what models were trained on: a space after each comma and colon, and no escapes for
@@ -340,6 +378,16 @@ impl RawMessage<'_> {
             let role: String = role.chars().take(60).collect();
             return Err(format!("the role `{role}` is not supported; use system, user, assistant or tool"));
         }
+        let is_call = |call: &Value| {
+            let function = &call["function"];
+            let named = function["name"].is_string() && function["arguments"].is_string();
+            named && (call["type"] == "function" || call["type"].is_null())
+        };
+        if !self.tool_calls.iter().all(|calls| calls.as_array().is_some_and(|list| list.iter().all(is_call)))
+        {
+            let form = "objects with a `function`, which has a `name` and `arguments` as text";
+            return Err(format!("a message has `tool_calls` that are not a list of {form}"));
+        }
         let calls = self.tool_calls.filter(|calls| calls.as_array().is_some_and(|list| !list.is_empty()));
         let text = match self.content.map(RawValue::get).filter(|text| *text != "null") {
             Some(text) => text,
@@ -361,6 +409,16 @@ impl RawMessage<'_> {
             tool_call_id: self.tool_call_id,
             ..Message::new(&role, content)
         })
+    }
+}
+
+/// The plain form has none for calls.
+fn refuse_calls(messages: &[Message]) -> Result<(), String> {
+    match messages.iter().any(|message| message.role == "tool" || message.tool_calls.is_some()) {
+        true => {
+            Err("the model has no chat template, so there is no form for calls and results of tools".into())
+        }
+        false => Ok(()),
     }
 }
 

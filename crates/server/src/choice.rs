@@ -51,7 +51,12 @@ impl Choice {
     }
 
     /// What is left of the text when it has ended.
-    pub fn finish(self, prefix: CachedPrefix, exact: bool) -> FinishedChoice {
+    pub fn finish(
+        self,
+        prefix: CachedPrefix,
+        departure: Option<CachedPrefix>,
+        exact: bool,
+    ) -> FinishedChoice {
         let recall = self.trace.as_ref().map(|trace| {
             // A panic of another thread cannot leave a trace half written: only this one writes to it.
             let trace = trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -63,7 +68,7 @@ impl Choice {
         anchors.sort_by_key(|anchor| anchor.ordinal);
         anchors.dedup_by_key(|anchor| anchor.ordinal);
         let bytes = bank.bytes();
-        FinishedChoice { prefix, exact, bytes, recall, anchors }
+        FinishedChoice { prefix, departure, exact, bytes, recall, anchors }
     }
 
     /// Samples the next token; returns the reason if the text has ended.

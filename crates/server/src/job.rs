@@ -77,6 +77,11 @@ impl Events {
 }
 
 impl Job {
+    /// Where the last message of the prompt ends, if the job is a turn of a conversation.
+    pub fn departure(&self) -> Option<usize> {
+        self.ends.last().copied().filter(|_| self.whole)
+    }
+
     /// Whether nobody waits for the job.
     pub fn is_cancelled(&self) -> bool {
         self.events.sender.is_closed()
@@ -121,6 +126,9 @@ pub enum Event {
 pub struct FinishedChoice {
     /// The whole text with its state.
     pub prefix: CachedPrefix,
+    /// The prompt up to the end of its last message: the next turn of a conversation departs there if the chat template
+    /// writes the answer in another way.
+    pub departure: Option<CachedPrefix>,
     /// Whether the state has the bits of any other way to read the text, so that it may be continued.
     pub exact: bool,
     /// Bytes of the state.

@@ -27,11 +27,15 @@ mod respond;
 mod scheduler;
 mod sessions;
 mod slices;
+#[cfg(test)]
+mod tests;
 
 pub use access::{Access, Origin};
-pub use chat::Template;
+pub use chat::{Asked, Template};
 pub use connection::ConnectionLimits;
 pub use http::{Options, serve};
+pub use parts::{Part, ReplyForm, Splitter};
+pub use prefix::{CachedPrefix, PrefixCache, PrefixMatch, Reason};
 pub use record::Message;
 pub use request::RequestLimits;
 pub use scheduler::SchedulerLimits;

@@ -12,20 +12,22 @@
 //! ```
 //! A template that does not have such a form has answers of content alone.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 const THINK: [&str; 2] = ["<think>", "</think>"];
 const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
-/// The forms that a template has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The forms that an answer can have.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplyForm {
     /// Whether answers have reasoning.
     pub reasons: bool,
     /// Whether the prompt ends within the reasoning.
     pub begins_with_reasoning: bool,
-    /// Whether answers have calls of tools.
-    pub calls: bool,
+    /// The tools that answers can call.
+    pub tools: Option<Arc<Value>>,
 }
 
 /// A part of an answer that became final.
@@ -110,7 +112,7 @@ impl Splitter {
                 true
             }
             Place::Reasoning => self.until(THINK[1], Place::Content, parts),
-            Place::Content if self.form.calls => self.until(CALL[0], Place::Call, parts),
+            Place::Content if self.form.tools.is_some() => self.until(CALL[0], Place::Call, parts),
             Place::Content => {
                 let all = std::mem::take(&mut self.held);
                 self.text(&all, parts);
@@ -118,7 +120,7 @@ impl Splitter {
             }
             Place::Call => {
                 let Some((call, rest)) = self.held.split_once(CALL[1]) else { return false };
-                parts.push(match parse(call.trim()) {
+                parts.push(match parse(call.trim(), self.form.tools.as_deref()) {
                     Some((name, arguments)) => Part::Call(name, arguments),
                     None => Part::Content(format!("{}{call}{}", CALL[0], CALL[1])),
                 });
@@ -161,21 +163,20 @@ impl Splitter {
 }
 
 /// The name and the arguments of a call.
-fn parse(call: &str) -> Option<(String, String)> {
+fn parse(call: &str, tools: Option<&Value>) -> Option<(String, String)> {
     if let Some(rest) = call.strip_prefix("<function=") {
         let (name, mut rest) = rest.split_once('>')?;
+        let name = name.trim();
         let mut arguments = Map::new();
         while let Some((_, after)) = rest.split_once("<parameter=") {
             let (key, after) = after.split_once('>')?;
             let (value, after) = after.split_once("</parameter>")?;
             let value = value.strip_prefix('\n').unwrap_or(value);
             let value = value.strip_suffix('\n').unwrap_or(value);
-            // A value that is JSON and no text is passed on as such.
-            let parsed = serde_json::from_str(value).ok().filter(|value: &Value| !value.is_string());
-            arguments.insert(key.trim().into(), parsed.unwrap_or_else(|| json!(value)));
+            arguments.insert(key.trim().into(), typed(value, declared(tools, name, key.trim())));
             rest = after;
         }
-        return Some((name.trim().into(), Value::Object(arguments).to_string()));
+        return Some((name.into(), Value::Object(arguments).to_string()));
     }
     let call: Value = serde_json::from_str(call).ok()?;
     let arguments = match &call["arguments"] {
@@ -184,6 +185,21 @@ fn parse(call: &str) -> Option<(String, String)> {
         other => other.to_string(),
     };
     Some((call["name"].as_str()?.into(), arguments))
+}
+
+/// What the description of a tool says about an argument.
+fn declared<'a>(tools: Option<&'a Value>, name: &str, key: &str) -> Option<&'a Value> {
+    let mut functions = tools?.as_array()?.iter().map(|tool| &tool["function"]);
+    let function = functions.find(|function| function["name"] == name)?;
+    function["parameters"]["properties"].get(key)
+}
+
+/// An argument that is written as plain text: text if that is its declared type, or if it is no other JSON.
+fn typed(text: &str, declared: Option<&Value>) -> Value {
+    let is_text =
+        declared.is_some_and(|it| it["type"] == "string" || it["enum"].get(0).is_some_and(Value::is_string));
+    let parsed = serde_json::from_str(text).ok().filter(|value: &Value| !is_text && !value.is_string());
+    parsed.unwrap_or_else(|| json!(text))
 }
 
 #[cfg(test)]
@@ -210,32 +226,40 @@ mod tests {
 
     #[test]
     fn answers_have_the_same_parts_in_any_pieces() {
-        let all = ReplyForm { reasons: true, begins_with_reasoning: false, calls: true };
-        let inside = ReplyForm { begins_with_reasoning: true, ..all };
+        let tools = json!([{ "type": "function", "function": { "name": "weather", "parameters": {
+            "type": "object", "properties": { "code": { "type": "string" }, "days": { "type": "integer" } },
+        } } }]);
+        let all = ReplyForm { reasons: true, begins_with_reasoning: false, tools: Some(Arc::new(tools)) };
+        let all = || all.clone();
+        let inside = || ReplyForm { begins_with_reasoning: true, ..all() };
         let reasoning = |text: &str| Part::Reasoning(text.into());
         let content = |text: &str| Part::Content(text.into());
         let call = |arguments: &str| Part::Call("weather".into(), arguments.into());
         let json = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
         let tags = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n\
-                    </parameter>\n</function>\n</tool_call>";
+                    </parameter>\n<parameter=code>\n3\n</parameter>\n</function>\n</tool_call>";
         for (form, answer, wanted) in [
             (ReplyForm::default(), "<think>a</think>", vec![content("<think>a</think>")]),
-            (all, "Hello", vec![content("Hello")]),
-            (all, "<think>\nHm.\n</think>\n\nYes <b", vec![reasoning("Hm."), content("Yes <b")]),
-            (inside, "Hm.\n\nWell.\n</think>\n\nYes", vec![reasoning("Hm.\n\nWell."), content("Yes")]),
-            (inside, "Never ends", vec![reasoning("Never ends")]),
-            (all, json, vec![call("{\"city\":\"Rome\"}")]),
+            (all(), "Hello", vec![content("Hello")]),
+            (all(), "<think>\nHm.\n</think>\n\nYes <b", vec![reasoning("Hm."), content("Yes <b")]),
+            (inside(), "Hm.\n\nWell.\n</think>\n\nYes", vec![reasoning("Hm.\n\nWell."), content("Yes")]),
+            (inside(), "Never ends", vec![reasoning("Never ends")]),
+            (all(), json, vec![call("{\"city\":\"Rome\"}")]),
             (
-                all,
+                all(),
                 &format!("One moment.\n{tags}"),
-                vec![content("One moment."), call("{\"city\":\"Rome\",\"days\":3}")],
+                vec![content("One moment."), call("{\"city\":\"Rome\",\"days\":3,\"code\":\"3\"}")],
             ),
-            (all, &format!("{json}\n{json}"), vec![call("{\"city\":\"Rome\"}"), call("{\"city\":\"Rome\"}")]),
-            (all, "<tool_call>{\"name\"", vec![content("<tool_call>{\"name\"")]),
-            (all, "<tool_call>no</tool_call>", vec![content("<tool_call>no</tool_call>")]),
+            (
+                all(),
+                &format!("{json}\n{json}"),
+                vec![call("{\"city\":\"Rome\"}"), call("{\"city\":\"Rome\"}")],
+            ),
+            (all(), "<tool_call>{\"name\"", vec![content("<tool_call>{\"name\"")]),
+            (all(), "<tool_call>no</tool_call>", vec![content("<tool_call>no</tool_call>")]),
         ] {
             for size in [1, 2, 3, 7, 1000] {
-                assert_eq!(parts(form, answer, size), wanted, "{answer:?} in pieces of {size}");
+                assert_eq!(parts(form.clone(), answer, size), wanted, "{answer:?} in pieces of {size}");
             }
         }
     }

@@ -7,7 +7,8 @@
 //! - else from the last anchor in that part, if the model keeps anchors and can be rolled back to it exactly,
 //! - else from the longest entry that is a beginning of it. A recurrent layer forgets its earlier states, so while a prompt
 //!   is read its state is kept at places where later prompts are likely to depart: at the ends of messages, where this
-//!   prompt departed from an earlier one, and at a spacing ([`PrefixCache::spacing`]).
+//!   prompt departed from an earlier one, and at distances that the byte limit sets
+//!   ([`PrefixCache::distances`]).
 //!
 //! What continues from an entry has the bits of a prompt that is read from its beginning.
 //!
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 
 use march_lm::anchors::{Placement, Policy, Retention, Storage};
 use march_lm::generate::{GRID, Text};
-use march_lm::memory::Rollback;
+use march_lm::memory::{Rollback, StateBank};
 
 /// A prefix that is shorter is read again: that is faster than to look for it.
 const SHORTEST: usize = 16;
@@ -93,47 +94,42 @@ impl PrefixCache {
         self.bytes
     }
 
-    /// The distance between kept states of a prompt of `tokens` tokens, each of which takes `state` bytes: such that they
-    /// take at most half of the cache. `None` if the prompt is shorter than that.
-    pub fn spacing(&self, tokens: usize, state: usize) -> Option<usize> {
-        let most = (self.limit / 2).checked_div(state)?;
-        let spacing = tokens.checked_div(most)?.max(LEAST_SPACING).next_multiple_of(GRID);
-        Some(spacing).filter(|&spacing| spacing < tokens)
+    /// Where states are kept in a prompt of `tokens` tokens only because the last one is far away. A state takes `state`
+    /// bytes, 0 if none is needed; the states share what each token adds, `per_token` bytes. The tokens take at most half
+    /// of the cache, and all states together half of what is left.
+    pub fn distances(&self, tokens: usize, state: usize, per_token: usize) -> Vec<usize> {
+        let reach = (self.limit / 2).checked_div(per_token).map_or(tokens, |most| tokens.min(most));
+        let left = (self.limit - per_token * reach) / 2;
+        let spacing = left.checked_div(state).and_then(|most| reach.checked_div(most));
+        let Some(spacing) = spacing else { return Vec::new() };
+        let spacing = spacing.max(LEAST_SPACING).next_multiple_of(GRID);
+        (spacing..=reach).step_by(spacing).filter(|&at| at < tokens).collect()
     }
 
     /// The longest beginning of a prompt that the cache has.
     pub fn find(&mut self, prompt: &[u32], policy: &Policy) -> PrefixMatch {
-        let (mut best, mut tokens, mut shared) = (None, 0, 0);
+        let (mut usable, mut shared): (Vec<(usize, usize)>, usize) = (Vec::new(), 0);
         for (i, entry) in self.entries.iter().enumerate() {
             if entry.prefix.text.bank().policy() != policy {
                 continue;
             }
             let common = entry.prefix.common(prompt);
-            let usable = entry.prefix.usable(common, prompt.len());
             shared = shared.max(common);
-            if usable >= SHORTEST && usable > tokens {
-                (best, tokens) = (Some(i), usable);
-            }
+            usable.push((entry.prefix.usable(common, prompt.len()), i));
         }
+        usable.retain(|&(tokens, _)| tokens >= SHORTEST);
+        usable.sort_by(|a, b| b.cmp(a));
+        let best = usable.into_iter().find_map(|(at, i)| Some((at, i, self.entries[i].prefix.at(at)?)));
+        let tokens = best.as_ref().map_or(0, |&(tokens, ..)| tokens);
         // A state in the middle of a chunk may not be one that reading in long calls has; on the grid it always is.
-        let branch = Some(shared / GRID * GRID).filter(|&branch| branch > tokens && branch < prompt.len());
-        let Some(entry) = best.and_then(|i| self.entries.get_mut(i)) else {
-            return PrefixMatch { text: None, tokens: 0, branch };
-        };
+        let branch = Some(shared / GRID * GRID).filter(|&at| at > tokens && at < prompt.len());
+        let Some((_, used, text)) = best else { return PrefixMatch { text: None, tokens, branch } };
         self.clock += 1;
-        entry.used = self.clock;
-        let found = entry.prefix.at(tokens);
+        self.entries[used].used = self.clock;
         // Earlier states of the same text are in use as well.
-        let clock = self.clock;
         let beginnings = self.entries.iter_mut().filter(|entry| prompt.starts_with(&entry.prefix.ids));
-        beginnings.for_each(|entry| entry.used = clock);
-        match found {
-            Some(text) => PrefixMatch { text: Some(text), tokens, branch },
-            None => {
-                let branch = Some(shared / GRID * GRID).filter(|&at| at > 0 && at < prompt.len());
-                PrefixMatch { text: None, tokens: 0, branch }
-            }
-        }
+        beginnings.for_each(|entry| entry.used = self.clock);
+        PrefixMatch { text: Some(text), tokens, branch }
     }
 
     /// Keeps a text whose tokens are `ids`.
@@ -143,24 +139,25 @@ impl PrefixCache {
         }
         self.clock += 1;
         let policy = text.bank().policy();
-        let same =
-            |entry: &&mut Entry| entry.prefix.ids == ids && entry.prefix.text.bank().policy() == policy;
-        if let Some(entry) = self.entries.iter_mut().find(same) {
+        let same = |entry: &Entry| entry.prefix.ids == ids && entry.prefix.text.bank().policy() == policy;
+        let mut reason = reason;
+        if let Some(number) = self.entries.iter().position(same) {
+            let entry = &mut self.entries[number];
             entry.used = self.clock;
             if reason == Reason::End {
                 entry.reason = reason;
-                // It may have been kept without the logits after it.
-                if text.can_continue() && !entry.prefix.text.can_continue() {
-                    self.bytes -= entry.own_bytes();
-                    entry.prefix.text = text.clone();
-                    self.bytes += entry.own_bytes();
-                }
             }
-            return;
+            // It may have been kept without the logits after it.
+            if !text.can_continue() || entry.prefix.text.can_continue() {
+                return;
+            }
+            reason = entry.reason;
+            self.drop_entry(number);
         }
         let prefix = CachedPrefix { ids: ids.to_vec(), text: text.clone() };
         let entry = Entry { parts: text.bank().parts().collect(), prefix, reason, used: self.clock };
-        if text.bank().bytes() + entry.own_bytes() > self.limit {
+        let bytes: usize = entry.parts.iter().map(|(_, bytes)| bytes).sum();
+        if bytes + entry.own_bytes() > self.limit {
             return;
         }
         self.bytes += entry.own_bytes();
@@ -180,6 +177,16 @@ impl PrefixCache {
             let Some(least) = (0..self.entries.len()).min_by_key(|&i| worth(&self.entries[i])) else { break };
             self.drop_entry(least);
         }
+        #[cfg(test)]
+        assert_eq!(self.bytes, self.counted());
+    }
+
+    /// The bytes, counted again.
+    #[cfg(test)]
+    fn counted(&self) -> usize {
+        let parts: HashMap<usize, usize> = self.entries.iter().flat_map(|it| it.parts.clone()).collect();
+        let own = self.entries.iter().map(Entry::own_bytes);
+        own.sum::<usize>() + parts.values().sum::<usize>()
     }
 
     fn drop_entry(&mut self, number: usize) {
@@ -197,6 +204,13 @@ impl PrefixCache {
     }
 }
 
+/// Whether a text can go back to each of its anchors, exactly.
+pub fn goes_back(bank: &StateBank) -> bool {
+    let Policy { storage, placement, retention, .. } = bank.policy();
+    let exact = (Storage::F32, Placement::Periodic, Retention::All);
+    (*storage, *placement, *retention) == exact && bank.can_roll_back()
+}
+
 impl CachedPrefix {
     /// How many first tokens it shares with a prompt.
     pub fn common(&self, prompt: &[u32]) -> usize {
@@ -210,15 +224,13 @@ impl CachedPrefix {
         if whole {
             return common;
         }
-        let bank = self.text.bank();
-        let Policy { storage, placement, retention, .. } = bank.policy();
-        if (*storage, *placement, *retention) != (Storage::F32, Placement::Periodic, Retention::All) {
-            return 0;
-        }
+        let (bank, before) = (self.text.bank(), common.min(prompt - 1));
         let timeline = bank.timeline();
-        let before = common.min(prompt - 1);
         if bank.can_truncate() {
             return before.min(timeline.position);
+        }
+        if !goes_back(bank) {
+            return 0;
         }
         timeline.kept.iter().rev().map(|anchor| anchor.position).find(|&at| at <= before).unwrap_or(0)
     }

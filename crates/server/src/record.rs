@@ -16,6 +16,7 @@ use march_lm::generate::Text;
 use march_lm::memory::{BankFile, BankTag};
 use serde::{Deserialize, Serialize};
 
+use crate::chat::Asked;
 use crate::prefix::CachedPrefix;
 use crate::scheduler::LoadedModel;
 
@@ -73,8 +74,11 @@ pub enum Kind {
 pub struct Turn {
     /// The new messages; of a text, the prompt.
     pub messages: Vec<Message>,
-    /// The answer.
+    /// The answer, as it was written.
     pub answer: String,
+    /// The answer with its reasoning and its calls apart, if it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub said: Option<Message>,
     /// Tokens of the conversation after the turn; 0 if the chat template has since changed how the turn is written.
     pub tokens: usize,
     /// Bytes of the conversation's text after the turn.
@@ -83,6 +87,12 @@ pub struct Turn {
     pub bytes: usize,
     /// Anchors in the state after the turn.
     pub anchors: usize,
+}
+
+impl Turn {
+    fn written(&self) -> Message {
+        Message::new("assistant", self.answer.clone())
+    }
 }
 
 /// A conversation, as it is on disk.
@@ -103,6 +113,9 @@ pub struct Record {
     pub kind: Option<Kind>,
     /// The memory policy of the next turn.
     pub policy: Policy,
+    /// What the next turn asks of the chat template, such as tools.
+    #[serde(default)]
+    pub asked: Asked,
     /// The turns.
     pub turns: Vec<Turn>,
     /// The text so far, as the model read and wrote it.
@@ -127,11 +140,16 @@ pub struct SavedState {
 impl Record {
     /// All that was said, in order.
     pub fn messages(&self) -> Vec<Message> {
-        let all = self.turns.iter().flat_map(|turn| {
-            let answer = Message::new("assistant", turn.answer.clone());
-            turn.messages.iter().cloned().chain([answer])
-        });
-        all.collect()
+        self.with_answers(|turn| turn.said.clone().unwrap_or_else(|| turn.written()))
+    }
+
+    /// The same, with answers as they were written: reasoning and calls are part of their text.
+    pub fn written(&self) -> Vec<Message> {
+        self.with_answers(Turn::written)
+    }
+
+    fn with_answers(&self, answer: impl Fn(&Turn) -> Message) -> Vec<Message> {
+        self.turns.iter().flat_map(|turn| turn.messages.iter().cloned().chain([answer(turn)])).collect()
     }
 
     /// A conversation without turns.
@@ -146,6 +164,7 @@ impl Record {
             updated: now,
             kind: None,
             policy: loaded.policy().clone(),
+            asked: Asked::default(),
             turns: Vec::new(),
             text: String::new(),
             ids: Vec::new(),

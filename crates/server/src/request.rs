@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::body::{self, Keys, ListError};
-use crate::chat::{self, Asked, Continuation, Template};
+use crate::chat::{self, Asked, Continuation, Template, VALUES};
 use crate::error::ApiError;
 use crate::parts::ReplyForm;
 use crate::record::{Kind, Message};
@@ -44,9 +44,9 @@ fn has_no_effect(key: &str, value: &Value) -> Option<bool> {
     Some(match key {
         "presence_penalty" | "frequency_penalty" => zero(),
         "best_of" => one(),
-        "logit_bias" | "functions" => empty(),
+        "logit_bias" | "functions" | "tools" => empty(),
         "suffix" => value.as_str() == Some(""),
-        "function_call" => value.as_str() == Some("none"),
+        "function_call" | "tool_choice" => value.as_str() == Some("none"),
         "parallel_tool_calls" => true,
         "response_format" => value["type"] == "text",
         _ => return None,
@@ -194,38 +194,45 @@ fn common(
     })
 }
 
-/// What a request asks of the chat template.
-fn asked(keys: &mut Keys<'_>, template: &Template) -> Result<Asked> {
-    let tools = keys.take("tools")?.filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
-    let choice = keys.take("tool_choice")?;
-    if !matches!(choice.as_ref().map(|choice| choice.as_str()), None | Some(Some("auto" | "none"))) {
-        let message = "`tool_choice` can be \"auto\" or \"none\"; an answer cannot be forced to be a call";
-        return Err(ApiError::key("tool_choice", message));
-    }
-    let tools = tools.filter(|_| choice.as_ref().and_then(Value::as_str) != Some("none"));
-    if let Some(tools) = &tools {
-        let list = tools.as_array().filter(|list| {
-            list.iter().all(|tool| tool["type"] == "function" && tool["function"]["name"].is_string())
-        });
-        if list.is_none() {
+/// The most bytes of the descriptions of tools.
+const LONGEST_TOOLS: usize = 1 << 20;
+
+/// What a request asks of the chat template, and whether the answer may call tools. A conversation keeps what was asked
+/// before.
+fn asked(keys: &mut Keys<'_>, template: &Template, before: Option<&Asked>) -> Result<(Asked, bool)> {
+    let mut asked = before.cloned().unwrap_or_default();
+    if let Some(tools) = keys.take_within("tools", LONGEST_TOOLS)? {
+        let is_tool = |tool: &Value| tool["type"] == "function" && tool["function"]["name"].is_string();
+        let Some(list) = tools.as_array().filter(|list| list.iter().all(is_tool)) else {
             let message =
                 "`tools` must be a list of objects with `type` \"function\" and a `function` with a `name`";
             return Err(ApiError::key("tools", message));
-        }
-        if !template.has_calls() {
-            let message = "the model's chat template has no form for tools that the server knows, which is \
-                           `<tool_call>`; leave `tools` out";
-            return Err(ApiError::key("tools", message));
-        }
+        };
+        asked.tools = (!list.is_empty()).then_some(tools);
     }
-    let more = match keys.take("chat_template_kwargs")? {
-        None => Map::new(),
-        Some(Value::Object(more)) => more,
+    if asked.tools.is_some() {
+        template.check_calls().map_err(|message| ApiError::key("tools", message))?;
+    }
+    let choice = keys.take("tool_choice")?;
+    let choice = choice.as_ref().map_or(Some("auto"), Value::as_str);
+    if !matches!(choice, Some("auto" | "none")) {
+        let message = "`tool_choice` can be \"auto\" or \"none\"; an answer cannot be forced to be a call";
+        return Err(ApiError::key("tool_choice", message));
+    }
+    match keys.take("chat_template_kwargs")? {
+        None => {}
+        Some(Value::Object(more)) => {
+            if let Some(own) = VALUES.into_iter().find(|own| more.contains_key(*own)) {
+                let message = format!("`chat_template_kwargs` has `{own}`, which the server itself sets");
+                return Err(ApiError::key("chat_template_kwargs", message));
+            }
+            asked.more = more;
+        }
         Some(_) => {
             return Err(ApiError::key("chat_template_kwargs", "`chat_template_kwargs` must be an object"));
         }
-    };
-    Ok(Asked { tools, more })
+    }
+    Ok((asked, choice == Some("auto")))
 }
 
 /// The prompts of a request.
@@ -305,9 +312,10 @@ impl Context<'_> {
         self.tokenizer.encode(text).map_err(|error| ApiError::key(key, error.to_string()))
     }
 
-    /// Where a later chat may depart from this one: before the last message and before the one that it answers, and after
-    /// the first. These are the numbers of tokens that the prompt shares with the prompts of fewer messages.
-    fn ends(&self, messages: &[Message], asked: &Asked, ids: &[u32]) -> Vec<usize> {
+    /// Where a later chat may depart from this one: before the last message and before the one that it answers, after the
+    /// first, and before the answer. These are the numbers of tokens that the prompt shares with the prompts of fewer
+    /// messages. The prompt's first `known.1` tokens are the text `known.0`, if all of that is kept already.
+    fn ends(&self, messages: &[Message], asked: &Asked, ids: &[u32], known: (&str, usize)) -> Vec<usize> {
         /// A shorter prompt is read again.
         const SHORT: usize = 64;
         if ids.len() < SHORT {
@@ -316,13 +324,18 @@ impl Context<'_> {
         let count = messages.len();
         let mut counts = vec![1, count.saturating_sub(2), count - 1, count];
         counts.retain(|&count| count > 0);
+        counts.sort_unstable();
         counts.dedup();
         let shared = |count: usize| {
             let text = self.template.begun(&messages[..count], asked)?;
-            let beginning = self.tokenizer.encode(&text).ok()?;
-            Some(beginning.iter().zip(ids).take_while(|(a, b)| a == b).count())
+            let beginning = self.tokenizer.encode(text.strip_prefix(known.0)?).ok()?;
+            Some(known.1 + beginning.iter().zip(&ids[known.1..]).take_while(|(a, b)| a == b).count())
         };
-        counts.into_iter().filter_map(shared).filter(|&at| at > 0 && at < ids.len()).collect()
+        let mut ends: Vec<usize> = counts.into_iter().filter_map(shared).collect();
+        ends.retain(|&at| at > known.1 && at < ids.len());
+        ends.sort_unstable();
+        ends.dedup();
+        ends
     }
 
     /// Opens the conversation that a request continues, if it names one.
@@ -372,6 +385,7 @@ impl ParsedRequest {
                 kind: Kind::Text,
                 text: format!("{}{said}", open.record.text),
                 messages: vec![Message::new("user", said)],
+                asked: Asked::default(),
                 rewritten: false,
             };
             prompt.splice(..0, open.record.ids.iter().copied());
@@ -385,28 +399,37 @@ impl ParsedRequest {
         let mut keys = Keys::of_body(body)?;
         let open = context.conversation(&mut keys, Kind::Chat)?;
         let messages = chat::messages(keys.raw("messages"))?;
-        let asked = asked(&mut keys, context.template)?;
+        let before = open.as_ref().map(|open| &open.record.asked);
+        let (asked, calls) = asked(&mut keys, context.template, before)?;
         let refused = |message: String| ApiError::key("messages", message);
-        let form;
-        let (ids, conversation) = match open {
+        let form = |prompt: &str| context.template.reply_form(prompt, asked.tools.as_ref().filter(|_| calls));
+        let (ids, form, ends, conversation) = match open {
             None => {
                 let prompt = context.template.render_with(&messages, &asked).map_err(refused)?;
-                form = context.template.reply_form(&prompt, &asked);
-                (context.encode(&prompt, "messages")?, None)
+                let ids = context.encode(&prompt, "messages")?;
+                let ends = context.ends(&messages, &asked, &ids, ("", 0));
+                (ids, form(&prompt), ends, None)
             }
             Some(open) => {
-                let next = context.template.continued(&open.record, &messages, &asked).map_err(refused)?;
                 let record = &open.record;
-                let (Continuation::After(text) | Continuation::Instead(text)) = &next;
-                form = context.template.reply_form(text, &asked);
-                let (ids, text, rewritten) = match next {
+                let next = context.template.continued(record, &messages, &asked).map_err(refused)?;
+                let (ids, text, ends, rewritten) = match next {
                     Continuation::After(rest) => {
-                        let new = context.encode(&rest, "messages")?;
-                        ([&record.ids[..], &new].concat(), format!("{}{rest}", record.text), false)
+                        let ids = [&record.ids[..], &context.encode(&rest, "messages")?].concat();
+                        let all = [record.written(), messages.clone()].concat();
+                        let ends = context.ends(&all, &asked, &ids, (&record.text, record.ids.len()));
+                        (ids, format!("{}{rest}", record.text), ends, false)
                     }
-                    Continuation::Instead(whole) => (context.encode(&whole, "messages")?, whole, true),
+                    Continuation::Instead(whole) => {
+                        let ids = context.encode(&whole, "messages")?;
+                        let all = [record.messages(), messages.clone()].concat();
+                        let ends = context.ends(&all, &asked, &ids, ("", 0));
+                        (ids, whole, ends, true)
+                    }
                 };
-                (ids, Some((open, NewTurn { kind: Kind::Chat, messages: messages.clone(), text, rewritten })))
+                let form = form(&text);
+                let turn = NewTurn { kind: Kind::Chat, messages, text, asked, rewritten };
+                (ids, form, ends, Some((open, turn)))
             }
         };
         let top = keys.whole("top_logprobs", Some((MOST_TOP, "")))?;
@@ -428,7 +451,6 @@ impl ParsedRequest {
             common(&mut keys, most.or(old).unwrap_or(left.clamp(1, CHAT_TOKENS)), context, open)?;
         common.limits.stop.extend(context.template.stop());
         end(keys)?;
-        let ends = context.ends(&messages, &asked, &ids);
         let request = Self::new(vec![ids], common, false, logprobs, conversation, context)?;
         Ok(Self { ends, form, ..request })
     }

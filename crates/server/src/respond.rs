@@ -117,14 +117,15 @@ async fn end(
     conversation: Option<(OpenSession, NewTurn)>,
 ) -> Result<(), ApiError> {
     let Some(finished) = answer.finished.take() else { return Ok(()) };
-    let (policy, said, recall) = (request.policy.clone(), answer.text().to_string(), request.recall);
+    let (policy, recall) = (request.policy.clone(), request.recall);
+    let (text, said) = (answer.text().to_string(), answer.said());
     let app = Arc::clone(app);
     let more = spawn_blocking(move || {
         let tokenizer = app.loaded.tokenizer();
         let recall = if recall { recall::json(&finished, tokenizer).map_err(broken)? } else { Value::Null };
         let (mut session, mut turn) = (None, None);
         if let Some((mut open, new)) = conversation {
-            open.finish(&new, &said, &policy, &finished)?;
+            open.finish(&new, (&text, said), &policy, &finished, (&app.template, tokenizer))?;
             (session, turn) = (Some(open.id.clone()), Some(open.record.turns.len()));
         }
         let anchors = finished.prefix.text.bank().timeline().kept.len();

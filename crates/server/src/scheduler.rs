@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use march_lm::Pipeline;
-use march_lm::anchors::{Placement, Policy, Retention, Storage};
+use march_lm::anchors::Policy;
 use march_lm::generate::{GRID, Inference, Sampling, Session, Text};
 use march_lm::memory::{BankTag, StateBank};
 use march_lm::model::{Part, TraceCell};
@@ -21,7 +21,7 @@ use march_lm::{Error, Result};
 use crate::choice::Choice;
 use crate::job::{Event, Failure, Job, Jobs, NextJob, ScoredToken};
 use crate::metrics::Metrics;
-use crate::prefix::{PrefixCache, PrefixMatch, Reason};
+use crate::prefix::{CachedPrefix, PrefixCache, PrefixMatch, Reason, goes_back};
 use crate::slices::Slices;
 
 /// A model that is ready to run, and what identifies it in files.
@@ -96,6 +96,8 @@ struct ActiveJob {
     scores: Vec<ScoredToken>,
     /// Whether the state has the bits of any other way to read the prompt, so that other requests may continue from it.
     exact: bool,
+    /// The prompt up to the end of its last message, for a conversation.
+    departure: Option<CachedPrefix>,
     state: State,
 }
 
@@ -177,19 +179,21 @@ impl Scheduler<'_> {
                 NextJob::Never => return false,
             };
             match self.begin(&mut job) {
-                Ok((cached, state)) => {
-                    self.active.push_back(ActiveJob { job, cached, scores: Vec::new(), exact: true, state });
+                Ok((cached, departure, state)) => {
+                    let scores = Vec::new();
+                    self.active.push_back(ActiveJob { job, cached, scores, exact: true, departure, state });
                 }
                 Err(error) => job.fail(Failure::Refused(error.to_string())),
             }
         }
     }
 
-    /// Finds how much of a prompt is known already: the number of tokens, and the state to begin with.
-    fn begin(&mut self, job: &mut Job) -> Result<(usize, State)> {
+    /// Finds how much of a prompt is known already: the number of tokens, where its last message ends if that is among
+    /// them, and the state to begin with.
+    fn begin(&mut self, job: &mut Job) -> Result<(usize, Option<CachedPrefix>, State)> {
         let model = self.loaded.model();
         if job.score_prompt {
-            return Ok((0, State::Scoring(Box::new(model.bank(job.policy.clone())?), 0)));
+            return Ok((0, None, State::Scoring(Box::new(model.bank(job.policy.clone())?), 0)));
         }
         let PrefixMatch { mut text, mut tokens, mut branch } = self.cache.find(&job.prompt, &job.policy);
         if let Some(prefix) = job.prefix.take().filter(|prefix| prefix.text.bank().policy() == &job.policy) {
@@ -206,11 +210,23 @@ impl Scheduler<'_> {
             None => Text::new(model.bank(job.policy.clone())?),
         };
         self.metrics.cached_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+        let departure = match job.departure() {
+            Some(end) if end == tokens => Some(text.without_logits()),
+            Some(end) if end < tokens => {
+                let found = self.cache.find(&job.prompt[..=end], &job.policy);
+                found.text.filter(|_| found.tokens == end)
+            }
+            _ => None,
+        };
+        let departure = departure.map(|text| {
+            let ids = job.prompt[..text.tokens()].to_vec();
+            CachedPrefix { ids, text }
+        });
         let mut session = Box::new(Session::new(text, Sampling::greedy())?);
         session.set_trace(job.recall.then(TraceCell::default));
-        let places = self.places(job, tokens, branch, session.text().bank().can_truncate());
+        let places = self.places(job, tokens, branch, session.text().bank());
         session.push(&job.prompt[tokens..places[0].0]);
-        Ok((tokens, State::Reading(session, places)))
+        Ok((tokens, departure, State::Reading(session, places)))
     }
 
     /// Where the state of a prompt is kept while it is read from token `begin` on; the end comes last.
@@ -219,41 +235,41 @@ impl Scheduler<'_> {
         job: &Job,
         begin: usize,
         branch: Option<usize>,
-        truncates: bool,
+        bank: &StateBank,
     ) -> VecDeque<(usize, Reason)> {
         let end = job.prompt.len();
-        let mut places = vec![(end, Reason::End)];
-        // Another text shares the prompt up to here: the next such prompt starts from it.
-        places.extend(branch.map(|at| (at, Reason::End)));
+        // Another text shares the prompt up to the branch: the next such prompt starts from it.
+        let mut ends: Vec<usize> = branch.into_iter().collect();
+        let mut places = Vec::new();
         // Attention continues from any token.
-        if !truncates {
-            places.extend(job.ends.iter().map(|&at| (at, Reason::End)));
-            let spacing = self.cache.spacing(end, self.state_bytes(&job.policy));
-            let at = spacing.into_iter().flat_map(|spacing| (spacing..end).step_by(spacing));
-            places.extend(at.map(|at| (at, Reason::Distance)));
+        if !bank.can_truncate() {
+            ends.extend(&job.ends);
+            if !goes_back(bank) {
+                let distances = self.distances(end, &job.policy);
+                places.extend(distances.into_iter().map(|at| (at, Reason::Distance)));
+            }
         }
         // A model whose bits depend on where calls end can only continue from the grid.
         if !self.any_calls {
-            places.push(((end - 1) / GRID * GRID, Reason::End));
-            places.retain(|&(at, _)| at == end || at.is_multiple_of(GRID));
+            ends.push(end - 1);
+            ends.iter_mut().for_each(|at| *at = *at / GRID * GRID);
         }
+        places.extend(ends.into_iter().map(|at| (at, Reason::End)));
+        places.retain(|&(at, _)| at > begin && at < end);
         // The end stays, even if all is known.
-        places.retain(|&(at, _)| at == end || at > begin && at < end);
+        places.push((end, Reason::End));
         places.sort_by_key(|&(at, reason)| (at, reason == Reason::Distance));
         places.dedup_by_key(|&mut (at, _)| at);
         places.into()
     }
 
-    /// Bytes of a kept state, without what grows with every token; 0 if a model goes back to its anchors instead.
-    fn state_bytes(&self, policy: &Policy) -> usize {
-        let exact = (Storage::F32, Placement::Periodic, Retention::All);
-        if policy.interval.is_some() && (policy.storage, policy.placement, policy.retention) == exact {
-            return 0;
-        }
+    /// Where states are kept in a prompt only because the last one is far away.
+    fn distances(&self, tokens: usize, policy: &Policy) -> Vec<usize> {
+        const FEW: usize = 16 * GRID;
         let model = self.loaded.model();
         // Both are on the grid, where no chunk is open.
-        let [once, twice] = [16 * GRID, 32 * GRID].map(|tokens| model.memory_bytes(tokens, policy));
-        (2 * once).saturating_sub(twice)
+        let [once, twice] = [FEW, 2 * FEW].map(|tokens| model.memory_bytes(tokens, policy));
+        self.cache.distances(tokens, (2 * once).saturating_sub(twice), (twice - once) / FEW)
     }
 
     fn drop_cancelled(&mut self) {
@@ -364,7 +380,13 @@ impl Scheduler<'_> {
                 if active.exact && (self.any_calls || read.is_multiple_of(GRID)) {
                     match read == prompt.len() {
                         true => self.cache.keep(prompt, session.text(), reason),
-                        false => self.cache.keep(&prompt[..read], &session.text().without_logits(), reason),
+                        false => {
+                            let text = session.text().without_logits();
+                            self.cache.keep(&prompt[..read], &text, reason);
+                            if active.job.departure() == Some(read) {
+                                active.departure = Some(CachedPrefix { ids: prompt[..read].to_vec(), text });
+                            }
+                        }
                     }
                 }
                 if let Some(&(next, _)) = places.front() {
@@ -378,7 +400,7 @@ impl Scheduler<'_> {
             }
             other => other,
         };
-        let ActiveJob { job, state, .. } = &mut active;
+        let ActiveJob { job, state, departure, .. } = &mut active;
         let State::Writing(choices) = state else { return Ok(Some(active)) };
         let mut over = Vec::new();
         for (i, choice) in choices.iter_mut().enumerate().filter(|(_, choice)| choice.session.is_ready()) {
@@ -393,7 +415,7 @@ impl Scheduler<'_> {
                 self.cache.keep(&prefix.ids, &prefix.text, Reason::End);
             }
             if job.whole || job.recall {
-                let finished = Box::new(choice.finish(prefix, self.any_calls));
+                let finished = Box::new(choice.finish(prefix, departure.take(), self.any_calls));
                 job.events.add(Event::Finished(finished));
             }
         }

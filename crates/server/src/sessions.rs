@@ -8,8 +8,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use march_lm::anchors::Policy;
 use march_lm::memory::BankTag;
+use march_lm::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use crate::chat::{Asked, Continuation, Template};
 use crate::error::ApiError;
 use crate::job::FinishedChoice;
 use crate::prefix::CachedPrefix;
@@ -234,7 +236,7 @@ impl Sessions {
             .iter()
             .map(|turn| {
                 json!({
-                    "messages": turn.messages, "answer": turn.answer, "tokens": turn.tokens,
+                    "messages": turn.messages, "answer": turn.answer, "said": turn.said, "tokens": turn.tokens,
                     "bytes": turn.bytes, "anchors": turn.anchors,
                 })
             })
@@ -442,18 +444,40 @@ pub struct NewTurn {
     pub messages: Vec<Message>,
     /// The text of the whole conversation up to the answer.
     pub text: String,
+    /// What was asked of the chat template.
+    pub asked: Asked,
     /// Whether the text does not begin with the conversation so far, because the chat template writes it in another way.
     pub rewritten: bool,
 }
 
+/// Whether the next turn of a conversation continues from `departure` and not from the end of the last answer, because the
+/// chat template then writes that answer in another way, usually without its reasoning.
+fn departs(
+    record: &Record,
+    departure: &CachedPrefix,
+    (template, tokenizer): (&Template, &Tokenizer),
+) -> bool {
+    let calls =
+        record.turns.last().is_some_and(|turn| turn.said.as_ref().is_some_and(|it| it.tool_calls.is_some()));
+    let next = Message::new(if calls { "tool" } else { "user" }, String::new());
+    match template.continued(record, &[next], &record.asked) {
+        Ok(Continuation::Instead(whole)) => {
+            tokenizer.encode(&whole).is_ok_and(|ids| ids.starts_with(&departure.ids))
+        }
+        _ => false,
+    }
+}
+
 impl OpenSession {
-    /// Adds a turn with its answer. When this returns, the turn is on the disk, if the server has a folder.
+    /// Adds a turn with its answer, and, if that has parts, with these as a message. When this returns, the turn is on the
+    /// disk, if the server has a folder.
     pub fn finish(
         &mut self,
         turn: &NewTurn,
-        answer: &str,
+        (answer, said): (&str, Option<Message>),
         policy: &Policy,
         finished: &FinishedChoice,
+        context: (&Template, &Tokenizer),
     ) -> Result<()> {
         let mut record = Record::clone(&self.record);
         if turn.rewritten {
@@ -463,18 +487,24 @@ impl OpenSession {
         }
         record.kind = Some(turn.kind);
         record.policy = policy.clone();
+        record.asked = turn.asked.clone();
         record.updated = seconds();
         record.ids.clone_from(&finished.prefix.ids);
         record.text = format!("{}{answer}", turn.text);
         record.turns.push(Turn {
             messages: turn.messages.clone(),
             answer: answer.into(),
+            said,
             tokens: record.ids.len(),
             text_bytes: record.text.len(),
             bytes: finished.bytes,
             anchors: finished.prefix.text.bank().timeline().kept.len(),
         });
-        self.replace(record, finished.exact.then(|| finished.prefix.clone()))
+        let prefix = match &finished.departure {
+            Some(departure) if departs(&record, departure, context) => departure,
+            _ => &finished.prefix,
+        };
+        self.replace(record, finished.exact.then(|| prefix.clone()))
     }
 
     /// Replaces the conversation, first on the disk, then in memory.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::anyhow;
 use clap::Args;
@@ -11,7 +12,7 @@ use march_lm::Error;
 use march_lm::disk::{BUILT_IN, EXAMPLE};
 use march_lm::generate::{Generator, Limits, StopReason, Text};
 use march_lm::memory::BankFile;
-use march_server::{Message, Template};
+use march_server::{Asked, Message, Part, PrefixCache, Reason, Splitter, Template};
 
 use super::bank::{self, Advice, Place};
 use super::open::{ModelArgs, OpenedModel, RUNS, newest};
@@ -28,8 +29,8 @@ use crate::interrupt;
 
 Each line is a turn. It is written as the model's chat template says; a model without one reads the user prefix,
 the line and the assistant prefix, and writes until the user prefix. An answer also ends at the end of the text
-or at --max-tokens. Earlier turns are not read again: the memory holds them. Lines that begin with a slash are
-commands; /help lists them. Ctrl-C ends an answer.")]
+or at --max-tokens. Earlier turns are not read again: the memory holds them. What a model thinks before it answers is folded
+away. Lines that begin with a slash are commands; /help lists them. Ctrl-C ends an answer.")]
 pub struct Chat {
     #[command(flatten)]
     model: ModelArgs,
@@ -51,6 +52,7 @@ pub struct Chat {
 const HELP: &str = "\
 /help                 this help
 /memory               tokens read so far, kept anchors, and bytes
+/reasoning            what the model thought before its last answer
 /undo                 undo the last turn
 /rollback N           roll back to the last kept anchor at or before N tokens
 /reset                forget everything
@@ -62,6 +64,9 @@ const ADVICE: Advice = Advice { continue_with: "continue it with /load", replace
 
 /// Number of turns that can be undone; each keeps a state of every layer.
 const UNDO_TURNS: usize = 8;
+
+/// Bytes of states from which a conversation continues if its template writes it in another way than it was written.
+const CACHE_BYTES: usize = 1 << 30;
 
 impl Chat {
     /// Answers until the input ends.
@@ -80,8 +85,17 @@ impl Chat {
             limits.stop.push(user.trim_end().to_string());
         }
         let generator = opened.generator(bank::empty(&opened)?, sampling)?;
-        let (said, forks, own) = (Transcript::default(), VecDeque::new(), Vec::new());
-        let mut chat = Conversation { form, opened: &opened, limits, generator, said, forks, own };
+        let mut chat = Conversation {
+            form,
+            opened: &opened,
+            limits,
+            generator,
+            said: Transcript::default(),
+            cache: PrefixCache::new(CACHE_BYTES),
+            forks: VecDeque::new(),
+            own: Vec::new(),
+            terminal: std::io::stdin().is_terminal(),
+        };
         if self.example {
             chat.begin_with(EXAMPLE)?;
         }
@@ -118,8 +132,19 @@ enum Form {
 #[derive(Clone, Default)]
 struct Transcript {
     messages: Vec<Message>,
-    /// The messages as text.
+    /// The same with answers as they were written: reasoning is part of their text.
+    written: Vec<Message>,
+    /// The messages as text, and as tokens.
     text: String,
+    ids: Vec<u32>,
+}
+
+/// What the model must read of a turn.
+struct Unread {
+    /// Its tokens, divided where the message ends.
+    parts: Vec<Vec<u32>>,
+    /// What the answer has besides text.
+    splitter: Splitter,
 }
 
 /// A conversation.
@@ -129,22 +154,25 @@ struct Conversation<'a> {
     limits: Limits,
     generator: Generator,
     said: Transcript,
+    /// States of earlier parts of the conversation.
+    cache: PrefixCache,
     /// The text before each of the last turns.
     forks: VecDeque<(Text, Transcript)>,
     /// The identities of the files that this text was loaded from or saved to ([`BankFile::identity`]).
     own: Vec<String>,
+    /// Whether somebody types.
+    terminal: bool,
 }
 
 impl Conversation<'_> {
     fn run(mut self) -> anyhow::Result<()> {
         let mut stdin = std::io::stdin().lock();
-        let terminal = stdin.is_terminal();
-        if terminal {
+        if self.terminal {
             note!("/help lists the commands; /quit or Ctrl-D quits");
         }
         let mut line = Vec::new();
         loop {
-            if terminal {
+            if self.terminal {
                 // The prompt is optional, so ignore errors.
                 let mut aside = std::io::stderr();
                 let _ = write!(aside, "> ").and_then(|()| aside.flush());
@@ -214,57 +242,146 @@ impl Conversation<'_> {
         self.said = said;
     }
 
-    /// What the model reads of a message: its text, and all that was said until then. If the template writes the
-    /// conversation in another way than before, the text is that of the whole conversation, and the memory is emptied.
-    fn prompt(&mut self, role: &str, content: &str) -> march_lm::Result<String> {
+    /// What the model must read for a message. If the template writes the conversation in another way than before, the
+    /// memory goes back to the last state of it that is known.
+    fn prompt(&mut self, role: &str, content: &str) -> march_lm::Result<Unread> {
+        let tokenizer = self.opened.tokenizer();
+        let plain = |text: &str| {
+            Ok(Unread { parts: vec![tokenizer.encode(text)?], splitter: Splitter::new(Default::default()) })
+        };
         let template = match &self.form {
-            Form::Prefixes { .. } if role == "system" => return Ok(content.into()),
-            Form::Prefixes { user, assistant } => return Ok(format!("{user}{content}{assistant}")),
+            Form::Prefixes { .. } if role == "system" => return plain(content),
+            Form::Prefixes { user, assistant } => return plain(&format!("{user}{content}{assistant}")),
             Form::Template(template) => template,
         };
-        self.said.messages.push(Message::new(role, content.into()));
-        let whole = template.render(&self.said.messages).map_err(Error::Request)?;
-        let rest = match whole.strip_prefix(&self.said.text) {
-            Some(rest) => rest.to_string(),
-            None => {
-                self.generator.set_text(Text::new(self.opened.model().bank(self.opened.policy().clone())?));
-                whole.clone()
+        let (asked, said) = (Asked::default(), &mut self.said);
+        for list in [&mut said.messages, &mut said.written] {
+            list.push(Message::new(role, content.into()));
+        }
+        let written = template.render(&said.written).ok();
+        let rest = written.as_ref().and_then(|whole| whole.strip_prefix(&said.text));
+        let (ids, ended, whole) = match (rest, written.as_ref()) {
+            (Some(rest), Some(whole)) => {
+                let ended = template.begun(&said.written, &asked);
+                let ended = ended.as_ref().and_then(|text| text.strip_prefix(&said.text));
+                (tokenizer.encode(rest)?, tokenizer.encode(ended.unwrap_or_default())?, whole.clone())
+            }
+            _ => {
+                let whole = template.render(&said.messages).map_err(Error::Request)?;
+                let mut ids = tokenizer.encode(&whole)?;
+                let mut ended =
+                    tokenizer.encode(&template.begun(&said.messages, &asked).unwrap_or_default())?;
+                let found = self.cache.find(&ids, self.opened.policy());
+                let text = match found.text {
+                    Some(text) => text,
+                    None => Text::new(self.opened.model().bank(self.opened.policy().clone())?),
+                };
+                self.generator.set_text(text);
+                said.ids = ids.drain(..found.tokens).collect();
+                ended.drain(..found.tokens.min(ended.len()));
+                (ids, ended, whole)
             }
         };
-        self.said.text = whole;
-        Ok(rest)
+        let end = ids.iter().zip(&ended).take_while(|(a, b)| a == b).count();
+        let (message, opening) = ids.split_at(end);
+        let parts = [message, opening].into_iter().filter(|part| !part.is_empty());
+        let splitter = Splitter::new(template.reply_form(&whole, None));
+        said.text = whole;
+        Ok(Unread { parts: parts.map(<[u32]>::to_vec).collect(), splitter })
     }
 
     /// Returns why the answer ended; `None` if reading was interrupted before it.
     fn read_and_answer(&mut self, turn: &str) -> march_lm::Result<Option<StopReason>> {
-        let prompt = self.prompt("user", turn)?;
-        if !self.read(&prompt)? {
+        let mut unread = self.prompt("user", turn)?;
+        let (known, began) = (self.generator.text().tokens(), Instant::now());
+        if !self.read(&unread)? {
             return Ok(None);
         }
-        let (mut answer, trims) = (String::new(), matches!(self.form, Form::Template(_)));
-        let mut show_and_keep = |piece: &str| {
+        let (read, reading) = (self.generator.text().tokens() - known, began.elapsed());
+        let (mut answer, mut message) = (String::new(), Message::new("assistant", String::new()));
+        let trims = matches!(self.form, Form::Template(_));
+        let mut thoughts = String::new();
+        let mut add = |parts: Vec<Part>| {
+            let mut shown = String::new();
+            for part in parts {
+                match part {
+                    Part::Reasoning(text) => thoughts += &text,
+                    Part::Content(text) => shown += &text,
+                    Part::Call(name, arguments) => shown += &format!("{name}({arguments})"),
+                }
+            }
             // A template's answer begins a line, whatever the tokenizer puts between words.
-            let begins = trims && answer.trim_start().is_empty();
-            answer += piece;
-            show(if begins { piece.trim_start() } else { piece })
+            let begins = trims && message.content.trim_start().is_empty();
+            message.content += &shown;
+            show(if begins { shown.trim_start() } else { &shown })
         };
-        let written = self.generator.write(self.opened.tokenizer(), &self.limits, &mut show_and_keep)?;
+        let (tokenizer, began, mut written) = (self.opened.tokenizer(), Instant::now(), 0);
+        self.generator.begin(tokenizer, &self.limits)?;
+        let ended = loop {
+            let piece = self.generator.advance(tokenizer)?;
+            written += usize::from(piece.token.is_some());
+            self.said.ids.extend(piece.token.filter(|_| piece.ended.is_none()));
+            answer += &piece.text;
+            let asked = add(unread.splitter.push(&piece.text)).is_break();
+            match piece.ended {
+                None if asked => {
+                    let rest = self.generator.finish(tokenizer)?;
+                    answer += &rest;
+                    let _ = add(unread.splitter.push(&rest));
+                    break StopReason::Requested;
+                }
+                None => {}
+                Some(ended) => break ended,
+            }
+        };
+        let _ = add(unread.splitter.finish());
         let _ = show("\n");
+        // Before a stop string, the last tokens are others than those that were sampled.
+        let text = self.generator.text();
+        self.said.ids.truncate(text.tokens() - text.unread().len());
+        self.said.ids.extend(text.unread());
         self.said.text += &answer;
-        self.said.messages.push(Message::new("assistant", answer));
-        Ok(Some(written.ended))
+        self.said.written.push(Message::new("assistant", answer));
+        message.reasoning_content = Some(thoughts).filter(|text| !text.is_empty());
+        if self.terminal {
+            let rate =
+                |tokens: usize, time: std::time::Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+            let folded =
+                if message.reasoning_content.is_some() { "; /reasoning shows what it thought" } else { "" };
+            note!(
+                "{} tokens, {:.1} per second; {} read, {:.0} per second, {} known{folded}",
+                thousands(written),
+                rate(written, began.elapsed()),
+                thousands(read),
+                rate(read, reading),
+                thousands(known)
+            );
+        }
+        self.said.messages.push(message);
+        Ok(Some(ended))
     }
 
-    /// Reads a text; whether it was not interrupted.
-    fn read(&mut self, text: &str) -> march_lm::Result<bool> {
-        let ids = self.opened.tokenizer().encode(text)?;
-        let mut progress = Progress::new("read", "tokens", ids.len());
-        let whole = self.generator.read(&ids, &mut |left| {
-            progress.at(ids.len().saturating_sub(left));
-            if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
+    /// Reads a turn; whether it was not interrupted. States are kept where its parts end.
+    fn read(&mut self, unread: &Unread) -> march_lm::Result<bool> {
+        let mut left: usize = unread.parts.iter().map(Vec::len).sum();
+        let mut progress = Progress::new("read", "tokens", left);
+        let all = left;
+        for part in &unread.parts {
+            left -= part.len();
+            let whole = self.generator.read(part, &mut |of_part| {
+                progress.at(all.saturating_sub(left + of_part));
+                if interrupt::asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            if !whole {
+                return Ok(false);
+            }
+            self.said.ids.extend(part);
+            if matches!(self.form, Form::Template(_)) {
+                self.cache.keep(&self.said.ids, &self.generator.text().without_logits(), Reason::End);
+            }
+        }
         progress.finish();
-        Ok(whole)
+        Ok(true)
     }
 
     /// Keeps a text for `/undo`.
@@ -282,6 +399,11 @@ impl Conversation<'_> {
         match name {
             "help" => return Ok(HELP.into()),
             "memory" => {}
+            "reasoning" => {
+                let last =
+                    self.said.messages.iter().rev().find_map(|message| message.reasoning_content.clone());
+                return Ok(last.unwrap_or_else(|| "no answer of this conversation has any reasoning".into()));
+            }
             "undo" => match self.forks.pop_back() {
                 Some(before) => self.set(before),
                 None => {

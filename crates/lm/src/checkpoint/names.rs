@@ -45,6 +45,8 @@ impl Change {
 
     pub fn apply(self, number: f32) -> f32 {
         match self {
+            // A sum with 0 would change the sign of -0.
+            Self::NONE => number,
             Self::Add(shift) => number + shift,
             Self::LogOfNegative => (-number).ln(),
         }
@@ -201,6 +203,9 @@ fn attention(own: &str, gated: Option<(usize, usize)>) -> (&str, Rows) {
         }
         ("g_proj.weight", Some((heads, width))) => {
             ("q_proj.weight", Some(of_each(heads, 2 * width, width..2 * width)))
+        }
+        ("g_proj.bias", Some((heads, width))) => {
+            ("q_proj.bias", Some(of_each(heads, 2 * width, width..2 * width)))
         }
         _ => (own, None),
     }

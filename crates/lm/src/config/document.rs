@@ -143,9 +143,13 @@ impl Document {
         self.keys.iter().filter(|(key, _)| !self.known.contains(key))
     }
 
-    /// An error about a key, with its location.
+    /// An error about a key, with its location. The message may name other keys; all have their names in the file.
     pub(crate) fn error(&self, key: &str, message: impl Into<String>) -> Error {
         let place = self.places.get(key).unwrap_or(&self.origin);
+        let theirs = |message: String, (ours, theirs): (&String, &String)| {
+            message.replace(&format!("`{ours}`"), &format!("`{theirs}`"))
+        };
+        let message = self.names.iter().fold(message.into(), theirs);
         match self.names.get(key) {
             Some(name) => Error::config(place, name, message),
             None => Error::config(place, &format!("{}{key}", self.prefix), message),

@@ -123,6 +123,11 @@ impl Generator {
         self.session.advance(tokenizer)
     }
 
+    /// Ends at the caller's request; returns the text that was held back.
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
+        self.session.finish(tokenizer)
+    }
+
     /// Continues the text. For each token, `show` receives the text that has become final, which may be empty, and may
     /// stop. Afterwards the text consists of exactly what was there before and what was shown: a stop string or
     /// end-of-text token is not part of it.

@@ -54,6 +54,11 @@ pub trait Memory: Any + Send + Sync {
     /// Loads the tensors of a file into the memory of an empty text.
     fn load(&mut self, file: &LayerReader<'_>) -> Result<()>;
 
+    /// Whether [`Memory::rollback`] is possible, to any anchor that is kept.
+    fn can_roll_back(&self) -> bool {
+        self.can_truncate()
+    }
+
     /// Returns to the state right after `anchor`, which has index `place` among the anchors that all layers keep.
     /// Returns the precision of the restored state.
     fn rollback(&mut self, _: Anchor, _place: usize) -> Result<Storage> {
@@ -191,10 +196,17 @@ impl StateBank {
         self.layers.iter_mut().try_for_each(|layer| layer.permute_keys(order))
     }
 
-    /// Everything that is kept, with an identity that is equal for the same tensor in another bank, and its bytes.
+    /// Everything that is kept, with an identity that is equal for the same tensor in another bank, and the bytes of memory
+    /// that it takes, with the spare room of what grows.
     pub fn parts(&self) -> impl Iterator<Item = (usize, usize)> {
         let tensors = self.layers.iter().flat_map(|layer| layer.tensors());
-        tensors.map(|tensor| (tensor.identity(), tensor.bytes()))
+        tensors.map(|tensor| (tensor.identity(), tensor.held_bytes()))
+    }
+
+    /// Whether every layer can go back to any anchor that is kept ([`StateBank::rollback`]). In a stack where only some
+    /// of the recurrent layers have anchors, the others cannot.
+    pub fn can_roll_back(&self) -> bool {
+        self.policy.interval.is_some() && self.layers.iter().all(|layer| layer.can_roll_back())
     }
 
     /// Whether every layer keeps each token apart, as attention does, so that [`StateBank::truncate`] is possible.
@@ -210,12 +222,6 @@ impl StateBank {
         self.layers.iter_mut().try_for_each(|layer| layer.truncate(tokens))?;
         self.timeline.position = tokens;
         Ok(true)
-    }
-
-    /// Bytes of the layers that do not keep each token apart.
-    pub fn state_bytes(&self) -> usize {
-        let states = self.layers.iter().filter(|layer| !layer.can_truncate());
-        states.map(|layer| layer.bytes()).sum()
     }
 
     /// Size of everything that is kept, in bytes.

@@ -241,7 +241,7 @@ fn hybrids_of_flash_linear_attention_are_read() {
     ] {
         let mut other = attn.clone();
         other[key] = value;
-        refused(with(other), &["`attn` "]);
+        refused(with(other), &["`attn"]);
     }
 }
 

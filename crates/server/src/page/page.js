@@ -309,14 +309,7 @@ async function undo(number) {
 
 // Turns
 
-const ROLES = { user: "You", assistant: "Assistant", system: "System", developer: "Developer" };
-
-/** The reasoning and the rest of an answer, whose reasoning may have begun in the prompt. */
-function divided(text) {
-  const end = text.indexOf("</think>");
-  if (end < 0) return ["", text];
-  return [text.slice(0, end).replace("<think>", "").trim(), text.slice(end + "</think>".length)];
-}
+const ROLES = { user: "You", assistant: "Assistant", system: "System", developer: "Developer", tool: "Tool" };
 
 /** Reasoning, folded away; hidden while there is none. */
 function thoughts(text) {
@@ -326,11 +319,17 @@ function thoughts(text) {
   return view;
 }
 
-function message(role, text) {
-  const [thought, said] = role === "assistant" ? divided(text) : ["", text];
-  const body = make("div", { className: "text", dir: "auto" }, role === "assistant" ? said.trimStart() : said);
+function message(role, text, reasoning = "") {
+  const body = make("div", { className: "text", dir: "auto" }, role === "assistant" ? text.trimStart() : text);
   return make("div", { className: `message ${role === "user" ? "user" : "answer"}` },
-    make("h3", { className: "role" }, ROLES[role] ?? role), ...(role === "assistant" ? [thoughts(thought)] : []), body);
+    make("h3", { className: "role" }, ROLES[role] ?? role), ...(role === "assistant" ? [thoughts(reasoning)] : []), body);
+}
+
+/** An answer: of one with parts, its content and its calls. */
+function answered({ answer, said }) {
+  if (!said) return message("assistant", answer);
+  const calls = (said.tool_calls ?? []).map(({ function: { name, arguments: given } }) => `${name}(${given})`);
+  return message("assistant", [said.content, ...calls].join("\n"), said.reasoning_content);
 }
 
 function turnItem(turn, index) {
@@ -343,7 +342,7 @@ function turnItem(turn, index) {
   };
   return make("li", { className: "turn" },
     ...turn.messages.map((one) => message(one.role, one.content)),
-    message("assistant", turn.answer),
+    answered(turn),
     make("div", { className: "below" },
       make("p", { className: "source" }),
       make("p", { className: "numbers" }, ...numbers(turn, extras.get(session?.id)?.[index])),
@@ -492,6 +491,7 @@ async function ask(turn, signal, wrote) {
   }
   if (!last) throw new Failure("The connection ended before the answer was complete.");
   const { march } = last;
+  if (turn.reasoning) turn.said = { content: turn.answer, reasoning_content: turn.reasoning };
   Object.assign(turn, { tokens: march.tokens, bytes: march.memory.bytes, anchors: march.memory.anchors });
   session.kind ??= "chat";
   return {

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::dialect::Dialect;
+use super::dialect::{Dialect, OF_RECURRENCE};
 use crate::config::Document;
 use crate::error::Result;
 
@@ -48,6 +48,10 @@ pub(super) fn fill(document: &mut Document, dialect: Dialect) -> Result<()> {
         if !document.has(&key) || key == "tie_word_embeddings" && document.get(&key).is_none() {
             document.set(&key, value);
         }
+    }
+    let layers = document.get("layers").and_then(Value::as_array);
+    if hybrid_of_fla && layers.is_some_and(|layers| layers.iter().all(|layer| layer == "attention")) {
+        document.drop_keys(|key| OF_RECURRENCE.contains(&key));
     }
     fill_intermediate_size(document, with_default)
 }

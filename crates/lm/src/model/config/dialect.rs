@@ -26,6 +26,9 @@ pub enum Dialect {
     Qwen3Next,
 }
 
+/// The values of `model_type` that only [`translate`] knows.
+pub(super) const MODEL_TYPES: [&str; 5] = ["llama", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_next"];
+
 /// Keys of a model that also sees which say nothing about its language model.
 const SIGHT: [&str; 6] = [
     "vision_config",
@@ -37,15 +40,17 @@ const SIGHT: [&str; 6] = [
 ];
 
 /// Keys that say nothing about the result in these classes; `mtp` is a head for several tokens, which is left out.
-const IDLE: [&str; 8] = [
+const IDLE: [&str; 10] = [
     "architectures",
     "attention_dropout",
+    "is_llama_config",
     "mamba_ssm_dtype",
     "mtp_num_hidden_layers",
     "mtp_use_dedicated_embeddings",
     "pretraining_tp",
     "rope_interleaved",
     "language_model_only",
+    "transformers.js_config",
 ];
 
 /// Keys that only matter to a feed-forward layer with experts.
@@ -57,6 +62,19 @@ const EXPERTS: [&str; 7] = [
     "output_router_logits",
     "router_aux_loss_coef",
     "moe_router_dtype",
+];
+
+/// Keys of Gated DeltaNet, which a stack of attention alone does not have.
+pub(super) const OF_RECURRENCE: [&str; 9] = [
+    "num_heads",
+    "num_v_heads",
+    "head_dim",
+    "expand_v",
+    "conv_size",
+    "allow_neg_eigval",
+    "use_gate",
+    "output_gate_activation",
+    "use_short_conv",
 ];
 
 /// The layers of a `layer_types` list.
@@ -205,10 +223,13 @@ impl Keys<'_> {
     fn positions(&mut self, prefix: &str) -> Result<()> {
         let theta = self.take("rope_theta");
         let share = self.take("partial_rotary_factor");
-        let key =
-            if self.document.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
-        let value = self.take(key);
-        self.document.take("rope_parameters");
+        let [newer, older] = ["rope_parameters", "rope_scaling"].map(|key| self.take(key));
+        let key = if newer.is_null() { "rope_scaling" } else { "rope_parameters" };
+        if !newer.is_null() && !older.is_null() && newer != older {
+            let message = format!("is {older}, but `rope_parameters` is {newer}; remove one of the two");
+            return Err(self.error("rope_scaling", message));
+        }
+        let value = if newer.is_null() { older } else { newer };
         let mut settings = match value.clone() {
             Value::Null => Map::new(),
             Value::Object(settings) => settings,
@@ -303,16 +324,28 @@ fn llama(document: &mut Document, model_type: &str) -> Result<()> {
         let eps = keys.document.get("norm_eps").cloned().unwrap_or_default();
         keys.document.set_from("qk_norm_eps", eps, "rms_norm_eps");
         let slides = keys.flag("use_sliding_window")?;
+        // Null is no window; only a missing key is the class's default.
+        let unset = keys.document.has("sliding_window") && keys.document.get("sliding_window").is_none();
         let (window, first) = (keys.take("sliding_window"), keys.number("max_window_layers")?);
         let types = keys.take("layer_types");
         let count = keys.document.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
         let sliding: Vec<bool> = match &types {
-            Value::Array(types) => types.iter().map(|kind| kind != FULL).collect(),
-            _ => (0..count).map(|layer| slides && layer >= first).collect(),
+            Value::Array(types) if types.len() == count => types.iter().map(|kind| kind != FULL).collect(),
+            Value::Array(types) => {
+                let message = format!("has {} names for {count} layers (`num_hidden_layers`)", types.len());
+                return Err(keys.error("layer_types", message));
+            }
+            Value::Null => (0..count).map(|layer| slides && !unset && layer >= first).collect(),
+            other => return Err(keys.error("layer_types", format!("is {other}; it must be a list of texts"))),
         };
         let known = |kind: &Value| kind == FULL || kind == "sliding_attention";
         if let Some(other) = types.as_array().and_then(|types| types.iter().find(|kind| !known(kind))) {
             return Err(keys.error("layer_types", format!("has {other}, which is not known")));
+        }
+        if sliding.iter().any(|slides| *slides) && (unset || !slides) {
+            let key = if unset { "sliding_window" } else { "use_sliding_window" };
+            let message = "says that there is no window, but `layer_types` has \"sliding_attention\"";
+            return Err(keys.error(key, message.into()));
         }
         match (sliding.iter().any(|slides| *slides), sliding.iter().all(|slides| *slides)) {
             (false, _) => {}
@@ -326,6 +359,12 @@ fn llama(document: &mut Document, model_type: &str) -> Result<()> {
         }
     }
     keys.attention("")?;
+    // These classes do not read the key.
+    if let Some(share) = keys.document.get("rotary_factor").filter(|share| share.as_f64() != Some(1.0)) {
+        let message =
+            format!("is {share}, which is not supported: heads are rotated whole in `{model_type}`");
+        return Err(keys.error("rotary_factor", message));
+    }
     keys.document.set("model_type", json!("transformer"));
     Ok(())
 }
@@ -349,6 +388,7 @@ fn qwen(document: &mut Document, next: bool) -> Result<()> {
     let mut keys = Keys { document, defaults };
     keys.common()?;
     keys.demand("attn_output_gate", &json!(true), "the readout of attention is always gated")?;
+    keys.demand("output_gate_type", &json!("swish"), "the readout of the recurrence is gated by SiLU")?;
     let count = keys.document.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
     if next {
         let (experts, step) = (keys.number("num_experts")?, keys.number("decoder_sparse_step")?.max(1));
@@ -412,7 +452,7 @@ fn qwen(document: &mut Document, next: bool) -> Result<()> {
     for (kind, other) in [("gated_delta_net", "attention_"), ("attention", "")] {
         if layers.iter().all(|layer| layer == kind) {
             keys.document.drop_keys(|key| match other {
-                "" => ["num_heads", "num_v_heads", "conv_size", "head_dim", "expand_v"].contains(&key),
+                "" => OF_RECURRENCE.contains(&key),
                 prefix => key.starts_with(prefix),
             });
         }
@@ -454,7 +494,10 @@ fn attention_of_fla(document: &mut Document) -> Result<()> {
     let Some(shared) = shared else { return Ok(()) };
     let count = document.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(21);
     if let Some(other) = layers.iter().find(|layer| **layer >= count) {
-        return wrong(document, &format!("layer {other} is not one of the {count} layers, counted from 0"));
+        return wrong(
+            document,
+            &format!("layer {other} is not one of the {count} (`num_hidden_layers`), counted from 0"),
+        );
     }
     if !shared.contains_key("num_heads") {
         return wrong(document, "`num_heads` is missing");
@@ -463,7 +506,7 @@ fn attention_of_fla(document: &mut Document) -> Result<()> {
         if !["num_heads", "num_kv_heads", "qkv_bias", "window_size", "rope_theta"].contains(&key.as_str()) {
             return wrong(document, &format!("`{key}` is not known"));
         }
-        document.set_from(&format!("attention_{key}"), value, "attn");
+        document.set_from(&format!("attention_{key}"), value, &format!("attn.{key}"));
     }
     if document.get("attention_rope_theta").is_none() {
         document.set("attention_rope_theta", json!(10_000.0));

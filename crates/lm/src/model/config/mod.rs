@@ -84,6 +84,7 @@ impl ModelConfig {
         };
         let mut document = Document::new(origin, keys).with_examples(Self::examples);
         let dialect = dialect::translate(&mut document)?;
+        Self::model_type(&mut document, &dialect::MODEL_TYPES)?; // before keys that it explains
         defaults::fill(&mut document, dialect)?;
         let mut model = Self::read(&mut document)?;
         let own = model.mixer.policy();
@@ -96,16 +97,22 @@ impl ModelConfig {
         Ok((model, dialect))
     }
 
+    /// The key that says which other keys there are; an error also names the types of `others`.
+    fn model_type(document: &mut Document, others: &[&str]) -> Result<String> {
+        let ModelType { model_type } = document.keys()?;
+        match MixerConfig::MODEL_TYPES.contains(&model_type.as_str()) {
+            true => Ok(model_type),
+            false => Err(unknown_model_type(document, &model_type, others)),
+        }
+    }
+
     /// Takes the keys of `[model]` from a document; whatever remains is unknown.
     pub(crate) fn read(document: &mut Document) -> Result<Self> {
-        let ModelType { model_type } = document.keys()?;
-        if !MixerConfig::MODEL_TYPES.contains(&model_type.as_str()) {
-            return Err(unknown_model_type(document, &model_type));
-        }
+        let model_type = Self::model_type(document, &[])?;
         let common: CommonConfig = document.keys()?;
         let mixer = |document: &mut Document| {
             MixerConfig::read(&model_type, document)
-                .unwrap_or_else(|| Err(unknown_model_type(document, &model_type)))
+                .unwrap_or_else(|| Err(unknown_model_type(document, &model_type, &[])))
         };
         // Read again with the defaults filled in, so that an omitted key equals the same key written out.
         let mut filled = mixer(document)?.write();
@@ -212,8 +219,8 @@ impl ModelConfig {
     }
 }
 
-fn unknown_model_type(document: &Document, model_type: &str) -> Error {
-    let known = MixerConfig::MODEL_TYPES.iter().copied();
+fn unknown_model_type(document: &Document, model_type: &str, others: &[&str]) -> Error {
+    let known = MixerConfig::MODEL_TYPES.iter().chain(others).copied();
     let message = format!("is `{model_type}`; {}", config::choice(model_type, "it can be", known));
     document.error("model_type", message)
 }

@@ -72,6 +72,10 @@ impl Memory for AnchoredMemory {
         Ok(())
     }
 
+    fn can_roll_back(&self) -> bool {
+        true
+    }
+
     fn rollback(&mut self, anchor: Anchor, place: usize) -> Result<Storage> {
         let ledger = &self.anchors.ledger;
         // A layer that decides by itself which anchors to keep has its own numbers for them.

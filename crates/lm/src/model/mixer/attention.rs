@@ -55,7 +55,7 @@ pub struct AttentionConfig {
     /// The constant added to the mean square in these norms.
     #[serde(default = "usual_eps")]
     pub qk_norm_eps: f64,
-    /// Whether queries, keys and values have a bias.
+    /// Whether queries, keys, values and the gate have a bias.
     #[serde(default)]
     pub qkv_bias: bool,
     /// Whether W_o has a bias.
@@ -283,7 +283,7 @@ impl MixerSpec for AttentionConfig {
             k_proj: linear("k_proj", kv_width, hidden_size, self.qkv_bias),
             v_proj: linear("v_proj", kv_width, hidden_size, self.qkv_bias),
             o_proj: linear("o_proj", hidden_size, width, self.output_bias),
-            g_proj: self.attn_output_gate.then(|| linear("g_proj", width, hidden_size, false)),
+            g_proj: self.attn_output_gate.then(|| linear("g_proj", width, hidden_size, self.qkv_bias)),
         })
     }
 }

@@ -188,19 +188,28 @@ fn pattern(names: &[&str]) -> String {
     parts.map(|part| format!("{} {}", part.len(), part[0])).collect::<Vec<_>>().join(", ")
 }
 
+/// The keys of attention that messages name, as they are called in a stack.
+const ATTENTION_KEYS: [&str; 8] = [
+    "attention_num_heads",
+    "attention_num_kv_heads",
+    "attention_head_width",
+    "attention_rotary_factor",
+    "attention_rope_theta",
+    "attention_rotary_scaling",
+    "attention_window_size",
+    "attention_qk_norm_eps",
+];
+
 /// A key of attention as it is called in a stack.
 fn attention_key(key: &'static str) -> &'static str {
-    const KEYS: [&str; 8] = [
-        "attention_num_heads",
-        "attention_num_kv_heads",
-        "attention_head_width",
-        "attention_rotary_factor",
-        "attention_rope_theta",
-        "attention_rotary_scaling",
-        "attention_window_size",
-        "attention_qk_norm_eps",
-    ];
-    KEYS.into_iter().find(|known| known.strip_prefix(ATTENTION) == Some(key)).unwrap_or(key)
+    ATTENTION_KEYS.into_iter().find(|known| known.strip_prefix(ATTENTION) == Some(key)).unwrap_or(key)
+}
+
+/// A message of attention with its keys as they are called in a stack.
+fn with_attention_keys(message: String) -> String {
+    ATTENTION_KEYS.into_iter().fold(message, |message, key| {
+        message.replace(&format!("`{}`", &key[ATTENTION.len()..]), &format!("`{key}`"))
+    })
 }
 
 impl HybridConfig {
@@ -329,7 +338,7 @@ impl MixerSpec for HybridConfig {
     fn check(&self, hidden_size: usize) -> std::result::Result<(), Contradiction> {
         for mixer in self.each_kind() {
             mixer.check(hidden_size).map_err(|(key, message)| match mixer {
-                MixerConfig::Attention(_) => (attention_key(key), message),
+                MixerConfig::Attention(_) => (attention_key(key), with_attention_keys(message)),
                 _ => (key, message),
             })?;
         }

@@ -151,6 +151,10 @@ impl Memory for SegmentMemory {
         self.anchored.load(file)
     }
 
+    fn can_roll_back(&self) -> bool {
+        true
+    }
+
     fn rollback(&mut self, anchor: Anchor, place: usize) -> Result<Storage> {
         let storage = self.anchored.rollback(anchor, place)?;
         // At a boundary, the running mean equals the key of the segment that ends there.
