@@ -1,4 +1,4 @@
-//! Every kind of file that the program writes and reads again: how one is made, and what reads it.
+//! Every kind of file that the program writes and reads again, and GGUF files: how one is made, and what reads it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,6 +64,11 @@ pub fn all(base: &Path) -> Vec<Kind> {
         let flags = ["--tasks", task, "--samples", "8", "--interval", interval, "--output", file];
         must(&results, &[&["eval", "--model", "r", "--threads", "1"][..], &flags].concat());
     }
+    let gguf = made("gguf");
+    for name in ["qwen3.gguf", "qwen3.gguf.sha256"] {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lm/tests/fixtures/gguf");
+        fs::copy(fixtures.join(name), gguf.join(name)).unwrap();
+    }
 
     let mut kinds = Vec::new();
     let mut add = |name, folder: &Path, file: &str, read: fn(&Path) -> Outcome| {
@@ -101,6 +106,7 @@ pub fn all(base: &Path) -> Vec<Kind> {
     add("tokenizer", &tokenizer, "t.json", encode);
     add("tokenizer: .sha256", &tokenizer, "t.json.sha256", encode);
     add("results of eval", &results, "a.json", compare);
+    add("GGUF file with a checksum", &gguf, "qwen3.gguf", write_of_gguf);
     kinds
 }
 
@@ -179,6 +185,12 @@ fn generate<'a>(flags: &[&'a str]) -> Vec<&'a str> {
 /// A model writes.
 fn write(folder: &Path) -> Outcome {
     all_of(folder, &[&generate(&["--prompt", "Once upon a time there"])], |_, printed| printed)
+}
+
+/// The model of a GGUF file writes.
+fn write_of_gguf(folder: &Path) -> Outcome {
+    let flags = ["--model", "qwen3.gguf", "--temperature", "0", "--max-tokens", "8", "--threads", "1"];
+    all_of(folder, &[&[&["generate", "--prompt", "the sea"][..], &flags].concat()], |_, printed| printed)
 }
 
 /// A text goes on from its bank, which is saved again and inspected.

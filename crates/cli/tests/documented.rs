@@ -54,6 +54,7 @@ pages! {
     first_run "docs/first-run.md",
     formats "docs/formats.md",
     generate "docs/generate.md",
+    gguf "docs/gguf.md",
     gpu "docs/gpu.md",
     memory "docs/memory.md",
     models "docs/models.md",

@@ -13,6 +13,7 @@ mod device;
 #[cfg(unix)]
 mod documented;
 mod generate;
+mod gguf;
 #[cfg(feature = "gpu")]
 mod gpu;
 #[cfg(feature = "gpu")]

@@ -282,6 +282,11 @@ impl Tokenizer {
         self.end_of_text() == Some(id) || self.ends.contains(&id)
     }
 
+    /// The ids, besides the end of text, that end a text.
+    pub(crate) fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
     /// The ids of a text, with no beginning or end added. If the text contains the spelling of a token that the file
     /// adds, such as `<|endoftext|>`, it becomes that token; the bytes tokenizer has no such spellings.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {

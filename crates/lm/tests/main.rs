@@ -14,6 +14,7 @@ mod earlier;
 mod equations;
 mod foreign;
 mod generate;
+mod gguf;
 mod golden;
 mod models;
 mod module_order;

@@ -25,7 +25,7 @@ nearly what the old one did. `march train --only routing` trains the new paramet
 is trained. Every state that is kept is as large as the layer's state: the command prints what that costs. `--storage`
 and the interval can be changed later, when the model is used (`--policy` of other commands).")]
 pub struct UpcycleModel {
-    /// A checkpoint folder, or the folder of a run, whose newest checkpoint is used
+    /// A checkpoint folder, a GGUF file, or the folder of a run, whose newest checkpoint is used
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// The checkpoint folder to create; it must not exist yet

@@ -243,6 +243,7 @@ impl Checkpoint {
                 Cow::Owned(all)
             }
         };
+        numbers = source.ordered(numbers);
         if source.change != Change::NONE {
             numbers.to_mut().iter_mut().for_each(|number| *number = source.change.apply(*number));
             if !numbers.iter().all(|number| number.is_finite()) {
@@ -261,7 +262,7 @@ impl Checkpoint {
     ) -> Result<Option<(SharedBytes, Range<usize>)>> {
         let (file, entry, source) = self.find(parameter)?;
         match &source.ranges()[..] {
-            [range] if entry.kind == Kind::Plain(Dtype::BF16) && source.change == Change::NONE => {
+            [range] if entry.kind == Kind::Plain(Dtype::BF16) && source.is_plain() => {
                 let start = entry.range.start;
                 Ok(Some((file.shared(), start + 2 * range.start..start + 2 * range.end)))
             }

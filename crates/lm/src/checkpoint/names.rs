@@ -11,6 +11,7 @@
 //!             in_proj_ba                     for each key head the rows of its value heads' b, then of a
 //! ```
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::model::mixer::MixerConfig;
@@ -44,6 +45,8 @@ impl Change {
 
     pub fn apply(self, number: f32) -> f32 {
         match self {
+            // A sum with 0 would change the sign of -0.
+            Self::NONE => number,
             Self::Add(shift) => number + shift,
             Self::LogOfNegative => (-number).ln(),
         }
@@ -116,43 +119,62 @@ impl Source {
         self.ranges_of(0..usize::MAX)
     }
 
-    /// The numbers of some of the parameter's rows in the tensor, as ranges of their indices.
+    /// The numbers of some of the parameter's rows in the tensor, as ranges of their indices; in the order of the tensor's
+    /// columns.
     pub fn ranges_of(&self, wanted: Range<usize>) -> Vec<Range<usize>> {
-        let width: usize = self.shape.iter().skip(1).product();
+        let width = self.width();
         let whole = 0..self.shape.first().copied().unwrap_or(1);
         let mut before = 0;
         let mut found = Vec::new();
         for rows in self.rows.as_deref().unwrap_or(std::slice::from_ref(&whole)) {
-            let own = wanted.start.saturating_sub(before).min(rows.len())
-                ..wanted.end.saturating_sub(before).min(rows.len());
+            let inside = |row: usize| rows.start + row.saturating_sub(before).min(rows.len());
+            let own = inside(wanted.start)..inside(wanted.end);
             before += rows.len();
-            let own = rows.start + own.start..rows.start + own.end;
-            match &self.columns {
-                _ if own.is_empty() => {}
-                None => found.push(own.start * width..own.end * width),
-                Some(columns) => found.extend(own.flat_map(|row| {
-                    columns.iter().map(move |columns| row * width + columns.start..row * width + columns.end)
-                })),
+            if !own.is_empty() {
+                found.push(own.start * width..own.end * width);
             }
         }
         found
     }
 
+    /// Whole rows of the tensor with their columns in the parameter's order.
+    pub fn ordered<'a>(&self, rows: Cow<'a, [f32]>) -> Cow<'a, [f32]> {
+        let Some(columns) = &self.columns else { return rows };
+        let mut all = Vec::with_capacity(rows.len());
+        for row in rows.chunks(self.width().max(1)) {
+            columns.iter().for_each(|own| all.extend_from_slice(&row[own.clone()]));
+        }
+        Cow::Owned(all)
+    }
+
     /// The indices in the tensor of some of the parameter's numbers.
     pub fn places(&self, wanted: &[usize]) -> Vec<usize> {
-        let (ranges, mut before) = (self.ranges(), 0);
-        let starts: Vec<usize> = ranges
-            .iter()
-            .map(|range| {
-                before += range.len();
-                before - range.len()
-            })
-            .collect();
-        let place = |&at: &usize| {
+        let width = self.width().max(1);
+        let place = |ranges: &[Range<usize>], starts: &[usize], at: usize| {
             let range = starts.partition_point(|start| *start <= at).saturating_sub(1);
-            ranges.get(range).map_or(usize::MAX, |range_of| range_of.start + at - starts[range])
+            ranges.get(range).map_or(usize::MAX, |own| own.start + at - starts[range])
         };
-        wanted.iter().map(place).collect()
+        let starts = |ranges: &[Range<usize>]| -> Vec<usize> {
+            ranges.iter().scan(0, |end, range| Some(std::mem::replace(end, *end + range.len()))).collect()
+        };
+        let ranges = self.ranges();
+        let first = starts(&ranges);
+        let columns = self.columns.as_ref().map(|columns| (columns, starts(columns)));
+        let of = |&at: &usize| {
+            let column = columns.as_ref().map_or(at % width, |(own, first)| place(own, first, at % width));
+            place(&ranges, &first, at / width * width + column)
+        };
+        wanted.iter().map(of).collect()
+    }
+
+    /// Whether the numbers of a row are the parameter's as they are.
+    pub fn is_plain(&self) -> bool {
+        self.columns.is_none() && self.change == Change::NONE
+    }
+
+    /// Numbers in a row of the tensor.
+    fn width(&self) -> usize {
+        self.shape.iter().skip(1).product()
     }
 }
 

@@ -123,6 +123,9 @@ impl Upcycle {
                 out.file(name, &std::fs::read(&path).map_err(Error::io(&path, "read"))?)?;
             }
         }
+        for (name, bytes) in from.files_beside(folder)? {
+            out.file(name, &bytes)?;
+        }
         out.finish()?;
         Ok(new)
     }

@@ -61,6 +61,9 @@ const OTHERS: [&str; 18] = [
 pub(super) struct Facts {
     /// Rows of the embeddings.
     pub vocab_size: usize,
+    /// The number of tensors, and the largest dimension that one has.
+    pub tensors: usize,
+    pub largest: usize,
     /// Whether there is an output head of its own.
     pub has_head: bool,
     /// Whether attention has biases.
@@ -183,6 +186,7 @@ impl Keys<'_> {
         let (own_layers, _) = layers(self.metadata, self.architecture)?;
         let hidden = self.needed("embedding_length")?;
         let heads = self.needed("attention.head_count")?;
+        let kv_heads = self.whole("attention.head_count_kv")?.unwrap_or(heads);
         let epsilon = self.number("attention.layer_norm_rms_epsilon")?;
         let epsilon = self.metadata.required(&self.full("attention.layer_norm_rms_epsilon"), epsilon)?;
         let model_type = match self.architecture {
@@ -197,14 +201,20 @@ impl Keys<'_> {
             "num_hidden_layers": own_layers,
             "intermediate_size": self.needed("feed_forward_length")?,
             "num_attention_heads": heads,
-            "num_key_value_heads": self.whole("attention.head_count_kv")?.unwrap_or(heads),
+            "num_key_value_heads": kv_heads,
             "rms_norm_eps": epsilon,
             "rope_theta": self.number("rope.freq_base")?.unwrap_or(10_000.0),
             "tie_word_embeddings": !facts.has_head,
             "attention_bias": facts.has_bias,
             "max_position_embeddings": self.whole("context_length")?,
         });
+        if own_layers > facts.tensors as u64 {
+            let message = format!("is {own_layers}, but the file has {} tensors in all", facts.tensors);
+            return Err(self.error("block_count", message));
+        }
         let width = self.head_width(hidden, heads, &mut json)?;
+        self.fits("attention.head_count", heads, width, facts)?;
+        self.fits("attention.head_count_kv", kv_heads, width, facts)?;
         let turned = self.whole("rope.dimension_count")?.unwrap_or(width);
         if turned != width {
             if self.architecture == Architecture::Llama || turned == 0 || turned > width {
@@ -228,9 +238,19 @@ impl Keys<'_> {
             );
         }
         if self.architecture == Architecture::Qwen35 {
-            self.linear(own_layers, &mut json)?;
+            self.linear(own_layers, facts, &mut json)?;
         }
         Ok(json.as_object().cloned().unwrap_or_default())
+    }
+
+    /// Rejects heads whose rows no tensor of the file has.
+    fn fits(&self, key: &str, heads: u64, width: u64, facts: &Facts) -> Result<()> {
+        match heads.checked_mul(width) {
+            Some(rows) if rows <= facts.largest as u64 => Ok(()),
+            _ => {
+                Err(self.error(key, format!("is {heads}; no tensor of the file has rows for so many heads")))
+            }
+        }
     }
 
     /// The width of a head of attention.
@@ -314,7 +334,7 @@ impl Keys<'_> {
     }
 
     /// The keys of Gated DeltaNet, and which layers have it.
-    fn linear(&self, layers: u64, json: &mut Value) -> Result<()> {
+    fn linear(&self, layers: u64, facts: &Facts, json: &mut Value) -> Result<()> {
         let (heads, inner) = (self.needed("ssm.time_step_rank")?, self.needed("ssm.inner_size")?);
         let key_heads = self.needed("ssm.group_count")?;
         if heads == 0 || inner % heads != 0 {
@@ -328,8 +348,11 @@ impl Keys<'_> {
             );
             return Err(self.error("ssm.group_count", message));
         }
+        let key_width = self.needed("ssm.state_size")?;
+        self.fits("ssm.time_step_rank", heads, inner / heads, facts)?;
+        self.fits("ssm.group_count", key_heads, key_width, facts)?;
         json["linear_conv_kernel_dim"] = json!(self.needed("ssm.conv_kernel")?);
-        json["linear_key_head_dim"] = json!(self.needed("ssm.state_size")?);
+        json["linear_key_head_dim"] = json!(key_width);
         json["linear_num_key_heads"] = json!(key_heads);
         json["linear_num_value_heads"] = json!(heads);
         json["linear_value_head_dim"] = json!(inner / heads);

@@ -159,7 +159,7 @@ struct Entry {
 /// Parses the header of a file; returns what is wrong with it.
 pub(super) fn parse(bytes: &[u8]) -> Parsed<Header> {
     let mut cursor = Cursor { bytes, at: 0 };
-    if cursor.array("the magic number").as_ref() != Ok(MAGIC) {
+    if cursor.array("`GGUF`")? != *MAGIC {
         return Err("does not begin with `GGUF`: it is damaged, or no GGUF file".into());
     }
     match cursor.u32("the version")? {

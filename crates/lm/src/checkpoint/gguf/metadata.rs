@@ -184,6 +184,17 @@ impl Metadata {
         })
     }
 
+    /// A list of numbers.
+    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>> {
+        self.read(key, "a list of finite numbers (f32)", |value| match value {
+            Value::List { kind: Some(Scalar::F32), range, .. } => {
+                let numbers = self.bytes(range).as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+                numbers.map(|number| Some(number).filter(|number| number.is_finite())).collect()
+            }
+            _ => None,
+        })
+    }
+
     /// A list of flags.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
         self.read(key, "a list of true and false", |value| match value {

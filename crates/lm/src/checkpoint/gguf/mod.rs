@@ -15,6 +15,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use self::config::{Architecture, Facts};
 use self::metadata::Metadata;
 use super::Checkpoint;
@@ -97,6 +99,8 @@ impl Checkpoint {
         };
         let facts = Facts {
             vocab_size: embeddings.shape[0],
+            tensors: tensors.len(),
+            largest: tensors.iter().flat_map(|(_, stored)| stored.shape.iter().copied()).max().unwrap_or(0),
             has_head: find("output.weight").is_some(),
             has_bias: architecture != Architecture::Qwen35
                 && tensors.iter().any(|(name, _)| name.ends_with(".attn_q.bias")),
@@ -131,9 +135,22 @@ impl Checkpoint {
         self.gguf.as_ref().map_or(Ok(None), |own| vocabulary::chat_template(&own.metadata))
     }
 
-    /// Whether this is a GGUF file.
-    pub fn is_gguf(&self) -> bool {
-        self.gguf.is_some()
+    /// Of a GGUF file, the files with its tokenizer and chat template that a folder with this model has.
+    pub(crate) fn files_beside(&self, path: &Path) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        if self.gguf.is_none() {
+            return Ok(Vec::new());
+        }
+        let tokenizer = self.tokenizer(path, None)?;
+        let json = |value: Value| format!("{value:#}\n").into_bytes();
+        let mut files = vec![
+            ("tokenizer.json", tokenizer.to_json()),
+            ("generation_config.json", json(json!({ "eos_token_id": tokenizer.ends() }))),
+        ];
+        if let Some(ChatTemplate { text, bos, eos }) = self.chat_template()? {
+            files.push(("chat_template.jinja", text.into_bytes()));
+            files.push(("tokenizer_config.json", json(json!({ "bos_token": bos, "eos_token": eos }))));
+        }
+        Ok(files)
     }
 }
 
