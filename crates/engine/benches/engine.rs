@@ -469,7 +469,12 @@ impl Bench {
         };
         let both = |input: &Attention<Tensor>, dout: &Tensor| {
             let (_, kept) = forward(input, true);
-            run(AttentionBackward { input: input.clone(), options: heads.into(), kept, gradient: dout.clone() })
+            run(AttentionBackward {
+                input: input.clone(),
+                options: heads.into(),
+                kept,
+                gradient: dout.clone(),
+            })
         };
         let t = 4096;
         let (input, dout) = inputs(self, t);
