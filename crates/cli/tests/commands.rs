@@ -309,7 +309,7 @@ fn mistakes_are_named() {
     assert!(run(gdn, "good.json", &["--retention", "some"]).contains("`all`, `fenwick`, `recent:N`"));
     assert!(run(gdn, "good.json", &["--storage", "f16"]).contains("`f32`, `bf16` or `int8`"));
     assert!(run(gdn, "good.json", &["--placement", "random"]).contains("`adaptive:MIN`"));
-    assert!(run(gdn, "good.json", &["--weights", "fp8"]).contains("`f32`, `bf16` or `int8`"));
+    assert!(run(gdn, "good.json", &["--weights", "fp8"]).contains("`int8`, `q8` or `q4`"));
     let march = golden("march");
     let errors = run(march.to_str().unwrap(), "good.json", &["--interval", "0"]);
     assert!(errors.contains("interval of 0"), "{errors}");
@@ -362,7 +362,7 @@ fn weights_in_fewer_bits() {
     for name in ["transformer", "march"] {
         let (model, tokens) = (golden(name), golden(name).join("tokens.json"));
         let expected = read(&golden(name).join("expected.safetensors"));
-        for (weights, limit) in [("bf16", 0.05), ("int8", 0.3)] {
+        for (weights, limit) in [("bf16", 0.05), ("int8", 0.3), ("q8", 0.3), ("q4", 4.0)] {
             let flags = ["--weights", weights, "--decode"];
             let found = logits(model.to_str().unwrap(), &tokens, folder.path(), &flags);
             assert_close(name, &found, &expected, "logits", "logits", limit);
@@ -376,7 +376,17 @@ fn weights_in_fewer_bits() {
         ok(&[&["inspect", "precision", "--model", model, "--text", &text], flags].concat())
     };
     let report = inspect(&model, &[]);
-    for part in ["34 tokens", "f32", "bf16", "int8", "largest logit error", "too short for an anchor"] {
+    for part in [
+        "34 tokens",
+        "f32",
+        "bf16",
+        "int8",
+        "q8",
+        "q4",
+        "perplexity",
+        "largest logit error",
+        "too short for an anchor",
+    ] {
         assert!(report.contains(part), "{report}");
     }
     // A second table if a token can see an anchor; its first row equals the first row of the first table.
@@ -384,7 +394,7 @@ fn weights_in_fewer_bits() {
     let rows: Vec<Vec<&str>> = report.lines().map(|line| line.split_whitespace().collect()).collect();
     let row = |name: &str, n: usize| rows.iter().filter(|row| row.first() == Some(&name)).nth(n).unwrap();
     assert_eq!(row("f32", 0)[3..7], row("f32", 1)[3..7], "{report}");
-    assert!(row("anchors", 0)[1] == "bytes" && row("int8", 1)[5] != "0.00000", "{report}");
+    assert!(row("anchors", 0)[1] == "bytes" && row("int8", 1)[6] != "0.00000", "{report}");
     let baseline = path("gdn");
     ok(&["init", "--config", "tiny/gdn", "--output", &baseline]);
     assert!(!inspect(&baseline, &[]).contains("anchor"));

@@ -14,7 +14,7 @@ use march_lm::engine::{Cpu, CpuOptions, Device, Machine, Precision, Products, Te
 use march_lm::memory::StateBank;
 use march_lm::model::{Batch, Model, ModelConfig, Parameters, Part, Settings, Weights};
 
-const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+const ALL: [Precision; 5] = Precision::ALL;
 
 struct Bench {
     threads: usize,

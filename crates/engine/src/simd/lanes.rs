@@ -36,6 +36,19 @@ pub(crate) trait LanesKernel {
     fn run<S: Lanes>(self, s: S);
 }
 
+/// Vectors that can also be transposed.
+pub(crate) trait Square: Lanes {
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Vector i of the result has lane i of every vector.
+    fn transpose(self, a: [Self::V; 16]) -> [Self::V; 16];
+}
+
+/// Computation over vectors of sixteen lanes. `run` must be `#[inline(always)]`.
+pub(crate) trait SquareKernel {
+    fn run<S: Square>(self, s: S);
+}
+
 /// A kernel for eight lanes.
 pub(super) struct Eight<K>(pub K);
 
@@ -91,13 +104,13 @@ impl<S: Simd> Lanes for S {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use sixteen::run;
+pub(super) use sixteen::{run, run_square};
 
 #[cfg(target_arch = "x86_64")]
 mod sixteen {
     use std::arch::x86_64::*;
 
-    use super::{Lanes, LanesKernel};
+    use super::{Lanes, LanesKernel, Square, SquareKernel};
 
     /// AVX-512. A value exists only on processors that support it.
     #[derive(Clone, Copy)]
@@ -108,6 +121,14 @@ mod sixteen {
     #[target_feature(enable = "avx2,fma,avx512f")]
     #[inline(never)]
     pub(crate) unsafe fn run<K: LanesKernel>(kernel: K) {
+        kernel.run(Sixteen(()));
+    }
+
+    /// # Safety
+    /// The processor must support these features.
+    #[target_feature(enable = "avx2,fma,avx512f")]
+    #[inline(never)]
+    pub(crate) unsafe fn run_square<K: SquareKernel>(kernel: K) {
         kernel.run(Sixteen(()));
     }
 
@@ -177,6 +198,51 @@ mod sixteen {
         fn prefetch(self, p: *const f32) {
             // SAFETY: a prefetch accesses no memory architecturally, so any address is allowed.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        }
+    }
+
+    impl Square for Sixteen {
+        #[inline(always)]
+        fn add(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_add_ps(a, b) }
+        }
+        #[inline(always)]
+        fn mul(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        fn transpose(self, a: [__m512; 16]) -> [__m512; 16] {
+            let (mut r, mut t) = (a, a);
+            // SAFETY: see above.
+            unsafe {
+                let pd = |v| _mm512_castps_pd(v);
+                for i in (0..16).step_by(2) {
+                    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+                    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+                }
+                // Each quarter of r[g + c] has four numbers of column c of four.
+                for g in (0..16).step_by(4) {
+                    r[g] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(t[g]), pd(t[g + 2])));
+                    r[g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(t[g]), pd(t[g + 2])));
+                    r[g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(t[g + 1]), pd(t[g + 3])));
+                    r[g + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(t[g + 1]), pd(t[g + 3])));
+                }
+                for c in 0..4 {
+                    t[c] = _mm512_shuffle_f32x4::<0x88>(r[c], r[4 + c]);
+                    t[4 + c] = _mm512_shuffle_f32x4::<0xDD>(r[c], r[4 + c]);
+                    t[8 + c] = _mm512_shuffle_f32x4::<0x88>(r[8 + c], r[12 + c]);
+                    t[12 + c] = _mm512_shuffle_f32x4::<0xDD>(r[8 + c], r[12 + c]);
+                }
+                for c in 0..4 {
+                    r[c] = _mm512_shuffle_f32x4::<0x88>(t[c], t[8 + c]);
+                    r[8 + c] = _mm512_shuffle_f32x4::<0xDD>(t[c], t[8 + c]);
+                    r[4 + c] = _mm512_shuffle_f32x4::<0x88>(t[4 + c], t[12 + c]);
+                    r[12 + c] = _mm512_shuffle_f32x4::<0xDD>(t[4 + c], t[12 + c]);
+                }
+            }
+            r
         }
     }
 }

@@ -20,7 +20,7 @@ mod sse2;
 pub(crate) mod wide;
 
 pub(crate) use gemm::{Band, Block, BlockMut, Epilogue, PANEL, Strided, gemm, put, transpose};
-pub(crate) use lanes::{Lanes, LanesKernel};
+pub(crate) use lanes::{Lanes, LanesKernel, Square, SquareKernel};
 pub(crate) use math::{exp, sigmoid, softplus};
 pub(crate) use panels::{add_rows, pack, padded, transpose_panels, unpack};
 pub(crate) use part::{load_or_part, silu, silu_and_slope, store_or_part};
@@ -94,6 +94,21 @@ impl Level {
             Self::Avx512 | Self::Avx2 => BASE.call(kernel),
             #[cfg(any(not(target_arch = "x86_64"), feature = "portable"))]
             Self::Portable => BASE.call(kernel),
+        }
+    }
+
+    /// Runs a kernel of sixteen lanes. Only [`Level::Avx512`] has such vectors.
+    #[inline]
+    #[allow(unsafe_code)]
+    pub(crate) fn run_square<K: SquareKernel>(self, kernel: K) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Cpu` only holds a level that is present.
+            Self::Avx512 => unsafe { lanes::run_square(kernel) },
+            _ => {
+                drop(kernel);
+                unreachable!("vectors of sixteen lanes need AVX-512")
+            }
         }
     }
 

@@ -4,9 +4,12 @@
 //! products in a fixed summation order ([`super::dots`]), so that the result for a row does not depend on the other
 //! rows.
 
+use std::ops::Range;
+
 use super::dots::{COLUMNS, Dots, Int8Dots};
 use super::integer::Tiles;
-use super::rounded::{self, Fill, Rounded};
+use super::rounded::{Fill, Rounded};
+use super::turned::{self, PAIR, Turn, Turned};
 use super::{LinearList, LinearListBackward, LinearListGradients, Sizes, backward_each};
 use crate::array::Array;
 use crate::cpu::{Cpu, Products, Shared, with_scratch};
@@ -15,10 +18,14 @@ use crate::ops::accumulate::fast::add_to;
 use crate::ops::pack::blocks::GROUP;
 use crate::ops::pack::{self, RawWeight};
 use crate::product::{Accum, Matrix, product};
+use crate::simd::Level;
 use crate::tensor::Tensor;
 
 /// Number of multiply-adds below which a single thread is used.
 const SMALL: usize = 32 * 1024;
+/// Rows of x that are turned at once: a multiple of a tile. More would need memory.
+const TURNED: usize = 42 * turned::TILE;
+const _: () = assert!(PAIR == 2 * GROUP && PAIR.is_multiple_of(COLUMNS));
 
 /// Several products. For inference, those that follow each other and have the same x are distributed over threads as a
 /// single product.
@@ -101,9 +108,17 @@ pub(crate) fn multiply(cpu: &Cpu, x: &[f32], mut jobs: Vec<Job<'_>>) {
         let w = Matrix::rows(w, sizes.outer, sizes.inner);
         return product(cpu, y, Accum::Replace, x, w.t());
     }
-    let jobs: Vec<_> =
-        jobs.into_iter().map(|Job { sizes, weight, y }| (sizes, weight, Shared::new(y))).collect();
-    invariant(cpu, x, &jobs);
+    let Some(&Job { sizes: Sizes { rows, inner, .. }, .. }) = jobs.first() else { return };
+    let once = if jobs.iter().all(|job| is_float(&job.weight)) { TURNED } else { rows.max(1) };
+    for from in (0..rows).step_by(once) {
+        let count = (rows - from).min(once);
+        let mut part = Vec::with_capacity(jobs.len());
+        for Job { sizes, weight, y } in &mut jobs {
+            let y = &mut y[from * sizes.outer..(from + count) * sizes.outer];
+            part.push((Sizes { rows: count, ..*sizes }, *weight, Shared::new(y)));
+        }
+        invariant(cpu, &x[from * inner..(from + count) * inner], &part);
+    }
 }
 
 /// Computes y = x Wᵀ for each job. Each row's result is independent of the other rows.
@@ -112,30 +127,62 @@ fn invariant(cpu: &Cpu, x: &[f32], jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) 
     if rows == 0 {
         return;
     }
-    let codes = jobs.iter().any(|(_, weight, _)| matches!(weight, RawWeight::Blocks(_)));
-    let tiles = if codes { rounded::tiles(rows, cpu.path().tile_rows(rows)) } else { Vec::new() };
-    let room = if codes { Rounded::scratch(rows, inner) } else { 0 };
+    let codes = |weight: &RawWeight<'_>| matches!(weight, RawWeight::Blocks(_));
+    let any = |test: &dyn Fn(&RawWeight<'_>) -> bool| jobs.iter().any(|(_, weight, _)| test(weight));
+    let most = cpu.path().tile_rows(rows);
+    let tiles = if any(&codes) { tiles(rows, most) } else { Vec::new() };
+    let turns = rows >= turned::MANY && cpu.level() == Level::Avx512 && any(&is_float);
+    let large = if turns { self::tiles(rows, turned::TILE) } else { Vec::new() };
+    let room = if any(&codes) { Rounded::scratch(rows, inner) } else { 0 };
     with_scratch(room, |scratch| {
         let rounded = Rounded::new(&tiles, inner, scratch);
-        if codes {
-            let fill = |i: usize| cpu.path().run(Fill { x, to: &rounded, tile: tiles[i].clone() });
-            if rows * inner < SMALL {
-                (0..tiles.len()).for_each(fill)
-            } else {
-                cpu.parallel(tiles.len(), fill)
-            }
+        let round = |i: usize| cpu.path().run(Fill { x, to: &rounded, tile: tiles[i].clone() });
+        if rows * inner < SMALL {
+            (0..tiles.len()).for_each(round);
+        } else {
+            cpu.parallel(tiles.len(), round);
         }
-        distribute(cpu, x, &rounded, jobs);
+        with_scratch(turned::scratch(large.len(), inner), |scratch| {
+            let turned = Shared::new(scratch);
+            cpu.parallel(large.len(), |i| {
+                let room = turned::scratch(1, inner);
+                #[allow(unsafe_code)]
+                // SAFETY: each tile has its own part.
+                let to = unsafe { turned.part(i * room, room) };
+                cpu.level().run_square(Turn { x, inner, rows: large[i].clone(), to });
+            });
+            distribute(cpu, x, &Ready { rounded, tiles: &large, turned }, jobs);
+        });
     });
 }
 
+/// Whether a weight is multiplied in f32 with any number of lanes.
+fn is_float(weight: &RawWeight<'_>) -> bool {
+    matches!(weight, RawWeight::F32(_) | RawWeight::Bf16(_))
+}
+
+/// Splits rows into tiles of at most `most` rows whose sizes differ by one at most.
+fn tiles(rows: usize, most: usize) -> Vec<Range<usize>> {
+    let count = rows.div_ceil(most);
+    (0..count).map(|i| i * rows / count..(i + 1) * rows / count).collect()
+}
+
+/// x in the forms that its products need.
+struct Ready<'a> {
+    /// For products of integers.
+    rounded: Rounded<'a>,
+    /// For products of many rows with sixteen lanes: their tiles, and these turned.
+    tiles: &'a [Range<usize>],
+    turned: Shared<'a>,
+}
+
 /// Distributes the rows of all W over threads.
-fn distribute(cpu: &Cpu, x: &[f32], rounded: &Rounded<'_>, jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) {
+fn distribute(cpu: &Cpu, x: &[f32], ready: &Ready<'_>, jobs: &[(Sizes, RawWeight<'_>, Shared<'_>)]) {
     let Sizes { rows, inner, .. } = jobs[0].0;
     let work = rows * inner;
     let outer: usize = jobs.iter().map(|(sizes, ..)| sizes.outer).sum();
     // A multiple of the rows of W that are processed together.
-    let together = if rounded.rows() > 0 { 2 * GROUP } else { COLUMNS };
+    let together = if ready.rounded.rows() + ready.tiles.len() > 0 { PAIR } else { COLUMNS };
     // Each task takes some rows of W, so that all threads together read W once; tasks have a minimum size.
     let share = outer.div_ceil(cpu.threads() * 4);
     let per_task = share.max(8 * 1024 / work.max(1)).next_multiple_of(together).max(together);
@@ -150,7 +197,13 @@ fn distribute(cpu: &Cpu, x: &[f32], rounded: &Rounded<'_>, jobs: &[(Sizes, RawWe
             if let RawWeight::Blocks(weight) = weight {
                 let groups = columns.start / GROUP..columns.end.div_ceil(GROUP);
                 return with_scratch(Tiles::scratch(rows, inner, weight.bits), |scratch| {
-                    cpu.path().run(Tiles { x: rounded, weight, y, groups, scratch });
+                    cpu.path().run(Tiles { x: &ready.rounded, weight, y, groups, scratch });
+                });
+            }
+            if !ready.tiles.is_empty() && is_float(&weight) {
+                return with_scratch(Turned::scratch(sizes), |scratch| {
+                    let (tiles, x) = (ready.tiles, &ready.turned);
+                    cpu.level().run_square(Turned { sizes, tiles, x, weight, y, columns, scratch });
                 });
             }
             return with_scratch(Dots::scratch(sizes), |scratch| {

@@ -15,6 +15,7 @@ mod integer;
 pub(crate) mod reference;
 mod rounded;
 mod source;
+mod turned;
 
 use crate::error::{Result, bad_shape, bad_value, expect_lengths, expect_shape, no_gradient};
 use crate::op::{Op, owned};

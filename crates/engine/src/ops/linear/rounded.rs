@@ -34,12 +34,6 @@ pub(super) struct Tile {
     pub sums: *const f32,
 }
 
-/// Splits rows into tiles of at most `most` rows whose sizes differ by one at most.
-pub(super) fn tiles(rows: usize, most: usize) -> Vec<Range<usize>> {
-    let count = rows.div_ceil(most);
-    (0..count).map(|i| i * rows / count..(i + 1) * rows / count).collect()
-}
-
 impl<'a> Rounded<'a> {
     /// Scratch elements for rows of this width.
     pub(super) fn scratch(rows: usize, width: usize) -> usize {
