@@ -134,6 +134,9 @@ impl Source {
                 found.push(own.start * width..own.end * width);
             }
         }
+        if found.is_empty() {
+            found.push(0..0);
+        }
         found
     }
 
