@@ -58,6 +58,7 @@ class Variant:
     dtype: torch.dtype = torch.float32  # of the file
     apart: tuple = ()  # endings of names of tensors that stay in f32
     shard: str = "5GB"  # the largest size of a file
+    idle: tuple = ()  # parts of names of tensors that do not count in this model
 
 
 def qwen3_5(**keys):
@@ -227,7 +228,11 @@ def variants():
             qwen3(use_sliding_window=True, sliding_window=16, max_window_layers=0),
             edit={"layer_types": None},
         ),
-        Variant("qwen3 window 1", qwen3(use_sliding_window=True, sliding_window=1, max_window_layers=0)),
+        Variant(
+            "qwen3 window 1",
+            qwen3(use_sliding_window=True, sliding_window=1, max_window_layers=0),
+            idle=("q_proj", "k_proj", "q_norm", "k_norm"),  # a token sees itself alone, whatever they are
+        ),
         Variant(
             "qwen3 window null",
             qwen3(use_sliding_window=True, sliding_window=None, max_window_layers=0),
@@ -310,6 +315,24 @@ def variants():
         Variant("stored in bf16, fla hybrid", hybrid(every_second), dtype=torch.bfloat16),
         Variant("stored in bf16, llama", llama(tie_word_embeddings=True), dtype=torch.bfloat16),
         Variant("stored in f16", qwen3_5(), dtype=torch.float16),
+    ]
+
+
+def changed():
+    """Models whose keys are changed one by one: one of each architecture, with values that are not the defaults."""
+    some = {"linear_num_value_heads": 4, "attention_bias": True, "rms_norm_eps": 1e-3}
+    llama3 = LLAMA3 | {"rope_theta": 500.0}
+    attn = {"layers": [1, 3], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True, "window_size": 16, "rope_theta": 500.0}
+    windows = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
+    return [
+        Variant("changed qwen3_5", qwen3_5(**some)),
+        Variant("changed qwen3_5 seeing", seeing()),
+        Variant("changed qwen3_next", qwen3_next(**some)),
+        Variant("changed llama", llama(attention_bias=True, rope_parameters=llama3, rms_norm_eps=1e-3)),
+        Variant("changed qwen3", qwen3(rms_norm_eps=1e-3, **windows)),
+        Variant("changed fla gated_deltanet", deltanet(num_v_heads=4, allow_neg_eigval=True, norm_eps=1e-3)),
+        Variant("changed fla hybrid", hybrid(attn, use_gate=False, use_short_conv=False)),
+        Variant("changed fla transformer", transformer(num_kv_heads=2, qk_norm=True, qkv_bias=True, window_size=16)),
     ]
 
 

@@ -510,6 +510,29 @@ def models_without_routing_say_so(page, server):
     page.quiet()
 
 
+def reasoning_is_folded(page, server):
+    """With random weights, what the model thinks does not come to an end; what was known is under the second answer."""
+    page.open(server.url)
+    page.fill("#max-tokens", 30)
+    for turn in range(2):
+        assert page.ask(TEXT) == ""
+        thoughts = page.all(".turn .thoughts")[turn]
+        assert thoughts.is_displayed() and not page.all(".turn .thought")[turn].is_displayed()
+    line = page.texts(".turn .numbers")[1]
+    assert re.search(r"30 tokens · [0-9.]+ tokens/s · [0-9,]+ tokens of the prompt read, [0-9,]+ known", line), line
+    kept = server.session(page.name())["history"]
+    for reload in range(2):
+        page.all(".turn .thoughts summary")[1].click()
+        until(lambda: page.all(".turn .thought")[1].is_displayed(), "what the model thought")
+        shown = page.run("return [...document.querySelectorAll('.thought')].map((it) => it.textContent)")
+        assert shown == [turn["said"]["reasoning_content"] for turn in kept], (shown, kept)
+        if reload == 0:
+            page.driver.refresh()
+            page.ready()
+            until(lambda: page.turns() == 2, "the turns")
+    page.quiet()
+
+
 def the_model_inside_the_program_is_tried(page, server):
     """Its example and a question are filled in; the answer lights up the day that it came from."""
     page.open(server.url)
@@ -633,6 +656,11 @@ def main():
             step(the_model_inside_the_program_is_tried, server)
         with Server(options.march, checkpoint(options, folder, "tiny/gdn")) as server:
             step(models_without_routing_say_so, server)
+        hybrid = checkpoint(options, folder, "tiny/hybrid")
+        template = Path(options.configs).parent / "crates/server/src/tests/chat_template.jinja"
+        shutil.copy(template, hybrid / "chat_template.jinja")
+        with Server(options.march, hybrid) as server:
+            step(reasoning_is_folded, server)
 
 
 if __name__ == "__main__":

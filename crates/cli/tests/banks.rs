@@ -344,3 +344,29 @@ fn a_chat_saves_and_goes_back() {
     let help = ok(&["chat", "--help"]);
     assert!(help.contains(r"\n, \t and \\ are understood") && !help.contains(r"\\n"), "{help}");
 }
+
+/// The template drops what the model thought before an earlier answer; the text goes on from a state before that answer.
+#[test]
+fn a_chat_folds_reasoning_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = crate::server::checkpoint(folder.path(), "tiny/hybrid");
+    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/tests/chat_template.jinja");
+    fs::copy(template, model.join("chat_template.jinja")).unwrap();
+    let chat = ["chat", "--model", text(&model), "--temperature", "0", "--max-tokens", "12"];
+    let first = "There was a table set out under a tree in front of the house, and the March Hare had tea.";
+    let turns = "/memory\nWho?\n/reasoning\n/memory\n/undo\nWho?\n/reasoning\n/memory\n";
+    let (answers, said) = with_input(&chat, &format!("/reasoning\n{first}\n{turns}"));
+    // With random weights, what it thinks does not come to an end.
+    assert!(answers.trim().is_empty(), "{answers}");
+    assert!(said.contains("no answer of this conversation has any reasoning"), "{said}");
+    let opening = "<|im_start|>assistant\n<think>\n";
+    let asked = format!("<|im_start|>user\n{first}<|im_end|>\n");
+    let again =
+        format!("{asked}<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n{opening}");
+    let [first, again] = [asked + opening, again].map(|text| format!("\n{} tokens, ", text.len() + 12));
+    assert_eq!((said.matches(&first).count(), said.matches(&again).count()), (2, 2), "{said}");
+    // The same turn again has the same thoughts, which come after the line about the memory before it.
+    let turns: Vec<&str> =
+        said.split(&again).filter_map(|part| part.rsplit_once(&first)).map(|it| it.1).collect();
+    assert!(turns.len() == 2 && turns[0] == turns[1] && turns[0].len() > 30, "{said}");
+}

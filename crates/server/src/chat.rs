@@ -381,7 +381,8 @@ impl RawMessage<'_> {
         let is_call = |call: &Value| {
             let function = &call["function"];
             let named = function["name"].is_string() && function["arguments"].is_string();
-            named && (call["type"] == "function" || call["type"].is_null())
+            let id = call["id"].is_string() || call["id"].is_null();
+            named && id && call.get("type").is_none_or(|kind| kind == "function")
         };
         if !self.tool_calls.iter().all(|calls| calls.as_array().is_some_and(|list| list.iter().all(is_call)))
         {

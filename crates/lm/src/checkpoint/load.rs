@@ -18,8 +18,11 @@ fn bf16_by_rows(device: &Device, checkpoint: &Checkpoint, spec: &ParameterSpec) 
     let (rows, width) = (spec.shape[0], spec.shape[1]);
     let mut bytes = Vec::with_capacity(2 * rows * width);
     let block = (BLOCK / width.max(1)).max(1);
+    let read = checkpoint.reader(spec)?;
+    let mut numbers = vec![0.0; block.min(rows) * width];
     for start in (0..rows).step_by(block) {
-        let numbers = checkpoint.rows(spec, start..rows.min(start + block))?;
+        let numbers = &mut numbers[..block.min(rows - start) * width];
+        read(start * width, numbers)?;
         bytes.extend(numbers.iter().flat_map(|number| to_bf16(*number).to_le_bytes()));
     }
     let all = 0..bytes.len();

@@ -176,7 +176,7 @@ impl Source {
     }
 
     /// Numbers in a row of the tensor.
-    fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
 }
@@ -191,6 +191,11 @@ pub(super) fn mixer_of<'a>(config: &'a ModelConfig, layer: &str) -> Option<&'a M
 
 /// Rows of a tensor, and how many it has in all.
 type Rows = Option<(Vec<Range<usize>>, usize)>;
+
+/// A list of one range.
+pub(super) fn one(range: Range<usize>) -> Vec<Range<usize>> {
+    std::iter::once(range).collect()
+}
 
 /// The same rows of each of `count` equal parts of a tensor.
 pub(super) fn of_each(count: usize, part: usize, rows: Range<usize>) -> (Vec<Range<usize>>, usize) {
@@ -221,7 +226,7 @@ fn linear<'a>(own: &'a str, keys: &GatedDeltaNetConfig, dialect: Dialect) -> (&'
     // Rows of q, k and v of all heads, one after the other.
     let in_turn = |i: usize| {
         let ends = [0, heads * key, 2 * heads * key, 2 * heads * key + heads * value];
-        Some((vec![ends[i]..ends[i + 1]], ends[3]))
+        Some((one(ends[i]..ends[i + 1]), ends[3]))
     };
     // Rows of q, k, v and z of one key head after the other.
     let by_head = |i: usize| {

@@ -358,7 +358,7 @@ function numbers(turn, extra) {
   const facts = [];
   if (extra) facts.push(counted(extra.tokens, "token"));
   if (extra?.rate) facts.push(`${extra.rate} tokens/s`);
-  if (extra?.cached > 0) facts.push(`${counted(extra.prompt - extra.cached, "token")} of the prompt read, ${extra.cached} known`);
+  if (extra?.cached > 0) facts.push(`${counted(extra.prompt - extra.cached, "token")} of the prompt read, ${count(extra.cached)} known`);
   if (extra?.reason === "length") facts.push("ended at max tokens");
   if (turn.tokens !== undefined) {
     facts.push(`conversation ${counted(turn.tokens, "token")}`, `memory ${inBytes(turn.bytes)}`);

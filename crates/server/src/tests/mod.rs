@@ -253,3 +253,24 @@ fn random_conversations_continue_exactly() {
         check("tiny/hybrid", &[("storage = \"f32\"", "storage = \"int8\"")], &Back::Most(512), seed);
     }
 }
+
+/// A text ends at every id that the checkpoint's `generation_config.json` names.
+#[test]
+fn ids_of_the_checkpoint_end_a_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("model");
+    checkpoint(&folder, "tiny/gdn", &[]);
+    let prompt: Vec<u32> = (0..40).map(|i| i * i % 251).collect();
+    let free = Running::new(&Arc::new(load(&folder)), 0).ask(&prompt, &[], 8).tokens;
+    let end = free[5].0;
+    let first = free.iter().position(|(id, _)| *id == end).unwrap();
+    for ends in [format!("{end}"), format!("[256, {end}]")] {
+        std::fs::write(folder.join("generation_config.json"), format!("{{\"eos_token_id\": {ends}}}"))
+            .unwrap();
+        let ended = Running::new(&Arc::new(load(&folder)), 0).ask(&prompt, &[], 8).tokens;
+        assert_eq!(ended, free[..=first]);
+    }
+    std::fs::write(folder.join("generation_config.json"), "{\"eos_token_id\": \"x\"}").unwrap();
+    let refused = Pipeline::open(&folder).err().unwrap().to_string();
+    assert!(refused.contains("generation_config.json") && refused.contains("`eos_token_id`"), "{refused}");
+}

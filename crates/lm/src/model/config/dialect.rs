@@ -138,7 +138,7 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Takes a key; null counts as missing.
+    /// Takes a key; null counts as missing, where [`Keys::common`] lets it pass.
     fn take(&mut self, key: &str) -> Value {
         let found = self.document.take(key).filter(|value| !value.is_null());
         found.unwrap_or_else(|| self.defaults.get(key).cloned().unwrap_or(Value::Null))
@@ -182,6 +182,13 @@ impl Keys<'_> {
     fn common(&mut self) -> Result<()> {
         for key in IDLE {
             self.document.take(key);
+        }
+        // These classes have a null as it is, or reject it; only of a window it is a value.
+        let null = |key: &&String| {
+            *key != "sliding_window" && self.document.has(key) && self.document.get(key).is_none()
+        };
+        if let Some(key) = self.defaults.keys().find(null) {
+            return Err(self.error(key, "is null; give it a value, or remove it for the default".into()));
         }
         let activation = self.take("hidden_act");
         if !matches!(activation.as_str(), Some("silu" | "swish")) {
@@ -241,7 +248,9 @@ impl Keys<'_> {
             );
             Err(this.error(key, message))
         };
-        settings.retain(|_, value| !value.is_null());
+        if let Some((name, _)) = settings.iter().find(|(_, value)| value.is_null()) {
+            return refuse(self, format!("`{name}` is null"));
+        }
         let older = settings.remove("type");
         let kind = settings.remove("rope_type").or(older).unwrap_or(json!("default"));
         let theta = settings.remove("rope_theta").unwrap_or(theta);
@@ -485,6 +494,9 @@ fn attention_of_fla(document: &mut Document) -> Result<()> {
             continue;
         }
         layers.extend(own);
+        if spec.get("rope_theta").is_some_and(Value::is_null) {
+            return wrong(document, "`rope_theta` is null; give it a value, or remove it");
+        }
         spec.retain(|_, value| !value.is_null());
         if shared.get_or_insert_with(|| spec.clone()) != &spec {
             return wrong(document, "all layers of attention must have the same keys");

@@ -227,9 +227,10 @@ impl MixerSpec for AttentionConfig {
                 (1.0, Some(_)) => ("head_width", width.to_string()),
                 (factor, _) => ("rotary_factor", factor.to_string()),
             };
+            let of = if self.head_width.is_some() && key != "head_width" { " (`head_width`)" } else { "" };
             let message = format!(
-                "is {value}, so {turned} of the {width} elements of a head are rotated; rotary positions need an even \
-                 number above 0"
+                "is {value}, so {turned} of the {width} elements of a head{of} are rotated; rotary positions need an \
+                 even number above 0"
             );
             return Err((key, message));
         }

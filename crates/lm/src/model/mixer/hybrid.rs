@@ -214,7 +214,7 @@ fn with_attention_keys(message: String) -> String {
 
 impl HybridConfig {
     /// A mixer for each layer; layers with the same mixer may be of any one kind.
-    pub(crate) fn new(mixers: Vec<MixerConfig>) -> MixerConfig {
+    pub(crate) fn stack(mixers: Vec<MixerConfig>) -> MixerConfig {
         match mixers.first() {
             Some(first) if mixers.iter().all(|mixer| mixer == first) => first.clone(),
             _ => MixerConfig::Hybrid(Self { mixers }),
@@ -247,7 +247,7 @@ impl HybridConfig {
                     MixerConfig::March(MarchConfig { base: base.clone(), routing: routing.clone() });
             }
         }
-        Ok((Self::new(mixers), layers))
+        Ok((Self::stack(mixers), layers))
     }
 
     /// The layers with anchors.
@@ -375,7 +375,7 @@ impl MixerSpec for HybridConfig {
     fn extension(&self) -> Option<Extension> {
         let own = self.mixers.iter().find_map(MixerConfig::extension)?;
         let base = |mixer: &MixerConfig| mixer.extension().map_or_else(|| mixer.clone(), |own| own.base);
-        Some(Extension { base: Self::new(self.mixers.iter().map(base).collect()), ..own })
+        Some(Extension { base: Self::stack(self.mixers.iter().map(base).collect()), ..own })
     }
 
     fn start_as_base(&mut self, null_bias: f64) -> std::result::Result<(), Contradiction> {
