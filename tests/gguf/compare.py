@@ -31,7 +31,7 @@ TEXT = (
 )
 
 
-SPECIAL = "<|im_start|>user\nNaïve cafe\u0301, हिन्दी, 漢字 — ½ 🙂🙂?<|im_end|>\n\n  <think> x\r\n\t1234567  ok"
+SPECIAL = "<|im_start|>user\nNaïve café, हिन्दी, 漢字 — ½ 🙂🙂?<|im_end|>\n\n  <think> x\r\n\t1234567  ok"
 
 
 def post(url, body):

@@ -20,7 +20,7 @@ fn commands_take_a_file() {
     let model = ["--model", text(&path)];
     let said = ok(&["inspect", "model", text(&path)]);
     assert!(said.contains("hybrid") && said.contains("layers 2, width 32"), "{said}");
-    let few = ["--max-tokens", "5", "--temperature", "0", "--threads", "1"];
+    let few = ["--max-tokens", "5", "--temperature", "0"];
     let written = ok(&[&["generate", "--prompt", "the sea"], &model[..], &few[..]].concat());
     assert!(written.contains("written"), "{written}");
     let (_, said) = with_input(&[&["chat"], &model[..], &few[..]].concat(), "hello\n/memory\n");

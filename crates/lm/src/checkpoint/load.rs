@@ -67,10 +67,10 @@ fn packed(
     shape: [usize; 2],
     weights: Precision,
 ) -> Result<Tensor> {
+    let read = checkpoint.reader(spec)?;
     let failed = Mutex::new(None);
-    let row = |r: usize, to: &mut [f32]| match checkpoint.rows(spec, r..r + 1) {
-        Ok(numbers) => to.copy_from_slice(&numbers),
-        Err(error) => {
+    let row = |r: usize, to: &mut [f32]| {
+        if let Err(error) = read(r * shape[1], to) {
             to.fill(0.0);
             failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }

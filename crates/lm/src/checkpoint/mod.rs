@@ -232,27 +232,22 @@ impl Checkpoint {
     /// f32, bf16, f16 or blocks.
     pub fn rows(&self, parameter: &ParameterSpec, rows: Range<usize>) -> Result<Cow<'_, [f32]>> {
         let (file, entry, source) = self.find(parameter)?;
-        let mut numbers = match &source.ranges_of(rows)[..] {
-            [] => file.numbers(&source.name, entry, 0..0)?,
-            [range] => file.numbers(&source.name, entry, range.clone())?,
-            ranges => {
-                let mut all = Vec::with_capacity(ranges.iter().map(ExactSizeIterator::len).sum());
-                for range in ranges {
-                    all.extend_from_slice(&file.numbers(&source.name, entry, range.clone())?);
-                }
-                Cow::Owned(all)
-            }
-        };
-        numbers = source.ordered(numbers);
-        if source.change != Change::NONE {
-            numbers.to_mut().iter_mut().for_each(|number| *number = source.change.apply(*number));
-            if !numbers.iter().all(|number| number.is_finite()) {
-                let message =
-                    format!("tensor `{}` has a number that is not below 0, as all there are", source.name);
-                return Err(Error::damaged(file.path(), message));
-            }
-        }
-        Ok(numbers)
+        read_rows(file, entry, &source, rows)
+    }
+
+    /// A function that reads numbers of a tensor as f32, from the beginning of a row on, so that the tensor need not be
+    /// in memory as a whole.
+    pub(crate) fn reader(
+        &self,
+        parameter: &ParameterSpec,
+    ) -> Result<impl Fn(usize, &mut [f32]) -> Result<()> + Sync + '_> {
+        let (file, entry, source) = self.find(parameter)?;
+        let width = source.width().max(1);
+        Ok(move |at: usize, to: &mut [f32]| {
+            let rows = at / width..(at + to.len()).div_ceil(width);
+            to.copy_from_slice(&read_rows(file, entry, &source, rows)?);
+            Ok(())
+        })
     }
 
     /// The bytes of a tensor in the file, if it holds exactly the parameter's numbers in bf16, in one piece.
@@ -342,6 +337,35 @@ impl Checkpoint {
         let remedy = format!("it is incomplete, or of another model than {} describes", self.described());
         Error::file(&self.listing, format!("{what}; {remedy}"))
     }
+}
+
+/// Some rows of a parameter as f32.
+fn read_rows<'a>(
+    file: &'a TensorFile,
+    entry: &Stored,
+    source: &Source,
+    rows: Range<usize>,
+) -> Result<Cow<'a, [f32]>> {
+    let mut numbers = match &source.ranges_of(rows)[..] {
+        [range] => file.numbers(&source.name, entry, range.clone())?,
+        ranges => {
+            let mut all = Vec::with_capacity(ranges.iter().map(ExactSizeIterator::len).sum());
+            for range in ranges {
+                all.extend_from_slice(&file.numbers(&source.name, entry, range.clone())?);
+            }
+            Cow::Owned(all)
+        }
+    };
+    numbers = source.ordered(numbers);
+    if source.change != Change::NONE {
+        numbers.to_mut().iter_mut().for_each(|number| *number = source.change.apply(*number));
+        if source.change == Change::LogOfNegative && !numbers.iter().all(|number| number.is_finite()) {
+            let message =
+                format!("tensor `{}` has a number that is not below 0, as all of it must be", source.name);
+            return Err(Error::damaged(file.path(), message));
+        }
+    }
+    Ok(numbers)
 }
 
 /// The newest checkpoint of a run's folder; any other folder is returned unchanged.

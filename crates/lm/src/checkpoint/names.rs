@@ -134,6 +134,9 @@ impl Source {
                 found.push(own.start * width..own.end * width);
             }
         }
+        if found.is_empty() {
+            found.push(0..0);
+        }
         found
     }
 
@@ -173,7 +176,7 @@ impl Source {
     }
 
     /// Numbers in a row of the tensor.
-    fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
 }
@@ -190,7 +193,7 @@ pub(super) fn mixer_of<'a>(config: &'a ModelConfig, layer: &str) -> Option<&'a M
 type Rows = Option<(Vec<Range<usize>>, usize)>;
 
 /// A list of one range.
-fn one(range: Range<usize>) -> Vec<Range<usize>> {
+pub(super) fn one(range: Range<usize>) -> Vec<Range<usize>> {
     std::iter::once(range).collect()
 }
 

@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use super::super::names::{Change, Source, mixer_of, of_each};
+use super::super::names::{Change, Source, mixer_of, of_each, one};
 use super::config::Architecture;
 use crate::model::mixer::MixerConfig;
 use crate::model::mixer::gated_delta_net::GatedDeltaNetConfig;
@@ -123,12 +123,11 @@ fn linear<'a>(own: &'a str, keys: &GatedDeltaNetConfig, source: &mut Source) -> 
     };
     let first_value = 2 * heads * key;
     let (q, k) = (0..heads * key, heads * key..first_value);
-    let in_turn = |rows: Range<usize>| std::iter::once(rows).collect();
     match own {
-        "q_proj.weight" | "q_conv1d.weight" => of_all(in_turn(q)),
-        "k_proj.weight" | "k_conv1d.weight" => of_all(in_turn(k)),
+        "q_proj.weight" | "q_conv1d.weight" => of_all(one(q)),
+        "k_proj.weight" | "k_conv1d.weight" => of_all(one(k)),
         "v_proj.weight" | "v_conv1d.weight" if sharing > 1 => of_all(tiled(first_value, value)),
-        "v_proj.weight" | "v_conv1d.weight" => of_all(in_turn(first_value..all)),
+        "v_proj.weight" | "v_conv1d.weight" => of_all(one(first_value..all)),
         "g_proj.weight" if sharing > 1 => source.rows = Some(tiled(0, value)),
         "b_proj.weight" | "a_proj.weight" | "A_log" | "dt_bias" if sharing > 1 => {
             source.rows = Some(tiled(0, 1));
