@@ -24,7 +24,7 @@ use crate::tensor::Tensor;
 /// Number of multiply-adds below which a single thread is used.
 const SMALL: usize = 32 * 1024;
 /// Rows of x that are turned at once: a multiple of a tile. More would need memory.
-const TURNED: usize = 42 * turned::TILE;
+const TURNED: usize = 46 * turned::TILE;
 const _: () = assert!(PAIR == 2 * GROUP && PAIR.is_multiple_of(COLUMNS));
 
 /// Several products. For inference, those that follow each other and have the same x are distributed over threads as a

@@ -6,10 +6,10 @@
 //! this: what is multiplied in one step is together.
 //!
 //! ```text
-//! x: per tile of rows   [i, l / 16, 16]    numbers of a step of up to twelve rows
+//! x: per tile of rows   [i, l / 16, 16]    numbers of a step of up to eleven rows
 //! W: per 32 rows        [i, l / 16, 32]    after the last i, the rest of each row
 //! ```
-//! A tile of twelve rows of x and 32 rows of W keeps its sums in registers. W is turned once for all rows of x.
+//! A tile of eleven rows of x and 32 rows of W keeps its sums in registers. W is turned once for all rows of x.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::ops::pack::RawWeight;
 use crate::simd::{Square, SquareKernel};
 
 /// Rows of x in a tile at most.
-pub(super) const TILE: usize = 12;
+pub(super) const TILE: usize = 11;
 /// Number of rows of x from which on W is turned: then tiles have at least eight rows.
 pub(super) const MANY: usize = 25;
 /// Rows of W in a tile: two vectors.
@@ -144,7 +144,6 @@ impl Turned<'_> {
                     9 => tile::<S, 9>(s, x, panel, sizes, r, columns, y),
                     10 => tile::<S, 10>(s, x, panel, sizes, r, columns, y),
                     11 => tile::<S, 11>(s, x, panel, sizes, r, columns, y),
-                    12 => tile::<S, 12>(s, x, panel, sizes, r, columns, y),
                     rows => unreachable!("a tile of {rows} rows"),
                 }
             }
