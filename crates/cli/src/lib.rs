@@ -33,6 +33,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(command::bench::Bench),
     Chat(command::chat::Chat),
     Data(command::data::Data),
     Demo(command::demo::Demo),
@@ -87,6 +88,7 @@ fn run() -> anyhow::Result<ExitCode> {
         }
     };
     match cli.command {
+        Command::Bench(bench) => bench.run(),
         Command::Chat(chat) => chat.run(),
         Command::Data(data) => data.run(),
         Command::Demo(demo) => demo.run(),

@@ -84,6 +84,36 @@ fn the_report_of_the_processor() {
     }
 }
 
+/// The speed of a model: every figure is there, as a table and as JSON.
+#[test]
+fn the_speed_of_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    ok(&["init", "--config", "tiny/gdn", "--output", text(&model)]);
+    let few = ["--lengths", "64,100", "--streams", "2", "--seconds", "0.01", "--threads", "1"];
+    let said = ok(&[&["bench", "--model", text(&model)], &few[..]].concat());
+    for line in ["prefill of 64", "prefill of 100", "decoding", "2 texts, sum", "peak memory"] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    for (model, weights) in [(text(&model), "bf16"), ("tiny/march", "q8")] {
+        let flags = ["bench", "--json", "--model", model, "--weights", weights];
+        let said = ok(&[&flags[..], &few[..]].concat());
+        let report: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}"));
+        assert_eq!(report["weights"], weights, "{said}");
+        assert_eq!(report["machine"]["numbers"], if weights == "q8" { "integers" } else { "f32" });
+        assert_eq!(report["prefill"][1]["tokens"], 100, "{said}");
+        for part in [&report["prefill"][0], &report["decode"], &report["streams"]["sum"]] {
+            let positive = |key: &str| part[key].as_f64().unwrap() > 0.0;
+            assert!(positive("tokens_per_second") && positive("share"), "{said}");
+        }
+    }
+    for (flag, value) in [("--lengths", "0"), ("--streams", "0"), ("--seconds", "-1"), ("--weights", "q5")] {
+        assert!(refused(&["bench", "--model", "tiny/gdn", flag, value]).contains(flag));
+    }
+    let missing = folder.path().join("nothing");
+    assert!(refused(&["bench", "--model", text(&missing)]).contains("nothing"));
+}
+
 /// Each session names its device, and a run that moves to another one says so.
 #[test]
 fn a_run_that_was_on_another_device() {

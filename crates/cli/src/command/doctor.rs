@@ -101,7 +101,7 @@ pub fn steady<M: Copy>(mut measure: impl FnMut() -> M, limits: impl Fn(&mut M) -
 }
 
 /// The machine's limits, and how much they scatter.
-fn measure(cpu: &Cpu) -> (Machine, f64) {
+pub fn measure(cpu: &Cpu) -> (Machine, f64) {
     // Two arrays of at most an eighth of the free memory, so that a small machine does not start swapping.
     let array = memory().map(|(_, free)| ((free / 8.0 * (1u64 << 30) as f64) as usize).min(256 << 20));
     steady(

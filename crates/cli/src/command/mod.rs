@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub mod bank;
+pub mod bench;
 pub mod chat;
 pub mod data;
 pub mod demo;
