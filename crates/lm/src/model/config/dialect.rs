@@ -4,6 +4,7 @@
 //! it does not know stays, and is accepted or rejected by name like any other key. Defaults are those of the classes in
 //! transformers 5.23. The names of the tensors are in `checkpoint/names.rs`.
 
+use super::MOST_LAYERS;
 use serde_json::{Map, Value, json};
 
 use crate::config::Document;
@@ -161,6 +162,18 @@ impl Keys<'_> {
         match whole {
             Some(number) => Ok(number as usize),
             None => Err(self.error(key, format!("is {value}; it must be a whole number, 0 or more"))),
+        }
+    }
+
+    /// Number of layers, as far as it is a number at all; bounded, because lists of as many entries follow.
+    fn layers(&self) -> Result<usize> {
+        let count = self.document.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+        match count <= MOST_LAYERS as u64 {
+            true => Ok(count as usize),
+            false => {
+                let message = format!("is {count}; it must be from 1 to {MOST_LAYERS}");
+                Err(self.error("num_hidden_layers", message))
+            }
         }
     }
 
@@ -337,7 +350,7 @@ fn llama(document: &mut Document, model_type: &str) -> Result<()> {
         let unset = keys.document.has("sliding_window") && keys.document.get("sliding_window").is_none();
         let (window, first) = (keys.take("sliding_window"), keys.number("max_window_layers")?);
         let types = keys.take("layer_types");
-        let count = keys.document.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
+        let count = keys.layers()?;
         let sliding: Vec<bool> = match &types {
             Value::Array(types) if types.len() == count => types.iter().map(|kind| kind != FULL).collect(),
             Value::Array(types) => {
@@ -398,7 +411,7 @@ fn qwen(document: &mut Document, next: bool) -> Result<()> {
     keys.common()?;
     keys.demand("attn_output_gate", &json!(true), "the readout of attention is always gated")?;
     keys.demand("output_gate_type", &json!("swish"), "the readout of the recurrence is gated by SiLU")?;
-    let count = keys.document.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
+    let count = keys.layers()?;
     if next {
         let (experts, step) = (keys.number("num_experts")?, keys.number("decoder_sparse_step")?.max(1));
         let dense = keys.take("mlp_only_layers");
