@@ -1,6 +1,6 @@
 """The speed of march and llama.cpp on a GGUF file and its copies in other formats, as a table; models.sh calls it.
 
-    python models_peers.py PROGRAM FILE [--threads N] [--seconds N] [--formats bf16,q8_0,q4_1]
+    python models_peers.py PROGRAM FILE [--threads N] [--seconds N] [--formats bf16,q8_0,q4_0,q4_1]
 
 FILE is in Q4_1. Each measurement is the best of as many runs as fit in the seconds, at least one, after a warm-up. Every
 engine runs in a process of its own. Decoding continues a text of 64 tokens; the figure of several texts is the sum of
@@ -19,7 +19,7 @@ from pathlib import Path
 
 LENGTHS, BEGINNING, WRITTEN, TEXTS = (512, 2048), 64, 32, 8
 # A format of GGUF, and march's with as many bits.
-FORMATS = {"bf16": "bf16", "q8_0": "q8", "q4_1": "q4"}
+FORMATS = {"bf16": "bf16", "q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}
 
 
 def copied(source, kind):
@@ -95,7 +95,12 @@ def llama_alone(path, threads, seconds):
     decode = best(seconds, lambda: llama.timings(BEGINNING, WRITTEN)["predicted_per_second"])
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) * 1024 if "VmHWM:" in status else None
-    return {"prefill": prefill, "decode": decode, "peak": peak}
+    import xllamacpp
+
+    # As "CPU : SSE3 = 1 | AVX2 = 1 | OPENMP = 1 | ".
+    parts = xllamacpp.get_system_info().removeprefix("CPU : ").split(" | ")
+    features = " ".join(part.split(" = ")[0] for part in parts if part.endswith(" = 1"))
+    return {"prefill": prefill, "decode": decode, "peak": peak, "features": features}
 
 
 def llama_together(path, threads, seconds):
@@ -163,10 +168,12 @@ def main():
     for kind, path in files.items():
         ours = march(arguments.program, path, FORMATS[kind], arguments.threads, arguments.seconds)
         row("march", FORMATS[kind], ours)
-        row("llama.cpp", kind, child("alone", path, arguments) | child("together", path, arguments))
+        theirs = child("alone", path, arguments) | child("together", path, arguments)
+        row("llama.cpp", kind, theirs)
     machine = ours["machine"]
     busy = "; the machine was busy, so measure again" if machine["busy"] else ""
-    print(f"\nThe machine reads {machine['read_gbs']:.1f} GB/s{busy}.")
+    print(f"\nThe machine reads {machine['read_gbs']:.1f} GB/s{busy}. march: products with {machine['instructions']}.")
+    print(f"llama.cpp was built with {theirs['features']}.")
 
 
 if __name__ == "__main__":

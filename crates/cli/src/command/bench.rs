@@ -61,7 +61,7 @@ pub struct Bench {
 const BEGINNING: usize = 64;
 
 /// Tokens that a text decodes in one run.
-const RUN: usize = 16;
+const RUN: usize = 32;
 
 /// The most runs of a measurement: more of them do not change the best.
 const MOST_RUNS: usize = 50;
