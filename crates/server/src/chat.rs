@@ -137,7 +137,7 @@ impl Template {
         self.written(messages, asked, false).ok()
     }
 
-    /// Refuses tools, by the name of the template's form, unless calls are written in a form that [`crate::parts`] knows.
+    /// Refuses tools, by the name of the template's form, unless calls are written in a form that `parts.rs` knows.
     pub fn check_calls(&self) -> Result<(), String> {
         let text = self.text.as_deref().unwrap_or_default();
         let known =
