@@ -6,7 +6,7 @@
 //! - `tokenizer.json`, if the model has one
 //! - `checksums.json`: the size and checksum of every other file, if this program wrote the folder
 //!
-//! Or a single GGUF file, which has all of this ([`gguf`]).
+//! Or a single GGUF file, which has all of this (`gguf/`).
 //!
 //! Tensors are read from the memory-mapped file; f32, bf16 and f16 are accepted, f32 is written. A folder is written
 //! next to its destination and then renamed, so that it is there completely or not at all.
