@@ -4,9 +4,9 @@
 //! it does not know stays, and is accepted or rejected by name like any other key. Defaults are those of the classes in
 //! transformers 5.23. The names of the tensors are in `checkpoint/names.rs`.
 
-use super::MOST_LAYERS;
 use serde_json::{Map, Value, json};
 
+use super::MOST_LAYERS;
 use crate::config::Document;
 use crate::error::Result;
 
