@@ -1,6 +1,7 @@
 //! Loading models from checkpoint folders. These methods of the model are here because the model itself does not use
 //! files.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use march_engine::{Device, Precision, Tensor};
@@ -59,7 +60,10 @@ impl Model {
     }
 }
 
-/// Packs a matrix while it is read, so that it is never in memory in f32 as a whole.
+/// Numbers of a matrix after which the pages of its file are released while it is packed.
+const RELEASED: usize = 1 << 23;
+
+/// Packs a matrix while it is read, so that it is never in memory as a whole, neither in f32 nor as the pages of its file.
 fn packed(
     device: &Device,
     checkpoint: &Checkpoint,
@@ -69,10 +73,15 @@ fn packed(
 ) -> Result<Tensor> {
     let read = checkpoint.reader(spec)?;
     let failed = Mutex::new(None);
+    let (count, every) = (AtomicUsize::new(1), (RELEASED / shape[1].max(1)).max(1));
     let row = |r: usize, to: &mut [f32]| {
         if let Err(error) = read(r * shape[1], to) {
             to.fill(0.0);
             failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+        // A page that another thread still reads is mapped again.
+        if count.fetch_add(1, Ordering::Relaxed).is_multiple_of(every) {
+            checkpoint.release(spec);
         }
     };
     let packed = Tensor::pack_rows(shape, weights, device, &row);

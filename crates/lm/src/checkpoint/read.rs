@@ -172,6 +172,11 @@ impl TensorFile {
             .collect())
     }
 
+    /// Releases the memory of a part of the file.
+    pub fn release_bytes(&self, range: Range<usize>) {
+        self.mapped.release(range);
+    }
+
     /// Releases the memory of one tensor in the file.
     pub fn release(&self, entry: &Stored) {
         self.mapped.release(entry.range.clone());

@@ -118,6 +118,10 @@ impl Checkpoint {
                         not_finite = Some(*name);
                     }
                 }
+                // What was copied before has been released; it is in memory again because it was checked.
+                if copied.is_some_and(|copied| done + end <= copied.bytes.load(Ordering::Relaxed)) {
+                    file.release_bytes(start..end);
+                }
             }
             done += bytes.len();
             if let Some((list, sum)) = listed {
