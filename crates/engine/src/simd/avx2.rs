@@ -5,17 +5,20 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd};
+use super::{Kernel, LanesKernel, Simd, lanes};
 
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2 {
+    /// Whether the processor has AVX-512 as well, and products are to use it.
+    wide: bool,
+}
 
 /// # Safety
-/// The processor must support AVX2 and FMA.
+/// The processor must support AVX2 and FMA, and AVX-512 if `wide`.
 #[target_feature(enable = "avx2,fma")]
 #[inline(never)]
-pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(()))
+pub(super) unsafe fn run<K: Kernel>(kernel: K, wide: bool) -> K::Output {
+    kernel.run(Avx2 { wide })
 }
 
 // SAFETY of all blocks below: an `Avx2` value is only created in `run`, on processors with AVX2 and FMA; slice
@@ -215,6 +218,15 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         // SAFETY: `self` proves that the processor has the features.
-        unsafe { run(kernel) }
+        unsafe { run(kernel, self.wide) }
+    }
+    #[inline(always)]
+    fn call_lanes<K: LanesKernel>(self, kernel: K) {
+        if self.wide {
+            // SAFETY: `wide` says that the processor has the features.
+            unsafe { lanes::run(kernel) }
+        } else {
+            self.call(lanes::Eight(kernel));
+        }
     }
 }

@@ -2,16 +2,15 @@
 //!
 //! The kernels multiply small matrices that are already in cache, so the operands are used in the layout they have
 //! instead of being repacked as a general library would. A is read element by element with arbitrary strides, so a
-//! transposed A costs nothing; B and C are accessed in panels of 16 columns. Every element of C is a single chain of
-//! multiply-adds over k in ascending order, independent of the tile: a row's result is bit-identical whatever other
-//! rows are in the call.
+//! transposed A costs nothing; B and C are accessed in panels of 16 columns, each two vectors of eight lanes or one of
+//! sixteen. Every element of C is a single chain of multiply-adds over k in ascending order, independent of the tile: a
+//! row's result is bit-identical whatever other rows are in the call, and with AVX2 as with AVX-512.
 #![allow(unsafe_code)]
 
-use super::{Kernel, LANES, Simd};
+use super::{LANES, Lanes, LanesKernel, Simd};
 
 /// Columns per panel.
 pub(crate) const PANEL: usize = 16;
-const ROWS: usize = 6;
 
 /// Left operand: element (i, l) is `data[i·row + l·col]`.
 #[derive(Clone, Copy)]
@@ -125,13 +124,12 @@ pub(crate) fn gemm<S: Simd>(
     c: BlockMut<'_>,
     epilogue: Epilogue<'_>,
 ) {
-    s.call(Product { size, band, a, b, c, epilogue });
+    s.call_lanes(Product { size, band, a, b, c, epilogue });
 }
 
-impl Kernel for Product<'_> {
-    type Output = ();
+impl LanesKernel for Product<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Lanes>(self, s: S) {
         let [m, n, k] = self.size;
         let Self { a, b, c, epilogue, band, .. } = self;
         if m == 0 || n == 0 {
@@ -147,6 +145,8 @@ impl Kernel for Product<'_> {
         if let Epilogue::Weighted(w) | Epilogue::Rescaled(w) = epilogue {
             assert!(w.len() >= m);
         }
+        // Vectors of a panel.
+        let vectors = PANEL / S::LANES;
         if m == 1 {
             let k = if band == Band::Lower { k.min(1) } else { k };
             let mut p = 0;
@@ -156,9 +156,12 @@ impl Kernel for Product<'_> {
                 unsafe {
                     let b = (b.data.as_ptr().add(p * b.panel), b.row, b.panel);
                     let c = (c.data.as_mut_ptr().add(p * c.panel), c.panel);
-                    match count {
-                        4 => row_tile::<S, 4>(s, k, (a.data.as_ptr(), a.col), b, c, epilogue),
-                        _ => row_tile::<S, 1>(s, k, (a.data.as_ptr(), a.col), b, c, epilogue),
+                    let a = (a.data.as_ptr(), a.col);
+                    match (count, vectors) {
+                        (4, 1) => row_tile::<S, 4, 1>(s, k, a, b, c, epilogue),
+                        (4, _) => row_tile::<S, 4, 2>(s, k, a, b, c, epilogue),
+                        (_, 1) => row_tile::<S, 1, 1>(s, k, a, b, c, epilogue),
+                        _ => row_tile::<S, 1, 2>(s, k, a, b, c, epilogue),
                     }
                 }
                 p += count;
@@ -166,8 +169,12 @@ impl Kernel for Product<'_> {
             return;
         }
         // Distribute rows evenly: 16 rows become tiles of 6 + 5 + 5, so no tile is small.
-        let tiles = m.div_ceil(ROWS);
-        for p in 0..panels {
+        let tiles = m.div_ceil(S::TILE);
+        let mut p = 0;
+        while p < panels {
+            // Two vectors side by side, if there are two: those of a panel, or two panels of one vector each.
+            let wide = vectors == 2 || p + 1 < panels;
+            let (b_step, c_step) = if vectors == 2 { (LANES, LANES) } else { (b.panel, c.panel) };
             let mut i = 0;
             for t in 0..tiles {
                 let rows = (m - i).div_ceil(tiles - t);
@@ -177,27 +184,24 @@ impl Kernel for Product<'_> {
                     Band::Upper => (i.min(k), k),
                 };
                 // SAFETY: the assertions above bound every address accessed by the tile: rows i..i+rows ≤ m,
-                // columns k0..k1 ≤ k, panel p < panels.
+                // columns k0..k1 ≤ k, panel p < panels, and p + 1 < panels if the second vector is in it.
                 unsafe {
                     let a = Operand { p: a.data.as_ptr().add(i * a.row), row: a.row, col: a.col };
-                    let b = (b.data.as_ptr().add(p * b.panel), b.row);
-                    let c_at = (c.data.as_mut_ptr().add(p * c.panel + i * c.row), c.row);
+                    let b = (b.data.as_ptr().add(p * b.panel), b.row, b_step);
+                    let c_at = (c.data.as_mut_ptr().add(p * c.panel + i * c.row), c.row, c_step);
                     let e = match epilogue {
                         Epilogue::Weighted(w) => Epilogue::Weighted(&w[i..i + rows]),
                         Epilogue::Rescaled(w) => Epilogue::Rescaled(&w[i..i + rows]),
                         other => other,
                     };
-                    match rows {
-                        1 => tile::<S, 1>(s, k0, k1, a, b, c_at, e),
-                        2 => tile::<S, 2>(s, k0, k1, a, b, c_at, e),
-                        3 => tile::<S, 3>(s, k0, k1, a, b, c_at, e),
-                        4 => tile::<S, 4>(s, k0, k1, a, b, c_at, e),
-                        5 => tile::<S, 5>(s, k0, k1, a, b, c_at, e),
-                        _ => tile::<S, 6>(s, k0, k1, a, b, c_at, e),
+                    match wide {
+                        true => tiles_of::<S, 2>(s, rows, [k0, k1], a, b, c_at, e),
+                        false => tiles_of::<S, 1>(s, rows, [k0, k1], a, b, c_at, e),
                     }
                 }
                 i += rows;
             }
+            p += if vectors == 1 && wide { 2 } else { 1 };
         }
     }
 }
@@ -209,52 +213,90 @@ struct Operand {
     col: usize,
 }
 
+/// A tile of `rows` rows and V vectors.
 /// # Safety
 /// All addressed elements must be in bounds.
 #[inline(always)]
-unsafe fn tile<S: Simd, const M: usize>(
+unsafe fn tiles_of<S: Lanes, const V: usize>(
     s: S,
-    k0: usize,
-    k1: usize,
+    rows: usize,
+    k: [usize; 2],
     a: Operand,
-    b: (*const f32, usize),
-    c: (*mut f32, usize),
+    b: (*const f32, usize, usize),
+    c: (*mut f32, usize, usize),
     epilogue: Epilogue<'_>,
 ) {
-    let zero = s.splat(0.0);
-    let mut acc = [[zero; 2]; M];
+    // Not compiled for vectors that never have it.
+    if V * S::LANES < PANEL {
+        return;
+    }
     // SAFETY: guaranteed by the caller.
     unsafe {
-        // Two row pointers, each used with offsets of 0, 1 and 2 strides, which the addressing modes provide for
-        // free.
-        let mut near = a.p.add(k0 * a.col);
-        let mut far = a.p.add(k0 * a.col + if M > 3 { 3 * a.row } else { 0 });
+        match rows {
+            1 => tile::<S, 1, V>(s, k, a, b, c, epilogue),
+            2 => tile::<S, 2, V>(s, k, a, b, c, epilogue),
+            3 => tile::<S, 3, V>(s, k, a, b, c, epilogue),
+            4 => tile::<S, 4, V>(s, k, a, b, c, epilogue),
+            5 => tile::<S, 5, V>(s, k, a, b, c, epilogue),
+            7 if S::TILE > 6 => tile::<S, 7, V>(s, k, a, b, c, epilogue),
+            8 if S::TILE > 6 => tile::<S, 8, V>(s, k, a, b, c, epilogue),
+            _ => tile::<S, 6, V>(s, k, a, b, c, epilogue),
+        }
+    }
+}
+
+/// M rows times V vectors of B, which are `b.2` apart.
+/// # Safety
+/// All addressed elements must be in bounds.
+#[inline(always)]
+unsafe fn tile<S: Lanes, const M: usize, const V: usize>(
+    s: S,
+    [k0, k1]: [usize; 2],
+    a: Operand,
+    b: (*const f32, usize, usize),
+    c: (*mut f32, usize, usize),
+    epilogue: Epilogue<'_>,
+) {
+    let mut acc = [[s.splat(0.0); V]; M];
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        // Pointers to every third row, each used with offsets of 0, 1 and 2 strides, which the addressing modes provide
+        // for free.
+        let first = a.p.add(k0 * a.col);
+        let mut pa = [first, first, first];
+        for i in 1..M.div_ceil(3) {
+            pa[i] = first.add(3 * i * a.row);
+        }
         let mut pb = b.0.add(k0 * b.1);
         for _ in k0..k1 {
-            let b0 = s.load_ptr(pb);
-            let b1 = s.load_ptr(pb.add(LANES));
-            for i in 0..M {
-                let x = s.splat(if i < 3 { *near.add(i * a.row) } else { *far.add((i - 3) * a.row) });
-                acc[i][0] = s.fma(x, b0, acc[i][0]);
-                acc[i][1] = s.fma(x, b1, acc[i][1]);
+            let mut row = [s.splat(0.0); V];
+            for v in 0..V {
+                row[v] = s.load_ptr(pb.add(v * b.2));
             }
-            near = near.wrapping_add(a.col);
-            far = far.wrapping_add(a.col);
+            for i in 0..M {
+                let x = s.splat(*pa[i / 3].add(i % 3 * a.row));
+                for v in 0..V {
+                    acc[i][v] = s.fma(x, row[v], acc[i][v]);
+                }
+            }
+            for i in 0..M.div_ceil(3) {
+                pa[i] = pa[i].wrapping_add(a.col);
+            }
             pb = pb.wrapping_add(b.1);
         }
         for i in 0..M {
-            for h in 0..2 {
-                put(s, c.0.add(i * c.1 + h * LANES), acc[i][h], i, epilogue);
+            for v in 0..V {
+                put(s, c.0.add(i * c.1 + v * c.2), acc[i][v], i, epilogue);
             }
         }
     }
 }
 
-/// One row times P panels at once, to hide the latency of the dependent multiply-adds.
+/// One row times P panels of V vectors at once, to hide the latency of the dependent multiply-adds.
 /// # Safety
 /// All addressed elements must be in bounds.
 #[inline(always)]
-unsafe fn row_tile<S: Simd, const P: usize>(
+unsafe fn row_tile<S: Lanes, const P: usize, const V: usize>(
     s: S,
     k: usize,
     a: (*const f32, usize),
@@ -262,30 +304,30 @@ unsafe fn row_tile<S: Simd, const P: usize>(
     c: (*mut f32, usize),
     epilogue: Epilogue<'_>,
 ) {
-    let mut acc = [[s.splat(0.0); 2]; P];
+    let mut acc = [[s.splat(0.0); V]; P];
     // SAFETY: guaranteed by the caller.
     unsafe {
         for l in 0..k {
             let (x, row) = (s.splat(*a.0.add(l * a.1)), b.0.add(l * b.1));
             for p in 0..P {
-                for h in 0..2 {
-                    acc[p][h] = s.fma(x, s.load_ptr(row.add(p * b.2 + h * LANES)), acc[p][h]);
+                for v in 0..V {
+                    acc[p][v] = s.fma(x, s.load_ptr(row.add(p * b.2 + v * S::LANES)), acc[p][v]);
                 }
             }
         }
         for p in 0..P {
-            for h in 0..2 {
-                put(s, c.0.add(p * c.1 + h * LANES), acc[p][h], 0, epilogue);
+            for v in 0..V {
+                put(s, c.0.add(p * c.1 + v * S::LANES), acc[p][v], 0, epilogue);
             }
         }
     }
 }
 
-/// Applies the epilogue to eight elements of row i of C, given those of A·B.
+/// Applies the epilogue to a vector of row i of C, given that of A·B.
 /// # Safety
-/// `p` must be valid for reads and writes of eight elements.
+/// `p` must be valid for reads and writes of a vector.
 #[inline(always)]
-pub(crate) unsafe fn put<S: Simd>(s: S, p: *mut f32, product: S::V, i: usize, epilogue: Epilogue<'_>) {
+pub(crate) unsafe fn put<S: Lanes>(s: S, p: *mut f32, product: S::V, i: usize, epilogue: Epilogue<'_>) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let y = match epilogue {

@@ -9,6 +9,8 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Rows of x that have their sums in registers, together with four rows of W.
     const ROWS: usize;
+    /// Rows of a tile of small matrix products, which is two vectors wide.
+    const TILE: usize;
     type V: Copy;
 
     fn splat(self, x: f32) -> Self::V;
@@ -19,10 +21,15 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` must be valid for reads of a vector.
     unsafe fn load_ptr(self, p: *const f32) -> Self::V;
+    /// # Safety
+    /// `p` must be valid for writes of a vector.
+    unsafe fn store_ptr(self, p: *mut f32, v: Self::V);
     /// Loads bf16 numbers (as bits), widened to f32.
     /// # Safety
     /// `p` must be valid for reads of a vector's number of elements.
     unsafe fn load_bf16_ptr(self, p: *const u16) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a·b + c`, fused if the processor supports it.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Lane sums of eight vectors, each in the same order.
@@ -38,7 +45,6 @@ pub(crate) trait LanesKernel {
 
 /// Vectors that can also be transposed.
 pub(crate) trait Square: Lanes {
-    fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// Vector i of the result has lane i of every vector.
     fn transpose(self, a: [Self::V; 16]) -> [Self::V; 16];
@@ -63,6 +69,7 @@ impl<K: LanesKernel> Kernel for Eight<K> {
 impl<S: Simd> Lanes for S {
     const LANES: usize = LANES;
     const ROWS: usize = 3;
+    const TILE: usize = 6;
     type V = S::V;
 
     #[inline(always)]
@@ -83,9 +90,22 @@ impl<S: Simd> Lanes for S {
         unsafe { Simd::load_ptr(self, p) }
     }
     #[inline(always)]
+    unsafe fn store_ptr(self, p: *mut f32, v: S::V) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Simd::store_ptr(self, p, v) }
+    }
+    #[inline(always)]
     unsafe fn load_bf16_ptr(self, p: *const u16) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { Simd::load_bf16_ptr(self, p) }
+    }
+    #[inline(always)]
+    fn add(self, a: S::V, b: S::V) -> S::V {
+        Simd::add(self, a, b)
+    }
+    #[inline(always)]
+    fn sub(self, a: S::V, b: S::V) -> S::V {
+        Simd::sub(self, a, b)
     }
     #[inline(always)]
     fn fma(self, a: S::V, b: S::V, c: S::V) -> S::V {
@@ -137,6 +157,7 @@ mod sixteen {
     impl Lanes for Sixteen {
         const LANES: usize = 16;
         const ROWS: usize = 6;
+        const TILE: usize = 8;
         type V = __m512;
 
         #[inline(always)]
@@ -162,12 +183,27 @@ mod sixteen {
             unsafe { _mm512_loadu_ps(p) }
         }
         #[inline(always)]
+        unsafe fn store_ptr(self, p: *mut f32, v: __m512) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { _mm512_storeu_ps(p, v) }
+        }
+        #[inline(always)]
         unsafe fn load_bf16_ptr(self, p: *const u16) -> __m512 {
             // SAFETY: guaranteed by the caller.
             unsafe {
                 let half = _mm256_loadu_si256(p.cast());
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
             }
+        }
+        #[inline(always)]
+        fn add(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_add_ps(a, b) }
+        }
+        #[inline(always)]
+        fn sub(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_sub_ps(a, b) }
         }
         #[inline(always)]
         fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
@@ -202,11 +238,6 @@ mod sixteen {
     }
 
     impl Square for Sixteen {
-        #[inline(always)]
-        fn add(self, a: __m512, b: __m512) -> __m512 {
-            // SAFETY: see above.
-            unsafe { _mm512_add_ps(a, b) }
-        }
         #[inline(always)]
         fn mul(self, a: __m512, b: __m512) -> __m512 {
             // SAFETY: see above.

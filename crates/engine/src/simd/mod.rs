@@ -38,7 +38,7 @@ pub(crate) const LANES: usize = 8;
 /// Instruction sets that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// 512-bit vectors for products with weights in f32 and bf16; otherwise as [`Level::Avx2`].
+    /// 512-bit vectors for products of matrices; otherwise as [`Level::Avx2`].
     Avx512,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
@@ -89,7 +89,7 @@ impl Level {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Cpu` only holds a level that is present.
-            Self::Avx512 | Self::Avx2 => unsafe { avx2::run(kernel) },
+            Self::Avx512 | Self::Avx2 => unsafe { avx2::run(kernel, self == Self::Avx512) },
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx512 | Self::Avx2 => BASE.call(kernel),
             #[cfg(any(not(target_arch = "x86_64"), feature = "portable"))]
@@ -209,4 +209,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn prefetch(self, p: *const f32);
     /// Calls `kernel` as a separate function compiled for this instruction set.
     fn call<K: Kernel>(self, kernel: K) -> K::Output;
+    /// Calls `kernel` as a separate function with the widest vectors that the processor has.
+    #[inline(always)]
+    fn call_lanes<K: LanesKernel>(self, kernel: K) {
+        self.call(lanes::Eight(kernel));
+    }
 }
