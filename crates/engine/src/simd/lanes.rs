@@ -9,6 +9,8 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Rows of x that have their sums in registers, together with four rows of W.
     const ROWS: usize;
+    /// Rows of x per pass over few rows of W that are read in place.
+    const PASS: usize;
     /// Rows of a tile of small matrix products, which is two vectors wide.
     const TILE: usize;
     type V: Copy;
@@ -69,6 +71,7 @@ impl<K: LanesKernel> Kernel for Eight<K> {
 impl<S: Simd> Lanes for S {
     const LANES: usize = LANES;
     const ROWS: usize = 3;
+    const PASS: usize = 4;
     const TILE: usize = 6;
     type V = S::V;
 
@@ -138,7 +141,7 @@ mod sixteen {
 
     /// # Safety
     /// The processor must support these features.
-    #[target_feature(enable = "avx2,fma,avx512f")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512vl,avx512bw,avx512dq")]
     #[inline(never)]
     pub(crate) unsafe fn run<K: LanesKernel>(kernel: K) {
         kernel.run(Sixteen(()));
@@ -146,7 +149,7 @@ mod sixteen {
 
     /// # Safety
     /// The processor must support these features.
-    #[target_feature(enable = "avx2,fma,avx512f")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512vl,avx512bw,avx512dq")]
     #[inline(never)]
     pub(crate) unsafe fn run_square<K: SquareKernel>(kernel: K) {
         kernel.run(Sixteen(()));
@@ -157,6 +160,7 @@ mod sixteen {
     impl Lanes for Sixteen {
         const LANES: usize = 16;
         const ROWS: usize = 6;
+        const PASS: usize = 8;
         const TILE: usize = 8;
         type V = __m512;
 

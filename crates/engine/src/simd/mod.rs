@@ -62,7 +62,9 @@ impl Level {
             use std::arch::is_x86_feature_detected as has;
             let avx2 = has!("avx2") && has!("fma");
             match self {
-                Self::Avx512 => avx2 && has!("avx512f"),
+                Self::Avx512 => {
+                    avx2 && has!("avx512f") && has!("avx512vl") && has!("avx512bw") && has!("avx512dq")
+                }
                 Self::Avx2 => avx2,
                 #[cfg(feature = "portable")]
                 Self::Portable => true,

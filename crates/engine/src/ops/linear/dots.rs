@@ -10,9 +10,9 @@
 //!
 //! W is read from memory once, and what is multiplied together must come from a near cache:
 //!
-//! - Few rows: four rows of x at a time stay in the L1 cache while W streams past them, widened in registers. With
-//!   more than four rows, a group of rows of W stays in a near cache until all rows of x were multiplied by it: a few
-//!   rows in the L1 cache if all of x fits there as well, otherwise many in the L2 cache.
+//! - Few rows: four rows of x at a time (eight with AVX-512) stay in the L1 cache while W streams past them, widened in
+//!   registers. With more rows, a group of rows of W stays in a near cache until all rows of x were multiplied by it: a
+//!   few rows in the L1 cache if all of x fits there as well, otherwise many in the L2 cache.
 //! - Many rows: a piece of W is converted to f32 and stays in the L1 cache while blocks of rows of x stream past it.
 #![allow(unsafe_code)]
 
@@ -28,8 +28,12 @@ use crate::simd::{Kernel, Lanes, LanesKernel, Simd};
 pub(super) const COLUMNS: usize = 8;
 /// Maximum number of rows of x for which W is read in place.
 const FEW: usize = 24;
-/// Number of rows of x per pass over W.
-const PASS: usize = 4;
+/// Maximum number of rows of x per pass over W.
+const PASS: usize = 8;
+/// Number of rows of x that are read where they are. More than these would be at the same places of the L1 cache, if their
+/// length is a power of two, and need too many addresses: they are copied, so that what is multiplied in one step is
+/// together.
+const LOOSE: usize = 4;
 /// A multiple of the rows of W in every tile.
 const TILES: usize = 12;
 /// Bytes of W that stay in the L2 cache between passes, and as many that are prefetched meanwhile.
@@ -38,8 +42,11 @@ const GROUP: usize = 128 * 1024;
 const NEAR: usize = 4096;
 /// Prefetch distance, in cache lines past the current rows.
 const AHEAD: usize = 32;
-/// Elements of a row processed at a time: four rows of x fill most of the L1 cache. A multiple of the block size.
-const PIECE: usize = 1536;
+/// Elements of a row processed at a time, so that the rows of x of a pass fill most of the L1 cache: 32 KiB with AVX2, 48
+/// KiB with AVX-512. A multiple of the block size.
+const fn piece_length(pass: usize) -> usize {
+    if pass == PASS { 1024 } else { 1536 }
+}
 /// Elements of a row converted at a time when there are many rows of x; a multiple of the block size.
 const PANEL: usize = 512;
 
@@ -73,7 +80,8 @@ impl Dots<'_> {
         if sizes.rows <= FEW {
             // Bytes per element are at least one, so a group has at most this many rows of W.
             let sums = group_columns(sizes.inner, 64) * PASS * WIDEST;
-            return if sizes.inner <= PIECE { 0 } else { sums };
+            let sums = if sizes.inner <= piece_length(PASS) { 0 } else { sums };
+            return sums + if sizes.rows > LOOSE { sizes.rows * sizes.inner } else { 0 };
         }
         let block = block_rows(sizes.inner).min(sizes.rows.next_multiple_of(MULTIPLE));
         COLUMNS * PANEL + block * COLUMNS * WIDEST
@@ -87,15 +95,23 @@ impl LanesKernel for Dots<'_> {
         let Sizes { rows, inner, outer } = self.sizes;
         // The unchecked reads below rely on this.
         assert!(self.x.len() == rows * inner && self.columns.end <= outer);
-        let call = Call { sizes: self.sizes, x: self.x, y: self.y, columns: self.columns };
+        let mut carve = Carve(self.scratch);
+        let whole = inner / S::LANES * S::LANES;
+        let packs = S::PASS > LOOSE && (LOOSE + 1..=FEW).contains(&rows) && whole > 0;
+        let packed = carve.take(if packs { rows * whole } else { 0 });
+        if packs {
+            pack(s, self.x, inner, packed);
+        }
+        let scratch = carve.0;
+        let call = Call { sizes: self.sizes, x: self.x, packed, y: self.y, columns: self.columns };
         match self.weight {
             RawWeight::F32(w) => {
                 assert!(w.len() == outer * inner);
-                call.run(s, F32(w), self.scratch);
+                call.run(s, F32(w), scratch);
             }
             RawWeight::Bf16(w) => {
                 assert!(w.len() == outer * inner);
-                call.run(s, Bf16(w), self.scratch);
+                call.run(s, Bf16(w), scratch);
             }
             RawWeight::Int8 { .. } | RawWeight::Blocks(_) => {
                 unreachable!("such products are computed elsewhere")
@@ -119,13 +135,29 @@ impl Kernel for Int8Dots<'_> {
         // The unchecked reads below rely on this.
         assert!(x.len() == rows * inner && columns.end <= outer);
         assert!(codes.len() == outer * inner && scales.len() == outer);
-        Call { sizes, x, y, columns }.run(s, Int8 { codes, scales }, scratch);
+        Call { sizes, x, packed: &[], y, columns }.run(s, Int8 { codes, scales }, scratch);
+    }
+}
+
+/// Copies the rows of each pass: vector v of row i of M is at v · M + i.
+#[inline(always)]
+fn pack<S: Lanes>(s: S, x: &[f32], inner: usize, to: &mut [f32]) {
+    let whole = inner / S::LANES * S::LANES;
+    for (x, to) in x.chunks(S::PASS * inner).zip(to.chunks_mut(S::PASS * whole)) {
+        let rows = x.len() / inner;
+        for (i, row) in x.chunks_exact(inner).enumerate() {
+            for l in (0..whole).step_by(S::LANES) {
+                s.store(&mut to[l * rows + i * S::LANES..], s.load(&row[l..]));
+            }
+        }
     }
 }
 
 struct Call<'a> {
     sizes: Sizes,
     x: &'a [f32],
+    /// The same in the order of [`pack`], for passes of more than `LOOSE` rows.
+    packed: &'a [f32],
     y: &'a Shared<'a>,
     columns: Range<usize>,
 }
@@ -134,7 +166,7 @@ impl Call<'_> {
     #[inline(always)]
     fn run<S: Lanes, W: Source<S>>(self, s: S, w: W, scratch: &mut [f32]) {
         match self.sizes.rows {
-            rows @ 0..=PASS if rows * self.sizes.inner <= PASS * PIECE => {
+            rows if rows <= S::PASS && rows * self.sizes.inner <= S::PASS * piece_length(S::PASS) => {
                 self.pass(s, w, 0, self.columns.clone(), 0..self.sizes.inner, Prefetch::InOrder, &mut []);
             }
             0..=FEW => self.passes(s, w, scratch),
@@ -142,7 +174,7 @@ impl Call<'_> {
         }
     }
 
-    /// Multiplies four rows of x at a time by a group of rows of W. The first pass reads the group from memory, and the
+    /// Multiplies some rows of x at a time by a group of rows of W. The first pass reads the group from memory, and the
     /// others find it in a cache:
     ///
     /// - If all of x is small, a group is a few rows of W that stay in the L1 cache.
@@ -152,9 +184,10 @@ impl Call<'_> {
     #[inline(always)]
     fn passes<S: Lanes, W: Source<S>>(&self, s: S, w: W, sums: &mut [f32]) {
         let Sizes { rows, inner, .. } = self.sizes;
-        let passes = rows.div_ceil(PASS);
+        let passes = rows.div_ceil(S::PASS);
         let near = rows * inner <= NEAR;
-        let (group, length) = if near { (TILES, inner) } else { (group_columns(inner, W::LINE), PIECE) };
+        let (group, length) =
+            if near { (TILES, inner) } else { (group_columns(inner, W::LINE), piece_length(S::PASS)) };
         for c in self.columns.clone().step_by(group) {
             let columns = c..(c + group).min(self.columns.end);
             for pass in 0..passes {
@@ -171,13 +204,13 @@ impl Call<'_> {
                         },
                     };
                     let sums = if near { &mut [] } else { &mut *sums };
-                    self.pass(s, w, pass * PASS, columns.clone(), piece, ahead, sums);
+                    self.pass(s, w, pass * S::PASS, columns.clone(), piece, ahead, sums);
                 }
             }
         }
     }
 
-    /// Multiplies a piece of the rows of x from `r` on, four rows at most, by each row of W in `columns`.
+    /// Multiplies a piece of the rows of x from `r` on, as many as a pass has at most, by each row of W in `columns`.
     #[inline(always)]
     fn pass<S: Lanes, W: Source<S>>(
         &self,
@@ -193,12 +226,18 @@ impl Call<'_> {
             0 => {}
             1 => self.stream::<S, W, 1, 4>(s, w, r, columns, piece, ahead, sums),
             2 => self.stream::<S, W, 2, 4>(s, w, r, columns, piece, ahead, sums),
-            3 if S::LANES == WIDEST => self.stream::<S, W, 3, 4>(s, w, r, columns, piece, ahead, sums),
+            n if S::LANES == WIDEST => match n {
+                3 => self.stream::<S, W, 3, 4>(s, w, r, columns, piece, ahead, sums),
+                4 => self.stream::<S, W, 4, 4>(s, w, r, columns, piece, ahead, sums),
+                5 => self.stream::<S, W, 5, 4>(s, w, r, columns, piece, ahead, sums),
+                6 => self.stream::<S, W, 6, 4>(s, w, r, columns, piece, ahead, sums),
+                7 => self.stream::<S, W, 7, 3>(s, w, r, columns, piece, ahead, sums),
+                _ => self.stream::<S, W, PASS, 3>(s, w, r, columns, piece, ahead, sums),
+            },
             3 if W::ALONE => self.stream::<S, W, 3, 3>(s, w, r, columns, piece, ahead, sums),
             3 => self.stream::<S, W, 3, 2>(s, w, r, columns, piece, ahead, sums),
-            _ if S::LANES == WIDEST => self.stream::<S, W, PASS, 4>(s, w, r, columns, piece, ahead, sums),
-            _ if W::ALONE => self.stream::<S, W, PASS, 3>(s, w, r, columns, piece, ahead, sums),
-            _ => self.stream::<S, W, PASS, 2>(s, w, r, columns, piece, ahead, sums),
+            _ if W::ALONE => self.stream::<S, W, 4, 3>(s, w, r, columns, piece, ahead, sums),
+            _ => self.stream::<S, W, 4, 2>(s, w, r, columns, piece, ahead, sums),
         }
     }
 
@@ -250,6 +289,8 @@ impl Call<'_> {
         for j in 0..N {
             at[j] = (c + j) * inner;
         }
+        let packed =
+            if M > LOOSE { self.packed[r * (inner / S::LANES * S::LANES)..].as_ptr() } else { x[0].as_ptr() };
         let mut acc = [[s.splat(0.0); N]; M];
         if piece.start > 0 {
             for i in 0..M {
@@ -287,7 +328,8 @@ impl Call<'_> {
                     wait -= 1;
                 }
             }
-            // SAFETY: l plus four vectors ≤ inner, and rows c + j are within W, as checked by `run`.
+            // SAFETY: l plus four vectors ≤ inner, rows c + j are within W, as checked by `run`, and `packed` has all of
+            // them for M rows.
             unsafe {
                 if W::ALONE && M > 2 {
                     for v in (l..l + 4 * S::LANES).step_by(S::LANES) {
@@ -296,7 +338,10 @@ impl Call<'_> {
                             ws[j] = w.load(s, at[j] + v);
                         }
                         for i in 0..M {
-                            let xi = s.load_ptr(x[i].as_ptr().add(v));
+                            let xi = s.load_ptr(match M > LOOSE {
+                                true => packed.add(v * M + i * S::LANES),
+                                false => x[i].as_ptr().add(v),
+                            });
                             for j in 0..N {
                                 acc[i][j] = s.fma(xi, ws[j], acc[i][j]);
                             }
