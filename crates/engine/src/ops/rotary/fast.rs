@@ -50,7 +50,11 @@ fn table(cpu: &Cpu, tokens: usize, turned: usize, rotary: Rotary, direction: f64
     let half = turned / 2;
     let frequencies: Vec<f64> = rotary.frequencies.list(turned).iter().map(|f| direction * f).collect();
     let unit = |position: usize| frequencies.iter().map(move |f| (position as f64 * f).sin_cos());
-    let fine: Vec<(f64, f64)> = (0..SPAN).flat_map(unit).collect();
+    let mut fine = vec![(0.0, 0.0); SPAN * half];
+    // Of a short text, such as the next token, only its own.
+    for b in (rotary.offset..rotary.offset + tokens.min(SPAN)).map(|p| p % SPAN) {
+        fine[b * half..][..half].iter_mut().zip(unit(b)).for_each(|(to, angle)| *to = angle);
+    }
     let mut table = cpu.uninit(&[tokens, turned]);
     let out = Shared::new(table.data_mut());
     let first_span = rotary.offset / SPAN;
