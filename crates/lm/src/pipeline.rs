@@ -48,7 +48,7 @@ pub struct OpenOptions {
     /// The device that runs the model; by default the CPU with all its cores.
     pub device: Option<Device>,
     /// Precision of the weights; by default as they are stored: bf16 if the checkpoint's matrices are in bf16, which then
-    /// stay in the file, or in fewer bits, else f32.
+    /// stay in the file, q8 if they are in blocks of eight bits or fewer (GGUF), else f32.
     pub weights: Option<Precision>,
     /// `bytes`, or the path of a `tokenizer.json`; by default the checkpoint's.
     pub tokenizer: Option<String>,
@@ -67,8 +67,7 @@ impl Pipeline {
         let checkpoint = Checkpoint::open(&folder)?;
         let tokenizer = checkpoint.tokenizer(&folder, tokenizer.as_deref())?;
         let device = device.map_or_else(inference_cpu, Ok)?;
-        let stored = if checkpoint.is_bf16() { Precision::Bf16 } else { Precision::F32 };
-        let weights = weights.unwrap_or(stored);
+        let weights = weights.unwrap_or_else(|| checkpoint.precision(&device));
         let (model, parameters) = Model::load_in(&device, &checkpoint, weights)?;
         let policy = model.policy();
         let inference = Inference::new(&model, &parameters);

@@ -226,7 +226,7 @@ fn mapped_weights_are_the_packed_ones() {
     });
     fs::write(path.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    assert!(checkpoint.is_bf16());
+    assert!(checkpoint.precision(&invariant()) == Precision::Bf16);
     let (model, mapped) = Model::load_in(&invariant(), &checkpoint, Precision::Bf16).unwrap();
     let (_, whole) = Model::load(&invariant(), &checkpoint).unwrap();
     let packed = model.quantize(whole, Precision::Bf16).unwrap();

@@ -103,8 +103,7 @@ impl Bench {
     /// The model of a checkpoint.
     fn load(&self, device: &Device) -> anyhow::Result<(Model, Parameters, Precision)> {
         let checkpoint = Checkpoint::open(&open::newest(&self.model))?;
-        let stored = if checkpoint.is_bf16() { Precision::Bf16 } else { Precision::F32 };
-        let weights = self.weights.unwrap_or(stored);
+        let weights = self.weights.unwrap_or_else(|| checkpoint.precision(device));
         let (model, parameters) = Model::load_in(device, &checkpoint, weights)?;
         Ok((model, parameters, weights))
     }

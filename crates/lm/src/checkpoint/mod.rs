@@ -26,7 +26,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use march_engine::SharedBytes;
+use march_engine::{Device, Precision, SharedBytes};
 use safetensors::Dtype;
 
 use crate::error::{Error, Result};
@@ -265,14 +265,20 @@ impl Checkpoint {
         }
     }
 
-    /// Whether most of the model is stored in bf16, or in fewer bits.
-    pub fn is_bf16(&self) -> bool {
-        let small = |kind: Kind| matches!(kind, Kind::Plain(Dtype::BF16) | Kind::Blocks(_));
-        let numbers = |half: bool| -> usize {
-            let of = self.tensors.values().filter(|(_, entry)| small(entry.kind) == half);
+    /// Precision in which most of the model is stored, or the nearest that the device multiplies by: q8 for the blocks of a
+    /// GGUF file, on other devices than the CPU bf16.
+    pub fn precision(&self, device: &Device) -> Precision {
+        let count = |of: &dyn Fn(Kind) -> bool| -> usize {
+            let of = self.tensors.values().filter(|(_, entry)| of(entry.kind));
             of.map(|(_, entry)| entry.shape.iter().product::<usize>()).sum()
         };
-        numbers(true) > numbers(false)
+        let blocks = count(&|kind| matches!(kind, Kind::Blocks(_)));
+        let small = blocks + count(&|kind| kind == Kind::Plain(Dtype::BF16));
+        match count(&|_| true) {
+            all if 2 * blocks > all && device.name() == "cpu" => Precision::Q8,
+            all if 2 * small > all => Precision::Bf16,
+            _ => Precision::F32,
+        }
     }
 
     /// Reads individual numbers of a tensor, given their indices.

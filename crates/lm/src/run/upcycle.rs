@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use march_engine::Precision;
+use march_engine::{Device, Precision};
 
 use super::start::MARGIN;
 use crate::anchors::{MemoryConfig, Storage};
@@ -100,7 +100,8 @@ impl Upcycle {
         let (old, new) = (Model::new(from.config()), Model::new(&config));
         from.check(old.layout())?;
         from.verify()?;
-        let weights = if from.is_bf16() { Precision::Bf16 } else { Precision::F32 };
+        let small = from.precision(&Device::reference()) != Precision::F32;
+        let weights = if small { Precision::Bf16 } else { Precision::F32 };
         let out = NewFolder::create(to)?;
         let mut done = 0;
         out.model(&config, new.layout(), SHARD_BYTES, weights, |i| {
