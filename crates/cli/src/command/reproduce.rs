@@ -45,7 +45,7 @@ pub struct Reproduce {
     /// the paper's width, which takes more than an hour
     #[arg(long, value_name = "SIZE", default_value = "laptop")]
     size: ExperimentSize,
-    /// Seeds per result [default: 5; quick: 2]
+    /// Seeds per result [default: 5, or those of the experiment; quick: 2]
     #[arg(long, value_name = "N", value_parser = number::seeds)]
     seeds: Option<u64>,
     /// The folder for runs and reports [default: runs/reproduce; quick: runs/reproduce-quick]
@@ -92,9 +92,10 @@ impl Reproduce {
         if shapes == Shapes::Paper {
             bail!("--size paper-shapes is for `{EFFICIENCY}`; {name} has the sizes quick, laptop and paper");
         }
-        let mut scale = Scale::new(size);
-        scale.seeds = self.seeds.unwrap_or(scale.seeds);
         let experiment = Experiment::open(&name)?;
+        let mut scale = Scale::new(size);
+        let usual = experiment.seeds.filter(|_| scale.is_full()).unwrap_or(scale.seeds);
+        scale.seeds = self.seeds.unwrap_or(usual);
         if experiment.uses_corpus() {
             scale.corpus = Some(self.corpus(size, &output)?);
         } else if self.corpus.is_some() {
@@ -296,16 +297,17 @@ fn introduce(plan: &Plan, workers: usize) -> anyhow::Result<()> {
     let experiment = &plan.experiment;
     say!("{}\n\n{}\n", experiment.title, experiment.question);
     let sweep = plan.sweep(&plan.entries)?;
-    let runs = plan.entries.len() as u64 * plan.scale.seeds;
     let tokens = plan.tokens()?;
     say!("arms      {}", experiment.arms.join("; "));
     say!("courses   {}", experiment.courses.join("; "));
     say!(
-        "runs      {} to choose learning rates, {runs} for the results ({} seeds); {:.1} million tokens in all",
+        "runs      {} to choose learning rates, {} for the results ({} seeds at most); {:.1} million tokens in all",
         sweep.len(),
+        plan.result_runs(),
         plan.scale.seeds,
         tokens / 1e6
     );
+    say!("measured  on {:.1} million tokens in all", plan.measurements()?.0 / 1e6);
     if plan.is_full() {
         let seconds = plan.estimate()? / workers as f64;
         say!("time      about {} with {workers} runs side by side, if none exists", duration(seconds));

@@ -20,6 +20,11 @@ pub struct Difference {
 /// The difference B − A of a statistic over the same `count` documents, and its interval. `statistic` receives the
 /// numbers of the documents, with repetitions, and returns the statistic for A and for B.
 pub fn paired_bootstrap(count: usize, statistic: impl Fn(&[usize]) -> [f64; 2]) -> Difference {
+    bootstrap(count, RESAMPLES, statistic)
+}
+
+/// The same with a number of resamples, which limits how small a p-value can be.
+pub fn bootstrap(count: usize, resamples: usize, statistic: impl Fn(&[usize]) -> [f64; 2]) -> Difference {
     let difference = |documents: &[usize]| {
         let [a, b] = statistic(documents);
         b - a
@@ -31,17 +36,17 @@ pub fn paired_bootstrap(count: usize, statistic: impl Fn(&[usize]) -> [f64; 2]) 
     }
     let mut random = Random::new(SEED, 0);
     let mut drawn = all;
-    let mut resampled: Vec<f64> = (0..RESAMPLES)
+    let mut resampled: Vec<f64> = (0..resamples)
         .map(|_| {
             drawn.iter_mut().for_each(|document| *document = random.below(count));
             difference(&drawn)
         })
         .collect();
     resampled.sort_by(f64::total_cmp);
-    let quantile = |q: f64| resampled[((RESAMPLES - 1) as f64 * q).round() as usize];
+    let quantile = |q: f64| resampled[((resamples - 1) as f64 * q).round() as usize];
     let below = resampled.partition_point(|&difference| difference <= 0.0);
-    let above = RESAMPLES - resampled.partition_point(|&difference| difference < 0.0);
+    let above = resamples - resampled.partition_point(|&difference| difference < 0.0);
     // The observed difference counts as one of the resamples, so that no p-value is 0.
-    let p = 2.0 * (below.min(above) + 1) as f64 / (RESAMPLES + 1) as f64;
+    let p = 2.0 * (below.min(above) + 1) as f64 / (resamples + 1) as f64;
     Difference { value, interval: [quantile(0.025), quantile(0.975)], p: p.min(1.0) }
 }

@@ -9,6 +9,7 @@ pub mod evidence;
 pub mod experiment;
 mod experiment_groups;
 mod experiment_plot;
+mod experiment_tests;
 mod follow;
 mod heat;
 mod machine;

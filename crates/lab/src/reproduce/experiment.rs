@@ -83,6 +83,8 @@ pub struct Experiment {
     pub question: String,
     /// What it stands for in the paper.
     pub paper: String,
+    /// Seeds per result, if not as many as usual.
+    pub seeds: Option<u64>,
     /// The courses of `common.toml` and of this file that it uses.
     pub courses: Vec<String>,
     /// The arms that it uses, in the order of the tables.
@@ -118,7 +120,7 @@ pub struct Experiment {
     /// The paper's experiment: presets to train, and commands to evaluate them.
     #[serde(default)]
     pub full: PaperExperiment,
-    /// Arms need not have the same number of parameters.
+    /// Arms need not have the same number of parameters; one that begins as another never needs to.
     #[serde(default)]
     pub free_parameters: bool,
 }

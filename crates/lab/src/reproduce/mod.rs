@@ -15,7 +15,7 @@ mod statistics;
 
 pub use experiment::{
     EFFICIENCY, Evaluation, Experiment, FigureSpec, PaperExperiment, PlotSpec, Published, Quantity, Size,
-    Success, Variant, names,
+    Success, Sweep, Variant, names,
 };
 pub use job::{Group, Measured, Outcome, PERMUTED, key};
 pub use passages::{Copy, GROUPS, Grouping, Passage, REPETITIONS, copies, passages};
