@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use march_lab::corpus;
 use march_lab::report::evidence::{Page, Table};
 use march_lab::report::experiment;
+use march_lab::report::release::release;
 use march_lab::reproduce::{
     Corpus, EFFICIENCY, Experiment, Finished, Plan, Progress, Scale, Size, carry_out_all, names,
 };
@@ -156,7 +157,11 @@ impl Reproduce {
         shown.clone().flat_map(|section| &section.tables).for_each(print_table);
         say!();
         shown.flat_map(|section| &section.list).for_each(|line| say!("{line}"));
-        write(&page, &folder)
+        write(&page, &folder)?;
+        for folder in release(&results, output, &command)? {
+            say!("model   {}", folder.display());
+        }
+        Ok(())
     }
 }
 

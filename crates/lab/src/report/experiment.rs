@@ -7,8 +7,9 @@ use super::evidence::{Cell, Figure, Page, Section, Table};
 use super::experiment_groups::{differences_by_seed, groups, positions};
 use super::experiment_plot::plotted;
 use super::experiment_tests::{CountTest, Sign, Tests, difference, successes};
+use super::release::place;
 use super::text::thousands;
-use crate::reproduce::{Evaluation, GROUPS, Mean, Measured, Published, Results, Sweep};
+use crate::reproduce::{Evaluation, GROUPS, Mean, Measured, Published, Release, Results, Sweep};
 
 /// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
 pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
@@ -32,6 +33,7 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
     ];
     sections.extend(experiment.published.as_ref().map(|published| beside_paper(results, published)));
     sections.extend([by_seed(results), costs(results), rates(results)]);
+    sections.extend(experiment.release.as_ref().map(kept));
     sections.push(list("What differs from the paper", &experiment.scaled));
     sections.push(list("What was tried before this setting was chosen", &experiment.tried));
     sections.retain(|section| {
@@ -39,6 +41,17 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
         !(tables.is_empty() && figures.is_empty() && list.is_empty() && text.is_empty())
     });
     Page { title: experiment.title.clone(), summary, facts, sections }
+}
+
+/// Where the trained models are.
+fn kept(release: &Release) -> Section {
+    let folders = release.arms.iter().map(|arm| format!("`{}`", place(arm).display())).collect::<Vec<_>>();
+    let text = format!(
+        "The command of this page also writes {}, beside its report: the models of seed 1 as they would be published, with \
+         matrices in bf16, tokenizer, model card and the report of their training.",
+        folders.join(" and ")
+    );
+    Section { heading: "The trained models".into(), text: vec![text], ..Section::default() }
 }
 
 fn list(heading: &str, items: &[String]) -> Section {

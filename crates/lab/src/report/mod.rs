@@ -16,6 +16,7 @@ mod machine;
 pub mod mark;
 mod picture;
 pub mod recall;
+pub mod release;
 pub mod routing;
 mod series;
 pub mod text;

@@ -404,6 +404,13 @@ impl Entry {
     }
 }
 
+/// A name for a folder: letters in lower case and digits, with hyphens in place of all else.
+pub fn plain_name(name: &str) -> String {
+    let plain = name.to_lowercase();
+    let words = plain.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("-")
+}
+
 /// Tokens that a stage trains on.
 fn tokens(stage: &Config) -> f64 {
     stage.train.steps as f64 * stage.train.tokens_per_step as f64
@@ -464,16 +471,11 @@ impl Job {
     /// The folder of a stage's run. Its name begins with what a person looks for; runs that share their first stages
     /// share those folders.
     pub fn folder(&self, all: &Path, stage: usize) -> PathBuf {
-        let short = |text: &str| -> String {
-            let plain = text.to_lowercase();
-            let words = plain.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-            words.collect::<Vec<_>>().join("-")
-        };
         let config = &self.stages[stage];
-        let kind = short(config.model.mixer.model_type());
+        let kind = plain_name(config.model.mixer.model_type());
         let name = format!(
             "{}-stage-{}-{kind}-rate-{}-seed-{}-{}",
-            short(&self.courses[stage]),
+            plain_name(&self.courses[stage]),
             stage + 1,
             self.rate,
             self.seed,
