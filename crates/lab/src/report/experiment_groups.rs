@@ -11,6 +11,15 @@ fn passages(results: &Results) -> Vec<&Evaluation> {
     results.plan.experiment.evaluations.iter().filter(of_passages).collect()
 }
 
+/// The caption of an evaluation's table; other courses may have one of the same name.
+fn caption(results: &Results, evaluation: &Evaluation, what: &str) -> String {
+    let course = match results.plan.experiment.courses.len() {
+        1 => String::new(),
+        _ => format!("{}: ", evaluation.course),
+    };
+    format!("{course}{}{what}", evaluation.name)
+}
+
 /// The columns of a table with one for each group.
 fn columns(first: &str) -> Vec<String> {
     std::iter::once(first).chain(GROUPS).map(String::from).collect()
@@ -40,7 +49,7 @@ pub(super) fn groups(results: &Results, tests: &Tests<'_>) -> Section {
         tests.corrected()
     ));
     for evaluation in &evaluations {
-        section.tables.extend(differences(tests, evaluation));
+        section.tables.extend(differences(results, tests, evaluation));
     }
     section
 }
@@ -71,11 +80,11 @@ fn losses(results: &Results, evaluation: &Evaluation) -> Table {
         rows.push(row);
     }
     rows.push(share);
-    Table { caption: format!("{}: loss", evaluation.name), columns: columns("model"), rows }
+    Table { caption: caption(results, evaluation, ": loss"), columns: columns("model"), rows }
 }
 
 /// The differences of one evaluation; `None` without any.
-fn differences(tests: &Tests<'_>, evaluation: &Evaluation) -> Option<Table> {
+fn differences(results: &Results, tests: &Tests<'_>, evaluation: &Evaluation) -> Option<Table> {
     let own = tests.differences.iter().filter(|test| std::ptr::eq(test.evaluation, evaluation));
     let own: Vec<_> = own.collect();
     let pairs = own.chunk_by(|a, b| a.pair == b.pair).map(|tests| {
@@ -86,7 +95,7 @@ fn differences(tests: &Tests<'_>, evaluation: &Evaluation) -> Option<Table> {
         std::iter::once(Cell::of(tests[0].pair.join(" – "))).chain(cells).collect()
     });
     let rows: Vec<Vec<Cell>> = pairs.collect();
-    let caption = format!("{}: differences", evaluation.name);
+    let caption = caption(results, evaluation, ": differences");
     (!rows.is_empty()).then(|| Table { caption, columns: columns("first – second"), rows })
 }
 
@@ -104,7 +113,7 @@ pub(super) fn differences_by_seed(results: &Results) -> Vec<Table> {
             several.then(|| std::iter::once(Cell::of(pair.join(" – "))).chain(cells).collect())
         };
         let rows: Vec<Vec<Cell>> = results.plan.experiment.compare.iter().filter_map(row).collect();
-        let caption = format!("{}: differences by seed", evaluation.name);
+        let caption = caption(results, evaluation, ": differences by seed");
         (!rows.is_empty()).then(|| Table { caption, columns: columns("first – second"), rows })
     };
     passages(results).into_iter().filter_map(table).collect()
@@ -129,7 +138,7 @@ pub(super) fn positions(results: &Results) -> Section {
             Some(std::iter::once(Cell::of(row)).chain(cells).collect())
         });
         let rows: Vec<Vec<Cell>> = rows.collect();
-        (!rows.is_empty()).then(|| Table { caption: evaluation.name.clone(), columns, rows })
+        (!rows.is_empty()).then(|| Table { caption: caption(results, evaluation, ""), columns, rows })
     };
     let tables: Vec<Table> = passages(results).into_iter().filter_map(table).collect();
     let text =

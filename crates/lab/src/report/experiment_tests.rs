@@ -216,15 +216,16 @@ fn by_document(
     };
     let (a, counts) = sums(&pair[0])?;
     let (b, _) = sums(&pair[1])?;
-    let used: Vec<usize> = (0..counts.len().min(b.len())).filter(|&document| counts[document] > 0).collect();
-    let mean = |of: &[f64], drawn: &[usize]| {
-        let tokens: u64 = drawn.iter().map(|&i| counts[used[i]]).sum();
-        drawn.iter().map(|&i| of[used[i]]).sum::<f64>() / tokens as f64
-    };
+    let documents = a.iter().zip(&b).zip(&counts).filter(|(_, count)| **count > 0);
+    let used: Vec<[f64; 3]> = documents.map(|((a, b), count)| [*b, *a, *count as f64]).collect();
     if used.len() < 2 {
         return None;
     }
-    let mut found = bootstrap(used.len(), RESAMPLES, |drawn| [mean(&b, drawn), mean(&a, drawn)]);
+    let mut found = bootstrap(used.len(), RESAMPLES, |drawn| {
+        let add = |sums: [f64; 3], &i: &usize| [0, 1, 2].map(|at| sums[at] + used[i][at]);
+        let [second, first, tokens] = drawn.iter().fold([0.0; 3], add);
+        [second / tokens, first / tokens]
+    });
     // A bootstrap of few documents finds any common sign significant: that it is common has at least this probability.
     found.p = found.p.max(2f64.powi(1 - used.len() as i32));
     Some(found)

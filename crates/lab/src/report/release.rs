@@ -79,9 +79,15 @@ fn write(new: &Path, job: &Job, output: &Path, card: impl FnOnce(&Model) -> Stri
 }
 
 /// A page without the names of the folders above the training data.
-fn without_folders(page: String, job: &Job) -> String {
-    let above = job.stages.iter().filter_map(|stage| Path::new(stage.data.path.as_ref()?).parent()?.to_str());
-    above.fold(page, |page, above| page.replace(above, "corpus"))
+fn without_folders(mut page: String, job: &Job) -> String {
+    for data in job.stages.iter().filter_map(|stage| stage.data.path.as_ref()) {
+        // The run's configuration has the absolute path.
+        let absolute = std::path::absolute(data).unwrap_or_else(|_| data.into());
+        if let Some(folder) = absolute.parent().and_then(Path::to_str) {
+            page = page.replace(folder, "corpus");
+        }
+    }
+    page
 }
 
 /// The model card.
