@@ -35,8 +35,9 @@ Learning rates are chosen for each model on validation questions, with two seeds
 the lowest or the highest of the list, further rates are tried, which takes longer than --plan says. Results
 come from other questions and fresh seeds. Runs go side by side, one thread each, so that results do not depend on the
 number of cores. Ctrl-C saves; the same command resumes. A run that exists in the output folder is not
-repeated, also if another experiment trained it. OUTPUT/NAME has report.html, report.md and images/;
-OUTPUT/runs has an ordinary run folder for each model.")]
+repeated, also if another experiment trained it. OUTPUT/NAME has report.html, report.md and images/,
+and of `text` release/, with trained models as they would be published; OUTPUT/runs has an ordinary run folder for each
+model.")]
 pub struct Reproduce {
     /// The experiment, or a file like those of configs/reproduce; without one, all are listed
     #[arg(value_name = "EXPERIMENT|FILE.toml")]

@@ -6,7 +6,7 @@ use std::iter;
 use super::evidence::{Cell, Figure, Page, Section, Table};
 use super::experiment_groups::{differences_by_seed, groups, positions};
 use super::experiment_plot::plotted;
-use super::experiment_tests::{CountTest, Sign, Tests, difference, successes};
+use super::experiment_tests::{CountTest, Drawn, Sign, Tests, difference, successes};
 use super::release::place;
 use super::text::thousands;
 use crate::reproduce::{Evaluation, GROUPS, Mean, Measured, Published, Release, Results, Sweep};
@@ -311,7 +311,9 @@ fn orders(results: &Results, published: &Published, evaluation: &Evaluation) -> 
             }
             let group = evaluation.text.as_ref().map(|_| GROUPS[0]);
             let pair = [a, b].map(String::from);
-            let Some(difference) = difference(results, &pair, evaluation, group) else { continue };
+            let Some(difference) = difference(results, &pair, (evaluation, group), &mut Drawn::new()) else {
+                continue;
+            };
             // A lower loss is better.
             let better = (difference.value > 0.0) != evaluation.text.is_some();
             let (first, second) = if of_a > of_b { (a, b) } else { (b, a) };

@@ -1,12 +1,17 @@
 //! The tests of an experiment's page: which differences between models are significant, corrected for their number.
 
+use std::collections::BTreeMap;
+
 use super::evidence::Cell;
 use super::experiment::{scale_of, values};
-use crate::eval::{Difference, bootstrap, paired_bootstrap};
+use crate::eval::{Difference, Resamples, paired_bootstrap};
 use crate::reproduce::{Count, Evaluation, GROUPS, Group, Measured, REPETITIONS, Results, fisher, holm};
 
 /// Resamples of documents. The smallest p-value must stay below 5 % after a correction for hundreds of tests.
 const RESAMPLES: usize = 50_000;
+
+/// Resamples by the number of documents.
+pub(super) type Drawn = BTreeMap<usize, Resamples>;
 
 /// What a difference shows.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,11 +64,15 @@ impl<'a> Tests<'a> {
     pub(super) fn of(results: &'a Results) -> Self {
         let experiment = &results.plan.experiment;
         let mut tests = Self { differences: Vec::new(), counts: Vec::new(), families: Vec::new() };
+        let mut drawn = Drawn::new();
         for course in &experiment.courses {
             for pair in &experiment.compare {
                 for evaluation in experiment.evaluations_of(course) {
                     for group in groups_of(evaluation) {
-                        let Some(difference) = difference(results, pair, evaluation, group) else { continue };
+                        let Some(difference) = difference(results, pair, (evaluation, group), &mut drawn)
+                        else {
+                            continue;
+                        };
                         let sign = Sign::NotSignificant;
                         let test = DifferenceTest { course, pair, evaluation, group, difference, sign };
                         tests.differences.push(test);
@@ -179,11 +188,11 @@ impl DifferenceTest<'_> {
 pub(super) fn difference(
     results: &Results,
     pair: &[String; 2],
-    evaluation: &Evaluation,
-    group: Option<&str>,
+    (evaluation, group): (&Evaluation, Option<&str>),
+    drawn: &mut Drawn,
 ) -> Option<Difference> {
     if let Some(group) = group {
-        return by_document(results, pair, evaluation, group);
+        return by_document(results, pair, (evaluation, group), drawn);
     }
     let [a, b] = [&pair[0], &pair[1]].map(|row| values(results, row, evaluation));
     let mean = |of: &[f64], seeds: &[usize]| seeds.iter().map(|&i| of[i]).sum::<f64>() / seeds.len() as f64;
@@ -201,8 +210,8 @@ pub(super) fn find<'a>(measured: &'a Measured, name: &str) -> Option<&'a Group> 
 fn by_document(
     results: &Results,
     pair: &[String; 2],
-    evaluation: &Evaluation,
-    group: &str,
+    (evaluation, group): (&Evaluation, &str),
+    drawn: &mut Drawn,
 ) -> Option<Difference> {
     // For each row, the mean over seeds of the sum of losses, by document; and the number of tokens.
     let sums = |row: &String| {
@@ -221,7 +230,8 @@ fn by_document(
     if used.len() < 2 {
         return None;
     }
-    let mut found = bootstrap(used.len(), RESAMPLES, |drawn| {
+    let drawn = drawn.entry(used.len()).or_insert_with(|| Resamples::new(used.len(), RESAMPLES));
+    let mut found = drawn.difference(|drawn| {
         let add = |sums: [f64; 3], &i: &usize| [0, 1, 2].map(|at| sums[at] + used[i][at]);
         let [second, first, tokens] = drawn.iter().fold([0.0; 3], add);
         [second / tokens, first / tokens]

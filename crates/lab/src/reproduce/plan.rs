@@ -77,7 +77,7 @@ impl Scale {
         Self { size, seeds, corpus: None }
     }
 
-    /// Steps of a stage, or sequences of an evaluation.
+    /// Steps of a stage, its sequences per step, or sequences of an evaluation.
     pub fn samples(&self, samples: u64) -> u64 {
         if self.size == Size::Quick { samples.min(2) } else { samples }
     }
@@ -283,15 +283,14 @@ impl Plan {
         }
         let train = &mut config.train;
         train.steps = self.scale.samples(stage.steps);
-        (train.micro_batch, train.tokens_per_step) = (stage.rows, stage.rows * length);
+        let rows = self.scale.samples(stage.rows as u64) as usize;
+        (train.micro_batch, train.tokens_per_step) = (rows, rows * length);
         train.validate_every = train.steps.div_ceil(8);
         train.learning_rate = rate;
         // Stages of a run see different sequences.
         train.seed = seed + 1_000_000 * number as u64;
         (train.save_every, train.keep, train.prompts) = (0, 1, Vec::new());
-        if self.scale.size == Size::Quick {
-            train.validation_sequences = train.validation_sequences.min(4);
-        }
+        train.validation_sequences = self.scale.samples(train.validation_sequences as u64) as usize;
         train.check(length).map_err(|(key, message)| Error::config(&entry.course, key, message))?;
         Ok(config)
     }
