@@ -260,10 +260,10 @@ impl ExperimentProgress {
         self.done += 1;
         if !fresh {
             self.existed += 1;
-            self.old += job.tokens();
+            self.old += job.own_tokens();
             return;
         }
-        self.fresh += job.tokens();
+        self.fresh += job.own_tokens();
         let seconds = self.began.map_or(0.0, |began| began.elapsed().as_secs_f64());
         let left = seconds * (self.tokens - self.fresh - self.old) / self.fresh.max(1.0);
         say!(

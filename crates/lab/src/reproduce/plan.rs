@@ -449,6 +449,12 @@ impl Job {
         self.stages.iter().map(tokens).sum()
     }
 
+    /// Tokens of its own course, without those of a course that it continues, which other runs train on as well.
+    pub fn own_tokens(&self) -> f64 {
+        let own = self.stages.iter().zip(&self.courses).filter(|(_, course)| **course == self.course);
+        own.map(|(stage, _)| tokens(stage)).sum()
+    }
+
     /// Identifies the weights that the first `stages` stages give.
     fn hash(&self, stages: usize) -> String {
         let mut hash = Sha256::new();
