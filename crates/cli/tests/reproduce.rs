@@ -1,6 +1,7 @@
 //! `march reproduce`: every experiment in its quick form, and what the command promises about runs that exist.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn run(folder: &Path, arguments: &[&str]) -> Output {
@@ -75,12 +76,63 @@ fn text_on_the_built_in_book() {
     let results = |text: &str| text[text.find("\ncrates:").unwrap()..].to_string();
     assert_eq!(results(&first), results(&second));
     assert!(first.contains("[  1/") && !second.contains("[  1/"), "{second}");
+    check_release(folder, &arguments);
     let refused_here = refused(folder, &["recall", "--size", "quick", "--corpus", "here"]);
     assert!(refused_here.contains("--corpus is for `text`"), "{refused_here}");
     let missing = refused(folder, &["text"]);
     assert!(missing.contains("march data corpus"), "{missing}");
     let shapes = refused(folder, &["recall", "--size", "paper-shapes"]);
     assert!(shapes.contains("for `efficiency`"), "{shapes}");
+}
+
+/// The release folders of a quick run are complete, and have the trained weights in bf16.
+fn check_release(folder: &Path, arguments: &[&str]) {
+    let output = folder.join("runs/reproduce-quick");
+    let released = output.join("text/release");
+    for name in ["march", "gdn"] {
+        let model = released.join(name);
+        let files: Vec<_> = std::fs::read_dir(&model).unwrap().map(|file| file.unwrap()).collect();
+        let bytes: u64 = files.iter().map(|file| file.metadata().unwrap().len()).sum();
+        assert!(bytes < 12_000_000, "{name}: {bytes} bytes");
+        let read = |file: &str| std::fs::read_to_string(model.join(file)).unwrap();
+        let index: serde_json::Value = serde_json::from_str(&read("model.safetensors.index.json")).unwrap();
+        let shards: BTreeSet<&str> =
+            index["weight_map"].as_object().unwrap().values().map(|file| file.as_str().unwrap()).collect();
+        let found =
+            files.iter().filter(|file| file.path().extension().is_some_and(|end| end == "safetensors"));
+        assert!(shards.len() > 1 && shards.len() == found.count(), "{name}: {shards:?}");
+        assert!(shards.iter().all(|shard| model.join(shard).is_file()), "{name}: {shards:?}");
+        assert!(
+            read("tokenizer.json").contains("vocab") && read("report.html").starts_with("<!doctype html>")
+        );
+        let card = read("README.md");
+        for part in
+            ["a quick run", "march reproduce text --size quick --seeds 1", "| 4,096 tokens |", "MPL-2.0"]
+        {
+            assert!(card.contains(part), "{name}: {part}: {card}");
+        }
+        let here = folder.to_str().unwrap();
+        assert!(!card.contains(here) && !read("report.html").contains(here), "{name}");
+    }
+    // Rounding the trained weights while they are loaded gives the same.
+    let mut runs = std::fs::read_dir(output.join("runs")).unwrap().map(|run| run.unwrap().path());
+    let of_march = |run: &PathBuf| run.to_str().unwrap().contains("/crates-stage-1-march-");
+    let run = runs.find(of_march).unwrap();
+    std::fs::write(folder.join("tokens.json"), "[1, 2, 3, 200, 5]").unwrap();
+    let logits = |model: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_march"));
+        command.current_dir(folder).args(["logits", "--tokens", "tokens.json", "--weights", "bf16"]);
+        let output = command.args(["--output", "logits.safetensors", "--model"]).arg(model).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::read(folder.join("logits.safetensors")).unwrap()
+    };
+    let kept = logits(&released.join("march"));
+    assert!(kept == logits(&run), "the release has other weights than the run");
+    // Without the trained model nothing can be written, and what is there stays.
+    std::fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    let missing = refused(folder, arguments);
+    assert!(missing.contains("is missing"), "{missing}");
+    assert!(kept == logits(&released.join("march")));
 }
 
 /// A damaged file of measurements is named, not used.

@@ -1,10 +1,12 @@
 //! The page of an experiment: its verdicts and its costs.
 
+use march_lab::corpus;
 use march_lab::report::evidence::Page;
 use march_lab::report::experiment::page;
 
 use march_lab::reproduce::{
-    Arm, Experiment, Measured, Outcome, Plan, Results, Scale as Sizes, Size, Success, key,
+    Arm, Corpus, Entry, Evaluation, Experiment, GROUPS, Group, Measured, Outcome, Plan, REPETITIONS, Results,
+    Scale as Sizes, Size, Success, key,
 };
 
 /// The experiment `capacity` with made-up answers: each arm's value by seed, the same at every evaluation.
@@ -95,4 +97,94 @@ fn seeds_that_succeed_are_counted() {
     let row = section.tables[0].rows.iter().find(|row| row[0].text == "MARCH").unwrap();
     assert_eq!((row[1].text.as_str(), row[2].text.as_str()), ("2 of 4", "7 to 93 %"));
     assert!(section.list.iter().any(|line| line.contains("MARCH 2 of 4, GDN 0 of 4: not significant")));
+}
+
+/// The experiment `text` with made-up losses: in every document MARCH and its variants are better than the others.
+fn made_up_losses(documents: usize) -> Results {
+    let folder = tempfile::tempdir().unwrap();
+    corpus::build_tiny(folder.path()).unwrap();
+    let scale = Sizes { corpus: Some(Corpus::open(folder.path()).unwrap()), ..Sizes::new(Size::Laptop) };
+    let plan = Plan::new(Experiment::open("text").unwrap(), scale).unwrap();
+    let mut arms = Vec::new();
+    for Entry { arm, course, .. } in &plan.entries {
+        let mut runs = vec![Outcome { parameters: 1, ..Outcome::default() }; 2];
+        for (name, variant) in plan.experiment.rows() {
+            let (of, policy) = variant.map_or((name, ""), |variant| (&variant.of, &variant.policy));
+            let asked =
+                plan.experiment.evaluations_of(course).filter(|asked| of == arm && asked.concerns(name));
+            for asked in asked {
+                for (seed, run) in runs.iter_mut().enumerate() {
+                    let loss = if name.contains("MARCH") { 1.0 } else { 1.2 } + 0.001 * seed as f64;
+                    run.measured.push(loss_of(asked, key(asked, &plan.scale, policy), loss, documents));
+                }
+            }
+        }
+        arms.push(Arm { arm: arm.clone(), course: course.clone(), rate: 1e-3, tried: Vec::new(), runs });
+    }
+    Results { plan, arms }
+}
+
+/// A loss that grows from document to document; `loss` in the first.
+fn loss_of(evaluation: &Evaluation, key: String, loss: f64, documents: usize) -> Measured {
+    let names = if evaluation.copy.is_some() { vec![REPETITIONS] } else { GROUPS.to_vec() };
+    let group = |name: &str| Group {
+        name: name.into(),
+        sums: (0..documents).map(|document| loss * (100 + document) as f64).collect(),
+        counts: vec![100; documents],
+    };
+    Measured {
+        key,
+        value: loss,
+        memory_bytes: 1,
+        rollback_bytes: None,
+        flop_per_token: 1.0,
+        positions: vec![(64, 2.0), (128, loss)],
+        groups: names.into_iter().map(group).collect(),
+    }
+}
+
+#[test]
+fn losses_are_compared_by_document() {
+    let made = page(&made_up_losses(16), Vec::new());
+    let section = |heading: &str| made.sections.iter().find(|section| section.heading == heading).unwrap();
+    let groups = section("By group of tokens");
+    assert!(
+        groups.text[1].contains(
+            "for the 203 tests of `crates` and, apart from them, for the 126 tests of `crates, continued`"
+        ),
+        "{:?}",
+        groups.text
+    );
+    // Of the 203: MARCH against GDN, its wide form, Memory Caching, Log-Linear and the Transformer.
+    let text = text(&made);
+    assert!(text.contains("Of 329 differences between models, 181 are significant with"), "{text}");
+    assert!(
+        text.contains("crates: MARCH against GDN: better at 4,096 tokens, 16,384 tokens, books"),
+        "{text}"
+    );
+    assert!(text.contains("crates, continued: GDN as MARCH, bias 0 against GDN: better at 4,096"), "{text}");
+    let table = |heading: &str, caption: &str| {
+        section(heading).tables.iter().find(|table| table.caption == caption).unwrap().clone()
+    };
+    let differences = table("By group of tokens", "crates: 4,096 tokens: differences");
+    assert_eq!(differences.rows[0][0].text, "MARCH – GDN");
+    assert!(
+        differences.rows[0][5].strong && differences.rows[0][5].text.starts_with("-0.2150 ("),
+        "{differences:?}"
+    );
+    let seeds = table("By seed", "crates: 4,096 tokens: differences by seed");
+    assert_eq!(seeds.rows[0][5].text, "-0.2150, -0.2150");
+    let positions = table("By position in the text", "crates: 16,384 tokens");
+    let first: Vec<&str> = positions.rows[0].iter().map(|cell| cell.text.as_str()).collect();
+    assert_eq!(
+        (&positions.columns[1..], &first[..]),
+        (&["to 64".into(), "to 128".into()][..], &["GDN", "2.0000", "1.2005"][..])
+    );
+}
+
+/// That three documents agree is no evidence, although every resample of them agrees as well.
+#[test]
+fn few_documents_decide_nothing() {
+    let text = text(&page(&made_up_losses(3), Vec::new()));
+    assert!(text.contains("Of 329 differences between models, 0 are significant with"), "{text}");
 }

@@ -1,5 +1,6 @@
 //! The files of `configs/reproduce/`, the plans made of them, and means over seeds.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use march_lab::corpus;
@@ -33,7 +34,8 @@ fn parameters(plan: &Plan, job: &Job) -> usize {
     Model::new(model).parameter_count() + more * model.hidden_size
 }
 
-/// Every experiment can be planned, and its arms have the same number of parameters within 2 %.
+/// Every experiment can be planned, and its arms have the same number of parameters within 2 %, but for those that
+/// begin as another.
 #[test]
 fn arms_have_equally_many_parameters() {
     for name in names().filter(|name| *name != EFFICIENCY) {
@@ -42,7 +44,9 @@ fn arms_have_equally_many_parameters() {
             let counts: Vec<(String, usize)> = plan
                 .entries
                 .iter()
-                .filter(|entry| entry.course == *course)
+                .filter(|entry| {
+                    entry.course == *course && plan.experiment.arm[&entry.arm].begins_as.is_none()
+                })
                 .map(|entry| {
                     let job = plan.job(entry, entry.rates[0], 1).unwrap();
                     (entry.arm.clone(), parameters(&plan, &job))
@@ -86,6 +90,33 @@ fn upcycled_models_share_their_first_stage() {
     assert_eq!(folder(&gdn, 0), folder(&upcycled, 0));
     assert_ne!(folder(&gdn, 1), folder(&upcycled, 1));
     assert_eq!(gdn.tokens(), upcycled.tokens());
+}
+
+/// The GDN that goes on is the trained one of its seed, whatever it goes on as; a shared run counts once.
+#[test]
+fn a_trained_model_goes_on() {
+    let plan = plan("text", Size::Laptop);
+    let job = |arm: &str, course: &str| {
+        let entry = plan.entries.iter().find(|entry| entry.arm == arm && entry.course == course).unwrap();
+        plan.job(entry, 4e-3, 2).unwrap()
+    };
+    let folder = |job: &Job, stage| job.folder(Path::new("runs"), stage);
+    let trained = folder(&job("GDN", "crates"), 0);
+    let mut ends = BTreeSet::new();
+    for arm in plan.experiment.arms_of("crates, continued") {
+        let continued = job(arm, "crates, continued");
+        assert_eq!((folder(&continued, 0), continued.stages.len()), (trained.clone(), 2), "{arm}");
+        assert!(ends.insert(folder(&continued, 1)), "{arm}");
+        let last = &continued.stages[1].model;
+        assert_eq!(last.intermediate_size, continued.stages[0].model.intermediate_size, "{arm}");
+    }
+    assert_eq!(ends.len(), 5);
+    // Sweeps of six arms with four rates on a tenth of the steps, twelve runs, and fifteen that go on.
+    let step = 4.0 * 4096.0;
+    let steps = 24.0 * 100.0 + 12.0 * 1000.0 + 15.0 * 250.0;
+    let scale = Scale { seeds: 3, ..plan.scale.clone() };
+    let plan = Plan::new(plan.experiment.clone(), scale).unwrap();
+    assert_eq!((plan.tokens().unwrap(), plan.result_runs()), (steps * step, 27));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use march_lab::corpus;
 use march_lab::report::evidence::{Page, Table};
 use march_lab::report::experiment;
+use march_lab::report::release::release;
 use march_lab::reproduce::{
     Corpus, EFFICIENCY, Experiment, Finished, Plan, Progress, Scale, Size, carry_out_all, names,
 };
@@ -34,8 +35,9 @@ Learning rates are chosen for each model on validation questions, with two seeds
 the lowest or the highest of the list, further rates are tried, which takes longer than --plan says. Results
 come from other questions and fresh seeds. Runs go side by side, one thread each, so that results do not depend on the
 number of cores. Ctrl-C saves; the same command resumes. A run that exists in the output folder is not
-repeated, also if another experiment trained it. OUTPUT/NAME has report.html, report.md and images/;
-OUTPUT/runs has an ordinary run folder for each model.")]
+repeated, also if another experiment trained it. OUTPUT/NAME has report.html, report.md and images/,
+and of `text` release/, with trained models as they would be published; OUTPUT/runs has an ordinary run folder for each
+model.")]
 pub struct Reproduce {
     /// The experiment, or a file like those of configs/reproduce; without one, all are listed
     #[arg(value_name = "EXPERIMENT|FILE.toml")]
@@ -45,7 +47,7 @@ pub struct Reproduce {
     /// the paper's width, which takes more than an hour
     #[arg(long, value_name = "SIZE", default_value = "laptop")]
     size: ExperimentSize,
-    /// Seeds per result [default: 5; quick: 2]
+    /// Seeds per result [default: 5, or those of the experiment; quick: 2]
     #[arg(long, value_name = "N", value_parser = number::seeds)]
     seeds: Option<u64>,
     /// The folder for runs and reports [default: runs/reproduce; quick: runs/reproduce-quick]
@@ -92,9 +94,10 @@ impl Reproduce {
         if shapes == Shapes::Paper {
             bail!("--size paper-shapes is for `{EFFICIENCY}`; {name} has the sizes quick, laptop and paper");
         }
-        let mut scale = Scale::new(size);
-        scale.seeds = self.seeds.unwrap_or(scale.seeds);
         let experiment = Experiment::open(&name)?;
+        let mut scale = Scale::new(size);
+        let usual = experiment.seeds.filter(|_| scale.is_full()).unwrap_or(scale.seeds);
+        scale.seeds = self.seeds.unwrap_or(usual);
         if experiment.uses_corpus() {
             scale.corpus = Some(self.corpus(size, &output)?);
         } else if self.corpus.is_some() {
@@ -155,7 +158,11 @@ impl Reproduce {
         shown.clone().flat_map(|section| &section.tables).for_each(print_table);
         say!();
         shown.flat_map(|section| &section.list).for_each(|line| say!("{line}"));
-        write(&page, &folder)
+        write(&page, &folder)?;
+        for folder in release(&results, output, &command)? {
+            say!("model   {}", folder.display());
+        }
+        Ok(())
     }
 }
 
@@ -253,10 +260,10 @@ impl ExperimentProgress {
         self.done += 1;
         if !fresh {
             self.existed += 1;
-            self.old += job.tokens();
+            self.old += job.own_tokens();
             return;
         }
-        self.fresh += job.tokens();
+        self.fresh += job.own_tokens();
         let seconds = self.began.map_or(0.0, |began| began.elapsed().as_secs_f64());
         let left = seconds * (self.tokens - self.fresh - self.old) / self.fresh.max(1.0);
         say!(
@@ -296,16 +303,17 @@ fn introduce(plan: &Plan, workers: usize) -> anyhow::Result<()> {
     let experiment = &plan.experiment;
     say!("{}\n\n{}\n", experiment.title, experiment.question);
     let sweep = plan.sweep(&plan.entries)?;
-    let runs = plan.entries.len() as u64 * plan.scale.seeds;
     let tokens = plan.tokens()?;
     say!("arms      {}", experiment.arms.join("; "));
     say!("courses   {}", experiment.courses.join("; "));
     say!(
-        "runs      {} to choose learning rates, {runs} for the results ({} seeds); {:.1} million tokens in all",
+        "runs      {} to choose learning rates, {} for the results ({} seeds at most); {:.1} million tokens in all",
         sweep.len(),
+        plan.result_runs(),
         plan.scale.seeds,
         tokens / 1e6
     );
+    say!("measured  on {:.1} million tokens in all", plan.measurements()?.0 / 1e6);
     if plan.is_full() {
         let seconds = plan.estimate()? / workers as f64;
         say!("time      about {} with {workers} runs side by side, if none exists", duration(seconds));

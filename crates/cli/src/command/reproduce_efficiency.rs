@@ -68,18 +68,20 @@ impl Shapes {
     }
 }
 
-/// The measurements of a run that was stopped, and the machine that made them.
+/// The measurements of a run that was stopped, the machine that made them, and the seconds that they took.
 #[derive(Serialize, Deserialize)]
 struct Partial {
     machine: String,
     timings: Vec<Timing>,
+    #[serde(default)]
+    seconds: f64,
 }
 
 impl Partial {
     /// What is known of this machine. Times of another one cannot be compared with those of this one.
     fn open(path: &Path) -> anyhow::Result<Self> {
         let machine = machine::summary();
-        let empty = Self { machine: machine.clone(), timings: Vec::new() };
+        let empty = Self { machine: machine.clone(), timings: Vec::new(), seconds: 0.0 };
         if !path.exists() {
             return Ok(empty);
         }
@@ -127,10 +129,12 @@ pub fn run(shapes: Shapes, output: &Path, only_plan: bool) -> anyhow::Result<()>
     let path = folder.join("timings.json");
     let mut known =
         if shapes == Shapes::Paper { Partial::open(&path)? } else { Partial::open(Path::new(""))? };
+    let before = known.seconds;
     let mut failed = Ok(());
     let mut timings = plan.run(known.timings.clone(), &mut |timing| {
         show(timing);
         known.timings.push(timing.clone());
+        known.seconds = before + began.elapsed().as_secs_f64();
         failed = save(&path, &known);
         if interrupt::asked() || failed.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
@@ -157,12 +161,14 @@ pub fn run(shapes: Shapes, output: &Path, only_plan: bool) -> anyhow::Result<()>
         None => notes.push("PyTorch was not found on this machine; its rows are missing.".into()),
     }
     let command = format!("march reproduce efficiency{size}");
-    let mut facts = facts(&command, &duration(began.elapsed().as_secs_f64()), 1);
+    known.seconds = before + began.elapsed().as_secs_f64();
+    let mut facts = facts(&command, &duration(known.seconds), 1);
     if let Some(fact) = facts.iter_mut().find(|fact| fact.0 == "side by side") {
         *fact = ("threads".into(), machine::cores().to_string());
     }
     let page = page(&timings, facts, &notes);
-    save(&path, &Partial { machine: machine::summary(), timings: timings.clone() })?;
+    known.timings.clone_from(&timings);
+    save(&path, &known)?;
     page.sections.iter().flat_map(|section| &section.tables).for_each(print_table);
     verdict(&timings).iter().for_each(|line| say!("\n{}", line.replace("**", "")));
     write(&page, &folder)

@@ -22,7 +22,7 @@ pub use encode::Encoded;
 pub use file::{AgeReport, PairedComparison, Report, TaskReport, compare, is_report};
 pub use journal::{Entry, Journal};
 pub use measure::{Measure, Measured};
-pub use paired::{Difference, paired_bootstrap};
+pub use paired::{Difference, Resamples, paired_bootstrap};
 pub use recall::Answer as RecallAnswer;
 pub use recall::{Age, Answers, Reader, RecallOptions, Share, evaluate_recall};
 pub use request::{Answer, Request, Scored};

@@ -20,28 +20,41 @@ pub struct Difference {
 /// The difference B − A of a statistic over the same `count` documents, and its interval. `statistic` receives the
 /// numbers of the documents, with repetitions, and returns the statistic for A and for B.
 pub fn paired_bootstrap(count: usize, statistic: impl Fn(&[usize]) -> [f64; 2]) -> Difference {
-    let difference = |documents: &[usize]| {
-        let [a, b] = statistic(documents);
-        b - a
-    };
-    let all: Vec<usize> = (0..count).collect();
-    let value = difference(&all);
-    if count == 0 {
-        return Difference { value, interval: [value, value], p: 1.0 };
+    Resamples::new(count, RESAMPLES).difference(statistic)
+}
+
+/// Drawn documents, for many differences over the same ones.
+pub struct Resamples {
+    count: usize,
+    /// The documents of one resample after the other.
+    drawn: Vec<usize>,
+}
+
+impl Resamples {
+    /// Draws `count` of as many documents, a number of times that limits how small a p-value can be.
+    pub fn new(count: usize, resamples: usize) -> Self {
+        let mut random = Random::new(SEED, 0);
+        Self { count, drawn: (0..count * resamples).map(|_| random.below(count)).collect() }
     }
-    let mut random = Random::new(SEED, 0);
-    let mut drawn = all;
-    let mut resampled: Vec<f64> = (0..RESAMPLES)
-        .map(|_| {
-            drawn.iter_mut().for_each(|document| *document = random.below(count));
-            difference(&drawn)
-        })
-        .collect();
-    resampled.sort_by(f64::total_cmp);
-    let quantile = |q: f64| resampled[((RESAMPLES - 1) as f64 * q).round() as usize];
-    let below = resampled.partition_point(|&difference| difference <= 0.0);
-    let above = RESAMPLES - resampled.partition_point(|&difference| difference < 0.0);
-    // The observed difference counts as one of the resamples, so that no p-value is 0.
-    let p = 2.0 * (below.min(above) + 1) as f64 / (RESAMPLES + 1) as f64;
-    Difference { value, interval: [quantile(0.025), quantile(0.975)], p: p.min(1.0) }
+
+    /// As [`paired_bootstrap`].
+    pub fn difference(&self, statistic: impl Fn(&[usize]) -> [f64; 2]) -> Difference {
+        let difference = |documents: &[usize]| {
+            let [a, b] = statistic(documents);
+            b - a
+        };
+        let value = difference(&(0..self.count).collect::<Vec<_>>());
+        if self.drawn.is_empty() {
+            return Difference { value, interval: [value, value], p: 1.0 };
+        }
+        let mut resampled: Vec<f64> = self.drawn.chunks(self.count).map(difference).collect();
+        resampled.sort_by(f64::total_cmp);
+        let resamples = resampled.len();
+        let quantile = |q: f64| resampled[((resamples - 1) as f64 * q).round() as usize];
+        let below = resampled.partition_point(|&difference| difference <= 0.0);
+        let above = resamples - resampled.partition_point(|&difference| difference < 0.0);
+        // The observed difference counts as one of the resamples, so that no p-value is 0.
+        let p = 2.0 * (below.min(above) + 1) as f64 / (resamples + 1) as f64;
+        Difference { value, interval: [quantile(0.025), quantile(0.975)], p: p.min(1.0) }
+    }
 }

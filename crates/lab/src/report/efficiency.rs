@@ -246,11 +246,14 @@ fn figure(timings: &[Timing]) -> Figure {
     Figure {
         name: "efficiency".into(),
         title: "Training cost by length of the text".into(),
-        line: "Left: training end to end, tokens per second. Right: the sequence-mixing operation, forward and backward."
-            .into(),
+        line:
+            "Left: training, tokens per second. Right: the sequence-mixing operation, forward and backward."
+                .into(),
         charts: vec![
             training,
-            plot(Kind::Core, "Core, forward and backward", "milliseconds", &|timing| Some(1e3 * timing.seconds)),
+            plot(Kind::Core, "Core, forward and backward", "milliseconds", &|timing| {
+                Some(1e3 * timing.seconds)
+            }),
         ],
     }
 }

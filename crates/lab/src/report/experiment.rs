@@ -4,17 +4,17 @@
 use std::iter;
 
 use super::evidence::{Cell, Figure, Page, Section, Table};
-use super::experiment_groups::{by_document, groups};
+use super::experiment_groups::{differences_by_seed, groups, positions};
 use super::experiment_plot::plotted;
+use super::experiment_tests::{CountTest, Drawn, Sign, Tests, difference, successes};
+use super::release::place;
 use super::text::thousands;
-use crate::eval::{Difference, paired_bootstrap};
-use crate::reproduce::{
-    Count, Evaluation, GROUPS, Mean, Measured, Published, REPETITIONS, Results, fisher, holm,
-};
+use crate::reproduce::{Evaluation, GROUPS, Mean, Measured, Published, Release, Results, Sweep};
 
 /// The page of an experiment's results. `facts` are its first table: command, date, machine, duration.
 pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
     let experiment = &results.plan.experiment;
+    let tests = &Tests::of(results);
     let mut summary = vec![experiment.question.clone(), format!("In the paper: {}.", experiment.paper)];
     if !results.plan.is_full() {
         summary.push(
@@ -22,11 +22,18 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
                 .into(),
         );
     } else {
-        summary.extend(verdict(results));
+        summary.extend(verdict(tests));
     }
-    let mut sections = vec![outcome(results), counted(results), groups(results), differences(results)];
+    let mut sections = vec![
+        outcome(results),
+        counted(results, tests),
+        groups(results, tests),
+        positions(results),
+        differences(results, tests),
+    ];
     sections.extend(experiment.published.as_ref().map(|published| beside_paper(results, published)));
     sections.extend([by_seed(results), costs(results), rates(results)]);
+    sections.extend(experiment.release.as_ref().map(kept));
     sections.push(list("What differs from the paper", &experiment.scaled));
     sections.push(list("What was tried before this setting was chosen", &experiment.tried));
     sections.retain(|section| {
@@ -34,6 +41,17 @@ pub fn page(results: &Results, facts: Vec<(String, String)>) -> Page {
         !(tables.is_empty() && figures.is_empty() && list.is_empty() && text.is_empty())
     });
     Page { title: experiment.title.clone(), summary, facts, sections }
+}
+
+/// Where the trained models are.
+fn kept(release: &Release) -> Section {
+    let folders = release.arms.iter().map(|arm| format!("`{}`", place(arm).display())).collect::<Vec<_>>();
+    let text = format!(
+        "The command of this page also writes {}, beside its report: the models of seed 1 as they would be published, with \
+         matrices in bf16, tokenizer, model card and the report of their training.",
+        folders.join(" and ")
+    );
+    Section { heading: "The trained models".into(), text: vec![text], ..Section::default() }
 }
 
 fn list(heading: &str, items: &[String]) -> Section {
@@ -68,7 +86,7 @@ pub(super) fn rows_of<'a>(results: &'a Results, course: &str) -> Vec<&'a str> {
 }
 
 /// The values of a row's evaluation by seed.
-fn values(results: &Results, row: &str, evaluation: &Evaluation) -> Vec<f64> {
+pub(super) fn values(results: &Results, row: &str, evaluation: &Evaluation) -> Vec<f64> {
     results.measured(row, evaluation).iter().map(|measured| measured.value).collect()
 }
 
@@ -85,7 +103,7 @@ fn shown(evaluation: &Evaluation, mean: &Mean) -> String {
 }
 
 /// The factor and the digits of an evaluation's values.
-fn scale_of(evaluation: &Evaluation) -> (f64, usize) {
+pub(super) fn scale_of(evaluation: &Evaluation) -> (f64, usize) {
     if evaluation.text.is_some() { (1.0, 3) } else { (100.0, 1) }
 }
 
@@ -149,16 +167,16 @@ fn by_seed(results: &Results) -> Section {
             Cell::of(seeds(results, row, evaluation, digits - usize::from(digits == 1)))
         }));
     }
+    section.tables.extend(differences_by_seed(results));
     section
 }
 
-fn differences(results: &Results) -> Section {
+fn differences(results: &Results, tests: &Tests<'_>) -> Section {
     let experiment = &results.plan.experiment;
     let mut section = Section { heading: "Differences".into(), ..Section::default() };
     if experiment.compare.is_empty() {
         return section;
     }
-    let tests = Tests::of(results);
     let paired = match experiment.uses_corpus() {
         true => {
             "by document, with means over seeds. The mean and its 95 % interval (paired bootstrap over documents)"
@@ -169,16 +187,16 @@ fn differences(results: &Results) -> Section {
     };
     section.text.push(format!(
         "First minus second, paired {paired}. A difference is significant (bold) if its p-value is below 5 % after Holm's correction \
-         for the {} tests of this page.",
-        tests.differences.len() + tests.counts.len()
+         {}.",
+        tests.corrected()
     ));
     section.list = tests.decisions(results);
     for course in &experiment.courses {
         let rows = experiment.compare.iter().map(|pair| (pair.join(" – "), pair));
         let mut table =
             table(results, (course, course.clone(), "first – second"), rows, |pair, evaluation| {
-                let found = tests.differences.iter().find(|test| test.is(course, pair, evaluation));
-                found.map_or(Cell::of("–"), DifferenceTest::cell)
+                let found = tests.whole().find(|test| test.is(pair, evaluation));
+                found.map_or(Cell::of("–"), |test| test.cell(0))
             });
         table.rows.retain(|row| row[1..].iter().any(|cell| cell.text != "–"));
         if !table.rows.is_empty() {
@@ -189,8 +207,8 @@ fn differences(results: &Results) -> Section {
 }
 
 /// How many of the differences are significant with these seeds; `None` if nothing was compared.
-fn verdict(results: &Results) -> Option<String> {
-    let all = Tests::of(results).differences;
+fn verdict(tests: &Tests<'_>) -> Option<String> {
+    let all = &tests.differences;
     let significant = all.iter().filter(|test| test.sign != Sign::NotSignificant).count();
     let line = format!(
         "**Of {} differences between models, {significant} {} significant with the seeds of this run.** The section on \
@@ -201,148 +219,8 @@ fn verdict(results: &Results) -> Option<String> {
     (!all.is_empty()).then_some(line)
 }
 
-/// What a difference shows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sign {
-    Above,
-    Below,
-    NotSignificant,
-}
-
-/// All tests of a page, corrected together.
-struct Tests<'a> {
-    differences: Vec<DifferenceTest<'a>>,
-    counts: Vec<CountTest<'a>>,
-}
-
-/// The difference of two rows in one evaluation.
-struct DifferenceTest<'a> {
-    course: &'a String,
-    pair: &'a [String; 2],
-    evaluation: &'a Evaluation,
-    difference: Difference,
-    /// After the correction.
-    sign: Sign,
-}
-
-/// The numbers of seeds of two rows that succeed.
-struct CountTest<'a> {
-    course: &'a String,
-    pair: &'a [String; 2],
-    counts: [Count; 2],
-    /// Fisher's exact test, after the correction.
-    p: f64,
-}
-
-impl<'a> Tests<'a> {
-    fn of(results: &'a Results) -> Self {
-        let experiment = &results.plan.experiment;
-        let (mut differences, mut counts) = (Vec::new(), Vec::new());
-        for course in &experiment.courses {
-            for pair in &experiment.compare {
-                for evaluation in experiment.evaluations_of(course) {
-                    let Some(difference) = difference(results, &pair[0], &pair[1], evaluation) else {
-                        continue;
-                    };
-                    let sign = Sign::NotSignificant;
-                    differences.push(DifferenceTest { course, pair, evaluation, difference, sign });
-                }
-                if let [Some(a), Some(b)] = [&pair[0], &pair[1]].map(|row| successes(results, row, course)) {
-                    counts.push(CountTest { course, pair, counts: [a, b], p: fisher(a, b) });
-                }
-            }
-        }
-        let all = differences.iter().map(|test| test.difference.p).chain(counts.iter().map(|test| test.p));
-        let mut corrected = holm(&all.collect::<Vec<_>>()).into_iter();
-        for (test, p) in differences.iter_mut().zip(&mut corrected) {
-            test.sign = match test.difference.value {
-                _ if p >= 0.05 => Sign::NotSignificant,
-                value if value > 0.0 => Sign::Above,
-                _ => Sign::Below,
-            };
-        }
-        counts.iter_mut().zip(corrected).for_each(|(test, p)| test.p = p);
-        Self { differences, counts }
-    }
-
-    /// One line per pair: where the first is better, where it is worse, and where the difference is not significant.
-    fn decisions(&self, results: &Results) -> Vec<String> {
-        let one_course = results.plan.experiment.courses.len() == 1;
-        let pairs = self.differences.chunk_by(|a, b| a.course == b.course && a.pair == b.pair);
-        pairs
-            .map(|tests| {
-                let mut parts =
-                    [("better at", Vec::new()), ("worse at", Vec::new()), ("not significant at", Vec::new())];
-                for test in tests {
-                    // A lower loss is better.
-                    let better = if test.evaluation.text.is_some() { Sign::Below } else { Sign::Above };
-                    let part = match test.sign {
-                        Sign::NotSignificant => 2,
-                        sign => usize::from(sign != better),
-                    };
-                    parts[part].1.push(test.evaluation.name.as_str());
-                }
-                let said = parts.iter().filter(|part| !part.1.is_empty());
-                let said: Vec<String> =
-                    said.map(|(what, evaluations)| format!("{what} {}", evaluations.join(", "))).collect();
-                let (course, [first, second]) = (tests[0].course, tests[0].pair);
-                let place = if one_course { String::new() } else { format!("{course}: ") };
-                format!("{place}{first} against {second}: {}.", said.join("; "))
-            })
-            .collect()
-    }
-}
-
-impl DifferenceTest<'_> {
-    fn is(&self, course: &str, pair: &[String; 2], evaluation: &Evaluation) -> bool {
-        self.course == course && self.pair == pair && self.evaluation.name == evaluation.name
-    }
-
-    fn cell(&self) -> Cell {
-        let (factor, digits) = scale_of(self.evaluation);
-        let sign = |value: f64| format!("{:+.digits$}", factor * value);
-        let Difference { value, interval: [low, high], .. } = self.difference;
-        let strong = self.sign != Sign::NotSignificant;
-        Cell {
-            text: format!("{} ({} to {})", sign(value), sign(low), sign(high)),
-            strong,
-            title: if strong { "significant" } else { "not significant" }.into(),
-        }
-    }
-}
-
-/// The paired difference of two rows; `None` for fewer than two seeds or documents.
-fn difference(results: &Results, first: &str, second: &str, evaluation: &Evaluation) -> Option<Difference> {
-    if evaluation.text.is_some() {
-        let pair = [first, second].map(String::from);
-        let group = if evaluation.copy.is_some() { REPETITIONS } else { GROUPS[0] };
-        return by_document(results, &pair, evaluation, group);
-    }
-    let [a, b] = [first, second].map(|row| values(results, row, evaluation));
-    let mean = |of: &[f64], seeds: &[usize]| seeds.iter().map(|&i| of[i]).sum::<f64>() / seeds.len() as f64;
-    let paired = a.len() == b.len() && a.len() > 1;
-    paired.then(|| paired_bootstrap(a.len(), |seeds| [mean(&b, seeds), mean(&a, seeds)]))
-}
-
-/// The seeds of a row that succeed on a course, by the experiment's definition; `None` without one.
-fn successes(results: &Results, row: &str, course: &str) -> Option<Count> {
-    let experiment = &results.plan.experiment;
-    let success = experiment.success.as_ref()?;
-    let evaluation =
-        experiment.evaluations_of(course).find(|evaluation| evaluation.name == success.evaluation)?;
-    let with = values(results, row, evaluation);
-    let none = experiment.variant.iter().find(|variant| variant.of == row && variant.policy == "none");
-    let without = none.map(|variant| values(results, &variant.name, evaluation)).unwrap_or_default();
-    let one = |(seed, &accuracy): (usize, &f64)| {
-        let falls = without.get(seed).is_none_or(|without| accuracy - without >= success.drop);
-        accuracy >= success.accuracy && falls
-    };
-    let successes = with.iter().enumerate().filter(|&seed| one(seed)).count();
-    (!with.is_empty()).then_some(Count { successes, trials: with.len() })
-}
-
 /// The numbers of seeds that succeed, with exact intervals and tests.
-fn counted(results: &Results) -> Section {
+fn counted(results: &Results, tests: &Tests<'_>) -> Section {
     let experiment = &results.plan.experiment;
     let mut section = Section { heading: "Seeds that succeed".into(), ..Section::default() };
     let Some(success) = &experiment.success else { return section };
@@ -370,7 +248,7 @@ fn counted(results: &Results) -> Section {
         let columns = ["model", "seeds that succeed", "95 % interval of the rate"].map(String::from).to_vec();
         section.tables.push(Table { caption: course.clone(), columns, rows: rows.collect() });
     }
-    for CountTest { course, pair: [first, second], counts: [a, b], p } in &Tests::of(results).counts {
+    for CountTest { course, pair: [first, second], counts: [a, b], p } in &tests.counts {
         section.list.push(format!(
             "{course}: {first} {} of {}, {second} {} of {}: {} (Fisher's exact test, p = {p:.3} after Holm's \
              correction).",
@@ -431,7 +309,11 @@ fn orders(results: &Results, published: &Published, evaluation: &Evaluation) -> 
             if a == b || of_a == of_b {
                 continue;
             }
-            let Some(difference) = difference(results, a, b, evaluation) else { continue };
+            let group = evaluation.text.as_ref().map(|_| GROUPS[0]);
+            let pair = [a, b].map(String::from);
+            let Some(difference) = difference(results, &pair, (evaluation, group), &mut Drawn::new()) else {
+                continue;
+            };
             // A lower loss is better.
             let better = (difference.value > 0.0) != evaluation.text.is_some();
             let (first, second) = if of_a > of_b { (a, b) } else { (b, a) };
@@ -501,12 +383,23 @@ fn rates(results: &Results) -> Section {
     if all.is_empty() {
         return section;
     }
-    section.text.push(
-        "Each rate was tried with two seeds that are not among those of the results. Cells: mean loss and accuracy on \
-         validation questions, which are not those of the results. The rate with the lowest loss (bold) was used for all \
-         seeds; where that was the lowest or the highest rate, further ones were tried."
-            .into(),
-    );
+    let experiment = &results.plan.experiment;
+    let swept = experiment
+        .courses
+        .iter()
+        .filter(|course| results.arms.iter().any(|arm| arm.course == **course && !arm.tried.is_empty()));
+    let how = swept.map(|course| {
+        let Sweep { share, seeds } = experiment.course[course].sweep;
+        let share =
+            if share < 1.0 { format!(" and {:.0} % of the steps", 100.0 * share) } else { String::new() };
+        format!("`{course}` with {seeds} {}{share}", if seeds == 1 { "seed" } else { "seeds" })
+    });
+    section.text.push(format!(
+        "Each rate was tried with other seeds than those of the results: {}. Cells: mean loss and accuracy on validation \
+         data, which are not those of the results. The rate with the lowest loss (bold) was used for all seeds; where that \
+         was the lowest or the highest rate, further ones were tried.",
+        how.collect::<Vec<_>>().join(", ")
+    ));
     let mut columns: Vec<String> = ["model", "course"].map(String::from).to_vec();
     columns.extend(all.iter().map(|rate| rate.to_string()));
     let mut rows = Vec::new();

@@ -1,15 +1,34 @@
-//! Losses by group of tokens: which tokens profit from a memory.
+//! Losses by group of tokens and by position: which tokens profit from a memory.
 
 use super::evidence::{Cell, Section, Table};
-use crate::eval::{Difference, paired_bootstrap};
-use crate::reproduce::{Evaluation, GROUPS, Group, Measured, Results, holm};
+use super::experiment::rows_of;
+use super::experiment_tests::{Tests, find};
+use crate::reproduce::{Evaluation, GROUPS, Results};
+
+/// The evaluations that measure the loss on passages.
+fn passages(results: &Results) -> Vec<&Evaluation> {
+    let of_passages = |evaluation: &&Evaluation| evaluation.text.is_some() && evaluation.copy.is_none();
+    results.plan.experiment.evaluations.iter().filter(of_passages).collect()
+}
+
+/// The caption of an evaluation's table; other courses may have one of the same name.
+fn caption(results: &Results, evaluation: &Evaluation, what: &str) -> String {
+    let course = match results.plan.experiment.courses.len() {
+        1 => String::new(),
+        _ => format!("{}: ", evaluation.course),
+    };
+    format!("{course}{}{what}", evaluation.name)
+}
+
+/// The columns of a table with one for each group.
+fn columns(first: &str) -> Vec<String> {
+    std::iter::once(first).chain(GROUPS).map(String::from).collect()
+}
 
 /// The losses by group of tokens, and differences between models, for each part of a corpus.
-pub(super) fn groups(results: &Results) -> Section {
-    let experiment = &results.plan.experiment;
+pub(super) fn groups(results: &Results, tests: &Tests<'_>) -> Section {
     let mut section = Section { heading: "By group of tokens".into(), ..Section::default() };
-    let by_group = |evaluation: &&Evaluation| evaluation.text.is_some() && evaluation.copy.is_none();
-    let evaluations: Vec<&Evaluation> = experiment.evaluations.iter().filter(by_group).collect();
+    let evaluations = passages(results);
     if evaluations.is_empty() {
         return section;
     }
@@ -23,23 +42,20 @@ pub(super) fn groups(results: &Results) -> Section {
     for evaluation in &evaluations {
         section.tables.push(losses(results, evaluation));
     }
-    let tests = Tests::of(results, &evaluations);
     section.text.push(format!(
         "Differences: first minus second in nats per token; the losses of a document are means over seeds. 95 % intervals \
          by bootstrap over documents, paired by document. Bold: significant, with a p-value below 5 % after Holm's \
-         correction for the {} tests of these tables.",
-        tests.0.len()
+         correction {}; no p-value is below 2 / 2ⁿ with n documents.",
+        tests.corrected()
     ));
     for evaluation in &evaluations {
-        section.tables.extend(tests.table(evaluation));
+        section.tables.extend(differences(results, tests, evaluation));
     }
     section
 }
 
 /// The mean loss of each model on each group.
 fn losses(results: &Results, evaluation: &Evaluation) -> Table {
-    let mut columns = vec!["model".to_string()];
-    columns.extend(GROUPS.map(String::from));
     let experiment = &results.plan.experiment;
     let mut rows = Vec::new();
     let mut share = Vec::new();
@@ -64,99 +80,69 @@ fn losses(results: &Results, evaluation: &Evaluation) -> Table {
         rows.push(row);
     }
     rows.push(share);
-    Table { caption: format!("{}: loss", evaluation.name), columns, rows }
+    Table { caption: caption(results, evaluation, ": loss"), columns: columns("model"), rows }
 }
 
-/// A group of a measurement.
-fn find<'a>(measured: &'a Measured, name: &str) -> Option<&'a Group> {
-    measured.groups.iter().find(|group| group.name == name)
+/// The differences of one evaluation; `None` without any.
+fn differences(results: &Results, tests: &Tests<'_>, evaluation: &Evaluation) -> Option<Table> {
+    let own = tests.differences.iter().filter(|test| std::ptr::eq(test.evaluation, evaluation));
+    let own: Vec<_> = own.collect();
+    let pairs = own.chunk_by(|a, b| a.pair == b.pair).map(|tests| {
+        let cells = GROUPS.map(|group| {
+            let test = tests.iter().find(|test| test.group == Some(group));
+            test.map_or(Cell::of("–"), |test| test.cell(1))
+        });
+        std::iter::once(Cell::of(tests[0].pair.join(" – "))).chain(cells).collect()
+    });
+    let rows: Vec<Vec<Cell>> = pairs.collect();
+    let caption = caption(results, evaluation, ": differences");
+    (!rows.is_empty()).then(|| Table { caption, columns: columns("first – second"), rows })
 }
 
-/// A difference of two models on one group of tokens.
-struct Test<'a> {
-    pair: &'a [String; 2],
-    evaluation: &'a str,
-    group: &'static str,
-    difference: Difference,
-    significant: bool,
-}
-
-/// All tests of the section, corrected together.
-struct Tests<'a>(Vec<Test<'a>>);
-
-impl<'a> Tests<'a> {
-    fn of(results: &'a Results, evaluations: &[&'a Evaluation]) -> Self {
-        let mut tests = Vec::new();
-        for evaluation in evaluations {
-            for pair in &results.plan.experiment.compare {
-                for group in GROUPS {
-                    let Some(difference) = by_document(results, pair, evaluation, group) else { continue };
-                    let evaluation = evaluation.name.as_str();
-                    tests.push(Test { pair, evaluation, group, difference, significant: false });
-                }
-            }
-        }
-        let corrected = holm(&tests.iter().map(|test| test.difference.p).collect::<Vec<_>>());
-        tests.iter_mut().zip(corrected).for_each(|(test, p)| test.significant = p < 0.05);
-        Self(tests)
-    }
-
-    /// The differences of one evaluation.
-    fn table(&self, evaluation: &Evaluation) -> Option<Table> {
-        let own: Vec<&Test<'_>> = self.0.iter().filter(|test| test.evaluation == evaluation.name).collect();
-        let mut columns = vec!["first – second".to_string()];
-        columns.extend(GROUPS.map(String::from));
-        let rows: Vec<Vec<Cell>> = own
-            .chunk_by(|a, b| a.pair == b.pair)
-            .map(|tests| {
-                let mut row = vec![Cell::of(tests[0].pair.join(" – "))];
-                row.extend(GROUPS.map(|group| {
-                    let test = tests.iter().find(|test| test.group == group);
-                    test.map_or(Cell::of("–"), |test| test.cell())
-                }));
-                row
-            })
-            .collect();
-        (!rows.is_empty()).then(|| Table {
-            caption: format!("{}: differences", evaluation.name),
-            columns,
-            rows,
-        })
-    }
-}
-
-impl Test<'_> {
-    fn cell(&self) -> Cell {
-        let Difference { value, interval: [low, high], .. } = self.difference;
-        let title = if self.significant { "significant" } else { "not significant" }.into();
-        Cell { text: format!("{value:+.4} ({low:+.4} to {high:+.4})"), title, strong: self.significant }
-    }
-}
-
-/// The difference of two rows, first minus second, with intervals over documents. Each row's losses are means over its
-/// seeds.
-pub(super) fn by_document(
-    results: &Results,
-    pair: &[String; 2],
-    evaluation: &Evaluation,
-    group: &str,
-) -> Option<Difference> {
-    // For each row, the mean over seeds of the sum of losses, by document; and the number of tokens.
-    let sums = |row: &String| {
-        let seeds = results.measured(row, evaluation);
-        let groups: Vec<&Group> = seeds.iter().filter_map(|measured| find(measured, group)).collect();
-        let first = groups.first()?;
-        let mean = |document: usize| {
-            groups.iter().filter_map(|group| group.sums.get(document)).sum::<f64>() / groups.len() as f64
+/// The differences of each seed, for pairs of which both have several.
+pub(super) fn differences_by_seed(results: &Results) -> Vec<Table> {
+    let table = |evaluation: &Evaluation| {
+        let row = |pair: &[String; 2]| {
+            let [a, b] = [&pair[0], &pair[1]].map(|row| results.measured(row, evaluation));
+            let cells = GROUPS.map(|group| {
+                let mean = |measured| find(measured, group)?.mean();
+                let seeds = a.iter().zip(&b).filter_map(|(a, b)| Some(mean(a)? - mean(b)?));
+                Cell::of(seeds.map(|seed| format!("{seed:+.4}")).collect::<Vec<_>>().join(", "))
+            });
+            let several = a.len() > 1 && b.len() > 1;
+            several.then(|| std::iter::once(Cell::of(pair.join(" – "))).chain(cells).collect())
         };
-        Some(((0..first.counts.len()).map(mean).collect::<Vec<f64>>(), first.counts.clone()))
+        let rows: Vec<Vec<Cell>> = results.plan.experiment.compare.iter().filter_map(row).collect();
+        let caption = caption(results, evaluation, ": differences by seed");
+        (!rows.is_empty()).then(|| Table { caption, columns: columns("first – second"), rows })
     };
-    let (a, counts) = sums(&pair[0])?;
-    let (b, _) = sums(&pair[1])?;
-    let used: Vec<usize> = (0..counts.len().min(b.len())).filter(|&document| counts[document] > 0).collect();
-    let mean = |of: &[f64], drawn: &[usize]| {
-        let tokens: u64 = drawn.iter().map(|&i| counts[used[i]]).sum();
-        drawn.iter().map(|&i| of[used[i]]).sum::<f64>() / tokens as f64
+    passages(results).into_iter().filter_map(table).collect()
+}
+
+/// The losses by position in the text.
+pub(super) fn positions(results: &Results) -> Section {
+    let table = |evaluation: &Evaluation| {
+        let mut columns = vec!["model".to_string()];
+        let rows = rows_of(results, &evaluation.course).into_iter().filter_map(|row| {
+            let seeds = results.measured(row, evaluation);
+            let places = &seeds.first()?.positions;
+            if columns.len() == 1 {
+                columns.extend(places.iter().map(|(end, _)| format!("to {end}")));
+            }
+            let mean = |i: usize| {
+                let losses: Vec<f64> =
+                    seeds.iter().filter_map(|seed| Some(seed.positions.get(i)?.1)).collect();
+                losses.iter().sum::<f64>() / losses.len() as f64
+            };
+            let cells = (0..places.len()).map(|i| Cell::of(format!("{:.4}", mean(i))));
+            Some(std::iter::once(Cell::of(row)).chain(cells).collect())
+        });
+        let rows: Vec<Vec<Cell>> = rows.collect();
+        (!rows.is_empty()).then(|| Table { caption: caption(results, evaluation, ""), columns, rows })
     };
-    (used.len() > 1).then(|| paired_bootstrap(used.len(), |drawn| [mean(&b, drawn), mean(&a, drawn)]))
+    let tables: Vec<Table> = passages(results).into_iter().filter_map(table).collect();
+    let text =
+        "Mean loss in nats per token, over passages and seeds. Each column begins where the one before ends.";
+    let text = if tables.is_empty() { Vec::new() } else { vec![text.to_string()] };
+    Section { heading: "By position in the text".into(), text, tables, ..Section::default() }
 }

@@ -83,6 +83,8 @@ pub struct Experiment {
     pub question: String,
     /// What it stands for in the paper.
     pub paper: String,
+    /// Seeds per result, if not as many as usual.
+    pub seeds: Option<u64>,
     /// The courses of `common.toml` and of this file that it uses.
     pub courses: Vec<String>,
     /// The arms that it uses, in the order of the tables.
@@ -118,7 +120,9 @@ pub struct Experiment {
     /// The paper's experiment: presets to train, and commands to evaluate them.
     #[serde(default)]
     pub full: PaperExperiment,
-    /// Arms need not have the same number of parameters.
+    /// Trained models that are kept in a form that can be published.
+    pub release: Option<Release>,
+    /// Arms need not have the same number of parameters; one that begins as another never needs to.
     #[serde(default)]
     pub free_parameters: bool,
 }
@@ -343,6 +347,22 @@ pub struct PublishedRow {
     pub values: Vec<f64>,
 }
 
+/// Trained models that are kept as folders that can be published.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    /// The course.
+    pub course: String,
+    /// The arms; the model of the first seed is kept.
+    pub arms: Vec<String>,
+    /// For the model card: what the models were trained on, and its licences.
+    pub data: String,
+    /// For the model card: what the models cannot do.
+    pub limits: String,
+    /// For the model card: a text to begin with.
+    pub prompt: String,
+}
+
 /// The paper's own experiment.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -453,6 +473,10 @@ impl Experiment {
             .iter()
             .try_for_each(|variant| known("arm", &variant.of, self.arms.contains(&variant.of)))?;
         self.compare.iter().flatten().try_for_each(row)?;
+        if let Some(release) = &self.release {
+            course(&release.course)?;
+            release.arms.iter().try_for_each(|name| known("arm", name, self.arms.contains(name)))?;
+        }
         for plot in self.figure.iter().flat_map(|figure| &figure.plot) {
             course(&plot.course)?;
             plot.rows.iter().flatten().try_for_each(row)?;

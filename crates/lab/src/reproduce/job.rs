@@ -222,7 +222,7 @@ pub fn policy(own: &Policy, changes: &str) -> Result<Policy> {
 }
 
 /// The checkpoint at the end of a stage, counted from 0.
-fn checkpoint(job: &Job, stage: usize, output: &Path) -> Result<PathBuf> {
+pub fn checkpoint(job: &Job, stage: usize, output: &Path) -> Result<PathBuf> {
     let steps = job.stages[stage].train.steps;
     let folder = job.folder(&output.join("runs"), stage).join("checkpoints").join(format!("step-{steps}"));
     match folder.is_dir() {

@@ -14,11 +14,11 @@ mod pool;
 mod statistics;
 
 pub use experiment::{
-    EFFICIENCY, Evaluation, Experiment, FigureSpec, PaperExperiment, PlotSpec, Published, Quantity, Size,
-    Success, Variant, names,
+    EFFICIENCY, Evaluation, Experiment, FigureSpec, PaperExperiment, PlotSpec, Published, Quantity, Release,
+    Size, Success, Sweep, Variant, names,
 };
-pub use job::{Group, Measured, Outcome, PERMUTED, key};
+pub use job::{Group, Measured, Outcome, PERMUTED, checkpoint, key};
 pub use passages::{Copy, GROUPS, Grouping, Passage, REPETITIONS, copies, passages};
-pub use plan::{Corpus, Entry, Job, Plan, Scale};
+pub use plan::{Corpus, Entry, Job, Plan, Scale, plain_name};
 pub use pool::{Arm, Finished, Progress, Results, carry_out_all};
 pub use statistics::{Count, Mean, fisher, holm};

@@ -66,10 +66,9 @@ pub fn documents(shards: &Shards) -> Result<Vec<Range<u64>>> {
 pub fn passages(shards: &Shards, length: usize, count: usize) -> Result<Vec<Passage>> {
     let mut passages = Vec::new();
     for (document, range) in documents(shards)?.into_iter().enumerate() {
-        let tokens = (range.end - range.start) as usize;
-        let fit = (tokens.saturating_sub(1) / length.max(1)).min(count);
+        let fit = fitting(&range, length, count);
         // What is left over is divided among the spaces between the passages.
-        let step = (tokens.saturating_sub(1)) / fit.max(1);
+        let step = (range.end - range.start).saturating_sub(1) as usize / fit.max(1);
         for number in 0..fit {
             let start = range.start + (number * step) as u64;
             let mut ids = Vec::new();
@@ -78,6 +77,17 @@ pub fn passages(shards: &Shards, length: usize, count: usize) -> Result<Vec<Pass
         }
     }
     Ok(passages)
+}
+
+/// The number of these passages.
+pub fn count_passages(shards: &Shards, length: usize, count: usize) -> Result<usize> {
+    Ok(documents(shards)?.iter().map(|range| fitting(range, length, count)).sum())
+}
+
+/// How many passages of a document there are; each has a token after it.
+fn fitting(document: &Range<u64>, length: usize, most: usize) -> usize {
+    let tokens = (document.end - document.start) as usize;
+    (tokens.saturating_sub(1) / length.max(1)).min(most)
 }
 
 /// Finds the groups of tokens.

@@ -5,13 +5,16 @@
 //! or the highest that was tried, further ones are tried. Results come from other questions. A run is identified by
 //! everything that determines its weights, so experiments share runs.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use march_engine::{CpuOptions, Device};
 use sha2::{Digest, Sha256};
 
-use super::experiment::{CORPUS, Course, Experiment, Size, Stage, Sweep};
+use super::experiment::{CORPUS, Course, Evaluation, Experiment, Size, Stage, Sweep};
+use super::job::policy;
+use super::passages::count_passages;
 use crate::corpus::PARTS;
 use march_lm::Config;
 use march_lm::data::recall::Task;
@@ -26,6 +29,12 @@ const FIRST_SWEEP_SEED: u64 = 1000;
 
 /// The range of learning rates that a choice may extend to.
 const RATES: std::ops::RangeInclusive<f64> = 1e-5..=0.1;
+
+/// The speed of reading a text as a share of that of training, per FLOP.
+const READING: f64 = 0.7;
+
+/// Tokens of the two definitions of a copy.
+const DEFINITIONS: usize = 200;
 
 /// A preset that trains on text; its `[data]` is what courses start from.
 const TEXT_PRESET: &str = "tiny/gdn";
@@ -68,7 +77,7 @@ impl Scale {
         Self { size, seeds, corpus: None }
     }
 
-    /// Steps of a stage, or sequences of an evaluation.
+    /// Steps of a stage, its sequences per step, or sequences of an evaluation.
     pub fn samples(&self, samples: u64) -> u64 {
         if self.size == Size::Quick { samples.min(2) } else { samples }
     }
@@ -274,41 +283,99 @@ impl Plan {
         }
         let train = &mut config.train;
         train.steps = self.scale.samples(stage.steps);
-        (train.micro_batch, train.tokens_per_step) = (stage.rows, stage.rows * length);
+        let rows = self.scale.samples(stage.rows as u64) as usize;
+        (train.micro_batch, train.tokens_per_step) = (rows, rows * length);
         train.validate_every = train.steps.div_ceil(8);
         train.learning_rate = rate;
         // Stages of a run see different sequences.
         train.seed = seed + 1_000_000 * number as u64;
         (train.save_every, train.keep, train.prompts) = (0, 1, Vec::new());
-        if self.scale.size == Size::Quick {
-            train.validation_sequences = train.validation_sequences.min(4);
-        }
+        train.validation_sequences = self.scale.samples(train.validation_sequences as u64) as usize;
         train.check(length).map_err(|(key, message)| Error::config(&entry.course, key, message))?;
         Ok(config)
     }
 
-    /// Estimated seconds of all runs on one thread, if none exists yet: the work of their matrix products at the speed
-    /// of some steps of the first.
+    /// Estimated seconds of all runs and measurements on one thread, if none exists yet: their work at the speed of some
+    /// steps of the first run.
     pub fn estimate(&self) -> Result<f64> {
-        let flop = self.total(|job| job.stages.iter().map(work).sum())?;
         let first = self.entries.first().map(|entry| self.job(entry, entry.rates[0], 1)).transpose()?;
-        let stage = first.as_ref().and_then(|job| job.stages.last());
-        Ok(flop / stage.map_or(Ok(1e10), measured_speed)?)
+        let speed = first.as_ref().and_then(|job| job.stages.last()).map_or(Ok(1e10), measured_speed)?;
+        Ok((self.total(work)? + self.measurements()?.1 / READING) / speed)
     }
 
     /// Tokens that all runs train on, if none exists yet.
     pub fn tokens(&self) -> Result<f64> {
-        self.total(Job::tokens)
+        self.total(tokens)
     }
 
-    /// The sum of a quantity over all runs.
-    fn total(&self, of: impl Fn(&Job) -> f64) -> Result<f64> {
-        let each = self.entries.iter().map(|entry| {
-            let Sweep { share, seeds } = self.experiment.course[&entry.course].sweep;
-            let sweep = if entry.is_swept() { entry.rates.len() as f64 * seeds as f64 * share } else { 0.0 };
-            Ok(of(&self.job(entry, entry.rates[0], 1)?) * (sweep + self.seeds_of(entry) as f64))
-        });
-        each.sum()
+    /// Tokens that are read to measure all runs of the results, and the FLOP of reading them.
+    pub fn measurements(&self) -> Result<(f64, f64)> {
+        let (mut tokens, mut flop) = (0.0, 0.0);
+        for evaluation in &self.experiment.evaluations {
+            let (count, length) = self.sequences(evaluation)?;
+            for (name, variant) in self.experiment.rows() {
+                let (arm, changes) = variant.map_or((name, ""), |variant| (&variant.of, &variant.policy));
+                let own = |entry: &&Entry| entry.arm == arm && entry.course == evaluation.course;
+                let Some(entry) = self.entries.iter().find(own).filter(|_| evaluation.concerns(name)) else {
+                    continue;
+                };
+                let stages = self.job(entry, entry.rates[0], 1)?.stages;
+                let model = Model::new(&stages[evaluation.stage.unwrap_or(stages.len()) - 1].model);
+                let sequences = count as f64 * self.seeds_of(entry) as f64;
+                tokens += sequences * length as f64;
+                flop += sequences * model.work(length, &policy(&model.policy(), changes)?);
+            }
+        }
+        Ok((tokens, flop))
+    }
+
+    /// The sequences of an evaluation and the tokens of each; of copies, the most that there can be.
+    fn sequences(&self, evaluation: &Evaluation) -> Result<(usize, usize)> {
+        let samples = self.scale.samples(evaluation.samples) as usize;
+        let Some(part) = &evaluation.text else {
+            let task =
+                evaluation.task.as_ref().map(|task| Task::open(task, evaluation.length)).transpose()?;
+            let length = task.map_or(evaluation.length.unwrap_or(1024), |task| task.length());
+            let tasks = evaluation.needles.iter().map(|tasks| tasks.split(',').count()).sum::<usize>();
+            return Ok((samples * tasks.max(1), length));
+        };
+        let Some(corpus) = &self.scale.corpus else { return Ok((0, 0)) };
+        let shards = Shards::open(&corpus.training.with_file_name(part))?;
+        let (length, count) = match evaluation.copy {
+            Some(distance) => {
+                (self.scale.length(distance) + DEFINITIONS, count_passages(&shards, 1, samples)?)
+            }
+            None => {
+                let length = self.scale.length(evaluation.length.unwrap_or(4096));
+                (length, count_passages(&shards, length, samples)?)
+            }
+        };
+        Ok((count, length))
+    }
+
+    /// The runs of the results.
+    pub fn result_runs(&self) -> u64 {
+        self.entries.iter().map(|entry| self.seeds_of(entry)).sum()
+    }
+
+    /// The sum of a quantity over the stages of all runs. A stage that several share counts once.
+    fn total(&self, of: impl Fn(&Config) -> f64) -> Result<f64> {
+        let mut jobs = self.sweep(&self.entries)?;
+        for entry in &self.entries {
+            let (arm, course) =
+                entry.rate_of.as_ref().map_or((&entry.arm, &entry.course), |of| (&of.0, &of.1));
+            let chosen = self.entries.iter().find(|other| (&other.arm, &other.course) == (arm, course));
+            jobs.extend(self.results(entry, chosen.unwrap_or(entry).rates[0])?);
+        }
+        let (mut counted, mut sum) = (BTreeSet::new(), 0.0);
+        for job in &jobs {
+            for (number, stage) in job.stages.iter().enumerate() {
+                if counted.insert(job.folder(Path::new(""), number)) {
+                    sum += of(stage);
+                }
+            }
+        }
+        Ok(sum)
     }
 }
 
@@ -334,6 +401,18 @@ impl Entry {
         }
         RATES.contains(&more)
     }
+}
+
+/// A name for a folder: letters in lower case and digits, with hyphens in place of all else.
+pub fn plain_name(name: &str) -> String {
+    let plain = name.to_lowercase();
+    let words = plain.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("-")
+}
+
+/// Tokens that a stage trains on.
+fn tokens(stage: &Config) -> f64 {
+    stage.train.steps as f64 * stage.train.tokens_per_step as f64
 }
 
 /// FLOP of the matrix products of a stage.
@@ -367,7 +446,13 @@ fn measured_speed(stage: &Config) -> Result<f64> {
 impl Job {
     /// Tokens that it trains on.
     pub fn tokens(&self) -> f64 {
-        self.stages.iter().map(|stage| stage.train.steps as f64 * stage.train.tokens_per_step as f64).sum()
+        self.stages.iter().map(tokens).sum()
+    }
+
+    /// Tokens of its own course, without those of a course that it continues, which other runs train on as well.
+    pub fn own_tokens(&self) -> f64 {
+        let own = self.stages.iter().zip(&self.courses).filter(|(_, course)| **course == self.course);
+        own.map(|(stage, _)| tokens(stage)).sum()
     }
 
     /// Identifies the weights that the first `stages` stages give.
@@ -391,16 +476,11 @@ impl Job {
     /// The folder of a stage's run. Its name begins with what a person looks for; runs that share their first stages
     /// share those folders.
     pub fn folder(&self, all: &Path, stage: usize) -> PathBuf {
-        let short = |text: &str| -> String {
-            let plain = text.to_lowercase();
-            let words = plain.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-            words.collect::<Vec<_>>().join("-")
-        };
         let config = &self.stages[stage];
-        let kind = short(config.model.mixer.model_type());
+        let kind = plain_name(config.model.mixer.model_type());
         let name = format!(
             "{}-stage-{}-{kind}-rate-{}-seed-{}-{}",
-            short(&self.courses[stage]),
+            plain_name(&self.courses[stage]),
             stage + 1,
             self.rate,
             self.seed,

@@ -91,7 +91,8 @@ pub fn carry_out_all(
         let sweep = plan.sweep(&entries)?;
         // Those of the last round are not repeated.
         let added = sweep.len() - begun;
-        let tokens = sweep.iter().map(Job::tokens).sum::<f64>() * added as f64 / sweep.len().max(1) as f64;
+        let tokens =
+            sweep.iter().map(Job::own_tokens).sum::<f64>() * added as f64 / sweep.len().max(1) as f64;
         watch(Progress::Begun("choosing learning rates", added, tokens));
         begun = sweep.len();
         let Some(swept) = together(&sweep, plan, false, output, workers, stop, watch)? else {
@@ -121,7 +122,7 @@ pub fn carry_out_all(
     }
     // Seed by seed, so that an interrupted experiment has some seeds of every arm.
     jobs.sort_by_key(|job| job.seed);
-    watch(Progress::Begun("training with fresh seeds", jobs.len(), jobs.iter().map(Job::tokens).sum()));
+    watch(Progress::Begun("training with fresh seeds", jobs.len(), jobs.iter().map(Job::own_tokens).sum()));
     let Some(done) = together(&jobs, plan, true, output, workers, stop, watch)? else { return Ok(None) };
     for arm in &mut arms {
         let own = done.iter().filter(|run| run.job.arm == arm.arm && run.job.course == arm.course);
