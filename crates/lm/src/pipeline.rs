@@ -211,11 +211,7 @@ impl Pipeline {
     }
 
     /// The logits after each token, `vocab_size` numbers for each. `watch` is as for [`Pipeline::token_losses`].
-    pub fn logits(
-        &self,
-        ids: &[u32],
-        watch: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Result<Vec<f32>> {
+    pub fn logits(&self, ids: &[u32], watch: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<Vec<f32>> {
         let mut bank = self.model().bank(self.policy.clone())?;
         let mut logits = Vec::new();
         let mut left = ids.len();

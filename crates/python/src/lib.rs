@@ -29,4 +29,8 @@ mod _march {
     use crate::routing::Routing;
     #[pymodule_export]
     use crate::train::{metrics, train};
+
+    /// A diary of 60 days to ask the model inside the package about.
+    #[pymodule_export]
+    const EXAMPLE: &str = march_lm::disk::EXAMPLE;
 }

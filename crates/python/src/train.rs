@@ -109,8 +109,8 @@ fn watched(
                     Err(RecvTimeoutError::Disconnected) => break,
                 };
                 let happened = Python::attach(|py| {
-                    py.check_signals()?;
-                    event.as_ref().map_or(Ok(true), |event| tell(py, callbacks, event))
+                    let go_on = event.as_ref().map_or(Ok(true), |event| tell(py, callbacks, event));
+                    py.check_signals().and(go_on)
                 });
                 if !matches!(happened, Ok(true)) {
                     stop.store(true, Ordering::Relaxed);

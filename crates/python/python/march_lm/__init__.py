@@ -15,6 +15,6 @@ anything that numpy can read, lists, `__array__` or DLPack on the CPU, and `torc
 """
 
 from march_lm import ops
-from march_lm._march import Bank, Error, Model, Pieces, Routing, load, metrics, presets, train
+from march_lm._march import EXAMPLE, Bank, Error, Model, Pieces, Routing, load, metrics, presets, train
 
-__all__ = ["Bank", "Error", "Model", "Pieces", "Routing", "load", "metrics", "ops", "presets", "train"]
+__all__ = ["EXAMPLE", "Bank", "Error", "Model", "Pieces", "Routing", "load", "metrics", "ops", "presets", "train"]

@@ -23,6 +23,8 @@ _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int64]
 _Numbers = NDArray[np.float32] | NDArray[np.float64]
 
+EXAMPLE: str
+
 class Message(TypedDict, total=False):
     role: str
     content: str

@@ -110,8 +110,9 @@ class MarchLayer(nn.Module):
     the anchors, `[batch · (tokens // anchor_interval), hidden_size]`.
 
     A token finds an anchor by a key that is computed from the anchor's own stream, which passes through the layers beside
-    the text: each layer gets what the layers before have made of it, as `anchors`. Without `anchors`, in a first layer or
-    a single one, all of them are `anchor_embedding`; then tokens cannot tell them apart, and read their mean:
+    the text: each layer gets what the layers before have made of it, as `anchors`; a single row stands for anchors that are
+    all equal. Without `anchors`, in a first layer or a single one, that is `anchor_embedding`. Tokens cannot tell equal
+    anchors apart: they read the mean of all, or with top-K of the newest.
 
         y, anchors = first(norm(x))
         x, anchors = x + y, first.anchor_embedding + anchors
@@ -175,8 +176,8 @@ class MarchLayer(nn.Module):
         boundaries = [ends] * batch
         count = batch * len(ends)
         if anchors is None:
-            anchors = self.anchor_embedding.expand(count, -1)
-        elif anchors.shape[0] != count:
+            anchors = self.anchor_embedding[None]
+        elif anchors.shape[0] not in (1, count):
             raise ValueError(f"got {anchors.shape[0]} anchors; {batch} texts of {tokens} tokens have {count}")
         q = self._heads(self._convolve(self.q_conv1d, self.q_proj(x)), self.key_heads)
         k = self._heads(self._convolve(self.k_conv1d, self.k_proj(x)), self.key_heads)
@@ -187,12 +188,12 @@ class MarchLayer(nn.Module):
         )  # fmt: skip
         readout = out.readout
         if count == 0:
-            return self._written(readout, x), anchors
+            return self._written(readout, x), anchors[:0]
         states = out.boundary_states
         readout = readout + anchor_read(
             q,
             self._heads(self.routing_query_proj(x), self.value_heads),
-            self._heads(self.routing_key_proj(anchors), self.value_heads),
+            self._heads(self.routing_key_proj(anchors), self.value_heads).expand(count, -1, -1),
             states,
             None if self.null_proj is None else self.null_proj(x),
             boundaries=boundaries,
@@ -202,7 +203,7 @@ class MarchLayer(nn.Module):
         # Each anchor asks its own state.
         own = self._heads(functional.silu(self.q_proj(anchors)), self.key_heads)
         own = own * (own.square().sum(-1, keepdim=True) + 1e-6).rsqrt() * self.key_dim**-0.5
-        own = own.repeat_interleave(self.value_heads // self.key_heads, dim=-2)
+        own = own.repeat_interleave(self.value_heads // self.key_heads, dim=-2).expand(count, -1, -1)
         own = torch.einsum("nhk,nhkv->nhv", own, states)
         return self._written(readout, x), self._written(own, anchors)
 
