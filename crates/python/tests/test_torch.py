@@ -18,8 +18,9 @@ def draw(*shape, dtype=torch.float64):
 
 
 @pytest.fixture(autouse=True)
-def seed():
+def settings():
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # small tensors: two pools of threads would wait for each other
 
 
 def rule(batch=2, tokens=7, key_heads=1, value_heads=2, key=3, value=4, dtype=torch.float64):
