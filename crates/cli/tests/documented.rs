@@ -58,6 +58,7 @@ pages! {
     gpu "docs/gpu.md",
     memory "docs/memory.md",
     models "docs/models.md",
+    python "docs/python.md",
     reliability "docs/reliability.md",
     results "docs/results/README.md",
     results_capacity "docs/results/capacity.md",

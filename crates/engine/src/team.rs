@@ -3,10 +3,13 @@
 //! A parallel region is often shorter than the time it takes to wake a sleeping thread. Workers therefore spin for
 //! a millisecond after a region before they sleep, and the calling thread takes part in the work. When the caller
 //! runs out of work, it closes the region and waits only for workers that have entered it. On a busy machine, where
-//! a worker may not be scheduled for milliseconds, the caller thus does the work alone instead of waiting.
+//! a worker may not be scheduled for milliseconds, the caller thus does the work alone instead of waiting. So does the
+//! caller in a forked process, which has no workers.
 #![allow(unsafe_code)]
 
-#[path = "team/sync.rs"] // for the programs of tests/ that include this file
+#[path = "team/fork.rs"] // for the programs of tests/ that include this file
+mod fork;
+#[path = "team/sync.rs"]
 mod sync;
 
 use std::any::Any;
@@ -83,6 +86,8 @@ pub(crate) struct Team {
     workers: Vec<JoinHandle<()>>,
     /// Locked by the caller whose region is running.
     busy: Mutex<()>,
+    /// The number of forks when the workers were started.
+    forks: u64,
 }
 
 sync::local! {
@@ -101,7 +106,8 @@ impl Team {
             wake: Condvar::new(),
             panic: CacheAligned(Mutex::new(None)),
         });
-        let mut team = Self { shared, workers: Vec::new(), busy: Mutex::new(()) };
+        fork::count_forks();
+        let mut team = Self { shared, workers: Vec::new(), busy: Mutex::new(()), forks: fork::forks() };
         for i in 1..threads {
             let shared = Arc::clone(&team.shared);
             let worker = Builder::new().name(format!("march-{i}")).spawn(move || work(&shared))?;
@@ -110,11 +116,16 @@ impl Team {
         Ok(team)
     }
 
+    /// Whether this process was forked from the one that has the workers.
+    fn is_forked(&self) -> bool {
+        fork::forks() != self.forks
+    }
+
     /// Runs `job` on the calling thread and on all workers that enter before the caller is done, and returns when
-    /// all of them are done. If called inside a region, or while another caller's region runs, only the calling
-    /// thread runs it.
+    /// all of them are done. If called inside a region, while another caller's region runs, or in a forked process, only
+    /// the calling thread runs it.
     pub(crate) fn run(&self, job: &(dyn Fn() + Sync)) {
-        let alone = self.workers.is_empty() || INSIDE.with(Cell::get);
+        let alone = self.workers.is_empty() || self.is_forked() || INSIDE.with(Cell::get);
         // Never poisoned: it is released before a panic goes on.
         let busy = if alone { None } else { self.busy.try_lock().ok() };
         let Some(busy) = busy else {
@@ -208,6 +219,11 @@ fn enter(shared: &Shared) -> Region {
 
 impl Drop for Team {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // A thread that does not exist would never be joined.
+            self.workers.drain(..).for_each(std::mem::forget);
+            return;
+        }
         self.shared.stop.store(true, Ordering::SeqCst);
         {
             let _asleep = self.shared.asleep.lock().unwrap_or_else(PoisonError::into_inner);
@@ -279,6 +295,33 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// A child has no workers to wait for: it computes, and ends the team, alone.
+    #[test]
+    #[cfg(unix)]
+    fn a_forked_process_works_alone() {
+        let team = Team::new(3).unwrap();
+        assert!(tasks(&team, 9).iter().all(|&times| times == 1));
+        // SAFETY: the child only computes, and ends without running what the parent's threads have left.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let right = tasks(&team, 9).iter().all(|&times| times == 1);
+            drop(team);
+            unsafe { libc::_exit(i32::from(!right)) };
+        }
+        let mut status = -1;
+        for _ in 0..600 {
+            // SAFETY: waits for the child that was made above.
+            if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        if status != 0 {
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        assert_eq!(status, 0, "the child hung, or computed something else");
     }
 
     #[test]

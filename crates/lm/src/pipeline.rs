@@ -184,18 +184,52 @@ impl Pipeline {
     /// −ln p of each token of a text after the first, with the token as text.
     pub fn losses(&self, text: &str) -> Result<Vec<(String, f32)>> {
         let ids = self.tokenizer().encode(text)?;
+        let losses = self.token_losses(&ids, &mut |_| ControlFlow::Continue(()))?;
+        let named = |(&id, loss)| Ok((self.tokenizer().decode(&[id])?, loss));
+        ids.iter().skip(1).zip(losses).map(named).collect()
+    }
+
+    /// −ln p of each token after the first. After each call of the model `watch` receives the number of tokens left and
+    /// may stop; the result is then that of the tokens before.
+    pub fn token_losses(
+        &self,
+        ids: &[u32],
+        watch: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>> {
         let mut bank = self.model().bank(self.policy.clone())?;
         let mut losses = Vec::with_capacity(ids.len());
-        let step = self.inference().call_tokens();
         let read = &ids[..ids.len().saturating_sub(1)];
-        for (i, part) in read.chunks(step).enumerate() {
-            let targets = &ids[i * step + 1..][..part.len()];
-            let found = self.inference().losses(&mut [Part::new(part, &mut bank)], targets)?;
-            for (id, loss) in targets.iter().zip(found.nll) {
-                losses.push((self.tokenizer().decode(&[*id])?, loss));
+        for part in read.chunks(self.inference().call_tokens()) {
+            let targets = &ids[losses.len() + 1..][..part.len()];
+            losses.extend(self.inference().losses(&mut [Part::new(part, &mut bank)], targets)?.nll);
+            if watch(read.len() - losses.len()).is_break() {
+                break;
             }
         }
         Ok(losses)
+    }
+
+    /// The logits after each token, `vocab_size` numbers for each. `watch` is as for [`Pipeline::token_losses`].
+    pub fn logits(&self, ids: &[u32], watch: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<Vec<f32>> {
+        let mut bank = self.model().bank(self.policy.clone())?;
+        let mut logits = Vec::new();
+        let mut left = ids.len();
+        for part in ids.chunks(self.inference().call_tokens()) {
+            let numbers = self.inference().token_logits(&mut [Part::new(part, &mut bank)])?.to_f32();
+            self.device().check()?;
+            left -= part.len();
+            // A text of one call is not copied.
+            if logits.is_empty() {
+                logits = numbers;
+                logits.reserve_exact(left * self.model().config().vocab_size);
+            } else {
+                logits.extend(numbers);
+            }
+            if watch(left).is_break() {
+                break;
+            }
+        }
+        Ok(logits)
     }
 }
 

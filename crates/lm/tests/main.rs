@@ -18,6 +18,7 @@ mod gguf;
 mod golden;
 mod models;
 mod module_order;
+mod pipeline;
 mod precision;
 mod properties;
 mod run;

@@ -35,6 +35,11 @@ impl Generator {
         self
     }
 
+    /// The session, to run it in one call with others ([`Inference::step`]).
+    pub fn session_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
     /// The text so far.
     pub fn text(&self) -> &Text {
         self.session.text()

@@ -132,6 +132,12 @@ impl Inference {
         Ok(())
     }
 
+    /// The logits after each of the next tokens of any number of texts in one call, [1, tokens of all, vocab_size].
+    pub fn token_logits(&self, parts: &mut [Part<'_>]) -> Result<Tensor> {
+        let hidden = self.model.step(&self.weights, parts)?;
+        self.model.logits(&self.weights, &hidden)
+    }
+
     /// −ln p of each token's target and the most probable token at each position, for the next tokens of any number of
     /// texts in one call. `targets` has one entry per token, with the texts concatenated.
     pub fn losses(&self, parts: &mut [Part<'_>], targets: &[u32]) -> Result<TokenLosses> {
