@@ -70,7 +70,13 @@ class Mistralrs:
         import mistralrs
 
         self.request = mistralrs.CompletionRequest
-        which = mistralrs.Which.GGUF(quantized_model_id=str(path.parent), quantized_filename=path.name)
+        # It takes minutes to read a GGUF file's tokenizer that has many unused ids, as the random model's.
+        own = path.with_name("tokenizer.json")
+        which = mistralrs.Which.GGUF(
+            quantized_model_id=str(path.parent),
+            quantized_filename=path.name,
+            tokenizer_json=str(own) if own.exists() else None,
+        )
         self.runner = mistralrs.Runner(which=which, max_seqs=texts, prefix_cache_n=0)
 
     def rates(self, count, written, text=0):

@@ -190,8 +190,9 @@ def write_safetensors(path, stored):
 
 
 def random_qwen(work: Path):
-    """The folder with random weights, and the GGUF file of the same weights in bf16."""
-    folder, target = work / "qwen", work / "Qwen3.5-0.8B-random.BF16.gguf"
+    """The folder with random weights, and in it the GGUF file of the same weights in bf16."""
+    folder = work / "qwen"
+    target = folder / "Qwen3.5-0.8B-random.BF16.gguf"
     if target.exists():
         return folder, target
     folder.mkdir(parents=True, exist_ok=True)

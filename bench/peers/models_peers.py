@@ -33,6 +33,7 @@ ENGINES = {"march": "march", **LLAMA, "mistralrs": "mistral.rs", "transformers":
 # A format of GGUF, and march's with as many bits.
 FORMATS = {"bf16": "bf16", "q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}
 MISTRALRS, NODE = "mistralrs==0.9.5\n", "3.22.1"
+ACCELERATE = ["accelerate==1.12.0", "psutil==7.2.2"]
 
 
 def environment(name, variable, requirements):
@@ -60,6 +61,15 @@ def node_folder():
         # Its scripts would build llama.cpp; its other optional packages are builds for other machines.
         options = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--silent"]
         subprocess.run(["npm", "install", *options, *packages], cwd=folder, check=True)
+    return folder
+
+
+def accelerate():
+    """A folder with the package that transformers wants for reading GGUF files."""
+    folder = ROOT / "target" / "accelerate"
+    if not folder.exists():
+        install = ["install", "--quiet", "--no-deps", "--target", folder, *ACCELERATE]
+        subprocess.run([sys.executable, "-m", "pip", *install], check=True)
     return folder
 
 
@@ -94,7 +104,9 @@ def run(engine, path, kind, arguments):
     for part in ["all"] if engine == "march" else ["alone", "together"]:
         line = list(map(str, command(engine, part, path, kind, arguments)))
         start, others = time.monotonic(), busy()
-        done = subprocess.run([*shlex.split(arguments.under), *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = shlex.split(arguments.under) + line
+        more = {"PYTHONPATH": str(accelerate())} if engine == "transformers" and path.is_file() else {}
+        done = subprocess.run(line, env=os.environ | more, capture_output=True, text=True)
         share = (busy() - others) / (time.monotonic() - start) / os.cpu_count()
         result["disturbed"] |= share > 0.05
         lines = done.stdout.strip().splitlines()
@@ -179,7 +191,7 @@ def table(model, arguments):
             if engine != "transformers" and (engine, own) not in found:
                 measure(engine, path, own)
     if "transformers" in arguments.engines:
-        # It has neither blocks of GGUF, nor needs a folder for what it reads from a GGUF file.
+        # It computes in these whatever the file's blocks are.
         for kind in ("bf16", "f32"):
             measure("transformers", folder or copied(first, "bf16"), kind)
     ratios(found, arguments.formats)
