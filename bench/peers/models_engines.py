@@ -96,11 +96,13 @@ class Transformers:
         # An installed flash-linear-attention would be chosen for a model that it cannot run without a GPU.
         sys.modules["fla"] = None
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GgufConfig
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
-        where = {"gguf_file": path.name} if path.is_file() else {}
+        where = {}
+        if path.is_file():
+            where = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
         folder = path.parent if path.is_file() else path
         dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[kind]
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where).eval()
