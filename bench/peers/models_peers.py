@@ -92,8 +92,11 @@ def command(engine, part, path, kind, arguments):
 
 
 def busy():
-    """Seconds of all processors outside this process's children that have ended."""
-    ticks = list(map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9]))
+    """Seconds of all processors outside this process's children that have ended, where the system tells."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = list(map(int, stat.read_text().split("\n")[0].split()[1:9]))
     used = getrusage(RUSAGE_CHILDREN)
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - used.ru_utime - used.ru_stime
 
