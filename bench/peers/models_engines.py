@@ -2,8 +2,8 @@
 
     python models_engines.py xllamacpp|mistralrs|transformers alone|together PATH FORMAT THREADS SECONDS
 
-PATH is a GGUF file, or for transformers also a folder. The last line is the result as JSON: alone the rates of prefill, the
-rate of decoding and the peak memory; together the sum of the rates of several texts.
+PATH is a GGUF file, or for transformers also a folder. The last line is the result as JSON: alone the rates of prefill,
+the rate of decoding and the peak memory; together the sum of the rates of several texts.
 """
 
 import json

@@ -140,11 +140,11 @@ def describe(writer, names):
     writer.add_ssm_group_count(LINEAR_HEADS)
     writer.add_ssm_time_step_rank(LINEAR_HEADS)
     writer.add_ssm_inner_size(LINEAR_HEADS * LINEAR_WIDTH)
-    kind = lambda name: TokenType.CONTROL if name[:2] == "<|" else TokenType.UNUSED if name[:4] == "[PAD" else TokenType.NORMAL
+    others = {"<|": TokenType.CONTROL, "[P": TokenType.UNUSED}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
     writer.add_token_list(names)
-    writer.add_token_types(list(map(kind, names)))
+    writer.add_token_types([others.get(name[:2], TokenType.NORMAL) for name in names])
     writer.add_token_merges(["t h"])
     writer.add_eos_token_id(names.index("<|im_end|>"))
     writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -164,14 +164,13 @@ def folder_files(folder, names):
         "max_position_embeddings": 32_768, "tie_word_embeddings": True, "eos_token_id": end, "attn_output_gate": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
     }  # fmt: skip
-    added = [
-        {"id": i, "content": names[i], "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        for i in (end - 2, end - 1, end)
-    ]
+    off = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+    added = [{"id": i, "content": names[i], "special": True, **off} for i in (end - 2, end - 1, end)]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
     model = {"type": "BPE", "vocab": {name: i for i, name in enumerate(names)}, "merges": ["t h"]}
     tokenizer = {"version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": "{{ messages[0].content }}"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    settings["chat_template"] = "{{ messages[0].content }}"
     for name, value in [("config", config), ("tokenizer", tokenizer), ("tokenizer_config", settings)]:
         (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
 

@@ -1,9 +1,9 @@
-// The speed of llama.cpp's build for this processor, which the npm package node-llama-cpp brings; models_peers.py calls it.
+// The speed of llama.cpp's build for this processor, from the npm package node-llama-cpp; models_peers.py calls it.
 //
 //     node models_node.mjs FOLDER alone|together FILE THREADS SECONDS
 //
-// FOLDER has node_modules. Batches go straight to llama.cpp's decode, as in its own llama-bench: no token is sampled, and
-// JavaScript does nothing between two tokens but fill the next batch. The last line is the result as JSON.
+// FOLDER has node_modules. Batches go straight to llama.cpp's decode, as in its own llama-bench: no token is sampled,
+// and JavaScript does nothing between two tokens but fill the next batch. The last line is the result as JSON.
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
@@ -22,7 +22,8 @@ const context = new AddonContext(model, {
 });
 if (!(await context.init())) throw new Error("llama.cpp cannot make a context");
 
-const ids = (start, count, first = 0) => Uint32Array.from({ length: count }, (_, i) => ((first + start + i) * 7919) % 40000 + 10);
+const id = (place) => (place * 7919) % 40000 + 10;
+const ids = (start, count, text = 0) => Uint32Array.from({ length: count }, (_, i) => id(text + start + i));
 const last = (count) => Uint32Array.of(count - 1);
 
 /** Reads the tokens of a text from `start` to `end`, a batch at a time. */

@@ -4,12 +4,12 @@
         [--under COMMAND]
 
 WORK has SmolLM2-135M-Instruct in Q4_1 (smol); the other files are made there (models_files.py). Each measurement is the
-best of as many runs as fit in the seconds, at least one, after a warm-up. Every engine runs in a process of its own, which
-COMMAND starts if it is given. Decoding continues a text of 64 tokens; the figure of several texts is the sum of their
-rates. Peak memory is that of the whole process, Python or Node included, with one text of 2,048 tokens. A row with a star
-is one during which other programs took more than 5 % of the processors. Needs the packages `gguf`, `numpy` and
-`xllamacpp`; what the other engines need is installed in target/ when they are asked for, or taken from MISTRALRS_PYTHON,
-MODELS_PYTHON and NODE_PEERS.
+best of as many runs as fit in the seconds, at least one, after a warm-up. Every engine runs in a process of its own,
+which COMMAND starts if it is given. Decoding continues a text of 64 tokens; the figure of several texts is the sum of
+their rates. Peak memory is that of the whole process, Python or Node included, with one text of 2,048 tokens. A row with
+a star is one during which other programs took more than 5 % of the processors. Needs the packages `gguf`, `numpy` and
+`xllamacpp`; what the other engines need is installed in target/ when they are asked for, or taken from
+MISTRALRS_PYTHON, MODELS_PYTHON and NODE_PEERS.
 """
 
 import argparse
@@ -114,8 +114,8 @@ def run(engine, path, kind, arguments):
         result["disturbed"] |= share > 0.05
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
-            said = [text for text in done.stderr.strip().splitlines() if text.strip()]
-            result.setdefault("failed", f"{part}: exit {done.returncode}, {said[-1].strip()[:160] if said else 'no message'}")
+            said = (done.stderr.strip() or "no message").splitlines()[-1].strip()
+            result.setdefault("failed", f"{part}: exit {done.returncode}, {said[:160]}")
             continue
         result |= of_march(json.loads(done.stdout)) if engine == "march" else json.loads(lines[-1])
     return result
@@ -142,7 +142,8 @@ def row(engine, kind, result):
     cells.append("–" if peak is None else f"{peak / 2**30:.2f} GiB")
     print(f"| {ENGINES[engine]} | {kind}{' *' if result['disturbed'] else ''} | {' | '.join(cells)} |", flush=True)
     if "failed" in result:
-        print(f"| {ENGINES[engine]} | {kind} | failed: {result['failed'].replace('|', '/')} |" + " |" * len(rates), flush=True)
+        said = result["failed"].replace("|", "/")
+        print(f"| {ENGINES[engine]} | {kind} | failed: {said} |{' |' * len(rates)}", flush=True)
 
 
 def ratios(found, formats):
