@@ -8,8 +8,8 @@
 # package node-llama-cpp (which has a library for each processor), mistral.rs and transformers; --engines chooses. An
 # engine that cannot be installed or fails has a row that says so. Models (5 GB) and packages (7 GB, of which 5 are the
 # CUDA libraries that PyPI's torch brings) are kept in target/; GGUF_PYTHON, MISTRALRS_PYTHON and MODELS_PYTHON name
-# Pythons that have tests/gguf/requirements.txt, mistralrs and tests/models/requirements.txt, and NODE_PEERS a folder with
-# node-llama-cpp.
+# Pythons that have tests/gguf/requirements.txt, mistralrs and tests/models/requirements.txt, and NODE_PEERS a folder
+# with node-llama-cpp.
 # PROGRAM is target/release/march unless named, and is not built here. Options are those of models_peers.py: --models
 # smol,qwen, --engines march,xllamacpp,node,mistralrs,transformers, --formats bf16,q8_0,q4_0,q4_1, --threads N (2),
 # --seconds N for each measurement (3), --under COMMAND. End other programs first: llama.cpp's threads wait for each
