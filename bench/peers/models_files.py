@@ -162,7 +162,10 @@ def folder_files(folder, names):
         "linear_num_key_heads": LINEAR_HEADS, "linear_num_value_heads": LINEAR_HEADS,
         "linear_key_head_dim": LINEAR_WIDTH, "linear_value_head_dim": LINEAR_WIDTH, "rms_norm_eps": 1e-6,
         "max_position_embeddings": 32_768, "tie_word_embeddings": True, "eos_token_id": end, "attn_output_gate": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10],
+        },
     }  # fmt: skip
     off = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
     added = [{"id": i, "content": names[i], "special": True, **off} for i in (end - 2, end - 1, end)]
