@@ -51,6 +51,7 @@ packages "${LM_EVAL_PYTHON:-}" lm_eval==0.4.13
 
 MARCH="$march" step "$python" -m pytest -q tests
 step "$venv/bin/mypy" --strict examples/*.py
+step "$python" -m mypy.stubtest march_lm._march --ignore-positional-only
 for example in examples/*.py; do
   step "$python" "$example" > "$work/shown" || { cat "$work/shown" >&2 && exit 1; }
 done

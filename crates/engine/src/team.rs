@@ -308,6 +308,7 @@ mod tests {
         if child == 0 {
             let right = tasks(&team, 9).iter().all(|&times| times == 1);
             drop(team);
+            // SAFETY: it ends the process at once.
             unsafe { libc::_exit(i32::from(!right)) };
         }
         let mut status = -1;
@@ -319,6 +320,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
         }
         if status != 0 {
+            // SAFETY: the child was made above and has not ended.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
         assert_eq!(status, 0, "the child hung, or computed something else");

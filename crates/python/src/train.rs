@@ -33,18 +33,19 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// or "resumed". A callback that returns `False` stops the run. So does Ctrl-C. A run that is stopped is saved first, and
 /// resumes as if it had not stopped.
 #[pyfunction]
-#[pyo3(signature = (config = None, folder = None, *, callbacks = Vec::new(), settings = Vec::new(), resume = false,
+#[pyo3(signature = (config = None, folder = None, *, callbacks = None, settings = None, resume = false,
                     init_from = None, threads = None))]
 pub fn train<'py>(
     py: Python<'py>,
     config: Option<&Bound<'py, PyAny>>,
     folder: Option<PathBuf>,
-    callbacks: Vec<Py<PyAny>>,
-    settings: Vec<String>,
+    callbacks: Option<Vec<Py<PyAny>>>,
+    settings: Option<Vec<String>>,
     resume: bool,
     init_from: Option<PathBuf>,
     threads: Option<usize>,
 ) -> Result<Bound<'py, PyAny>> {
+    let (callbacks, settings) = (callbacks.unwrap_or_default(), settings.unwrap_or_default());
     let Some(folder) = folder else {
         return Err(PyTypeError::new_err("train needs `folder`, where the run is kept").into());
     };

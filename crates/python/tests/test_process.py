@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DAYS, QUESTION
+from conftest import DAYS, ROOT
 
 import march_lm
 from march_lm import ops
@@ -230,3 +230,12 @@ def test_doctests():
     assert found > 40 and runner.summarize().failed == 0
     undocumented = [name for text, name in texts if not text and not name.rpartition(".")[2].startswith("_")]
     assert not undocumented
+
+
+def test_the_example_of_the_readme(capsys):
+    """The first lines that readers try."""
+    for page, code in [("README.md", "import march_lm"), ("crates/python/README.md", "import march_lm")]:
+        blocks = (ROOT / page).read_text(encoding="utf-8").split("```python\n")[1:]
+        [example] = [block.split("```")[0] for block in blocks if block.startswith(code)]
+        exec(compile(example, page, "exec"), {})
+        assert capsys.readouterr().out.strip() == "barn"

@@ -7,6 +7,25 @@ from typing import Any, Literal, Protocol, TypedDict, final
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "EXAMPLE",
+    "Backward",
+    "Bank",
+    "Error",
+    "Model",
+    "Pieces",
+    "Routing",
+    "anchor_read_vjp",
+    "gated_delta_vjp",
+    "load",
+    "log_linear_delta_vjp",
+    "metrics",
+    "presets",
+    "set_threads",
+    "threads",
+    "train",
+]
+
 class _HasArray(Protocol):
     def __array__(self) -> NDArray[Any]: ...
 
@@ -25,7 +44,7 @@ _Numbers = NDArray[np.float32] | NDArray[np.float64]
 
 EXAMPLE: str
 
-class Message(TypedDict, total=False):
+class _Message(TypedDict, total=False):
     role: str
     content: str
     reasoning_content: str
@@ -110,7 +129,7 @@ class Model:
     ) -> Pieces: ...
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[dict[str, Any]],
+        messages: Sequence[_Message] | Sequence[dict[str, Any]],
         max_tokens: int = 256,
         *,
         temperature: float = 1.0,
@@ -169,14 +188,15 @@ def train(
     config: _Path | dict[str, Any] | None = None,
     folder: _Path | None = None,
     *,
-    callbacks: Sequence[Callable[[dict[str, Any]], object]] = (),
-    settings: Sequence[str] = (),
+    callbacks: Sequence[Callable[[dict[str, Any]], object]] | None = None,
+    settings: Sequence[str] | None = None,
     resume: bool = False,
     init_from: _Path | None = None,
     threads: int | None = None,
 ) -> list[dict[str, Any]]: ...
 def metrics(folder: _Path) -> list[dict[str, Any]]: ...
 
+@final
 class Backward:
     def __call__(self, *gradients: _Array | None) -> list[_Numbers | None]: ...
 
