@@ -1,6 +1,6 @@
 //! Counts of seeds and several tests, against published values and other software.
 
-use march_lab::reproduce::{Count, fisher, holm};
+use march_lab::reproduce::{Count, fisher, holm, paired_t};
 
 fn count(successes: usize, trials: usize) -> Count {
     Count { successes, trials }
@@ -34,6 +34,19 @@ fn fishers_exact_test() {
     close(fisher(count(20, 20), count(0, 20)), 1.4509e-11);
     close(fisher(count(3, 5), count(3, 5)), 1.0);
     close(fisher(count(0, 4), count(0, 9)), 1.0);
+}
+
+/// The values of scipy's `ttest_1samp`.
+#[test]
+fn paired_t_test() {
+    close(paired_t(&[1.0, 2.0, 3.0, 4.0, 5.0]), 0.01324);
+    close(paired_t(&[1.0, 2.0, 1.0, 2.0, 90.0]), 0.33907);
+    close(paired_t(&[1.0, -1.0, 2.0]), 0.52860);
+    close(paired_t(&[3.0, 4.0]), 0.09033);
+    close(paired_t(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -7.0, 8.0]), 0.12951);
+    close(paired_t(&[0.5, 0.5]), 0.0);
+    close(paired_t(&[0.0, 0.0]), 1.0);
+    close(paired_t(&[2.0]), 1.0);
 }
 
 #[test]

@@ -182,7 +182,8 @@ fn differences(results: &Results, tests: &Tests<'_>) -> Section {
             "by document, with means over seeds. The mean and its 95 % interval (paired bootstrap over documents)"
         }
         false => {
-            "by seed: both train on the same sequences. The mean and its 95 % interval (paired bootstrap over seeds)"
+            "by seed: both train on the same sequences. The mean and its 95 % interval (paired bootstrap over \
+             seeds); p-values are the larger of the bootstrap's and a paired t-test's"
         }
     };
     section.text.push(format!(

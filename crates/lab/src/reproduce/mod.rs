@@ -21,4 +21,4 @@ pub use job::{Group, Measured, Outcome, PERMUTED, checkpoint, key};
 pub use passages::{Copy, GROUPS, Grouping, Passage, REPETITIONS, copies, passages};
 pub use plan::{Corpus, Entry, Job, Plan, Scale, plain_name};
 pub use pool::{Arm, Finished, Progress, Results, carry_out_all};
-pub use statistics::{Count, Mean, fisher, holm};
+pub use statistics::{Count, Mean, fisher, holm, paired_t};

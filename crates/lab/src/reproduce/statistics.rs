@@ -40,6 +40,29 @@ impl Mean {
     }
 }
 
+/// The two-sided p-value of a paired t-test: how likely differences at least as far from 0 are if their mean is 0.
+pub fn paired_t(differences: &[f64]) -> f64 {
+    let (n, freedom) = (differences.len() as f64, differences.len().saturating_sub(1));
+    let mean = differences.iter().sum::<f64>() / n;
+    if freedom == 0 || mean == 0.0 {
+        return 1.0;
+    }
+    let squares: f64 = differences.iter().map(|x| (x - mean).powi(2)).sum();
+    let error = (squares / freedom as f64 / n).sqrt();
+    // The distribution of t has a finite sum in the sine and cosine of this angle.
+    let angle = (mean.abs() / error / (freedom as f64).sqrt()).atan();
+    let (sin, cos) = angle.sin_cos();
+    let (mut term, mut sum) = if freedom % 2 == 1 { (cos, 0.0) } else { (1.0, 0.0) };
+    let mut k = if freedom % 2 == 1 { 1 } else { 0 };
+    while k + 2 <= freedom {
+        sum += term;
+        term *= cos * cos * (k + 1) as f64 / (k + 2) as f64;
+        k += 2;
+    }
+    let within = if freedom % 2 == 1 { (angle + sin * sum) * std::f64::consts::FRAC_2_PI } else { sin * sum };
+    (1.0 - within).clamp(0.0, 1.0)
+}
+
 /// A number of successes among independent trials, such as the seeds that learned a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
