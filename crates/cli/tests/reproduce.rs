@@ -156,6 +156,45 @@ fn damaged_measurements_are_rejected() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "a repeated run gives the same bytes");
 }
 
+/// Measurements that came without the runs are kept, and a further question trains the run again.
+#[test]
+fn measurements_without_runs_are_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ask = |length: usize| {
+        format!(
+            "[[ask]]\ncourse = \"needle\"\nname = \"{length} tokens\"\nx = {length}\ntask = \"needle\"\nlength = {length}\nsamples = 8\n"
+        )
+    };
+    let head = "title = \"Mine\"\nquestion = \"How long?\"\npaper = \"nothing\"\ncourses = [\"needle\"]\narms = [\"GDN\"]\nscaled = [\"All.\"]\n";
+    let plot = "[[figure]]\nname = \"length\"\ntitle = \"Length\"\nplot = [{ title = \"Right\", course = \"needle\", x = \"ask\", label = \"tokens\" }]\n";
+    let arguments = ["mine.toml", "--size", "quick", "--seeds", "1"];
+    let write =
+        |asks: String| std::fs::write(folder.join("mine.toml"), format!("{head}{asks}{plot}")).unwrap();
+    // All files of measurements, without the line of the checksum.
+    let measured = || -> Vec<serde_json::Value> {
+        let files = std::fs::read_dir(folder.join("runs/reproduce-quick/measured")).unwrap();
+        let texts = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
+        texts.map(|text| serde_json::from_str(text.lines().next().unwrap()).unwrap()).collect()
+    };
+    write(ask(32));
+    ok(folder, &arguments);
+    let runs = folder.join("runs/reproduce-quick/runs");
+    std::fs::remove_dir_all(&runs).unwrap();
+    ok(folder, &arguments);
+    assert!(!runs.exists(), "a run was trained again for measurements that exist");
+    let before = measured();
+    write(ask(32) + &ask(64));
+    ok(folder, &arguments);
+    let mut after = measured();
+    let asked = after[0]["measured"].as_array_mut().unwrap();
+    assert_eq!(asked.len(), 2);
+    asked.pop();
+    assert_eq!(after[0]["measured"], before[0]["measured"]);
+    assert_eq!(after[0]["curve"], before[0]["curve"]);
+    assert!(before[0]["validation_loss"].as_f64().unwrap() > 0.0);
+}
+
 #[test]
 fn plans_and_the_paper_start_nothing() {
     let folder = tempfile::tempdir().unwrap();

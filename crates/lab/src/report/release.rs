@@ -60,7 +60,10 @@ fn remove(folder: &Path) -> Result<()> {
 /// Writes the model at the end of a run's training.
 fn write(new: &Path, job: &Job, output: &Path, card: impl FnOnce(&Model) -> String) -> Result<()> {
     let last = job.stages.len() - 1;
-    let from = checkpoint(job, last, output)?;
+    let from = checkpoint(job, last, output);
+    if !from.is_dir() {
+        return Err(Error::file(&from, "is missing; delete the run's measurements to train again"));
+    }
     let trained = Checkpoint::open(&from)?;
     let model = Model::new(trained.config());
     trained.check(model.layout())?;
