@@ -26,7 +26,7 @@ run() {
 }
 
 # A script that this file does not name would not be run. These are run by others: table.py and engine.py by run.sh,
-# train_step.py and models.py by train.py, eval.py and gpu.py; python.py by tests/python/run.sh.
+# train_step.py and models.py by train.py, eval.py and gpu.py; python.py and harness.py by tests/python/run.sh.
 for script in bench/*.py bench/*.sh bench/peers/*.py bench/peers/*.sh; do
   if ! grep -q "$(basename "$script")" bench/quick.sh; then
     echo "$script is not run by bench/quick.sh; add it there in a form of seconds" >&2

@@ -5,17 +5,24 @@
 Prints milliseconds of a forward pass and of forward and backward passes, the fastest of several runs, and how many times
 as fast march's operations are. The plain forms are those of models.py: chunkwise, tuned by hand; `by rows` leaves the
 inverse in a chunk to autograd, as eager code does it. First the results of the two are compared.
+
+    python python.py --logits DIR
+
+times `model.logits` of a checkpoint on 2,048 tokens, as `cargo bench -p march-lm --bench decode -- --logits DIR` times the
+same call in Rust.
 """
 
 import argparse
 import math
 import sys
+import time
 
 import models
 import torch
 import torch.nn.functional as F
 from engine import best, forward, forward_backward
 
+import march_lm
 import march_lm.ops
 import march_lm.torch as march
 
@@ -76,6 +83,19 @@ def reader(options):
     return ours, plain, [tensor.requires_grad_() for tensor in x]
 
 
+def time_logits(folder, threads):
+    model = march_lm.load(folder, threads=threads)
+    ids = [i * i % 251 for i in range(2048)]
+    seconds = []
+    for _ in range(30):
+        begun = time.perf_counter()
+        logits = model.logits(ids)
+        seconds.append(time.perf_counter() - begun)
+        assert logits.shape == (len(ids), model.vocabulary)
+    seconds.sort()
+    print(f"model.logits, 2,048 tokens: best {1e3 * seconds[0]:.2f} ms, median {1e3 * seconds[15]:.2f} ms")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--tokens", type=int, default=2048)
@@ -84,7 +104,10 @@ def main():
     parser.add_argument("--interval", type=int, default=64, help="tokens from one anchor to the next")
     parser.add_argument("--threads", type=int, default=0, help="0 uses all cores")
     parser.add_argument("--quick", action="store_true", help="small sizes, one run: the times mean nothing")
+    parser.add_argument("--logits", metavar="DIR", help="time model.logits of this checkpoint instead")
     options = parser.parse_args()
+    if options.logits:
+        return time_logits(options.logits, options.threads)
     if options.quick:
         options.tokens, options.heads, options.width = 192, 2, 16
     march_lm.ops.set_threads(options.threads)

@@ -56,6 +56,7 @@ for example in examples/*.py; do
   step "$python" "$example" > "$work/shown" || { cat "$work/shown" >&2 && exit 1; }
 done
 step "$python" "$root/bench/peers/python.py" --quick
+step "$python" "$root/bench/peers/harness.py" --march "$march" --limit 4 --quick
 if [ "${1:-}" = --long ]; then
   step "$python" -m pip install --quiet -r "$here/notebooks.txt"
   step "$python" "$here/notebooks.py"

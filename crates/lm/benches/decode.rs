@@ -3,16 +3,19 @@
 //! After `--`: `--threads N` (default: all of the machine's), `--paper` (also the paper's MARCH with random weights:
 //! 3.3 GB as f32), `--only TEXT` (sections whose name holds TEXT), `--tokens N` (tokens that the paper's model
 //! decodes), `--profile` (decodes with the small model only, for ten seconds), `--rows N` (with `--profile`: decodes N
-//! sequences of tiny/march in one step; with `--paper`, of paper/march with int8 weights). Times are the best of several runs;
-//! nothing here asserts a time.
+//! sequences of tiny/march in one step; with `--paper`, of paper/march with int8 weights), `--logits DIR` (only
+//! `Pipeline::logits` of that checkpoint, as `bench/peers/python.py --logits DIR` measures it from Python). Times are the best
+//! of several runs; nothing here asserts a time.
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
-use march_lm::Config;
 use march_lm::anchors::Policy;
 use march_lm::engine::{Cpu, CpuOptions, Device, Machine, Precision, Products, Tensor};
 use march_lm::memory::StateBank;
 use march_lm::model::{Batch, Model, ModelConfig, Parameters, Part, Settings, Weights};
+use march_lm::pipeline::OpenOptions;
+use march_lm::{Config, Pipeline};
 
 const ALL: [Precision; 5] = Precision::ALL;
 
@@ -27,6 +30,7 @@ struct Bench {
 fn main() {
     let (mut threads, mut paper, mut only, mut tokens, mut profile, mut rows) =
         (0, false, None, 12, false, 0);
+    let mut logits = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -36,11 +40,15 @@ fn main() {
             "--profile" => profile = true,
             "--rows" => rows = args.next().and_then(|v| v.parse().ok()).unwrap_or(0),
             "--only" => only = args.next(),
+            "--logits" => logits = args.next(),
             _ => {} // cargo passes --bench
         }
     }
     let options = CpuOptions { threads, products: Products::BatchInvariant, ..Default::default() };
     let device = Device::cpu(options).expect("the machine's threads");
+    if let Some(folder) = logits {
+        return time_logits(&folder, device);
+    }
     let cpu = cpu(&device);
     let machine = Machine::measure(cpu, None);
     device.trim();
@@ -68,6 +76,25 @@ fn main() {
         bench.batches("paper/march", &[Precision::F32, Precision::Int8], 4);
         bench.prefill("paper/march", 512);
     }
+}
+
+fn time_logits(folder: &str, device: Device) {
+    let options = OpenOptions { device: Some(device), ..Default::default() };
+    let pipeline = Pipeline::open_with(folder, options).expect("a checkpoint");
+    let ids: Vec<u32> = (0..2048).map(|i| i * i % 251).collect();
+    let time = |_| {
+        let start = Instant::now();
+        let logits = pipeline.logits(&ids, &mut |_| ControlFlow::Continue(())).expect("ids that fit");
+        assert_eq!(logits.len(), ids.len() * pipeline.model().config().vocab_size);
+        start.elapsed().as_secs_f64()
+    };
+    let mut seconds: Vec<f64> = (0..30).map(time).collect();
+    seconds.sort_by(f64::total_cmp);
+    println!(
+        "Pipeline::logits, 2,048 tokens: best {:.2} ms, median {:.2} ms",
+        1e3 * seconds[0],
+        1e3 * seconds[15]
+    );
 }
 
 fn cpu(device: &Device) -> &Cpu {
