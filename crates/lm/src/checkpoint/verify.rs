@@ -154,6 +154,10 @@ fn keep_pace(copied: &CopyProgress, done: usize) {
 
 /// Whether the numbers of a tensor that begin in the given part of its file are finite.
 fn is_finite(file: &TensorFile, entry: &Stored, start: usize, end: usize) -> bool {
+    if let Some((packed, _)) = file.packed(entry) {
+        let inside = |place: usize| place.clamp(entry.range.start, entry.range.end) - entry.range.start;
+        return packed.are_finite(inside(start)..inside(end));
+    }
     let (_, width) = entry.kind.block();
     let at = |place: usize| {
         let inside = place.clamp(entry.range.start, entry.range.end) - entry.range.start;
