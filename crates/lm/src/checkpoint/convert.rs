@@ -49,7 +49,11 @@ impl Checkpoint {
             }
             done += layout[i].count();
             watch(done);
-            Ok(Values::Tensor(self.parameter(&device, &layout[i], weights)?))
+            Ok(match weights {
+                // Without a second copy.
+                Precision::F32 => Values::Numbers(self.tensor(&layout[i])?.into_owned()),
+                _ => Values::Tensor(self.parameter(&device, &layout[i], weights)?),
+            })
         })?;
         out.files_of(self, folder)?;
         out.finish()

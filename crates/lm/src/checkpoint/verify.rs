@@ -118,8 +118,9 @@ impl Checkpoint {
                         not_finite = Some(*name);
                     }
                 }
-                // What was copied before has been released; it is in memory again because it was checked.
-                if copied.is_some_and(|copied| done + end <= copied.bytes.load(Ordering::Relaxed)) {
+                // What was copied before has been released, and what is only checked is not needed; it is in memory (again)
+                // because it was checked.
+                if copied.is_none_or(|copied| done + end <= copied.bytes.load(Ordering::Relaxed)) {
                     file.release_bytes(start..end);
                 }
             }
