@@ -64,6 +64,8 @@ pub fn all(base: &Path) -> Vec<Kind> {
         let flags = ["--tasks", task, "--samples", "8", "--interval", interval, "--output", file];
         must(&results, &[&["eval", "--model", "r", "--threads", "1"][..], &flags].concat());
     }
+    let packed = made("packed");
+    must(&packed, &["init", "--config", "small.toml", "--weights", "q4", "--output", "m"]);
     let gguf = made("gguf");
     for name in ["qwen3.gguf", "qwen3.gguf.sha256"] {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lm/tests/fixtures/gguf");
@@ -107,6 +109,7 @@ pub fn all(base: &Path) -> Vec<Kind> {
     add("tokenizer: .sha256", &tokenizer, "t.json.sha256", encode);
     add("results of eval", &results, "a.json", compare);
     add("GGUF file with a checksum", &gguf, "qwen3.gguf", write_of_gguf);
+    add("model in q4: model.safetensors", &packed, "m/model.safetensors", write);
     kinds
 }
 

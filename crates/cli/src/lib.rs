@@ -35,6 +35,7 @@ struct Cli {
 enum Command {
     Bench(command::bench::Bench),
     Chat(command::chat::Chat),
+    Convert(command::convert::Convert),
     Data(command::data::Data),
     Demo(command::demo::Demo),
     Doctor(command::doctor::Doctor),
@@ -90,6 +91,7 @@ fn run() -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Bench(bench) => bench.run(),
         Command::Chat(chat) => chat.run(),
+        Command::Convert(convert) => convert.run(),
         Command::Data(data) => data.run(),
         Command::Demo(demo) => demo.run(),
         Command::Doctor(doctor) => doctor.run(),

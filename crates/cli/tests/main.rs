@@ -8,6 +8,7 @@ mod banks;
 mod built_in;
 mod commands;
 mod conversations;
+mod convert;
 mod data;
 mod device;
 #[cfg(unix)]

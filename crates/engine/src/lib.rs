@@ -32,7 +32,7 @@ pub use device::{Backend, Device, Kernel, Table, TableBuilder};
 pub use error::{Error, Result};
 pub use machine::Machine;
 pub use op::Op;
-pub use ops::pack::SharedBytes;
+pub use ops::pack::{Blocks, SharedBytes};
 pub use peak::Instructions;
 pub use precision::{Precision, Storage, from_bf16, to_bf16, to_int8};
 pub use reference::Reference;

@@ -1,6 +1,8 @@
 //! Weights in q8 and q4: products in integers on every instruction set, and what rounding changes.
 
-use march_engine::{CpuOptions, Device, Path, Precision, Products, Tensor};
+use std::sync::Arc;
+
+use march_engine::{Blocks, CpuOptions, Device, Path, Precision, Products, Tensor};
 
 use crate::common::{Random, cpu};
 
@@ -219,6 +221,83 @@ fn rows_that_are_read() {
             let same = Tensor::from_slice(&numbers, &[35, 70], &device).unwrap().pack(precision).unwrap();
             assert_eq!(packed.dtype(), same.dtype());
             assert!(packed.unpack().unwrap().to_f64() == same.unpack().unwrap().to_f64(), "{precision}");
+        }
+    }
+}
+
+/// The bytes of a weight give the same weight again, wherever they begin, and stay where they are if that is possible.
+#[test]
+fn bytes_of_a_file() {
+    let mut random = Random(7);
+    for [rows, width] in [[1, 1], [16, 32], [17, 33], [35, 300], [100, 512], [0, 5]] {
+        let (w, x) = (numbers(&mut random, rows * width, 1.0), numbers(&mut random, 3 * width, 1.0));
+        for precision in [Precision::Bf16, Precision::Q8, Precision::Q4] {
+            let cpu = cpu(2);
+            let packed = Tensor::from_slice(&w, &[rows, width], &cpu).unwrap().pack(precision).unwrap();
+            let bytes = packed.file_bytes().unwrap().into_owned();
+            assert_eq!(bytes.len(), precision.bytes(rows, width));
+            let name = format!("{precision} {rows} × {width}");
+            for skip in [0, 1, 2, 32] {
+                let mut file = vec![0xAB; bytes.len() + 128];
+                let start = file.as_ptr().addr().next_multiple_of(64) - file.as_ptr().addr() + skip;
+                file[start..][..bytes.len()].copy_from_slice(&bytes);
+                let file = Arc::new(file);
+                let range = start..start + bytes.len();
+                let from = |device: &Device| {
+                    Tensor::from_packed(file.clone(), range.clone(), [rows, width], precision, device)
+                        .unwrap()
+                };
+                let Some(same) = from(&cpu) else {
+                    assert!(precision == Precision::Bf16 && skip == 1, "{name}");
+                    continue;
+                };
+                assert_eq!(same.dtype(), packed.dtype());
+                assert!(same.file_bytes().unwrap() == bytes, "{name}, {skip} bytes after a line");
+                let inside = file.as_ptr_range().contains(&same.file_bytes().unwrap().as_ptr());
+                let stays = skip == 0 || precision == Precision::Bf16;
+                assert!(inside == stays || bytes.is_empty(), "{name}, {skip} bytes after a line");
+                if rows > 0 {
+                    let x = Tensor::from_slice(&x, &[3, width], &cpu).unwrap();
+                    let product = |w: &Tensor| bits(&x.linear(w).unwrap().to_f32());
+                    assert!(product(&same) == product(&packed), "{name}");
+                }
+                let rounded = from(&Device::reference()).map(|weight| weight.unpack().unwrap().to_f64());
+                assert_eq!(rounded.is_some(), precision != Precision::Bf16);
+                let values = packed.unpack().unwrap().to_f64();
+                assert!(rounded.is_none_or(|rounded| rounded == values), "{name}");
+            }
+            let short = 0..bytes.len().saturating_sub(1);
+            let wrong = Tensor::from_packed(Arc::new(bytes), short, [rows + 1, width], precision, &cpu);
+            assert!(wrong.unwrap_err().to_string().contains("bytes for"), "{name}");
+        }
+    }
+    assert_eq!(Precision::Q4.blocks_shape(17, 300), Some([2, 2 * 256 + 10 * 256]));
+    assert_eq!(Precision::Q8.blocks_shape(usize::MAX, usize::MAX), None);
+    assert_eq!(Precision::Int8.blocks_shape(1, 1), None);
+}
+
+/// A factor that is not finite is found by whoever looks at the part in which its super begins, and by nobody else.
+#[test]
+fn factors_that_are_not_finite() {
+    let (rows, width) = (35, 600);
+    let w = numbers(&mut Random(8), rows * width, 1.0);
+    for (precision, halves) in [(Precision::Q8, 128), (Precision::Q4, 32)] {
+        let packed = Tensor::from_slice(&w, &[rows, width], &cpu(1)).unwrap().pack(precision).unwrap();
+        let mut bytes = packed.file_bytes().unwrap().into_owned();
+        let finite =
+            |bytes: &[u8], range| Blocks::new(precision, bytes, [rows, width]).unwrap().are_finite(range);
+        assert!(finite(&bytes, 0..usize::MAX));
+        let [groups, group] = precision.blocks_shape(rows, width).unwrap();
+        let full = Precision::blocks_shape(precision, 1, 256).unwrap()[1];
+        for begin in (0..groups).flat_map(|g| [0, full, 2 * full].map(|at| g * group + at)) {
+            for half in [0, 17, halves - 1] {
+                let own = begin + 2 * half..begin + 2 * half + 2;
+                let before = bytes[own.clone()].to_vec();
+                bytes[own.clone()].copy_from_slice(&0xFC00u16.to_le_bytes());
+                assert!(!finite(&bytes, 0..bytes.len()) && !finite(&bytes, begin..begin + 1));
+                assert!(finite(&bytes, 0..begin) && finite(&bytes, begin + 1..bytes.len()));
+                bytes[own].copy_from_slice(&before);
+            }
         }
     }
 }

@@ -47,8 +47,8 @@ struct Loaded {
 pub struct OpenOptions {
     /// The device that runs the model; by default the CPU with all its cores.
     pub device: Option<Device>,
-    /// Precision of the weights; by default as they are stored: bf16 if the checkpoint's matrices are in bf16, which then
-    /// stay in the file, q8 if they are in blocks of eight bits or fewer (GGUF), else f32.
+    /// Precision of the weights; by default as they are stored: bf16, q8 or q4 if the checkpoint's matrices are, which then
+    /// stay in the file, q8 if they are in a GGUF file's blocks of eight bits or fewer, else f32.
     pub weights: Option<Precision>,
     /// `bytes`, or the path of a `tokenizer.json`; by default the checkpoint's.
     pub tokenizer: Option<String>,

@@ -1,6 +1,7 @@
 //! Checkpoint folders: what is written is read back, and what is damaged is refused with a reason.
 
 mod fingerprint;
+mod packed;
 
 use std::borrow::Cow;
 use std::fs;

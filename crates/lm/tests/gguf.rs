@@ -191,6 +191,34 @@ fn a_pipeline_opens_a_file() {
     );
 }
 
+/// Converted to a folder, a file has the weights that loading makes, and its tokenizer and template.
+#[test]
+fn a_file_becomes_a_folder() {
+    for name in FILES {
+        let (path, folder) = (fixture(name), TempDir::new().unwrap());
+        let file = Checkpoint::open(&path).unwrap();
+        for weights in [Precision::F32, Precision::Bf16, Precision::Q8, Precision::Q4] {
+            let to = folder.path().join(weights.to_string());
+            file.convert(&path, &to, weights, &mut |_| {}).unwrap();
+            let checkpoint = Checkpoint::open(&to).unwrap();
+            assert_eq!(checkpoint.precision(&invariant()), weights);
+            let bytes = |checkpoint: &Checkpoint| -> Vec<Vec<u8>> {
+                let (_, parameters) = Model::load_in(&invariant(), checkpoint, weights).unwrap();
+                parameters.iter().map(|tensor| tensor.file_bytes().unwrap().into_owned()).collect()
+            };
+            assert!(bytes(&checkpoint) == bytes(&file), "{name} in {weights}");
+            let tokenizers =
+                [(&file, &path), (&checkpoint, &to)].map(|(of, path)| of.tokenizer(path, None).unwrap());
+            assert_eq!(tokenizers[0].hash(), tokenizers[1].hash(), "{name}");
+            let ends =
+                |of: &Tokenizer| (0..of.vocabulary() as u32).filter(|&id| of.is_end(id)).collect::<Vec<_>>();
+            assert_eq!(ends(&tokenizers[0]), ends(&tokenizers[1]), "{name}");
+            let template = file.chat_template().unwrap().unwrap();
+            assert_eq!(fs::read_to_string(to.join("chat_template.jinja")).unwrap(), template.text);
+        }
+    }
+}
+
 /// The checksum beside a file is compared.
 #[test]
 fn a_checksum_beside_the_file() {

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
 use clap::Args;
 use march_lm::Config;
-use march_lm::checkpoint::{NewFolder, SHARD_BYTES};
-use march_lm::engine::Precision;
+use march_lm::checkpoint::{NewFolder, SHARD_BYTES, Values};
+use march_lm::engine::{CpuOptions, Device, Precision, Tensor};
 use march_lm::model::Model;
 
+use super::convert::stored;
 use crate::display::out::say;
 use crate::display::{Progress, bytes, thousands};
 
@@ -26,8 +26,8 @@ pub struct Init {
     /// The checkpoint folder to create; it must not exist yet
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
-    /// Precision of the matrices in the file: f32 or bf16
-    #[arg(long, value_name = "f32|bf16", default_value_t)]
+    /// Precision of the matrices in the file: f32, bf16, or q8 and q4 with one scale per 32 numbers of a row
+    #[arg(long, value_name = "f32|bf16|q8|q4", default_value_t, value_parser = stored)]
     weights: Precision,
     /// Seed of the random numbers
     #[arg(long, default_value_t = 0)]
@@ -42,18 +42,20 @@ impl Init {
         let count = model.parameter_count();
         let mut progress = Progress::new("writing", "weights", count);
         let mut done = 0;
-        if !matches!(self.weights, Precision::F32 | Precision::Bf16) {
-            let weights = self.weights;
-            bail!(
-                "--weights {weights}: a checkpoint is in f32 or bf16; `--weights {weights}` of other commands rounds it"
-            );
-        }
+        let device = Device::cpu(CpuOptions::default())?;
         let new = NewFolder::create(&self.output)?;
         new.model(&config, model.layout(), SHARD_BYTES, self.weights, |i| {
             let values = model.initial(i, self.seed);
             done += values.len();
             progress.at(done);
-            Ok(values)
+            match (self.weights, &model.layout()[i].shape[..]) {
+                (Precision::Q8 | Precision::Q4, &[rows, width]) if model.layout()[i].is_matrix() => {
+                    device.trim();
+                    let read = |r: usize, to: &mut [f32]| to.copy_from_slice(&values[r * width..][..width]);
+                    Ok(Values::Tensor(Tensor::pack_rows([rows, width], self.weights, &device, &read)?))
+                }
+                _ => Ok(Values::Numbers(values)),
+            }
         })?;
         new.finish()?;
         let time = progress.finish();

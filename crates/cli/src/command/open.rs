@@ -33,8 +33,8 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Precision of the weights: f32, bf16, int8 with one scale per row, or q8 and q4 with one per 32 numbers of a row,
-    /// which are multiplied in integers [default: as they are stored: bf16 if the checkpoint is in bf16 or fewer bits,
-    /// else f32]
+    /// which are multiplied in integers [default: as they are stored: q8 or q4 if the checkpoint is in one of them,
+    /// q8 for the blocks of a GGUF file, bf16 if it is in bf16, else f32]
     #[arg(long, value_name = "f32|bf16|int8|q8|q4")]
     pub weights: Option<Precision>,
     #[command(flatten)]

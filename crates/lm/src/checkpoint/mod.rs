@@ -8,14 +8,16 @@
 //!
 //! Or a single GGUF file, which has all of this (`gguf/`).
 //!
-//! Tensors are read from the memory-mapped file; f32, bf16 and f16 are accepted, f32 is written. A folder is written
-//! next to its destination and then renamed, so that it is there completely or not at all.
+//! Tensors are read from the memory-mapped file; f32, bf16 and f16 are accepted, and matrices in q8 and q4 as this
+//! program packs them (`packed`). A folder is written next to its destination and then renamed, so that it is there completely or not at all.
 
 mod checksums;
+mod convert;
 mod extra;
 mod gguf;
 mod load;
 mod names;
+mod packed;
 mod read;
 mod verify;
 mod write;
@@ -26,9 +28,6 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use march_engine::{Device, Precision, SharedBytes};
-use safetensors::Dtype;
-
 use crate::error::{Error, Result};
 use crate::model::{Dialect, ModelConfig, ParameterSpec};
 
@@ -36,8 +35,8 @@ use self::checksums::Checksums;
 pub use self::checksums::{CHECKSUMS_FILE, verify_folder};
 pub use self::gguf::{ChatTemplate, is_gguf};
 use self::names::{Change, Source};
-use self::read::{Kind, Stored, TensorFile};
-pub use self::write::{NewFolder, save};
+use self::read::{Stored, TensorFile};
+pub use self::write::{NewFolder, Values, save};
 use crate::disk::{Mapped, built_in, is_built_in, is_file_name};
 
 /// Maximum bytes of tensors per file, unless a single tensor is larger.
@@ -248,37 +247,6 @@ impl Checkpoint {
             to.copy_from_slice(&read_rows(file, entry, &source, rows)?);
             Ok(())
         })
-    }
-
-    /// The bytes of a tensor in the file, if it holds exactly the parameter's numbers in bf16, in one piece.
-    pub(crate) fn bf16_bytes(
-        &self,
-        parameter: &ParameterSpec,
-    ) -> Result<Option<(SharedBytes, Range<usize>)>> {
-        let (file, entry, source) = self.find(parameter)?;
-        match &source.ranges()[..] {
-            [range] if entry.kind == Kind::Plain(Dtype::BF16) && source.is_plain() => {
-                let start = entry.range.start;
-                Ok(Some((file.shared(), start + 2 * range.start..start + 2 * range.end)))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Precision in which most of the model is stored, or the nearest that the device multiplies by: q8 for the blocks of a
-    /// GGUF file, on other devices than the CPU bf16.
-    pub fn precision(&self, device: &Device) -> Precision {
-        let count = |of: &dyn Fn(Kind) -> bool| -> usize {
-            let of = self.tensors.values().filter(|(_, entry)| of(entry.kind));
-            of.map(|(_, entry)| entry.shape.iter().product::<usize>()).sum()
-        };
-        let blocks = count(&|kind| matches!(kind, Kind::Blocks(_)));
-        let small = blocks + count(&|kind| kind == Kind::Plain(Dtype::BF16));
-        match count(&|_| true) {
-            all if 2 * blocks > all && device.name() == "cpu" => Precision::Q8,
-            all if 2 * small > all => Precision::Bf16,
-            _ => Precision::F32,
-        }
     }
 
     /// Reads individual numbers of a tensor, given their indices.

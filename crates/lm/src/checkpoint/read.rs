@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use march_engine::SharedBytes;
+use march_engine::{Blocks as Packed, Precision, SharedBytes};
 use safetensors::Dtype;
 
 use super::gguf::blocks::{Blocks, LARGEST};
+use super::packed;
 use crate::disk::Mapped;
 use crate::disk::header::{Entry, read_header, wrong_dtype};
 use crate::error::{Error, Result};
@@ -20,8 +21,10 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
     Plain(Dtype),
-    /// In blocks with common scales.
+    /// In blocks with common scales, one after the other.
     Blocks(Blocks),
+    /// A matrix in q8 or q4 as the CPU computes with it.
+    Packed(Precision),
 }
 
 impl Kind {
@@ -30,6 +33,8 @@ impl Kind {
         match self {
             Self::Plain(dtype) => (1, dtype.bitsize().div_ceil(8)),
             Self::Blocks(blocks) => blocks.size(),
+            // Bytes have no order of numbers.
+            Self::Packed(_) => (1, 1),
         }
     }
 }
@@ -39,6 +44,7 @@ impl fmt::Display for Kind {
         match self {
             Self::Plain(dtype) => write!(f, "{dtype}"),
             Self::Blocks(blocks) => f.write_str(blocks.name()),
+            Self::Packed(precision) => write!(f, "{precision}"),
         }
     }
 }
@@ -87,8 +93,8 @@ impl TensorFile {
             );
             return Err(Error::damaged(path, message));
         }
-        let tensors = header.tensors.into_iter().map(|(name, entry)| (name, entry.into()));
-        Ok((Self::new(Arc::new(mapped)), tensors.collect()))
+        let tensors = packed::stored(path, &header.metadata, header.tensors)?;
+        Ok((Self::new(Arc::new(mapped)), tensors))
     }
 
     /// The contents of the file.
@@ -109,7 +115,7 @@ impl TensorFile {
     /// Rejects a tensor with an unsupported data type.
     pub fn check_kind(&self, name: &str, entry: &Stored) -> Result<()> {
         match entry.kind {
-            Kind::Plain(Dtype::F32 | Dtype::BF16 | Dtype::F16) | Kind::Blocks(_) => Ok(()),
+            Kind::Plain(Dtype::F32 | Dtype::BF16 | Dtype::F16) | Kind::Blocks(_) | Kind::Packed(_) => Ok(()),
             other => Err(Error::file(self.path(), wrong_dtype(name, &other.to_string()))),
         }
     }
@@ -119,9 +125,25 @@ impl TensorFile {
         self.mapped.clone()
     }
 
+    /// A matrix in q8 or q4, and its width; `None` for other tensors.
+    pub fn packed(&self, entry: &Stored) -> Option<(Packed<'_>, usize)> {
+        let (Kind::Packed(precision), &[rows, width]) = (entry.kind, &entry.shape[..]) else { return None };
+        let bytes = &self.mapped.bytes()[entry.range.clone()];
+        Packed::new(precision, bytes, [rows, width]).map(|packed| (packed, width))
+    }
+
     /// A range of the numbers of one tensor in the file.
     pub fn numbers(&self, name: &str, entry: &Stored, numbers: Range<usize>) -> Result<Cow<'_, [f32]>> {
         self.check_kind(name, entry)?;
+        if let Some((packed, width)) = self.packed(entry) {
+            let rows = numbers.start / width.max(1)..numbers.end.div_ceil(width.max(1));
+            let mut decoded = vec![0.0; rows.len() * width];
+            let each = rows.clone().zip(decoded.chunks_exact_mut(width.max(1)));
+            each.for_each(|(row, to)| packed.row(row, to));
+            decoded.truncate(numbers.end - rows.start * width);
+            decoded.drain(..numbers.start - rows.start * width);
+            return Ok(Cow::Owned(decoded));
+        }
         let (count, width) = entry.kind.block();
         let first = numbers.start / count;
         let range = entry.range.start + width * first
@@ -136,6 +158,7 @@ impl TensorFile {
                 decoded.drain(..numbers.start - first * count);
                 Cow::Owned(decoded)
             }
+            Kind::Packed(_) => unreachable!("unpacked above"),
             Kind::Plain(Dtype::BF16) => Cow::Owned(widen(bytes, bf16::from_le_bytes)),
             Kind::Plain(Dtype::F16) => Cow::Owned(widen(bytes, f16::from_le_bytes)),
             Kind::Plain(_) => match self.mapped.f32s(range) {
@@ -150,6 +173,17 @@ impl TensorFile {
     /// Individual numbers of one tensor in the file, given their indices, which must be in range.
     pub fn sample(&self, name: &str, entry: &Stored, places: &[usize]) -> Result<Vec<f32>> {
         self.check_kind(name, entry)?;
+        if let Some((packed, width)) = self.packed(entry) {
+            let (mut row, mut last) = (vec![0.0; width], usize::MAX);
+            let number = |&place: &usize| {
+                if place / width != last {
+                    last = place / width;
+                    packed.row(last, &mut row);
+                }
+                row[place % width]
+            };
+            return Ok(places.iter().map(number).collect());
+        }
         let bytes = &self.mapped.bytes()[entry.range.clone()];
         let two = |place: usize| [bytes[2 * place], bytes[2 * place + 1]];
         let mut decoded = [0.0; LARGEST];
@@ -165,6 +199,7 @@ impl TensorFile {
                     }
                     decoded[place % count]
                 }
+                Kind::Packed(_) => unreachable!("unpacked above"),
                 Kind::Plain(Dtype::BF16) => bf16::from_le_bytes(two(place)).to_f32(),
                 Kind::Plain(Dtype::F16) => f16::from_le_bytes(two(place)).to_f32(),
                 Kind::Plain(_) => f32::from_le_bytes(std::array::from_fn(|i| bytes[4 * place + i])),

@@ -118,8 +118,9 @@ impl Checkpoint {
                         not_finite = Some(*name);
                     }
                 }
-                // What was copied before has been released; it is in memory again because it was checked.
-                if copied.is_some_and(|copied| done + end <= copied.bytes.load(Ordering::Relaxed)) {
+                // What was copied before has been released, and what is only checked is not needed; it is in memory (again)
+                // because it was checked.
+                if copied.is_none_or(|copied| done + end <= copied.bytes.load(Ordering::Relaxed)) {
                     file.release_bytes(start..end);
                 }
             }
@@ -154,6 +155,10 @@ fn keep_pace(copied: &CopyProgress, done: usize) {
 
 /// Whether the numbers of a tensor that begin in the given part of its file are finite.
 fn is_finite(file: &TensorFile, entry: &Stored, start: usize, end: usize) -> bool {
+    if let Some((packed, _)) = file.packed(entry) {
+        let inside = |place: usize| place.clamp(entry.range.start, entry.range.end) - entry.range.start;
+        return packed.are_finite(inside(start)..inside(end));
+    }
     let (_, width) = entry.kind.block();
     let at = |place: usize| {
         let inside = place.clamp(entry.range.start, entry.range.end) - entry.range.start;

@@ -8,11 +8,12 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use march_engine::{Precision, to_bf16};
+use march_engine::{Precision, Tensor, to_bf16};
 use serde_json::{Map, Value, json};
 
 use super::checksums::{CHECKSUMS_FILE, ChecksumWriter, Checksums, FileSum};
-use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE};
+use super::{CONFIG_FILE, INDEX_FILE, MODEL_FILE, packed};
+use crate::disk::header::LENGTH_BYTES;
 use crate::disk::{file_bytes, parent, sync_folder};
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, ParameterSpec};
@@ -33,6 +34,20 @@ pub fn save(
     new.finish()
 }
 
+/// What a parameter is written from.
+pub enum Values {
+    /// Numbers, which are written in f32 or rounded to bf16.
+    Numbers(Vec<f32>),
+    /// A tensor of the CPU that has the precision already.
+    Tensor(Tensor),
+}
+
+impl From<Vec<f32>> for Values {
+    fn from(numbers: Vec<f32>) -> Self {
+        Self::Numbers(numbers)
+    }
+}
+
 /// A checkpoint folder that is being written next to its destination. It is moved there by [`NewFolder::finish`]; if
 /// dropped earlier, it leaves nothing behind.
 pub struct NewFolder {
@@ -49,16 +64,20 @@ impl NewFolder {
         Ok(Self { partial: Partial::create(folder)?, folder: folder.into(), sums: RefCell::default() })
     }
 
-    /// Writes a model: `config.json` and the tensors. `tensor(i)` returns the numbers of `parameters[i]`. Matrices can be
-    /// written in bf16; the other tensors are small, and in f32.
-    pub fn model(
+    /// Writes a model: `config.json` and the tensors. `tensor(i)` returns the numbers of `parameters[i]`, or for matrices in
+    /// q8 and q4 a tensor in this precision; it is called once for each. Other tensors than matrices are small, and in f32.
+    pub fn model<V: Into<Values>>(
         &self,
         config: &ModelConfig,
         parameters: &[ParameterSpec],
         shard_bytes: usize,
         weights: Precision,
-        mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+        mut tensor: impl FnMut(usize) -> Result<V>,
     ) -> Result<()> {
+        if weights == Precision::Int8 {
+            let message = "weights in int8 are not stored; choose f32, bf16, q8 or q4";
+            return Err(Error::file(&self.folder, message));
+        }
         let bytes = count_bytes(&self.folder, parameters, weights)?;
         let shards = cut(&bytes, shard_bytes);
         self.file(CONFIG_FILE, config.to_json().as_bytes())?;
@@ -66,7 +85,7 @@ impl NewFolder {
         for (number, shard) in shards.iter().enumerate() {
             let name = file_name(number, shards.len());
             let own = (&parameters[shard.clone()], &bytes[shard.clone()]);
-            self.write_tensors(&name, own, weights, |i| tensor(shard.start + i))?;
+            self.write_tensors(&name, own, weights, |i| Ok(tensor(shard.start + i)?.into()))?;
             for parameter in &parameters[shard.clone()] {
                 weight_map.insert(parameter.name.clone(), Value::from(name.as_str()));
             }
@@ -84,10 +103,10 @@ impl NewFolder {
         &self,
         name: &str,
         parameters: &[ParameterSpec],
-        tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+        mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
     ) -> Result<()> {
         let bytes = count_bytes(&self.folder, parameters, Precision::F32)?;
-        self.write_tensors(name, (parameters, &bytes), Precision::F32, tensor)
+        self.write_tensors(name, (parameters, &bytes), Precision::F32, |i| Ok(tensor(i)?.into()))
     }
 
     /// Writes one file.
@@ -123,27 +142,35 @@ impl NewFolder {
         name: &str,
         (parameters, bytes): (&[ParameterSpec], &[usize]),
         weights: Precision,
-        mut tensor: impl FnMut(usize) -> Result<Vec<f32>>,
+        mut tensor: impl FnMut(usize) -> Result<Values>,
     ) -> Result<()> {
-        let header = tensors_header(parameters, bytes, weights);
+        let (header, order) = tensors_header(parameters, bytes, weights);
         self.write(name, |path, file| {
             file.write_all(&(header.len() as u64).to_le_bytes()).map_err(Error::io(path, "write"))?;
             file.write_all(&header).map_err(Error::io(path, "write"))?;
-            for (i, parameter) in parameters.iter().enumerate() {
-                let numbers = tensor(i)?;
-                let expected = parameter.count();
-                if numbers.len() != expected {
+            for i in order {
+                let (parameter, own) = (&parameters[i], written(&parameters[i], weights));
+                let wrong = |given: String| {
+                    let ParameterSpec { name, shape, .. } = parameter;
+                    let count = parameter.count();
                     let message = format!(
-                        "tensor `{}` of shape {:?} has {expected} numbers, but {} were given",
-                        parameter.name,
-                        parameter.shape,
-                        numbers.len()
+                        "tensor `{name}` of shape {shape:?} has {count} numbers, in {own}, but {given} were given"
                     );
-                    return Err(Error::file(path, message));
-                }
-                match is_half(parameter, weights) {
-                    true => write_bf16(file, &numbers),
-                    false => file.write_all(&file_bytes(&numbers)),
+                    Error::file(path, message)
+                };
+                match tensor(i)? {
+                    Values::Tensor(tensor) if *tensor.shape() != parameter.shape || tensor.dtype() != own.into() => {
+                        return Err(wrong(format!("{:?} in {}", tensor.shape(), tensor.dtype())));
+                    }
+                    Values::Tensor(tensor) => file.write_all(&tensor.file_bytes()?),
+                    Values::Numbers(numbers) if numbers.len() != parameter.count() => {
+                        return Err(wrong(numbers.len().to_string()));
+                    }
+                    Values::Numbers(numbers) => match own {
+                        Precision::F32 => file.write_all(&file_bytes(&numbers)),
+                        Precision::Bf16 => write_bf16(file, &numbers),
+                        _ => return Err(wrong("numbers in f32".into())),
+                    },
                 }
                 .map_err(Error::io(path, "write"))?;
             }
@@ -169,9 +196,9 @@ fn refuse_existing(folder: &Path) -> Result<()> {
     }
 }
 
-/// Whether a parameter is written in bf16.
-fn is_half(parameter: &ParameterSpec, weights: Precision) -> bool {
-    weights == Precision::Bf16 && parameter.is_matrix()
+/// Precision in which a parameter is written.
+fn written(parameter: &ParameterSpec, weights: Precision) -> Precision {
+    if parameter.is_matrix() { weights } else { Precision::F32 }
 }
 
 /// Writes numbers in bf16, rounded to the nearest.
@@ -190,11 +217,18 @@ fn count_bytes(folder: &Path, parameters: &[ParameterSpec], weights: Precision) 
     let mut bytes = Vec::with_capacity(parameters.len());
     for parameter in parameters {
         let ParameterSpec { name, shape, .. } = parameter;
-        let width = if is_half(parameter, weights) { size_of::<u16>() } else { size_of::<f32>() };
         if !names.insert(name) {
             return Err(Error::file(folder, format!("tensor `{name}` would be written twice")));
         }
-        let size = shape.iter().try_fold(width, |bytes, &size| bytes.checked_mul(size));
+        let size = match (written(parameter, weights), &shape[..]) {
+            (own @ (Precision::Q8 | Precision::Q4), &[rows, width]) => {
+                own.blocks_shape(rows, width).map(|[groups, group]| groups * group)
+            }
+            (own, _) => {
+                let width = if own == Precision::Bf16 { size_of::<u16>() } else { size_of::<f32>() };
+                shape.iter().try_fold(width, |bytes, &size| bytes.checked_mul(size))
+            }
+        };
         match size.and_then(|size| Some((size, total.checked_add(size)?))) {
             Some((size, sum)) => {
                 bytes.push(size);
@@ -229,23 +263,44 @@ fn file_name(number: usize, count: usize) -> String {
     if count == 1 { MODEL_FILE.into() } else { format!("model-{:05}-of-{count:05}.safetensors", number + 1) }
 }
 
-/// The header of a safetensors file; `bytes` has the size of each parameter.
-fn tensors_header(parameters: &[ParameterSpec], bytes: &[usize], weights: Precision) -> Vec<u8> {
+/// The header of a safetensors file, and the order of the parameters in it; `bytes` has the size of each.
+fn tensors_header(
+    parameters: &[ParameterSpec],
+    bytes: &[usize],
+    weights: Precision,
+) -> (Vec<u8>, Vec<usize>) {
+    let blocks = |i: usize| match (written(&parameters[i], weights), &parameters[i].shape[..]) {
+        (own, &[rows, width]) => own.blocks_shape(rows, width).map(|bytes| ([rows, width], bytes)),
+        _ => None,
+    };
+    let mut order: Vec<usize> = (0..parameters.len()).collect();
+    // Blocks first: they stay aligned to cache lines there.
+    order.sort_by_key(|&i| blocks(i).is_none());
+    let matrices = order.iter().filter_map(|&i| Some((parameters[i].name.as_str(), blocks(i)?.0)));
+    let metadata = match weights {
+        Precision::Q8 | Precision::Q4 => packed::metadata(weights, matrices),
+        // The value that Hugging Face tools expect: numbers in the layout of PyTorch.
+        _ => json!({ "format": "pt" }),
+    };
     let mut header = Map::new();
-    // The value that Hugging Face tools expect: numbers in the layout of PyTorch.
-    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    header.insert("__metadata__".into(), metadata);
     let mut start = 0;
-    for (parameter, bytes) in parameters.iter().zip(bytes) {
-        let end = start + bytes;
-        let dtype = if is_half(parameter, weights) { "BF16" } else { "F32" };
-        let entry = json!({ "dtype": dtype, "shape": parameter.shape, "data_offsets": [start, end] });
+    for &i in &order {
+        let (parameter, end) = (&parameters[i], start + bytes[i]);
+        let (dtype, shape) = match (blocks(i), written(parameter, weights)) {
+            (Some((_, bytes)), _) => ("U8", json!(bytes)),
+            (None, Precision::Bf16) => ("BF16", json!(parameter.shape)),
+            (None, _) => ("F32", json!(parameter.shape)),
+        };
+        let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] });
         header.insert(parameter.name.clone(), entry);
         start = end;
     }
     let mut header = Value::Object(header).to_string().into_bytes();
-    // Pad with spaces, so that the numbers are aligned for any type.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    header
+    // Pad with spaces, so that what follows begins at a cache line.
+    let length = (LENGTH_BYTES + header.len()).next_multiple_of(64) - LENGTH_BYTES;
+    header.resize(length, b' ');
+    (header, order)
 }
 
 /// A folder next to its final destination, removed unless it is renamed.

@@ -50,17 +50,6 @@ impl Default for Upcycle {
     }
 }
 
-/// Files besides the model that a folder may have, and that belong to the new one as well.
-const OTHER_FILES: [&str; 7] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "LICENSE",
-];
-
 /// The anchors that are visible when the null's usual bias takes nearly all of the weight.
 const VISIBLE: usize = 32;
 
@@ -118,15 +107,7 @@ impl Upcycle {
             watch(done);
             Ok(numbers)
         })?;
-        for name in OTHER_FILES {
-            let path = folder.join(name);
-            if path.is_file() {
-                out.file(name, &std::fs::read(&path).map_err(Error::io(&path, "read"))?)?;
-            }
-        }
-        for (name, bytes) in from.files_beside(folder)? {
-            out.file(name, &bytes)?;
-        }
+        out.files_of(from, folder)?;
         out.finish()?;
         Ok(new)
     }

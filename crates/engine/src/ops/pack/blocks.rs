@@ -12,7 +12,11 @@
 //! A word of `q4` holds five factors; its top two bits are a third of the last factor. A kernel computes sixteen sums at
 //! once and reads a group from its start to its end. Rows and columns are padded with zeros.
 
+use std::ops::Range;
+
 use half::f16;
+
+use crate::precision::Precision;
 
 /// Rows in a group.
 pub(crate) const GROUP: usize = 16;
@@ -37,6 +41,15 @@ pub(crate) enum Bits {
 }
 
 impl Bits {
+    /// The format of a precision; `None` if it has no blocks.
+    pub(crate) const fn of(precision: Precision) -> Option<Self> {
+        match precision {
+            Precision::Q8 => Some(Self::Eight),
+            Precision::Q4 => Some(Self::Four),
+            Precision::F32 | Precision::Bf16 | Precision::Int8 => None,
+        }
+    }
+
     /// Bytes of the codes of a block of a group.
     pub(crate) const fn codes(self) -> usize {
         match self {
@@ -88,19 +101,59 @@ impl Bits {
     }
 }
 
-/// A weight [rows, width] in blocks.
-#[derive(Clone, Copy)]
-pub(crate) struct Blocks<'a> {
-    pub bits: Bits,
-    pub bytes: &'a [u8],
-    pub rows: usize,
-    pub width: usize,
+/// A weight [rows, width] in blocks: q8 or q4.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a> {
+    pub(crate) bits: Bits,
+    pub(crate) bytes: &'a [u8],
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
 }
 
-impl Blocks<'_> {
-    /// Values of a row.
-    pub(crate) fn row(&self, row: usize, to: &mut [f32]) {
+impl<'a> Blocks<'a> {
+    /// A weight from its bytes; `None` if the precision has no blocks, or the weight another number of bytes.
+    pub fn new(precision: Precision, bytes: &'a [u8], [rows, width]: [usize; 2]) -> Option<Self> {
+        let [groups, group] = precision.blocks_shape(rows, width)?;
+        let bits = Bits::of(precision)?;
+        (bytes.len() == groups * group).then_some(Self { bits, bytes, rows, width })
+    }
+
+    /// Values of a row, of which there are `width`.
+    pub fn row(&self, row: usize, to: &mut [f32]) {
         self.bits.row(self.bytes, row, self.width, to);
+    }
+
+    /// Whether all values are finite whose factors begin in a range of the bytes. Codes are always finite, and so are
+    /// factors of six bits.
+    pub fn are_finite(&self, range: Range<usize>) -> bool {
+        const EXPONENT: u16 = 0x7C00;
+        let (group, range) = (self.bits.group(self.width), range.start..range.end.min(self.bytes.len()));
+        if group == 0 {
+            return true;
+        }
+        let halves = match self.bits {
+            Bits::Eight => SUPER * GROUP,
+            Bits::Four => 2 * GROUP,
+        };
+        let supers = (0..group).step_by(FACTORS + SUPER * self.bits.codes());
+        let groups = range.start / group..range.end.div_ceil(group);
+        let places = groups.flat_map(|g| supers.clone().map(move |at| g * group + at));
+        places.filter(|at| range.contains(at)).all(|at| {
+            let any = |any, &half: &[u8; 2]| any | (u16::from_le_bytes(half) & EXPONENT == EXPONENT);
+            !self.bytes[at..][..2 * halves].as_chunks().0.iter().fold(false, any)
+        })
+    }
+}
+
+impl Precision {
+    /// Shape of the bytes of a weight in blocks: groups of 16 rows, and the bytes of a group. `None` if the precision has
+    /// no blocks, or if there are too many bytes to be counted.
+    pub fn blocks_shape(self, rows: usize, width: usize) -> Option<[usize; 2]> {
+        let (bits, blocks) = (Bits::of(self)?, width.div_ceil(COLUMNS));
+        let factors = blocks.div_ceil(SUPER).checked_mul(FACTORS)?;
+        let group = blocks.checked_mul(bits.codes())?.checked_add(factors)?;
+        let groups = rows.div_ceil(GROUP);
+        groups.checked_mul(group).map(|_| [groups, group])
     }
 }
 

@@ -10,9 +10,8 @@
 
 pub(crate) mod blocks;
 mod quantise;
+mod stored;
 
-use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::array::Array;
@@ -24,8 +23,10 @@ use crate::precision::{Precision, from_bf16, to_bf16, to_int8};
 use crate::reference::Reference;
 use crate::simd::wide::Path;
 use crate::tensor::{Data, Tensor};
-use blocks::{Bits, Blocks, GROUP};
+pub use blocks::Blocks;
+use blocks::{Bits, GROUP};
 use quantise::Quantise;
+pub use stored::SharedBytes;
 
 /// Packs a weight.
 pub struct Pack {
@@ -110,38 +111,6 @@ impl Tensor {
     }
 }
 
-/// Bytes that several weights share, such as a mapped file.
-pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
-
-impl Tensor {
-    /// A weight in bf16 whose numbers stay where they are, in a range of `bytes`. `None` if the device cannot read them
-    /// there: if it is not the CPU, if the machine is big-endian, or if the range is not aligned.
-    pub fn from_bf16(
-        bytes: SharedBytes,
-        range: Range<usize>,
-        shape: &[usize],
-        device: &Device,
-    ) -> Result<Option<Tensor>> {
-        let &[rows, width] = shape else {
-            return bad_shape("from_bf16", "weight", shape, "two dimensions [rows, width]");
-        };
-        let Some(own) = (*bytes).as_ref().get(range.clone()) else {
-            return bad_value("from_bf16", format!("bytes {range:?} are past the end"));
-        };
-        if own.len() != 2 * rows * width {
-            let message = format!("{} bytes for {rows} rows of {width} numbers", own.len());
-            return bad_value("from_bf16", message);
-        }
-        let aligned = own.as_ptr().cast::<u16>().is_aligned();
-        if device.backend::<Cpu>().is_none() || cfg!(target_endian = "big") || !aligned {
-            return Ok(None);
-        }
-        let words = Words::Shared(bytes, range.start);
-        let packed = PackedWeight { shape: [rows, width], precision: Precision::Bf16, words };
-        Ok(Some(Tensor::new(Data::Packed(packed), device)))
-    }
-}
-
 /// Elements of a weight in storage format.
 #[derive(Clone, Copy)]
 pub(crate) enum RawWeight<'a> {
@@ -183,7 +152,7 @@ pub struct PackedWeight {
 enum Words {
     /// f32 values; bf16 codes, two per word; f32 scales followed by int8 codes, four per word; or blocks.
     Own(Array<f32>),
-    /// bf16 codes in shared bytes, from an aligned place.
+    /// bf16 codes or blocks in shared bytes, from an aligned place.
     Shared(SharedBytes, usize),
 }
 
@@ -226,7 +195,11 @@ impl PackedWeight {
         let words = match &self.words {
             Words::Own(words) => words.data(),
             Words::Shared(bytes, start) => {
-                let bytes = &(**bytes).as_ref()[*start..][..2 * len];
+                let bytes = &(**bytes).as_ref()[*start..][..self.bytes()];
+                if let Some(bits) = Bits::of(self.precision) {
+                    return RawWeight::Blocks(Blocks { bits, bytes, rows, width });
+                }
+                assert!(bytes.len() == 2 * len);
                 assert!(bytes.as_ptr().cast::<u16>().is_aligned());
                 // SAFETY: the memory holds `len` codes, it is aligned, and every bit pattern is a valid code.
                 let codes = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), len) };
@@ -351,11 +324,7 @@ fn pack_rows(
     let len = codes.len() * 4;
     // SAFETY: the same memory as bytes, which have alignment 1 and no invalid bit patterns.
     let codes = Shared::new(unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), len) });
-    let bits = match precision {
-        Precision::Q8 => Some(Bits::Eight),
-        Precision::Q4 => Some(Bits::Four),
-        _ => None,
-    };
+    let bits = Bits::of(precision);
     let together = if bits.is_some() { GROUP } else { 1 };
     // The first row with a number that does not fit.
     let wrong = AtomicUsize::new(usize::MAX);
