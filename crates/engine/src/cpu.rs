@@ -240,6 +240,31 @@ impl Cpu {
         self.team.run(&work);
     }
 
+    /// As [`Cpu::parallel`], but each thread begins with a run of neighbouring tasks of its own, and then helps the others
+    /// with theirs. For tasks that read memory one after the other: what follows a task in memory is mostly the same
+    /// thread's next task, so that it is fetched into the right cache.
+    pub(crate) fn parallel_runs(&self, count: usize, task: impl Fn(usize) + Sync) {
+        let runs = self.threads.min(count);
+        if runs <= 1 {
+            return self.parallel(count, task);
+        }
+        let next: Vec<_> = (0..runs).map(|run| CacheAligned(AtomicUsize::new(run * count / runs))).collect();
+        let arrived = AtomicUsize::new(0);
+        let work = || {
+            let first = arrived.fetch_add(1, Ordering::Relaxed);
+            for run in (first..first + runs).map(|run| run % runs) {
+                loop {
+                    let i = next[run].fetch_add(1, Ordering::Relaxed);
+                    if i >= (run + 1) * count / runs {
+                        break;
+                    }
+                    task(i);
+                }
+            }
+        };
+        self.team.run(&work);
+    }
+
     /// Splits rows into at most 64 parts, fewer if the total work is small. `cost` is the number of elements
     /// touched per row. The split depends only on the shape, so sums over parts are bit-identical for any number of
     /// threads.

@@ -41,7 +41,7 @@ const GROUP: usize = 128 * 1024;
 /// Elements of x that leave room in the L1 cache for a few rows of W.
 const NEAR: usize = 4096;
 /// Prefetch distance, in cache lines past the current rows.
-const AHEAD: usize = 32;
+const AHEAD: usize = 64;
 /// Elements of a row processed at a time, so that the rows of x of a pass fill most of the L1 cache: 32 KiB with AVX2, 48
 /// KiB with AVX-512. A multiple of the block size.
 const fn piece_length(pass: usize) -> usize {
@@ -224,6 +224,8 @@ impl Call<'_> {
     ) {
         match self.sizes.rows - r {
             0 => {}
+            // W is read fastest in one piece. With eight lanes the sums of a single row would wait for each other.
+            1 if S::LANES == WIDEST => self.stream::<S, W, 1, 1>(s, w, r, columns, piece, ahead, sums),
             1 => self.stream::<S, W, 1, 4>(s, w, r, columns, piece, ahead, sums),
             2 => self.stream::<S, W, 2, 4>(s, w, r, columns, piece, ahead, sums),
             n if S::LANES == WIDEST => match n {

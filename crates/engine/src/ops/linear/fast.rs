@@ -216,5 +216,5 @@ fn distribute(cpu: &Cpu, x: &[f32], ready: &Ready<'_>, jobs: &[(Sizes, RawWeight
         }
     };
     let count = jobs.iter().map(|(sizes, ..)| sizes.outer.div_ceil(per_task)).sum();
-    if work * outer < SMALL { (0..count).for_each(run) } else { cpu.parallel(count, run) }
+    if work * outer < SMALL { (0..count).for_each(run) } else { cpu.parallel_runs(count, run) }
 }

@@ -29,8 +29,6 @@ const FEW: usize = 4;
 const PIECE: usize = 4;
 /// Bytes of rounded x that stay in the L2 cache while pieces of W are used.
 const NEAR: usize = 512 * 1024;
-/// Distance of prefetching in bytes.
-const AHEAD: usize = 2048;
 
 /// Task that computes the columns of y = x Wᵀ that belong to `groups` of rows of W.
 pub(super) struct Tiles<'a> {
@@ -79,6 +77,8 @@ trait Format: Copy {
     const CODES: usize;
     /// Bytes of the factors of a super.
     const FACTORS: usize;
+    /// Distance of prefetching in bytes, measured: the fewer bytes a block has, the sooner the next one is needed.
+    const AHEAD: usize = 8192;
     /// Bytes of a whole super.
     const SUPER: usize = Self::FACTORS + SUPER * Self::CODES;
     /// Factors of a super in f32: those at `p` if they are stored so, otherwise `room`.
@@ -110,6 +110,7 @@ struct Unpacked;
 
 impl Format for Q8 {
     const MINS: bool = false;
+    const AHEAD: usize = 4096;
     const CODES: usize = Bits::Eight.codes();
     const FACTORS: usize = FACTORS;
     #[inline(always)]
@@ -311,7 +312,7 @@ impl Call<'_> {
         let mut carve = Carve(scratch);
         if tiles.len() <= FEW {
             // A single tile reads memory as it goes. Of several, each fetches a part of what the next groups need.
-            let distance = if tiles.len() > 1 { step * group } else { AHEAD };
+            let distance = if tiles.len() > 1 { step * group } else { F::AHEAD };
             let lines = F::CODES / 64;
             for g in groups.clone().step_by(step) {
                 let other = (g + 1).min(groups.end - 1);
