@@ -49,10 +49,15 @@ fn run_forward(cpu: &Cpu, sizes: Sizes, input: ShortConv<&Array<f32>>) -> (Array
     let mut y = cpu.uninit(input.x.shape());
     let mut tail = cpu.uninit(&[batch, kernel - 1, width]);
     let blocks = Blocks::new(sizes);
-    with_scratch(Carve::size(packed_len(sizes)) + Carve::size(width), |scratch| {
+    // A decoding step uses each weight once: it packs them in registers.
+    let once = sizes.tokens < GROUP && kernel == K && width.is_multiple_of(LANES);
+    let room = if once { 0 } else { packed_len(sizes) };
+    with_scratch(Carve::size(room) + Carve::size(width), |scratch| {
         let mut scratch = Carve(scratch);
-        let (packed, zeros) = (scratch.take(packed_len(sizes)), scratch.take(width));
-        pack(sizes, input.weight.data(), packed);
+        let (packed, zeros) = (scratch.take(room), scratch.take(width));
+        if !once {
+            pack(sizes, input.weight.data(), packed);
+        }
         zeros.fill(0.0);
         let inputs = Inputs::new(sizes, input, zeros);
         let out = Shared::new(y.data_mut());
@@ -62,6 +67,10 @@ fn run_forward(cpu: &Cpu, sizes: Sizes, input: ShortConv<&Array<f32>>) -> (Array
             // SAFETY: blocks are disjoint ranges of tokens.
             let y = unsafe { out.part((b * sizes.tokens + start) * width, (end - start) * width) };
             match kernel {
+                K if once => {
+                    let step = Step(Forward { width, rows: &rows, packed: input.weight.data(), y });
+                    cpu.level().run(step);
+                }
                 K => cpu.level().run(Forward { width, rows: &rows, packed, y }),
                 _ => cpu.level().run(AnyForward { width, kernel, rows: &rows, packed, y }),
             }
@@ -199,15 +208,18 @@ fn packed_len(sizes: Sizes) -> usize {
     sizes.width.next_multiple_of(LANES) * sizes.kernel
 }
 
+/// The weights of eight channels, packed. Constant sizes reduce this to a few shuffles.
+#[inline(always)]
+fn pack_eight(weight: &[f32; K * LANES]) -> [f32; K * LANES] {
+    std::array::from_fn(|i| weight[i % LANES * K + i / LANES])
+}
+
 fn pack(sizes: Sizes, weight: &[f32], packed: &mut [f32]) {
     let eight = sizes.kernel * LANES;
     if sizes.kernel == K && sizes.width.is_multiple_of(LANES) {
-        // A decoding step packs as many weights as a long sequence; constant sizes reduce this to a few shuffles.
-        let (packed, _) = packed.as_chunks_mut::<{ K * LANES }>();
-        let (weight, _) = weight.as_chunks::<{ K * LANES }>();
-        for (packed, weight) in packed.iter_mut().zip(weight) {
-            *packed = std::array::from_fn(|i| weight[i % LANES * K + i / LANES]);
-        }
+        let (packed, _) = packed.as_chunks_mut();
+        let (weight, _) = weight.as_chunks();
+        packed.iter_mut().zip(weight).for_each(|(packed, weight)| *packed = pack_eight(weight));
         return;
     }
     packed.fill(0.0);
@@ -257,6 +269,26 @@ impl Forward<'_> {
         }
         if c < width {
             strip::<S, G, true>(s, &rows, &self.packed[c * K..], &mut y, c);
+        }
+    }
+}
+
+/// As [`Forward`] for a few tokens, with weights that are not packed.
+struct Step<'a>(Forward<'a>);
+
+impl Kernel for Step<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Forward { width, rows, packed: weights, y } = self.0;
+        let (weights, _) = weights.as_chunks::<{ K * LANES }>();
+        for (c, weights) in (0..width).step_by(LANES).zip(weights) {
+            let packed = pack_eight(weights);
+            for (t, y) in y.chunks_exact_mut(width).enumerate() {
+                let mut seen: [&[f32]; SEEN] = [&[]; SEEN];
+                seen[..K].copy_from_slice(&rows[t..t + K]);
+                strip::<S, 1, false>(s, &seen, &packed, &mut [y], c);
+            }
         }
     }
 }
