@@ -11,7 +11,8 @@
 //! W is read from memory once, and what is multiplied together must come from a near cache:
 //!
 //! - Few rows: four rows of x at a time (eight with AVX-512) stay in the L1 cache while W streams past them, widened in
-//!   registers. With more rows, a group of rows of W stays in a near cache until all rows of x were multiplied by it: a
+//!   registers. With AVX-512, a single row of x is multiplied by one row of W after the other, so that W is read in
+//!   one piece. With more rows, a group of rows of W stays in a near cache until all rows of x were multiplied by it: a
 //!   few rows in the L1 cache if all of x fits there as well, otherwise many in the L2 cache.
 //! - Many rows: a piece of W is converted to f32 and stays in the L1 cache while blocks of rows of x stream past it.
 #![allow(unsafe_code)]
